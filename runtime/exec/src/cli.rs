@@ -30,18 +30,31 @@ pub struct Cli {
     pub run: RunArgs,
 }
 
-/// The error for a word after the plan, which clap parses as a subcommand: it says how to give a prompt.
-pub fn explained(error: clap::Error) -> clap::Error {
+const NO_SUBCOMMAND: &str = "generating text needs no subcommand: write `hpp-exec MODEL -p \"...\"`";
+/// Words of other programs.
+const HABITS: [hpp_cli::Habit; 5] = [
+    ("run", NO_SUBCOMMAND),
+    ("chat", "write `hpp-exec MODEL --chat`"),
+    ("generate", NO_SUBCOMMAND),
+    ("-m", "give the model without -m: hpp-exec MODEL -p \"...\""),
+    ("--model", "give the model without --model: hpp-exec MODEL -p \"...\""),
+];
+
+/// The error for a command line that clap refuses, with advice. A word after the plan, which clap parses as a subcommand, is explained as
+/// a prompt without -p. `arguments` with the program name.
+pub fn explained(error: clap::Error, arguments: &[OsString]) -> clap::Error {
+    let command = <Cli as clap::CommandFactory>::command();
     let text = error.to_string();
     let word = text.split_once("the subcommand '").and_then(|(_, rest)| rest.split('\'').next());
-    let command = <Cli as clap::CommandFactory>::command();
-    match word.filter(|word| command.find_subcommand(word).is_none()) {
+    let error = match word.filter(|word| command.find_subcommand(word).is_none()) {
         Some(word) => {
             let why = format!("unexpected argument '{word}': give a prompt with -p, as in hpp-exec PLAN -p \"...\"");
             command.clone().error(clap::error::ErrorKind::UnknownArgument, why)
         }
         None => error,
-    }
+    };
+    let arguments: Vec<String> = arguments.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    hpp_cli::explain(error, &command, &arguments, &HABITS)
 }
 
 /// What to do instead of generating text.
@@ -700,12 +713,14 @@ mod tests {
 
     #[test]
     fn a_word_behind_the_plan_is_not_called_a_subcommand() {
-        for line in ["plan hello", "run plan"] {
-            let error = Cli::try_parse_from(["hpp-exec"].into_iter().chain(line.split(' '))).unwrap_err();
-            let text = explained(error).to_string();
+        for line in ["plan hello", "file plan"] {
+            let arguments: Vec<OsString> =
+                ["hpp-exec"].into_iter().chain(line.split(' ')).map(OsString::from).collect();
+            let text = explained(Cli::try_parse_from(&arguments).unwrap_err(), &arguments).to_string();
             assert!(text.contains("give a prompt with -p") && !text.contains("subcommand"), "{text}");
         }
-        let error = Cli::try_parse_from(["hpp-exec", "plan", "--nonsense"]).unwrap_err();
-        assert!(explained(error).to_string().contains("--nonsense"));
+        let arguments = ["hpp-exec", "plan", "--nonsense"].map(OsString::from);
+        let error = Cli::try_parse_from(&arguments).unwrap_err();
+        assert!(explained(error, &arguments).to_string().contains("--nonsense"));
     }
 }

@@ -6,9 +6,10 @@ use std::process::ExitCode;
 
 fn main() -> ExitCode {
     #[cfg(feature = "shell-files")]
-    if let Some(done) = hpp_packaging::written(<Cli as clap::CommandFactory>::command()) {
+    if let Some(done) = hpp_cli::shell_files::written(<Cli as clap::CommandFactory>::command()) {
         return done;
     }
-    let cli = Cli::try_parse_from(normalize_spellings(std::env::args_os()));
-    ExitCode::from(hpp_exec::run(cli.unwrap_or_else(|error| explained(error).exit())))
+    let arguments = normalize_spellings(std::env::args_os());
+    let cli = Cli::try_parse_from(&arguments);
+    ExitCode::from(hpp_exec::run(cli.unwrap_or_else(|error| explained(error, &arguments).exit())))
 }

@@ -53,6 +53,30 @@ impl Mixture {
     }
 }
 
+/// The experts of a block, whether they can be read one by one or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertCounts {
+    /// How many experts there are.
+    pub count: u64,
+    /// How many of them each token selects.
+    pub active: u64,
+    /// Bytes of the weights of all experts.
+    pub bytes: u64,
+}
+
+impl ExpertCounts {
+    /// The experts of the first mixture of a block; `None` without an operator for mixtures.
+    pub fn of(graph: &Graph, block: &Block) -> Option<ExpertCounts> {
+        let is_mixture = |id: &&NodeId| matches!(graph.node(**id).op_type.as_str(), "QMoE" | "MoE");
+        let node = graph.node(*block.nodes.iter().find(is_mixture)?);
+        let (count, active) = (count(graph, node)?, u64::try_from(node.int("k").unwrap_or(1)).ok()?);
+        let weights: BTreeSet<ValueId> = node.inputs.iter().skip(ROUTER + 1).copied().flatten().collect();
+        let sliced = weights.iter().filter(|id| first_size(graph, **id) == Some(count));
+        let bytes = sliced.filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum();
+        Some(ExpertCounts { count, active, bytes })
+    }
+}
+
 fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
     let node = graph.node(id);
     let is_mixture = node.domain == "com.microsoft" && node.op_type == "QMoE";

@@ -193,7 +193,8 @@ impl<'a> CostCounter<'a> {
             let scratch = infer::expert_scratch(self.graph, *id, symbols, scenario.threads).unwrap_or(0);
             operands.fold(scratch, u64::saturating_add)
         };
-        let scores = |id: &NodeId| infer::score_bytes(self.graph, *id, symbols).filter(|_| scenario.on_host).unwrap_or(0);
+        let scores =
+            |id: &NodeId| infer::score_bytes(self.graph, *id, symbols).filter(|_| scenario.on_host).unwrap_or(0);
         let most = |bytes: &dyn Fn(&NodeId) -> u64| nodes.iter().map(bytes).max().unwrap_or(0);
         most(&needed).saturating_add(most(&scores)).saturating_mul(2)
     }

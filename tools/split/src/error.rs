@@ -41,6 +41,8 @@ pub enum SplitError {
         what: String,
         /// The smallest sufficient budget, bytes.
         smallest: u64,
+        /// Whether blocks could be on a GPU instead.
+        has_gpus: bool,
         /// Demand and budget.
         source: OverBudget,
     },
@@ -105,12 +107,13 @@ impl SplitError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            SplitError::OverBudget { source, smallest, .. } => {
+            SplitError::OverBudget { source, smallest, has_gpus, .. } => {
                 let smallest = ByteSize(*smallest);
                 let flag = if source.device == hpp_partition::DeviceId::Cpu { "--ram" } else { "--vram" };
                 let slots = if source.demand.ring > 0 { "give fewer --slots, " } else { "" };
+                let assign = if *has_gpus { ", or move blocks with --assign" } else { "" };
                 format!(
-                    "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context, or move blocks with --assign",
+                    "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context{assign}",
                     smallest.human(),
                     smallest.0
                 )

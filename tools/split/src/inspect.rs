@@ -4,7 +4,7 @@ use crate::cli::InspectArgs;
 use crate::error::SplitError;
 use crate::print::print_json;
 use crate::table::{blocks as blocks_of, table};
-use hpp_graph::{Fold, ValueId};
+use hpp_graph::{ExpertCounts, Fold, ValueId};
 use hpp_io::print_line;
 use hpp_model::{Analysis, LogitsMode, PlannedState, analyse};
 use hpp_schema::{ByteSize, Shape, StateUpdate};
@@ -33,6 +33,16 @@ struct BlockInfo {
     weights: usize,
     weight_bytes: u64,
     states: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<ExpertInfo>,
+}
+
+/// The experts of a block.
+#[derive(Debug, Serialize)]
+struct ExpertInfo {
+    count: u64,
+    active: u64,
+    bytes: u64,
 }
 
 impl BlockInfo {
@@ -111,6 +121,11 @@ fn inspect(a: &Analysis) -> Inspection {
         weights: block.weights.len(),
         weight_bytes: bytes(&block.weights),
         states: block.states.len(),
+        experts: ExpertCounts::of(&a.graph, block).map(|ExpertCounts { count, active, bytes }| ExpertInfo {
+            count,
+            active,
+            bytes,
+        }),
     });
     let blocks: Vec<BlockInfo> = blocks.collect();
     Inspection {
@@ -172,6 +187,26 @@ fn kv_bytes_per_token(a: &Analysis) -> u64 {
     a.states.iter().map(per_token).sum()
 }
 
+/// A line for each kind of mixture: blocks, experts, how many each token selects, and the bytes it then needs.
+fn experts(blocks: &[BlockInfo]) -> String {
+    let mixtures = blocks.iter().filter_map(|block| Some((block, block.experts.as_ref()?))).collect::<Vec<_>>();
+    let is_alike = |a: &(&BlockInfo, &ExpertInfo), b: &(&BlockInfo, &ExpertInfo)| {
+        (a.1.count, a.1.active, a.1.bytes) == (b.1.count, b.1.active, b.1.bytes)
+    };
+    let line = |group: &[(&BlockInfo, &ExpertInfo)]| {
+        let labels: Vec<String> = group.iter().map(|(block, _)| block.label.clone()).collect();
+        let ExpertInfo { count, active, bytes } = *group[0].1;
+        let each = if group.len() > 1 { " in each block" } else { "" };
+        let selected = ByteSize(bytes / count.max(1) * active).human();
+        let (of, all) = (blocks_of(&labels), ByteSize(bytes).human());
+        format!(
+            "\nexperts of {of}: {count}, {active} active per token; {all} of weights{each}, {selected} of them active"
+        )
+    };
+    let lines: String = mixtures.chunk_by(is_alike).map(line).collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
+}
+
 fn text(i: &Inspection, fold: Fold) -> String {
     let folds = fold == Fold::Equal;
     let alike = |a: &BlockInfo, b: &BlockInfo| folds && a.key() == b.key();
@@ -208,6 +243,7 @@ fn text(i: &Inspection, fold: Fold) -> String {
         ByteSize(i.weight_bytes).human(),
         ByteSize(i.kv_bytes_per_token).human()
     );
+    text.push_str(&experts(&i.blocks));
     for note in &i.notes {
         text.push_str(&format!("\nnote: {note}"));
     }

@@ -33,7 +33,6 @@ mod run_hint;
 mod sequences;
 mod settings;
 mod split;
-mod suggest;
 mod sweep;
 mod table;
 mod targets;
@@ -42,7 +41,6 @@ mod weight_inputs;
 
 pub use cli::Cli;
 pub use error::SplitError;
-pub use suggest::subcommand as suggestion;
 
 /// Runs the command that `cli` describes.
 pub fn run(cli: &Cli) -> Result<(), SplitError> {

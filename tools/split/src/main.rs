@@ -1,29 +1,28 @@
 //! The `hpp-split` executable: parses arguments, runs the library, sets the exit status.
 
-use clap::Parser;
-use hpp_split::{Cli, run, suggestion};
+use clap::{CommandFactory, Parser};
+use hpp_cli::Habit;
+use hpp_split::{Cli, run};
 use std::process::ExitCode;
 
-/// Prints clap's error or help text, with a hint where the first argument looks like a mistyped subcommand.
-fn exit_with(error: &clap::Error) -> ExitCode {
-    let _ = error.print();
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    if let Some(hint) = suggestion(&arguments).filter(|_| error.use_stderr()) {
-        eprintln!("hint: {hint}");
-    }
-    u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from)
-}
+const NO_SUBCOMMAND: &str = "splitting needs no subcommand: write `hpp-split MODEL [OPTIONS]`";
+const HABITS: [Habit; 6] = [
+    ("plan", NO_SUBCOMMAND),
+    ("split", NO_SUBCOMMAND),
+    ("run", NO_SUBCOMMAND),
+    ("partition", NO_SUBCOMMAND),
+    ("-m", "give the model without -m: hpp-split MODEL"),
+    ("-o", "give the output directory with --out DIR"),
+];
 
 fn main() -> ExitCode {
     #[cfg(feature = "shell-files")]
-    if let Some(done) = hpp_packaging::written(<Cli as clap::CommandFactory>::command()) {
+    if let Some(done) = hpp_cli::shell_files::written(Cli::command()) {
         return done;
     }
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return exit_with(&error),
-    };
-    match run(&cli) {
+    let arguments: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let cli = Cli::try_parse();
+    match run(&cli.unwrap_or_else(|error| hpp_cli::explain(error, &Cli::command(), &arguments, &HABITS).exit())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => error.report(),
     }

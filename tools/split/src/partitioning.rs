@@ -297,7 +297,7 @@ pub fn over_budget(request: &PlanningRequest) -> impl Fn(OverBudget) -> SplitErr
             DeviceId::Gpu(_) if request.default_margin => with_default_margin(source.demand.total()),
             _ => source.required_budget(),
         };
-        SplitError::OverBudget { what, smallest, source }
+        SplitError::OverBudget { what, smallest, has_gpus: !request.problem.gpus.is_empty(), source }
     }
 }
 

@@ -108,17 +108,27 @@ pub fn local_machine(args: &SplitArgs, costs: &Costs) -> LocalMachine {
     if !matches!(costs, Costs::Assumed) {
         return LocalMachine::default();
     }
-    LocalMachine::detect(uses_local_gpus(args) || !excludes_gpus(args) && !args.vram.is_empty())
+    LocalMachine::detect(
+        uses_local_gpus(args) || manual_gpus(args) > 0 || !excludes_gpus(args) && !args.vram.is_empty(),
+    )
 }
 
-/// Notes on budgets taken from this machine, and on given budgets that exceed its free memory.
-pub fn notes(args: &SplitArgs, local: &LocalMachine) -> Vec<String> {
+/// Notes on budgets taken from this machine, on given budgets that exceed its free memory, and on planned GPUs that it lacks.
+pub fn notes(args: &SplitArgs, request: &PlanningRequest) -> Vec<String> {
+    let local = &request.local;
     let default_gpus = local.host.is_some() && uses_local_gpus(args);
     let mut notes: Vec<String> = local.note(args.ram.is_none(), default_gpus).into_iter().collect();
     if let Some((given, host)) = args.ram.zip(local.host).filter(|(given, host)| given.0 > host.available) {
         let [free, total] = [host.available, host.total].map(|bytes| ByteSize(bytes).human());
         let given = given.human();
         notes.push(format!("--ram {given} is more than this machine has free ({free} of {total})"));
+    }
+    let (planned, found) = (request.problem.gpus.len(), local.gpus.len());
+    if local.host.is_some() && planned > found {
+        let found = if found == 0 { "no GPU".to_owned() } else { format!("{found} of {planned} GPUs") };
+        notes.push(format!(
+            "HPP finds {found} in this machine (hpp-exec devices says why): the plan and its predictions are for another machine"
+        ));
     }
     for (number, (given, gpu)) in args.vram.iter().zip(&local.gpus).enumerate() {
         if let Some(free) = gpu.free.filter(|free| given.0 > *free) {

@@ -77,7 +77,7 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     if let Some(note) = faults_note(analysis).filter(|_| !request.problem.gpus.is_empty()) {
         eprintln!("note: {note}");
     }
-    let local = request::notes(args, &request.local);
+    let local = request::notes(args, request);
     if let Some(quantized) = &analysis.quantized {
         eprintln!("{}", quantize::summary(&quantized.summary));
     }

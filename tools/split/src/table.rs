@@ -5,7 +5,7 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{
     Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, PartitionVariant, Plan,
-    PredictedThroughput, Residency, Ring,
+    PredictedThroughput, Predictions, Residency, Ring,
 };
 use std::fmt::Write as _;
 
@@ -99,7 +99,7 @@ fn expectation(plan: &Plan) -> String {
         p.prompt_tokens,
     );
     if let Some(throughput) = &p.throughput {
-        let _ = write!(text, "\n{}", throughput_line(throughput, significant));
+        let _ = write!(text, "\n{}", throughput_line(p, throughput, significant));
     }
     if let Some(limit) = &p.limit {
         let _ = write!(text, "\nbottleneck: {limit}");
@@ -111,17 +111,19 @@ fn expectation(plan: &Plan) -> String {
 }
 
 /// Several sequences together, and how many of them take no more time than one.
-fn throughput_line(throughput: &PredictedThroughput, significant: i32) -> String {
+fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, significant: i32) -> String {
     let rate = amount::digits(throughput.tokens_per_second, significant);
+    let alone_ms = alone.time_to_first_token_ms + alone.new_tokens.saturating_sub(1) as f64 * alone.decode_ms;
+    let alone = amount::digits(1e3 * alone.new_tokens as f64 / alone_ms.max(1e-9), significant);
     let free = match throughput.free_sequences {
         1 => "more at once are not faster".to_owned(),
         free => format!("up to {free} at once take hardly longer than one"),
     };
     let together = match throughput.sequences {
-        1 => "one sequence at a time".to_owned(),
-        sequences => format!("{sequences} sequences together"),
+        1 => format!("one sequence at a time, {rate} tokens/s"),
+        sequences => format!("{sequences} sequences together, {rate} tokens/s (one alone: {alone})"),
     };
-    format!("hpp-exec jobs: {together}, {rate} tokens/s with their prompts; {free}")
+    format!("hpp-exec jobs, time for prompts included: {together}; {free}")
 }
 
 /// The minimised time and its proven lower bound.

@@ -1,5 +1,5 @@
 //! Rules for dependencies between crates: imports point down, and `tools` and `runtime` share only `hpp-schema`,
-//! `hpp-io` and `hpp-packaging`.
+//! `hpp-io` and `hpp-cli`.
 
 use std::fs;
 
@@ -13,22 +13,22 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-onnx", &["hpp-graph", "hpp-schema", "hpp-io"]),
     ("hpp-partition", &["hpp-schema"]),
     ("hpp-model", &["hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io"]),
-    ("hpp-split", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-packaging"]),
-    ("hpp-profile", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-packaging"]),
+    ("hpp-split", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-cli"]),
+    ("hpp-profile", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-cli"]),
     ("hpp-engine", &["hpp-schema"]),
     ("hpp-backend", &["hpp-engine", "hpp-schema"]),
     ("hpp-kv", &[]),
     ("hpp-generate", &["hpp-engine", "hpp-kv", "hpp-schema", "hpp-io"]),
     ("hpp-serve", &["hpp-generate", "hpp-engine", "hpp-schema"]),
-    ("hpp-exec", &["hpp-serve", "hpp-generate", "hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-packaging"]),
+    ("hpp-exec", &["hpp-serve", "hpp-generate", "hpp-engine", "hpp-backend", "hpp-schema", "hpp-io", "hpp-cli"]),
     ("hpp-python", &["hpp-generate", "hpp-engine", "hpp-backend", "hpp-schema"]),
-    // Completions and man pages of any command, behind a feature: it knows clap and no room.
-    ("hpp-packaging", &[]),
+    // What command lines share: it knows clap and no room.
+    ("hpp-cli", &[]),
     // The model generator uses the reader's protobuf types. It is a test tool; no crate imports it.
-    ("hpp-fixtures", &["hpp-onnx", "hpp-schema", "hpp-packaging"]),
+    ("hpp-fixtures", &["hpp-onnx", "hpp-schema", "hpp-cli"]),
     // End-to-end tests use the tools' types to create unusual models, never to compute expected results. One test
     // compares the planner's simulator with the engine on a virtual clock, so it imports both.
-    ("hpp-end-to-end", &["hpp-onnx", "hpp-schema", "hpp-partition", "hpp-engine"]),
+    ("hpp-end-to-end", &["hpp-cli", "hpp-onnx", "hpp-schema", "hpp-partition", "hpp-engine"]),
     // The campaigns call what reads hostile input in one process, and the commands as programs.
     (
         "hpp-campaigns",
@@ -49,9 +49,9 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("protox", &["hpp-onnx"]),
     ("microlp", &["hpp-partition"]),
     ("maud", &["hpp-profile"]),
-    ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures", "hpp-campaigns", "hpp-packaging"]),
-    ("clap_complete", &["hpp-packaging"]),
-    ("clap_mangen", &["hpp-packaging"]),
+    ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures", "hpp-campaigns", "hpp-cli"]),
+    ("clap_complete", &["hpp-cli"]),
+    ("clap_mangen", &["hpp-cli"]),
     ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),
     ("tokenizers", &["hpp-generate"]),
     ("pyo3", &["hpp-python"]),

@@ -34,7 +34,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         false => PromptFormat::Plain,
     };
     let prompt = prompt_tokens(&settings.prompt, &encoder, &format, &|| {
-        ctx.console.warn("the prompt is empty: the model generates text from nothing");
+        ctx.console.warn("the prompt is empty: the model generates text from nothing; give a prompt with -p");
     })?;
     check_prompt(&prompt, context_length(&plan, &settings.run.runtime))?;
     let request = request(settings, &plan, &encoder, prompt)?;

@@ -4,6 +4,7 @@ use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::Message;
 use serde::{Deserialize, Serialize};
 use std::collections::HashSet;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -19,6 +20,15 @@ pub enum JobId {
     Number(i64),
     /// A text.
     Text(String),
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            JobId::Number(number) => number.fmt(f),
+            JobId::Text(text) => write!(f, "{text:?}"),
+        }
+    }
 }
 
 /// A prompt with its settings.

@@ -66,14 +66,18 @@ impl Format {
         }
     }
 
-    /// The format of a directory without an ONNX file: a checkpoint as a whole, or else its first recognised file.
+    /// The format of a directory without an ONNX file: a checkpoint as a whole, even without weights, or else its first recognised file.
     pub fn of_directory(dir: &Path) -> Option<(PathBuf, Format)> {
         let mut files: Vec<PathBuf> = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).collect();
         files.sort();
         let mut found = files.iter().filter_map(|path| Some((path, Format::of_file(path)?)));
-        let (path, format) = found.next()?;
+        let has_config = dir.join("config.json").is_file();
+        let Some((path, format)) = found.next() else {
+            let has_onnx = files.iter().any(|path| path.extension().is_some_and(|e| e == "onnx"));
+            return (has_config && !has_onnx).then(|| (dir.to_owned(), Format::HuggingFace));
+        };
         match format {
-            Format::Safetensors | Format::Torch | Format::LfsPointer if dir.join("config.json").is_file() => {
+            Format::Safetensors | Format::Torch | Format::LfsPointer if has_config => {
                 Some((dir.to_owned(), if format == Format::LfsPointer { format } else { Format::HuggingFace }))
             }
             _ => Some((path.clone(), format)),
@@ -143,6 +147,9 @@ mod tests {
         assert_eq!(Format::of_directory(checkpoint.path()), Some((checkpoint.path().to_owned(), Format::HuggingFace)));
         let gguf = dir_with(&[("README.md", b"# A model"), ("model-q4.gguf", b"GGUF....")]);
         assert_eq!(Format::of_directory(gguf.path()), Some((gguf.path().join("model-q4.gguf"), Format::Gguf)));
-        assert_eq!(Format::of_directory(dir_with(&[("config.json", b"{}")]).path()), None);
+        let without_weights = dir_with(&[("config.json", b"{}")]);
+        let found = Format::of_directory(without_weights.path());
+        assert_eq!(found, Some((without_weights.path().to_owned(), Format::HuggingFace)));
+        assert_eq!(Format::of_directory(dir_with(&[("config.json", b"{}"), ("a.onnx", b"\x08")]).path()), None);
     }
 }

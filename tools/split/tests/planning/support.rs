@@ -147,7 +147,15 @@ fn blocks(analysis: &Analysis) -> Vec<ProfiledBlock> {
 }
 
 fn planner_blocks(analysis: &Analysis) -> Vec<hpp_partition::BlockSpec> {
-    let scenario = Scenario { batch: 1, context: analysis.context, prompt: 1, new_tokens: 1, chunk: 1, threads: 1, on_host: false };
+    let scenario = Scenario {
+        batch: 1,
+        context: analysis.context,
+        prompt: 1,
+        new_tokens: 1,
+        chunk: 1,
+        threads: 1,
+        on_host: false,
+    };
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, scenario)
 }
 

@@ -45,7 +45,10 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
             0 => String::new(),
             _ => format!(", {errors} of them with an error"),
         };
-        ctx.console.info(&format!("all {} have an answer already{of_errors}", counted(total as u64, "line")));
+        match total {
+            0 => ctx.console.warn(&format!("{} has no lines, so there is nothing to answer", args.input.display())),
+            _ => ctx.console.info(&format!("all {} have an answer already{of_errors}", counted(total as u64, "line"))),
+        }
         if args.json {
             show_json(ctx.out, &JobCounts { errors, ..JobCounts::default() })?;
         }
@@ -68,6 +71,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         answers,
         running: HashMap::new(),
         counts: JobCounts::default(),
+        first_error: None,
         started: Instant::now(),
     };
     jobs.run((done, total), args, ctx)
@@ -83,6 +87,8 @@ struct Jobs {
     answers: Answers,
     running: HashMap<RequestId, Running>,
     counts: JobCounts,
+    /// The first error of this run.
+    first_error: Option<String>,
     started: Instant,
 }
 
@@ -139,7 +145,18 @@ impl Jobs {
         if is_interrupted {
             ctx.console.info("interrupted: the same command continues with the prompts that have no answer");
         }
-        Ok(if is_interrupted { INTERRUPTED } else { 0 })
+        if let Some(first) = &self.first_error {
+            let of = format!("{} of {}", self.counts.errors, counted(self.answered() as u64, "line"));
+            ctx.console.warn(&format!(
+                "{of} got an error instead of an answer ({} has all); the first: {first}",
+                args.output.display()
+            ));
+        }
+        Ok(match self.counts {
+            _ if is_interrupted => INTERRUPTED,
+            JobCounts { answers: 0, errors: 1.., .. } => 1,
+            _ => 0,
+        })
     }
 
     fn answer_all(&mut self, (done, total): (usize, usize), ctx: &CommandContext<'_>) -> Result<(), ExecError> {
@@ -170,7 +187,7 @@ impl Jobs {
                 None => return Ok(()),
                 Some(Ok(job)) => self.start(job)?,
                 Some(Err(BadLine { id, line, error })) => {
-                    self.counts.errors += 1;
+                    self.count_error(&format!("line {line}: {error}"));
                     self.answers.write(&Answer { line: Some(line), ..Answer::error(id.as_ref(), &error) })?;
                 }
             }
@@ -212,8 +229,14 @@ impl Jobs {
     }
 
     fn write_error(&mut self, id: &JobId, error: &GenerateError) -> Result<(), ExecError> {
+        let error = error_line(error);
+        self.count_error(&format!("prompt {id}: {error}"));
+        Ok(self.answers.write(&Answer::error(Some(id), &error))?)
+    }
+
+    fn count_error(&mut self, error: &str) {
         self.counts.errors += 1;
-        Ok(self.answers.write(&Answer::error(Some(id), &error_line(error)))?)
+        self.first_error.get_or_insert_with(|| error.to_owned());
     }
 
     fn answered(&self) -> usize {

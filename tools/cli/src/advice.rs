@@ -1,0 +1,177 @@
+//! Advice on arguments that clap refuses: options of another command, mistyped subcommands, negative sizes.
+
+use clap::Command;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::path::Path;
+
+/// Options by which people recognise each command. A test compares them with each command's `--help`.
+pub const OPTIONS_OF: [(&str, &[&str]); 3] = [
+    (
+        "hpp-split",
+        &[
+            "--margin",
+            "--batch",
+            "--prompt-tokens",
+            "--new-tokens",
+            "--profile",
+            "--machine",
+            "--planner",
+            "--objective",
+            "--at-least",
+            "--first-token-within",
+            "--stream",
+            "--experts",
+            "--slots",
+            "--explain",
+            "--sweep-vram",
+            "--trace",
+            "--refine",
+            "--quantize",
+            "--bits-budget",
+            "--force",
+            "--pack",
+            "--in-place",
+            "--dry-run",
+            "--assign",
+            "--movable",
+            "--kv",
+            "--partitions",
+            "--max-partitions",
+            "--vram",
+            "--ram",
+            "--context",
+            "--gpu-layers",
+        ],
+    ),
+    (
+        "hpp-exec",
+        &[
+            "-p",
+            "--prompt",
+            "-f",
+            "--prompt-file",
+            "--tokens",
+            "--chat",
+            "--system",
+            "-n",
+            "--max-new",
+            "--temperature",
+            "--top-k",
+            "--top-p",
+            "--min-p",
+            "--repetition-penalty",
+            "-s",
+            "--seed",
+            "--stop",
+            "--ignore-eos",
+            "--speculate",
+            "--draft",
+            "--logits",
+            "--inputs",
+            "--outputs",
+            "--session",
+            "--pinned",
+            "-t",
+            "--threads",
+            "-q",
+            "--quiet",
+        ],
+    ),
+    (
+        "hpp-profile",
+        &[
+            "--prompts",
+            "--quick",
+            "--decode-tokens",
+            "--contexts",
+            "--prefill-tokens",
+            "--sensitivity",
+            "--resume",
+            "--report",
+        ],
+    ),
+];
+
+/// A word that users try because another program has it, and what to write instead.
+pub type Habit = (&'static str, &'static str);
+
+/// The error with advice where the refused argument is a negative value, a mistyped subcommand, a `habit`, or an option of a subcommand
+/// or of another command. `arguments` without the program name.
+pub fn explain(error: clap::Error, command: &Command, arguments: &[String], habits: &[Habit]) -> clap::Error {
+    let is_unknown = matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand);
+    if let Some((option, value)) = negative_value(&error, arguments) {
+        let why = format!("invalid value '{value}' for '{option}': it must not be negative");
+        return command.clone().error(ErrorKind::InvalidValue, why);
+    }
+    if !is_unknown && error.kind() != ErrorKind::MissingRequiredArgument {
+        return error;
+    }
+    if let Some(why) = mistyped_subcommand(command, arguments, habits) {
+        return command.clone().error(ErrorKind::InvalidSubcommand, why);
+    }
+    match elsewhere(&error, command, habits) {
+        Some(advice) => with_advice(error, command, advice),
+        None => error,
+    }
+}
+
+fn with_advice(mut error: clap::Error, command: &Command, advice: String) -> clap::Error {
+    for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand] {
+        error.remove(kind);
+    }
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(command.clone().render_usage()));
+    error
+}
+
+/// An option and its negative value, which clap took for a short option.
+fn negative_value<'a>(error: &clap::Error, arguments: &'a [String]) -> Option<(&'a str, &'a str)> {
+    let ContextValue::String(refused) = error.get(ContextKind::InvalidArg)? else { return None };
+    let is_number = refused.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let pair = arguments.windows(2).find(|pair| pair[0].starts_with('-') && pair[1].starts_with(refused.as_str()))?;
+    is_number.then(|| (pair[0].as_str(), pair[1].as_str()))
+}
+
+/// Advice for a first argument that is no path and looks like a subcommand.
+fn mistyped_subcommand(command: &Command, arguments: &[String], habits: &[Habit]) -> Option<String> {
+    let first = arguments.first().filter(|word| !word.starts_with('-') && !Path::new(word).exists())?;
+    let names = || command.get_subcommands().filter(|known| !known.is_hide_set()).map(Command::get_name);
+    if names().any(|name| name == first) {
+        return None;
+    }
+    if let Some((_, advice)) = habits.iter().find(|(word, _)| word == first) {
+        return Some((*advice).to_owned());
+    }
+    let nearest = names().min_by_key(|name| strsim::damerau_levenshtein(name, first))?;
+    let allowed = if nearest.len() > 4 { 2 } else { 1 };
+    let is_near = strsim::damerau_levenshtein(nearest, first) <= allowed;
+    is_near.then(|| format!("there is no subcommand '{first}'; did you mean '{} {nearest}'?", command.get_name()))
+}
+
+/// Advice for an option that `habits`, a subcommand or another command has.
+fn elsewhere(error: &clap::Error, command: &Command, habits: &[Habit]) -> Option<String> {
+    let ContextValue::String(option) = error.get(ContextKind::InvalidArg)? else { return None };
+    let option = option.split('=').next()?;
+    if let Some((_, advice)) = habits.iter().find(|(word, _)| *word == option) {
+        return Some((*advice).to_owned());
+    }
+    let ours = command.get_name();
+    let mut known = command.get_subcommands().filter(|known| !known.is_hide_set());
+    if let Some(subcommand) = known.find(|known| known.get_arguments().any(|argument| is_called(argument, option))) {
+        return Some(format!("'{option}' is an option of '{ours} {}'", subcommand.get_name()));
+    }
+    let mut others = OPTIONS_OF.iter().filter(|(name, _)| *name != ours);
+    let (other, _) = others.find(|(_, options)| options.contains(&option))?;
+    Some(format!("'{option}' is an option of {other}"))
+}
+
+fn is_called(argument: &clap::Arg, option: &str) -> bool {
+    let long = option.strip_prefix("--").filter(|name| argument.get_long() == Some(*name));
+    let short = option
+        .strip_prefix('-')
+        .filter(|name| argument.get_short().is_some_and(|c| name.starts_with(c) && name.len() == 1));
+    long.or(short).is_some()
+}
+
+#[cfg(test)]
+mod tests;

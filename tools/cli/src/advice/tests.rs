@@ -1,0 +1,57 @@
+//! Advice on wrong command lines of a small command.
+
+use super::*;
+use clap::{Arg, ArgAction};
+
+const HABITS: [Habit; 2] = [("plan", "planning needs no subcommand"), ("-m", "give the model without -m")];
+
+fn command() -> Command {
+    let model = Arg::new("model").required(true);
+    let ram = Arg::new("ram").long("ram");
+    let serve = Command::new("serve")
+        .arg(Arg::new("port").long("port"))
+        .arg(Arg::new("wide").short('w').action(ArgAction::SetTrue));
+    let verify = Command::new("verify").arg(Arg::new("plan"));
+    Command::new("hpp-exec").subcommand_negates_reqs(true).arg(model).arg(ram).subcommand(serve).subcommand(verify)
+}
+
+/// What is printed for a wrong command line.
+fn said(line: &str) -> String {
+    let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    let all = std::iter::once("hpp-exec".to_owned()).chain(arguments.clone());
+    let error = command().try_get_matches_from(all).expect_err("the line is wrong");
+    explain(error, &command(), &arguments, &HABITS).to_string()
+}
+
+#[test]
+fn a_negative_value_is_refused_as_one() {
+    for line in ["m --ram -5M", "m --ram -1"] {
+        assert!(said(line).contains("for '--ram': it must not be negative"), "{}", said(line));
+    }
+    assert!(!said("m --nonsense 5").contains("negative"));
+}
+
+#[test]
+fn a_mistyped_subcommand_is_named() {
+    assert!(said("verfiy plan").contains("did you mean 'hpp-exec verify'?"), "{}", said("verfiy plan"));
+    assert!(said("srve --port 1").contains("did you mean 'hpp-exec serve'?"));
+    assert!(said("plan x y").contains("planning needs no subcommand"));
+    assert!(!said("model --nonsense").contains("did you mean"));
+}
+
+#[test]
+fn options_of_subcommands_and_of_other_commands_are_named() {
+    assert!(said("m --port 80").contains("'--port' is an option of 'hpp-exec serve'"), "{}", said("m --port 80"));
+    assert!(said("m -w").contains("'-w' is an option of 'hpp-exec serve'"));
+    assert!(said("m --pack").contains("'--pack' is an option of hpp-split"));
+    assert!(said("m --quick").contains("'--quick' is an option of hpp-profile"));
+    assert!(said("-m model").contains("give the model without -m"));
+    assert!(said("m --pack").contains("Usage: hpp-exec") && !said("m --pack").contains("to pass '--pack'"));
+}
+
+#[test]
+fn other_errors_stay_as_they_are() {
+    let error = command().try_get_matches_from(["hpp-exec", "m", "--ram"]).unwrap_err();
+    let before = error.to_string();
+    assert_eq!(explain(error, &command(), &["m".to_owned(), "--ram".to_owned()], &HABITS).to_string(), before);
+}

@@ -1,0 +1,8 @@
+//! What the command lines of all commands share: advice on invalid arguments, and with the feature `shell-files` completions and
+//! man pages.
+
+mod advice;
+#[cfg(feature = "shell-files")]
+pub mod shell_files;
+
+pub use advice::{Habit, OPTIONS_OF, explain};
