@@ -31,30 +31,21 @@ pub struct Cli {
 }
 
 const NO_SUBCOMMAND: &str = "generating text needs no subcommand: write `hpp-exec MODEL -p \"...\"`";
-/// Words of other programs.
-const HABITS: [hpp_cli::Habit; 5] = [
-    ("run", NO_SUBCOMMAND),
-    ("chat", "write `hpp-exec MODEL --chat`"),
-    ("generate", NO_SUBCOMMAND),
-    ("-m", "give the model without -m: hpp-exec MODEL -p \"...\""),
-    ("--model", "give the model without --model: hpp-exec MODEL -p \"...\""),
-];
+const ADVICE: hpp_cli::Advice = hpp_cli::Advice {
+    habits: &[
+        ("run", NO_SUBCOMMAND),
+        ("chat", "write `hpp-exec MODEL --chat`"),
+        ("generate", NO_SUBCOMMAND),
+        ("-m", "give the model without -m: hpp-exec MODEL -p \"...\""),
+        ("--model", "give the model without --model: hpp-exec MODEL -p \"...\""),
+    ],
+    second_word: "give a prompt with -p, as in hpp-exec PLAN -p \"...\"",
+};
 
-/// The error for a command line that clap refuses, with advice. A word after the plan, which clap parses as a subcommand, is explained as
-/// a prompt without -p. `arguments` with the program name.
+/// The error for a command line that clap refuses, with advice. `arguments` with the program name.
 pub fn explained(error: clap::Error, arguments: &[OsString]) -> clap::Error {
-    let command = <Cli as clap::CommandFactory>::command();
-    let text = error.to_string();
-    let word = text.split_once("the subcommand '").and_then(|(_, rest)| rest.split('\'').next());
-    let error = match word.filter(|word| command.find_subcommand(word).is_none()) {
-        Some(word) => {
-            let why = format!("unexpected argument '{word}': give a prompt with -p, as in hpp-exec PLAN -p \"...\"");
-            command.clone().error(clap::error::ErrorKind::UnknownArgument, why)
-        }
-        None => error,
-    };
     let arguments: Vec<String> = arguments.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    hpp_cli::explain(error, &command, &arguments, &HABITS)
+    ADVICE.explain(error, &<Cli as clap::CommandFactory>::command(), &arguments)
 }
 
 /// What to do instead of generating text.

@@ -95,23 +95,37 @@ pub const OPTIONS_OF: [(&str, &[&str]); 3] = [
 /// A word that users try because another program has it, and what to write instead.
 pub type Habit = (&'static str, &'static str);
 
-/// The error with advice where the refused argument is a negative value, a mistyped subcommand, a `habit`, or an option of a subcommand
-/// or of another command. `arguments` without the program name.
-pub fn explain(error: clap::Error, command: &Command, arguments: &[String], habits: &[Habit]) -> clap::Error {
-    let is_unknown = matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand);
-    if let Some((option, value)) = negative_value(&error, arguments) {
-        let why = format!("invalid value '{value}' for '{option}': it must not be negative");
-        return command.clone().error(ErrorKind::InvalidValue, why);
-    }
-    if !is_unknown && error.kind() != ErrorKind::MissingRequiredArgument {
-        return error;
-    }
-    if let Some(why) = mistyped_subcommand(command, arguments, habits) {
-        return command.clone().error(ErrorKind::InvalidSubcommand, why);
-    }
-    match elsewhere(&error, command, habits) {
-        Some(advice) => with_advice(error, command, advice),
-        None => error,
+/// What a command says of arguments that it does not have.
+#[derive(Clone, Copy, Debug)]
+pub struct Advice {
+    /// Words of other programs.
+    pub habits: &'static [Habit],
+    /// What to write instead of a second word, which clap takes for a subcommand.
+    pub second_word: &'static str,
+}
+
+impl Advice {
+    /// The error with advice where the refused argument is a negative value, a mistyped subcommand, a second word, a habit, or an option
+    /// of a subcommand or of another command. `arguments` without the program name.
+    pub fn explain(&self, error: clap::Error, command: &Command, arguments: &[String]) -> clap::Error {
+        use ErrorKind::{ArgumentConflict, InvalidSubcommand, InvalidValue, MissingRequiredArgument, UnknownArgument};
+        if !matches!(error.kind(), ArgumentConflict | InvalidSubcommand | MissingRequiredArgument | UnknownArgument) {
+            return error;
+        }
+        let fresh = |kind: ErrorKind, why: String| command.clone().error(kind, why);
+        if let Some((option, value)) = negative_value(&error, arguments) {
+            return fresh(InvalidValue, format!("invalid value '{value}' for '{option}': it must not be negative"));
+        }
+        if let Some(why) = mistyped_subcommand(command, arguments, self.habits) {
+            return fresh(InvalidSubcommand, why);
+        }
+        if let Some(word) = second_word(&error, command) {
+            return fresh(UnknownArgument, format!("unexpected argument '{word}': {}", self.second_word));
+        }
+        match elsewhere(&error, command, self.habits) {
+            Some(advice) => with_advice(error, command, advice),
+            None => error,
+        }
     }
 }
 
@@ -122,6 +136,13 @@ fn with_advice(mut error: clap::Error, command: &Command, advice: String) -> cla
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
     error.insert(ContextKind::Usage, ContextValue::StyledStr(command.clone().render_usage()));
     error
+}
+
+/// A word after the model, which clap takes for a subcommand.
+fn second_word(error: &clap::Error, command: &Command) -> Option<String> {
+    let text = error.to_string();
+    let word = text.split_once("the subcommand '")?.1.split('\'').next()?;
+    command.find_subcommand(word).is_none().then(|| word.to_owned())
 }
 
 /// An option and its negative value, which clap took for a short option.

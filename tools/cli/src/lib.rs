@@ -5,4 +5,4 @@ mod advice;
 #[cfg(feature = "shell-files")]
 pub mod shell_files;
 
-pub use advice::{Habit, OPTIONS_OF, explain};
+pub use advice::{Advice, Habit, OPTIONS_OF};

@@ -1,19 +1,22 @@
 //! The `hpp-split` executable: parses arguments, runs the library, sets the exit status.
 
 use clap::{CommandFactory, Parser};
-use hpp_cli::Habit;
+use hpp_cli::Advice;
 use hpp_split::{Cli, run};
 use std::process::ExitCode;
 
 const NO_SUBCOMMAND: &str = "splitting needs no subcommand: write `hpp-split MODEL [OPTIONS]`";
-const HABITS: [Habit; 6] = [
-    ("plan", NO_SUBCOMMAND),
-    ("split", NO_SUBCOMMAND),
-    ("run", NO_SUBCOMMAND),
-    ("partition", NO_SUBCOMMAND),
-    ("-m", "give the model without -m: hpp-split MODEL"),
-    ("-o", "give the output directory with --out DIR"),
-];
+const ADVICE: Advice = Advice {
+    habits: &[
+        ("plan", NO_SUBCOMMAND),
+        ("split", NO_SUBCOMMAND),
+        ("run", NO_SUBCOMMAND),
+        ("partition", NO_SUBCOMMAND),
+        ("-m", "give the model without -m: hpp-split MODEL"),
+        ("-o", "give the output directory with --out DIR"),
+    ],
+    second_word: "give one model; options begin with --",
+};
 
 fn main() -> ExitCode {
     #[cfg(feature = "shell-files")]
@@ -22,7 +25,7 @@ fn main() -> ExitCode {
     }
     let arguments: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     let cli = Cli::try_parse();
-    match run(&cli.unwrap_or_else(|error| hpp_cli::explain(error, &Cli::command(), &arguments, &HABITS).exit())) {
+    match run(&cli.unwrap_or_else(|error| ADVICE.explain(error, &Cli::command(), &arguments).exit())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => error.report(),
     }

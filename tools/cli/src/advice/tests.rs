@@ -3,7 +3,10 @@
 use super::*;
 use clap::{Arg, ArgAction};
 
-const HABITS: [Habit; 2] = [("plan", "planning needs no subcommand"), ("-m", "give the model without -m")];
+const ADVICE: Advice = Advice {
+    habits: &[("plan", "planning needs no subcommand"), ("-m", "give the model without -m")],
+    second_word: "give a prompt with -p",
+};
 
 fn command() -> Command {
     let model = Arg::new("model").required(true);
@@ -12,7 +15,13 @@ fn command() -> Command {
         .arg(Arg::new("port").long("port"))
         .arg(Arg::new("wide").short('w').action(ArgAction::SetTrue));
     let verify = Command::new("verify").arg(Arg::new("plan"));
-    Command::new("hpp-exec").subcommand_negates_reqs(true).arg(model).arg(ram).subcommand(serve).subcommand(verify)
+    Command::new("hpp-exec")
+        .subcommand_negates_reqs(true)
+        .args_conflicts_with_subcommands(true)
+        .arg(model)
+        .arg(ram)
+        .subcommand(serve)
+        .subcommand(verify)
 }
 
 /// What is printed for a wrong command line.
@@ -20,7 +29,7 @@ fn said(line: &str) -> String {
     let arguments: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
     let all = std::iter::once("hpp-exec".to_owned()).chain(arguments.clone());
     let error = command().try_get_matches_from(all).expect_err("the line is wrong");
-    explain(error, &command(), &arguments, &HABITS).to_string()
+    ADVICE.explain(error, &command(), &arguments).to_string()
 }
 
 #[test]
@@ -40,6 +49,15 @@ fn a_mistyped_subcommand_is_named() {
 }
 
 #[test]
+fn a_second_word_is_not_called_a_subcommand() {
+    assert!(
+        said("model hello").contains("unexpected argument 'hello': give a prompt with -p"),
+        "{}",
+        said("model hello")
+    );
+}
+
+#[test]
 fn options_of_subcommands_and_of_other_commands_are_named() {
     assert!(said("m --port 80").contains("'--port' is an option of 'hpp-exec serve'"), "{}", said("m --port 80"));
     assert!(said("m -w").contains("'-w' is an option of 'hpp-exec serve'"));
@@ -53,5 +71,5 @@ fn options_of_subcommands_and_of_other_commands_are_named() {
 fn other_errors_stay_as_they_are() {
     let error = command().try_get_matches_from(["hpp-exec", "m", "--ram"]).unwrap_err();
     let before = error.to_string();
-    assert_eq!(explain(error, &command(), &["m".to_owned(), "--ram".to_owned()], &HABITS).to_string(), before);
+    assert_eq!(ADVICE.explain(error, &command(), &["m".to_owned(), "--ram".to_owned()]).to_string(), before);
 }

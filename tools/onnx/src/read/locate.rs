@@ -151,7 +151,7 @@ mod tests {
         let dir = dir_with(&["b.onnx", "a.onnx"]);
         let error = locate(dir.path()).unwrap_err();
         assert!(error.to_string().contains("a.onnx, b.onnx"), "{error}");
-        let empty = dir_with(&["config.json"]);
+        let empty = dir_with(&["README.md"]);
         assert!(matches!(locate(empty.path()), Err(LocateError::NoneIn { .. })));
         assert!(matches!(locate(&empty.path().join("absent")), Err(LocateError::Missing { .. })));
     }
