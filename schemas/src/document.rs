@@ -34,7 +34,7 @@ pub enum DocumentError {
         why: String,
     },
     /// The text lacks the header of this kind of file.
-    #[error("this is not a {what}: it does not begin with `{header}: {version}`")]
+    #[error("this is not a {what}: it has no line `{header}: {version}`")]
     Other {
         /// The kind of file.
         what: &'static str,

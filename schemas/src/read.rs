@@ -19,7 +19,7 @@ pub enum PlanError {
         found: u64,
     },
     /// The text lacks the header of a plan.
-    #[error("this is not a plan: it does not begin with `hpp_plan: {PLAN_VERSION}`")]
+    #[error("this is not a plan: it has no line `hpp_plan: {PLAN_VERSION}`")]
     NotAPlan,
     /// The text is not valid YAML, or violates the format.
     #[error("cannot read the plan: {0}")]

@@ -70,8 +70,8 @@ def main():
         data = random.standard_normal(sizes, np.float32) / np.sqrt(np.float32(sizes[1]))
         # The embedding stays in float32, as in the ONNX model.
         if kind == "q4_0" and name != "token_embd.weight":
-            quantised = gguf.GGMLQuantizationType.Q4_0
-            writer.add_tensor(name, gguf.quants.quantize(data, quantised), raw_dtype=quantised)
+            quantized = gguf.GGMLQuantizationType.Q4_0
+            writer.add_tensor(name, gguf.quants.quantize(data, quantized), raw_dtype=quantized)
         else:
             writer.add_tensor(name, data)
     writer.write_header_to_file()

@@ -82,7 +82,7 @@ fn a_single_run_has_no_steps() {
     let mut engine = load(&model);
     let mut sequence = engine.new_sequence().unwrap();
     let error = engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).unwrap_err();
-    assert!(matches!(error, EngineError::WrongKind(_)), "{error}");
+    assert!(matches!(error, EngineError::Unsupported(_)), "{error}");
 }
 
 #[test]

@@ -160,7 +160,7 @@ fn a_plan_may_have_more_weight_files_than_descriptors() {
     }
 }
 
-/// A partition with 4-bit weights of a model without any, which was quantised in part. Unpacked it would be a hundred times slower, and
+/// A partition with 4-bit weights of a model without any, which was quantized in part. Unpacked it would be a hundred times slower, and
 /// streamed it would be read unpacked.
 #[test]
 #[cfg(target_os = "linux")]

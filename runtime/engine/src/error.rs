@@ -186,7 +186,7 @@ pub enum EngineError {
     },
     /// This kind of model does not support the operation.
     #[error("{0}")]
-    WrongKind(&'static str),
+    Unsupported(&'static str),
     /// A partition cannot be moved as requested.
     #[error("partition {partition} cannot be moved: {why}")]
     CannotMove {

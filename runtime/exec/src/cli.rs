@@ -512,7 +512,7 @@ pub struct VerifyArgs {
     /// logits step by step: divergence, most likely tokens, perplexity. For plans whose weights were rounded on purpose.
     #[arg(long, value_name = "PROMPTS.jsonl", conflicts_with_all = ["prompt", "prompt_file", "tokens", "inputs", "tolerance"])]
     pub kl: Option<PathBuf>,
-    /// What `--kl` compares with, such as the model before it was quantised [default: the plan's unsplit model].
+    /// What `--kl` compares with, such as the model before it was quantized [default: the plan's unsplit model].
     #[arg(long, value_name = "PLAN|MODEL", requires = "kl")]
     pub against: Option<PathBuf>,
     /// Print JSON.

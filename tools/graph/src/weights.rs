@@ -5,7 +5,7 @@ use crate::{Attribute, Graph, NodeId, Origin, ValueId};
 
 /// The weights that each node uses, directly or through weight-only nodes.
 ///
-/// A weight-only node (a transposed or dequantised weight, a `Constant`) is treated like a weight: every partition that
+/// A weight-only node (a transposed or dequantized weight, a `Constant`) is treated like a weight: every partition that
 /// reads it gets a copy.
 #[derive(Clone, Debug)]
 pub struct WeightUse {

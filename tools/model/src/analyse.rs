@@ -47,16 +47,16 @@ pub struct Analysis {
     pub context: u64,
     /// Notes for the user.
     pub notes: Vec<String>,
-    /// The weights that will be quantised when a plan is written; `None` without quantisation.
+    /// The weights that will be quantized when a plan is written; `None` without quantization.
     pub quantized: Option<QuantizedWeights>,
 }
 
-/// Weights of an analysed model that are quantised when a plan is written.
+/// Weights of an analysed model that are quantized when a plan is written.
 #[derive(Clone, Debug)]
 pub struct QuantizedWeights {
-    /// The contents of [`hpp_onnx::QUANTISED_FILE`], which the model refers to and which does not exist on disk.
+    /// The contents of [`hpp_onnx::QUANTIZED_FILE`], which the model refers to and which does not exist on disk.
     pub contents: VirtualFile,
-    /// What was quantised.
+    /// What was quantized.
     pub summary: QuantizeSummary,
 }
 
@@ -74,7 +74,7 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<
     analyse_quantized(path, context, logits, None)
 }
 
-/// Same as [`analyse`], of the model with quantised weights if there are options.
+/// Same as [`analyse`], of the model with quantized weights if there are options.
 pub fn analyse_quantized(
     path: &Path,
     context: Option<u64>,

@@ -11,8 +11,8 @@ pub enum ModelError {
     /// A configuration file is broken.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The model cannot be quantised.
-    #[error("cannot quantise the model")]
+    /// The model cannot be quantized.
+    #[error("cannot quantize the model")]
     Quantize(#[from] hpp_onnx::QuantizeError),
     /// A setting is invalid for this model.
     #[error("{message}")]
@@ -36,7 +36,7 @@ impl ModelError {
             ModelError::Read(error) => error.hint(),
             ModelError::Quantize(hpp_onnx::QuantizeError::Nothing(_)) => Some("leave --quantize out".to_owned()),
             ModelError::Quantize(hpp_onnx::QuantizeError::Budget { .. }) => Some(
-                "raise --bits-budget; if --quantize-embedding is none, the table may be quantised too: same".to_owned(),
+                "raise --bits-budget; if --quantize-embedding is none, the table may be quantized too: same".to_owned(),
             ),
             ModelError::Config(_) | ModelError::Quantize(_) => None,
         }

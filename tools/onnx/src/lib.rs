@@ -31,7 +31,7 @@ pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
 pub use model::Model;
 pub use note::{BranchChoice, Note};
 pub use quantize::{
-    Bits, BlockFormat, Choice, LeftReason, MIN_ELEMENTS, NotFiniteError, NothingReason, QUANTISED_FILE, QuantizeError,
+    Bits, BlockFormat, Choice, LeftReason, MIN_ELEMENTS, NotFiniteError, NothingReason, QUANTIZED_FILE, QuantizeError,
     QuantizeOptions, QuantizeSummary, Quantized, Roles, quantize,
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};

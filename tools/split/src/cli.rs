@@ -91,7 +91,7 @@ pub struct SplitArgs {
     #[command(flatten)]
     pub planning: PlanningArgs,
 
-    /// Quantisation of weights.
+    /// Quantization of weights.
     #[command(flatten)]
     pub quantize: QuantizeArgs,
 

@@ -8,7 +8,7 @@ use crate::weight_inputs::{SLOTS_FILE, WeightSource, weights_to_inputs};
 use hpp_graph::{PartitionGraph, ValueId};
 use hpp_model::{Analysis, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Extractor, Model, QUANTISED_FILE, needs_externalising};
+use hpp_onnx::{Extractor, Model, QUANTIZED_FILE, needs_externalising};
 use hpp_schema::{DeviceKind, FileRole, HostKernels, OutputUse, Partition, Plan, Residency};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ pub struct WriteOptions {
 }
 
 impl WriteOptions {
-    /// Quantised weights are in no file of the model, so a plan of them is always packed.
+    /// Quantized weights are in no file of the model, so a plan of them is always packed.
     fn for_analysis(self, analysis: &Analysis) -> Self {
         WriteOptions { pack: self.pack || analysis.quantized.is_some(), ..self }
     }
@@ -181,12 +181,12 @@ impl<'a> PlanWriter<'a> {
     fn pack(&mut self, model: &Model, protos: &mut [(String, ModelProto)]) -> Result<String, SplitError> {
         let mut models: Vec<ModelProto> = protos.iter().map(|(_, proto)| proto.clone()).collect();
         if let Some(quantized) = &self.analysis.quantized {
-            self.to.add_virtual(QUANTISED_FILE, quantized.contents.clone());
+            self.to.add_virtual(QUANTIZED_FILE, quantized.contents.clone());
         }
         self.to.pack(&mut models, model.weights(), WEIGHTS_FILE)?;
         protos.iter_mut().zip(models).for_each(|((_, proto), packed)| *proto = packed);
         self.to.remove(EMBEDDED_FILE);
-        self.to.remove(QUANTISED_FILE);
+        self.to.remove(QUANTIZED_FILE);
         Ok(".".to_owned())
     }
 
@@ -274,7 +274,7 @@ impl<'a> PlanWriter<'a> {
         Ok(())
     }
 
-    /// Copies the configuration of a quantised model, so that its `whole.onnx` can be profiled and split like any model.
+    /// Copies the configuration of a quantized model, so that its `whole.onnx` can be profiled and split like any model.
     fn add_config(&mut self) -> Result<(), SplitError> {
         let dir = self.analysis.model.dir();
         let present = CONFIG_FILES.into_iter().map(|name| (name, dir.join(name))).filter(|(_, path)| path.is_file());

@@ -1,14 +1,14 @@
-//! What quantising does, in words.
+//! What quantizing does, in words.
 
 use hpp_onnx::{BlockFormat, QuantizeSummary};
 use hpp_schema::ByteSize;
 
-/// `quantised 29 weights to 4 bits (blocks of 32): 7.1 MiB -> 1.1 MiB`, and what was left.
+/// `quantized 29 weights to 4 bits (blocks of 32): 7.1 MiB -> 1.1 MiB`, and what was left.
 pub fn summary(summary: &QuantizeSummary) -> String {
     let formats: Vec<String> = summary.formats.iter().map(|(format, count)| format_text(*format, *count)).collect();
     let human = |bytes| ByteSize(bytes).human();
     let (before, after) = (human(summary.bytes_before), human(summary.bytes_after));
-    let mut text = format!("quantised {}: {before} -> {after}", formats.join(", "));
+    let mut text = format!("quantized {}: {before} -> {after}", formats.join(", "));
     if summary.bytes_kept > 0 {
         text += &format!("; {} of them stay as floats too, for other operators", human(summary.bytes_kept));
     }

@@ -16,7 +16,7 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     check_manual_placement(args, &mut errors);
     refining(args, &mut errors);
     throughput(args, &mut errors);
-    quantising(args, &mut errors);
+    quantizing(args, &mut errors);
     errors
 }
 
@@ -134,7 +134,7 @@ fn refining(args: &SplitArgs, errors: &mut InputErrors) {
     );
 }
 
-fn quantising(args: &SplitArgs, errors: &mut InputErrors) {
+fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
     errors.require(
         args.quantize.quantize.is_none() || args.planning.profile.is_none(),
         "--profile holds times of the model as it is, and --quantize changes them",

@@ -78,6 +78,14 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
         eprintln!("note: {note}");
     }
     let local = request::notes(args, request);
+    let longest =
+        analysis.config.context_length.filter(|longest| *longest > analysis.context && args.context.is_none());
+    if let Some(longest) = longest {
+        eprintln!(
+            "note: planning for {} tokens of context, of {longest} that the model allows; --context N for another",
+            analysis.context
+        );
+    }
     if let Some(quantized) = &analysis.quantized {
         eprintln!("{}", quantize::summary(&quantized.summary));
     }

@@ -45,7 +45,7 @@ impl<B: Backend> Runtime<B> {
         self.recorder.pass.begin();
         self.check_cancelled()?;
         if items.len() > 1 && !self.taps.wanted.is_empty() {
-            return Err(EngineError::WrongKind("taps are read in passes of one sequence"));
+            return Err(EngineError::Unsupported("taps are read in passes of one sequence"));
         }
         self.assign_lanes(program, items)?;
         for item in items.iter_mut() {

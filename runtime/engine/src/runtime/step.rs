@@ -310,7 +310,7 @@ impl<B: Backend> Runtime<B> {
         logits: &mut Logits,
     ) -> Result<(), EngineError> {
         let Some(id) = program.logits else {
-            return Err(EngineError::WrongKind("the plan names no output with next-token scores"));
+            return Err(EngineError::Unsupported("the plan names no output with next-token scores"));
         };
         let boundaries = &self.lanes[lane].boundaries;
         let name = boundaries.name(id);
@@ -347,7 +347,7 @@ impl<B: Backend> Runtime<B> {
 /// Checks a step's input against the model and the sequence; its number of tokens.
 fn accept<B: Backend>(program: &Program, sequence: &Sequence<B>, input: StepInput<'_>) -> Result<u64, EngineError> {
     if program.plan.model.kind == ModelKind::SingleRun {
-        return Err(EngineError::WrongKind("this model generates no tokens: run it once with its inputs instead"));
+        return Err(EngineError::Unsupported("this model generates no tokens: run it once with its inputs instead"));
     }
     if sequence.interrupted {
         return Err(EngineError::Interrupted);

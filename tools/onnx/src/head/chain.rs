@@ -63,7 +63,7 @@ fn contraction(graph: &Graph, node: &Node) -> Result<Option<usize>, HeadReason> 
             let untouched = ["transA", "transBatchA", "transBatchB"].iter().all(|a| node.int(a).unwrap_or(0) == 0);
             untouched && input(node, 1).and_then(|w| rank(graph, w)) == Some(2)
         }
-        // These operators take a quantised weight [N, K] by definition.
+        // These operators take a quantized weight [N, K] by definition.
         ("com.microsoft", "MatMulNBits" | "MatMulBnb4" | "MatMulFpQ4") => true,
         _ => return Ok(None),
     };

@@ -1,4 +1,4 @@
-//! The arithmetic of block quantisation: rounds a block of numbers to integers of 4 or 8 bits with one scale.
+//! The arithmetic of block quantization: rounds a block of numbers to integers of 4 or 8 bits with one scale.
 //!
 //! The rule and the byte order are those of ONNX Runtime's own quantizer (MLAS, `BlockwiseQuantizer` in `q4_dq.cpp`), so
 //! that the same weights give the same bytes. With `top = 2^bits - 1` and `half = 2^(bits-1)`:
@@ -11,7 +11,7 @@
 
 use half::f16;
 
-/// Bits of a quantised number.
+/// Bits of a quantized number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Bits {
     /// Two numbers in a byte, the first one in the low half.
@@ -29,7 +29,7 @@ impl Bits {
         }
     }
 
-    /// The largest quantised number.
+    /// The largest quantized number.
     fn top(self) -> f32 {
         match self {
             Bits::Four => 15.0,
@@ -46,7 +46,7 @@ impl Bits {
     }
 }
 
-/// How a matrix is quantised.
+/// How a matrix is quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockFormat {
     /// Bits of a number.
@@ -108,7 +108,7 @@ pub(super) struct BlockScale {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NotFinite(pub usize);
 
-/// Quantises a block. A block shorter than `format.block`, the last one of a row, is filled up with zeros.
+/// Quantizes a block. A block shorter than `format.block`, the last one of a row, is filled up with zeros.
 pub(super) fn quantize_block(
     values: &[f32],
     format: BlockFormat,
@@ -144,7 +144,7 @@ pub(super) fn quantize_block(
     Ok(BlockScale { scale, zero_point })
 }
 
-/// The number that a quantised one stands for.
+/// The number that a quantized one stands for.
 pub(super) fn restore(level: u8, BlockScale { scale, zero_point }: BlockScale) -> f32 {
     (f32::from(level) - f32::from(zero_point)) * scale
 }

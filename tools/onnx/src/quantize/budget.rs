@@ -11,7 +11,7 @@ use super::{NothingReason, QuantizeError, matrix::Job};
 use hpp_graph::{Graph, ValueId};
 use std::collections::BTreeMap;
 
-/// The formats to choose from, beside not quantising.
+/// The formats to choose from, beside not quantizing.
 pub(super) const FORMATS: [BlockFormat; 3] = [
     BlockFormat { bits: Bits::Four, block: 128, asymmetric: false },
     BlockFormat { bits: Bits::Four, block: 32, asymmetric: false },
@@ -97,9 +97,9 @@ fn forms(job: &Job, readers: &[&Chosen], is_kept: bool) -> Result<Vec<Form>, Qua
     let largest = formats.iter().map(|format| format.block).max().unwrap_or(FORMATS[0].block);
     let job = Job { format: BlockFormat { block: largest, ..FORMATS[0] }, ..job.clone() };
     let errors = job.squared_errors(&formats).map_err(|error| QuantizeError::reading(&job.matrix.name, error))?;
-    let quantised = formats.into_iter().zip(errors);
+    let quantized = formats.into_iter().zip(errors);
     let mut forms: Vec<Form> =
-        quantised.map(|(format, error)| Form { format: Some(format), bytes: bytes_of(&job, format), error }).collect();
+        quantized.map(|(format, error)| Form { format: Some(format), bytes: bytes_of(&job, format), error }).collect();
     let floats = (job.matrix.depth * job.matrix.columns * super::matrix::element_bytes(job.matrix.dtype)) as u64;
     // Floats that stay for another operator need no bytes of their own.
     forms.push(Form { format: None, bytes: if is_kept { 0 } else { floats }, error: 0.0 });

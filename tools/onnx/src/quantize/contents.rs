@@ -1,4 +1,4 @@
-//! The contents of quantised weights, computed when they are read.
+//! The contents of quantized weights, computed when they are read.
 //!
 //! Numbers, scales and zero points of a weight are read one after another, several times each (hash, copy). So the results
 //! of the last weight stay in memory; of a weight larger than [`WINDOW_BYTES`], those of some of its columns.
@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// Bytes of results that are kept.
 const WINDOW_BYTES: usize = 384 << 20;
 
-/// All weights that are quantised.
+/// All weights that are quantized.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
     pub jobs: Vec<Job>,
@@ -20,7 +20,7 @@ pub(super) struct Jobs {
     window_bytes: Option<usize>,
 }
 
-/// What of a quantised weight.
+/// What of a quantized weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Part {
     Numbers,
@@ -28,7 +28,7 @@ pub(super) enum Part {
     ZeroPoints,
 }
 
-/// A part of a quantised weight, computed when it is read.
+/// A part of a quantized weight, computed when it is read.
 #[derive(Debug)]
 pub(super) struct PartContents {
     pub jobs: Arc<Jobs>,

@@ -1,4 +1,4 @@
-//! Quantises a weight matrix window by window: reads slabs of it, transposes where needed, and rounds blocks on all cores.
+//! Quantizes a weight matrix window by window: reads slabs of it, transposes where needed, and rounds blocks on all cores.
 //!
 //! Memory is bounded by one window of results and two slabs of input. The bytes do not depend on the number of threads.
 
@@ -43,7 +43,7 @@ pub(super) struct Matrix {
 /// A number of a weight is infinite or NaN, or too large for a scale.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "weight {name:?} cannot be quantised: the number at row {row}, column {column} (byte {offset} of the weight) is infinite, \
+    "weight {name:?} cannot be quantized: the number at row {row}, column {column} (byte {offset} of the weight) is infinite, \
      NaN or too large for a scale"
 )]
 pub struct NotFiniteError {
@@ -96,7 +96,7 @@ impl Job {
         if self.format.asymmetric { (self.blocks() * self.format.bits.count()).div_ceil(8) } else { 0 }
     }
 
-    /// Quantises a range of columns. An [`io::Error`] of a number that is not finite wraps a [`NotFiniteError`].
+    /// Quantizes a range of columns. An [`io::Error`] of a number that is not finite wraps a [`NotFiniteError`].
     pub fn window(&self, columns: Range<usize>) -> io::Result<Window> {
         let mut result = Results::new(self, &columns);
         let mut source = Source::open(&self.matrix)?;
@@ -114,7 +114,7 @@ impl Job {
         Ok(result.into_window(columns))
     }
 
-    /// The sum of the squared differences that quantising in each format makes. Their blocks must divide the job's own. The sums do
+    /// The sum of the squared differences that quantizing in each format makes. Their blocks must divide the job's own. The sums do
     /// not depend on the number of threads.
     pub fn squared_errors(&self, formats: &[BlockFormat]) -> io::Result<Vec<f64>> {
         let mut source = Source::open(&self.matrix)?;

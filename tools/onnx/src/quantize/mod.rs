@@ -1,8 +1,8 @@
-//! Quantises the weight matrices of a model: `MatMul` and `Gemm` become `MatMulNBits`, lookups of embeddings
+//! Quantizes the weight matrices of a model: `MatMul` and `Gemm` become `MatMulNBits`, lookups of embeddings
 //! `GatherBlockQuantized`, both operators of ONNX Runtime.
 //!
 //! Only the graph is rewritten at first. The new weights are a virtual file, whose bytes are computed from the model's own
-//! weights when they are copied; so the planner sees the quantised graph before any weight is read. Round to nearest only:
+//! weights when they are copied; so the planner sees the quantized graph before any weight is read. Round to nearest only:
 //! does not know calibration data.
 
 mod blocks;
@@ -25,10 +25,10 @@ use hpp_graph::Graph;
 use hpp_schema::ByteSize;
 use std::collections::{BTreeMap, HashMap};
 
-/// Location of the quantised weights in the rewritten model. No file of that name is written: `pack` copies its contents.
-pub const QUANTISED_FILE: &str = "hpp.quantised.bin";
+/// Location of the quantized weights in the rewritten model. No file of that name is written: `pack` copies its contents.
+pub const QUANTIZED_FILE: &str = "hpp.quantized.bin";
 
-/// How a model is quantised.
+/// How a model is quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QuantizeOptions {
     /// Of all matrices that have no choice of their own.
@@ -48,19 +48,19 @@ pub enum Choice {
     Same,
     /// These.
     Bits(Bits),
-    /// Not quantised.
+    /// Not quantized.
     None,
 }
 
-/// The reason why a model cannot be quantised.
+/// The reason why a model cannot be quantized.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum QuantizeError {
-    #[error("nothing to quantise: {0}")]
+    #[error("nothing to quantize: {0}")]
     Nothing(NothingReason),
     #[error(transparent)]
     Tensor(#[from] TensorError),
-    #[error("the model has a weight file named {QUANTISED_FILE:?}, a name that quantising uses itself")]
+    #[error("the model has a weight file named {QUANTIZED_FILE:?}, a name that quantizing uses itself")]
     NameTaken,
     #[error(
         "all weights take {} in the smallest formats, and --bits-budget is {}",
@@ -76,7 +76,7 @@ pub enum QuantizeError {
 }
 
 impl QuantizeError {
-    /// An error of computing quantised weights.
+    /// An error of computing quantized weights.
     fn reading(name: &str, source: std::io::Error) -> Self {
         match source.get_ref().and_then(|cause| cause.downcast_ref::<NotFiniteError>()) {
             Some(cause) => QuantizeError::NotFinite(cause.clone()),
@@ -85,27 +85,27 @@ impl QuantizeError {
     }
 }
 
-/// Why no matrix was quantised.
+/// Why no matrix was quantized.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum NothingReason {
     #[error("no MatMul or Gemm of the model has a weight matrix of floats")]
     NoMatrices,
-    #[error("operators that read quantised weights already: {0}")]
-    QuantisedAlready(usize),
+    #[error("operators that read quantized weights already: {0}")]
+    QuantizedAlready(usize),
     #[error(
         "all weights take {} as they are, and --bits-budget allows {}",
         ByteSize(*bytes).human(), ByteSize(*budget).human()
     )]
     Fits { bytes: u64, budget: u64 },
-    #[error("the model has no matrix to quantise, only {}", left_text(.0))]
+    #[error("the model has no matrix to quantize, only {}", left_text(.0))]
     AllLeft(BTreeMap<LeftReason, usize>),
 }
 
-/// A quantised model.
+/// A quantized model.
 #[derive(Clone, Debug)]
 pub struct Quantized {
-    /// The model. Its quantised weights are in [`QUANTISED_FILE`], which does not exist on disk.
+    /// The model. Its quantized weights are in [`QUANTIZED_FILE`], which does not exist on disk.
     pub model: Model,
     /// The contents of that file.
     pub contents: VirtualFile,
@@ -113,16 +113,16 @@ pub struct Quantized {
     pub summary: QuantizeSummary,
 }
 
-/// What quantising does to a model.
+/// What quantizing does to a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QuantizeSummary {
-    /// Number of quantised weights of each format, each counted once however many operators read it.
+    /// Number of quantized weights of each format, each counted once however many operators read it.
     pub formats: BTreeMap<BlockFormat, usize>,
     /// Bytes of these weights before.
     pub bytes_before: u64,
     /// Bytes of numbers, scales and zero points after.
     pub bytes_after: u64,
-    /// Bytes of quantised weights whose floats stay for other operators.
+    /// Bytes of quantized weights whose floats stay for other operators.
     pub bytes_kept: u64,
     /// Number of matrices left for each reason.
     pub left: BTreeMap<LeftReason, usize>,
@@ -140,7 +140,7 @@ fn left_text(left: &BTreeMap<LeftReason, usize>) -> String {
     left.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// Quantises a model. `graph` must be the model's graph with inferred shapes.
+/// Quantizes a model. `graph` must be the model's graph with inferred shapes.
 pub fn quantize(
     model: &Model,
     graph: &Graph,

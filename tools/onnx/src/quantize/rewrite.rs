@@ -1,11 +1,11 @@
-//! Rewrites the graph of a model: operators on quantised weights, references to the quantised weights, and no weights that
+//! Rewrites the graph of a model: operators on quantized weights, references to the quantized weights, and no weights that
 //! nobody reads any more.
 
 use super::blocks::ScaleType;
 use super::contents::{Jobs, Part, PartContents};
 use super::matrix::{Job, Matrix, Place};
 use super::select::{Chosen, Operator, Selection};
-use super::{QUANTISED_FILE, QuantizeError, QuantizeSummary, Quantized};
+use super::{QUANTIZED_FILE, QuantizeError, QuantizeSummary, Quantized};
 use crate::flatten::Fresh;
 use crate::model::Model;
 use crate::names::{self, default_domain};
@@ -30,7 +30,7 @@ const ACCURACY_LEVEL: i64 = 4;
 
 /// Rewrites the model as the selection says.
 pub(super) fn rewrite(model: &Model, graph: &Graph, selection: &Selection) -> Result<Quantized, QuantizeError> {
-    if model.weights.files.iter().any(|file| file.location == QUANTISED_FILE) {
+    if model.weights.files.iter().any(|file| file.location == QUANTIZED_FILE) {
         return Err(QuantizeError::NameTaken);
     }
     let mut rewriter = Rewriter::new(model, graph);
@@ -70,7 +70,7 @@ fn place(model: &Model, source: usize) -> Result<Place, QuantizeError> {
     })
 }
 
-/// What makes two quantised weights the same: source, orientation and format.
+/// What makes two quantized weights the same: source, orientation and format.
 #[derive(PartialEq, Eq, Hash)]
 struct JobKey(Identity, bool, super::BlockFormat);
 
@@ -81,7 +81,7 @@ enum Identity {
     Embedded(usize),
 }
 
-/// The initializers of a quantised weight.
+/// The initializers of a quantized weight.
 struct Names {
     /// As `MatMulNBits` takes the numbers: `[columns, blocks, bytes of a block]`.
     product: Option<String>,
@@ -89,9 +89,9 @@ struct Names {
     table: Option<String>,
     scales: String,
     zero_points: Option<String>,
-    /// Index of the initializer that was quantised.
+    /// Index of the initializer that was quantized.
     source: usize,
-    /// Name of the initializer that was quantised.
+    /// Name of the initializer that was quantized.
     base: String,
 }
 
@@ -104,8 +104,8 @@ struct Rewriter<'a> {
     by_key: HashMap<JobKey, usize>,
     jobs: Vec<Job>,
     names: Vec<Names>,
-    /// Initializers that were quantised.
-    quantised: HashSet<usize>,
+    /// Initializers that were quantized.
+    quantized: HashSet<usize>,
 }
 
 impl<'a> Rewriter<'a> {
@@ -119,7 +119,7 @@ impl<'a> Rewriter<'a> {
             by_key: HashMap::new(),
             jobs: vec![],
             names: vec![],
-            quantised: HashSet::new(),
+            quantized: HashSet::new(),
         }
     }
 
@@ -127,7 +127,7 @@ impl<'a> Rewriter<'a> {
     fn weight(&mut self, chosen: &Chosen) -> Result<Option<usize>, QuantizeError> {
         let name = self.graph.value(chosen.weight).name.as_str();
         let Some(source) = self.sources.get(name).copied() else { return Ok(None) };
-        self.quantised.insert(source);
+        self.quantized.insert(source);
         let identity = match self.model.weights.storage[source] {
             Storage::External(span) => Identity::External(span),
             Storage::Embedded => Identity::Embedded(source),
@@ -220,7 +220,7 @@ impl<'a> Rewriter<'a> {
         let used: HashSet<String> = graph.node.iter().flat_map(names::reads).map(str::to_owned).collect();
         let returned: HashSet<&str> = graph.output.iter().map(|output| output.name()).collect();
         let is_kept = |source: usize, name: &str| {
-            !self.quantised.contains(&source) || used.contains(name) || returned.contains(name)
+            !self.quantized.contains(&source) || used.contains(name) || returned.contains(name)
         };
         let mut summary = self.summary(selection);
         let mut kept = (vec![], vec![]);
@@ -228,7 +228,7 @@ impl<'a> Rewriter<'a> {
         let old = std::mem::take(&mut graph.initializer).into_iter().zip(std::mem::take(&mut model.weights.storage));
         for (source, (tensor, storage)) in old.enumerate() {
             if is_kept(source, tensor.name()) {
-                summary.bytes_kept += if self.quantised.contains(&source) { stored(&tensor) } else { 0 };
+                summary.bytes_kept += if self.quantized.contains(&source) { stored(&tensor) } else { 0 };
                 kept.0.push(tensor);
                 kept.1.push(storage);
             } else {
@@ -248,8 +248,8 @@ impl<'a> Rewriter<'a> {
         import_domain(&mut model.proto);
         let bytes = laid_out.contents.bytes();
         summary.bytes_after = laid_out.bytes;
-        let path = model.dir().join(QUANTISED_FILE);
-        model.weights.files.push(WeightFile { location: QUANTISED_FILE.to_owned(), path, bytes });
+        let path = model.dir().join(QUANTIZED_FILE);
+        model.weights.files.push(WeightFile { location: QUANTIZED_FILE.to_owned(), path, bytes });
         Quantized { model, contents: laid_out.contents, summary }
     }
 
@@ -260,7 +260,7 @@ impl<'a> Rewriter<'a> {
         }
         let initializers = &self.model.graph_proto().initializer;
         let mut spans = HashSet::new();
-        for source in &self.quantised {
+        for source in &self.quantized {
             let is_new = match self.model.weights.storage[*source] {
                 Storage::External(span) => spans.insert(span),
                 Storage::Embedded => true,
@@ -270,7 +270,7 @@ impl<'a> Rewriter<'a> {
         summary
     }
 
-    /// Assigns an offset to each part of each job. `file` is the index of the quantised file.
+    /// Assigns an offset to each part of each job. `file` is the index of the quantized file.
     fn lay_out(&self, file: usize) -> LaidOut {
         let jobs = Arc::new(Jobs::new(self.jobs.clone()));
         let mut layout = Layout::default();
@@ -292,7 +292,7 @@ impl<'a> Rewriter<'a> {
                         dims,
                         ..TensorProto::default()
                     };
-                    refer(&mut tensor, QUANTISED_FILE, offset, length);
+                    refer(&mut tensor, QUANTIZED_FILE, offset, length);
                     tensors.push((tensor, FileRange { file, offset, length }));
                 }
             };
@@ -312,7 +312,7 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// The quantised file.
+/// The quantized file.
 #[derive(Default)]
 struct LaidOut {
     contents: VirtualFile,

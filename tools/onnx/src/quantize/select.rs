@@ -1,4 +1,4 @@
-//! Finds the matrices of a graph that can be quantised, and says why others are left.
+//! Finds the matrices of a graph that can be quantized, and says why others are left.
 
 use super::blocks::BlockFormat;
 use super::{Choice, NothingReason, QuantizeOptions};
@@ -11,7 +11,7 @@ pub const MIN_ELEMENTS: u64 = 4096;
 /// Nodes followed from an operand back to its weight.
 const MAX_LINKS: usize = 8;
 
-/// A node whose weight is quantised.
+/// A node whose weight is quantized.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Chosen {
     pub node: NodeId,
@@ -36,7 +36,7 @@ impl Chosen {
     }
 }
 
-/// An operator that reads a quantised weight.
+/// An operator that reads a quantized weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operator {
     MatMul,
@@ -96,8 +96,8 @@ pub(super) struct Selection {
     pub chosen: Vec<Chosen>,
     /// Weights that are left, by name.
     pub left: BTreeMap<String, LeftReason>,
-    /// Number of operators whose weights are quantised already.
-    pub quantised_already: usize,
+    /// Number of operators whose weights are quantized already.
+    pub quantized_already: usize,
 }
 
 /// Selects the matrices of a graph with inferred shapes.
@@ -105,8 +105,8 @@ pub(super) fn select(graph: &Graph, roles: &Roles, options: &QuantizeOptions) ->
     let mut selection = Selection::default();
     for id in graph.node_ids() {
         let node = graph.node(id);
-        if is_quantised(node) {
-            selection.quantised_already += 1;
+        if is_quantized(node) {
+            selection.quantized_already += 1;
         }
         let Some((operator, weight, flipped)) = operand(graph, node, roles) else { continue };
         let choice = match operator {
@@ -129,10 +129,10 @@ pub(super) fn select(graph: &Graph, roles: &Roles, options: &QuantizeOptions) ->
 impl Selection {
     /// Why nothing was chosen.
     pub fn nothing_reason(&self) -> NothingReason {
-        match (self.quantised_already, self.left.len()) {
+        match (self.quantized_already, self.left.len()) {
             (0, 0) => NothingReason::NoMatrices,
             (0, _) => NothingReason::AllLeft(self.left_counts()),
-            (operators, _) => NothingReason::QuantisedAlready(operators),
+            (operators, _) => NothingReason::QuantizedAlready(operators),
         }
     }
 
@@ -202,7 +202,7 @@ fn unwrapped(graph: &Graph, mut value: ValueId) -> ValueId {
     value
 }
 
-/// The matrix, if it can be quantised; `None` if it is no matrix.
+/// The matrix, if it can be quantized; `None` if it is no matrix.
 fn candidate(
     graph: &Graph,
     id: NodeId,
@@ -267,8 +267,8 @@ fn check_product(graph: &Graph, node: &Node, operator: Operator) -> Result<(), L
     }
 }
 
-/// Whether the operator reads quantised weights.
-fn is_quantised(node: &Node) -> bool {
+/// Whether the operator reads quantized weights.
+fn is_quantized(node: &Node) -> bool {
     matches!(
         node.op_type.as_str(),
         "MatMulNBits"

@@ -96,7 +96,7 @@ impl Format {
             ),
             Format::Gguf => format!(
                 "the builder reads GGUF in float16 or float32: {BUILDER} -m NAME -i {path} -o model-onnx -p int4 -e cpu (first: \
-                 {packages} gguf); a quantised GGUF cannot be exported: give the builder the Hugging Face checkpoint it was \
+                 {packages} gguf); a quantized GGUF cannot be exported: give the builder the Hugging Face checkpoint it was \
                  made from, -i CHECKPOINT instead of -m NAME -i FILE"
             ),
             Format::LfsPointer => "download the file: git lfs install, then git lfs pull".to_owned(),

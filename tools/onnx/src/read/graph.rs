@@ -4,7 +4,7 @@ use crate::names::{self, default_domain, label};
 use crate::proto::attribute_proto::AttributeType;
 use crate::proto::type_proto::Value as TypeValue;
 use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto, TensorShapeProto, ValueInfoProto};
-use crate::quantize::QUANTISED_FILE;
+use crate::quantize::QUANTIZED_FILE;
 use crate::read::body::{self, content_key, key_of};
 use crate::read::small::SmallReader;
 use crate::tensor::{self, TensorShape};
@@ -99,7 +99,7 @@ impl<'a> Builder<'a> {
         }
         let raw = match at {
             // Zero points that are computed when they are packed: no shape depends on them.
-            Storage::External(span) if self.weights.files[span.file].location == QUANTISED_FILE => return Ok(None),
+            Storage::External(span) if self.weights.files[span.file].location == QUANTIZED_FILE => return Ok(None),
             Storage::Embedded => tensor::embedded_bytes(t, shape).map_err(WeightError::from)?,
             Storage::External(span) => Some(self.small.read(t.name(), *span)?.into()),
         };

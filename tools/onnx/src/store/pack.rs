@@ -1,5 +1,5 @@
 //! Copies the weights that some models need into one file, and verifies every range by hash. Sources may be virtual files,
-//! such as weights that are quantised while they are copied.
+//! such as weights that are quantized while they are copied.
 //!
 //! The layout depends on the models only, so an interrupted pack resumes: ranges of the `.partial` file whose hash
 //! equals that of their source are kept. The file gets its name when every range is correct.

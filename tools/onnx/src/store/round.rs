@@ -1,4 +1,4 @@
-//! Writes the weights of a model to one file, some of them rounded to fewer bits: simulates quantisation without
+//! Writes the weights of a model to one file, some of them rounded to fewer bits: simulates quantization without
 //! changing element types.
 //!
 //! Rounding is symmetric with one scale per group of neighbours along an axis: `scale = max |w| / (2^(bits-1) - 1)`,

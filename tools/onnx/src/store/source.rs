@@ -33,7 +33,7 @@ impl RangeReadError {
         RangeReadError { path: file.path.clone(), offset: range.offset, length: range.length, source }
     }
 
-    /// The number that cannot be quantised, if that is the cause.
+    /// The number that cannot be quantized, if that is the cause.
     pub(super) fn not_finite(&self) -> Option<NotFiniteError> {
         self.source.get_ref()?.downcast_ref::<NotFiniteError>().cloned()
     }

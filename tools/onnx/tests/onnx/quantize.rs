@@ -1,11 +1,11 @@
-//! Quantised models: which operators become which, which weights stay, and what is written when the model is packed.
+//! Quantized models: which operators become which, which weights stay, and what is written when the model is packed.
 
 use crate::build::{attribute, external, int, model, node, open, save, tensor, value, with};
 use hpp_graph::infer;
 use hpp_onnx::proto::attribute_proto::AttributeType;
 use hpp_onnx::proto::*;
 use hpp_onnx::{
-    Bits, BlockFormat, Choice, LeftReason, Model, PackError, QUANTISED_FILE, QuantizeError, QuantizeOptions, Quantized,
+    Bits, BlockFormat, Choice, LeftReason, Model, PackError, QUANTIZED_FILE, QuantizeError, QuantizeOptions, Quantized,
     Roles, Storage, VirtualFiles, pack, pack_virtually, quantize,
 };
 use hpp_schema::DType;
@@ -20,8 +20,8 @@ fn options() -> QuantizeOptions {
     QuantizeOptions { format, budget: None, head: Choice::Same, embedding: Choice::None }
 }
 
-/// Quantises with `ids` as token ids and the node that produces `logits` as head.
-fn quantised(model: &Model, options: &QuantizeOptions) -> Result<Quantized, QuantizeError> {
+/// Quantizes with `ids` as token ids and the node that produces `logits` as head.
+fn quantized(model: &Model, options: &QuantizeOptions) -> Result<Quantized, QuantizeError> {
     let mut graph = model.graph().unwrap();
     infer::infer(&mut graph);
     let mut roles = Roles::default();
@@ -48,13 +48,13 @@ fn floats(name: &str, dims: &[i64]) -> TensorProto {
     TensorProto { raw_data: Some(bytes.collect()), ..tensor(name, F, dims) }
 }
 
-fn operators(quantised: &Quantized) -> Vec<&str> {
-    quantised.model.graph_proto().node.iter().map(|node| node.op_type()).collect()
+fn operators(quantized: &Quantized) -> Vec<&str> {
+    quantized.model.graph_proto().node.iter().map(|node| node.op_type()).collect()
 }
 
-fn weights(quantised: &Quantized) -> BTreeMap<&str, (DType, &[i64])> {
+fn weights(quantized: &Quantized) -> BTreeMap<&str, (DType, &[i64])> {
     let dtype = |tensor: &TensorProto| DType::from_onnx(tensor.data_type()).unwrap();
-    quantised.model.graph_proto().initializer.iter().map(|t| (t.name(), (dtype(t), t.dims.as_slice()))).collect()
+    quantized.model.graph_proto().initializer.iter().map(|t| (t.name(), (dtype(t), t.dims.as_slice()))).collect()
 }
 
 fn ints(node: &NodeProto) -> BTreeMap<&str, i64> {
@@ -64,7 +64,7 @@ fn ints(node: &NodeProto) -> BTreeMap<&str, i64> {
 #[test]
 fn a_product_becomes_the_operator_of_onnx_runtime() {
     let proto = of(vec![node("MatMul", &["x", "w"], &["y"])], vec![floats("w", &[64, 96])], &["y"]);
-    let done = quantised(&open(&proto).unwrap(), &options()).unwrap();
+    let done = quantized(&open(&proto).unwrap(), &options()).unwrap();
     let product = &done.model.graph_proto().node[0];
     assert_eq!((product.op_type(), product.domain()), ("MatMulNBits", "com.microsoft"));
     assert_eq!(product.input, ["x", "w_Q4G32", "w_Q4G32_scales"]);
@@ -75,7 +75,7 @@ fn a_product_becomes_the_operator_of_onnx_runtime() {
     assert!(done.model.proto().opset_import.iter().any(|opset| opset.domain() == "com.microsoft"));
     assert_eq!((done.summary.bytes_before, done.summary.bytes_after), (64 * 96 * 4, 96 * 32 + 96 * 8));
     let spans = done.model.weights().storage.iter().filter(|at| matches!(at, Storage::External(_))).count();
-    assert_eq!((spans, done.model.weights().files[0].location.as_str()), (2, QUANTISED_FILE));
+    assert_eq!((spans, done.model.weights().files[0].location.as_str()), (2, QUANTIZED_FILE));
     // The result is a model that can be segmented and cut.
     let mut graph = done.model.graph().unwrap();
     infer::infer(&mut graph);
@@ -87,15 +87,15 @@ fn zero_points_are_packed_and_names_do_not_collide() {
     let nodes = vec![node("MatMul", &["x", "w"], &["w_Q4G32"]), node("Identity", &["w_Q4G32"], &["y"])];
     let proto = of(nodes, vec![floats("w", &[64, 96])], &["y"]);
     let format = BlockFormat { bits: Bits::Four, block: 16, asymmetric: true };
-    let done = quantised(&open(&proto).unwrap(), &QuantizeOptions { format, ..options() }).unwrap();
+    let done = quantized(&open(&proto).unwrap(), &QuantizeOptions { format, ..options() }).unwrap();
     assert_eq!(weights(&done)["w_Q4G16_zero_points"], (DType::Uint8, &[96, 2][..]));
     // Small ones look like sizes, which the reader of graphs reads: these have no bytes yet.
     let few = of(vec![node("MatMul", &["x", "w"], &["y"])], vec![floats("w", &[64, 64])], &["y"]);
     let format = BlockFormat { block: 32, ..format };
-    let done_few = quantised(&open(&few).unwrap(), &QuantizeOptions { format, ..options() }).unwrap();
+    let done_few = quantized(&open(&few).unwrap(), &QuantizeOptions { format, ..options() }).unwrap();
     assert_eq!(weights(&done_few)["w_Q4G32_zero_points"], (DType::Uint8, &[64, 1][..]));
     assert!(done_few.model.graph().is_ok());
-    let done = quantised(&open(&proto).unwrap(), &options()).unwrap();
+    let done = quantized(&open(&proto).unwrap(), &options()).unwrap();
     assert_eq!(done.model.graph_proto().node[0].input[1], "w_Q4G32_1");
 }
 
@@ -105,14 +105,14 @@ fn a_gemm_keeps_its_bias_and_a_scaled_one_is_left() {
     let gemm = |inputs: &[&str]| with(node("Gemm", inputs, &["y"]), int("transB", 1));
     let weights_of = || vec![floats("w", &[96, 64]), floats("bias", &[96])];
     let proto = of(vec![flat(), gemm(&["flat", "w", "bias"])], weights_of(), &["y"]);
-    let done = quantised(&open(&proto).unwrap(), &options()).unwrap();
+    let done = quantized(&open(&proto).unwrap(), &options()).unwrap();
     assert_eq!(operators(&done), ["Flatten", "MatMulNBits", "Add"]);
     assert_eq!(weights(&done)["w_Q4G32"].1, [96, 2, 16]);
     let [_, product, add] = &done.model.graph_proto().node[..] else { panic!("three nodes") };
     assert_eq!((&add.input, add.output[0].as_str()), (&vec![product.output[0].clone(), "bias".to_owned()], "y"));
     let alpha = AttributeProto { f: Some(0.5), ..attribute("alpha", AttributeType::Float) };
     let proto = of(vec![flat(), with(gemm(&["flat", "w", "bias"]), alpha)], weights_of(), &["y"]);
-    let error = quantised(&open(&proto).unwrap(), &options()).unwrap_err().to_string();
+    let error = quantized(&open(&proto).unwrap(), &options()).unwrap_err().to_string();
     assert!(error.contains("1 of a Gemm with alpha"), "{error}");
 }
 
@@ -122,7 +122,7 @@ fn bfloat16_products_are_computed_in_float32() {
         TensorProto { raw_data: Some([0x80, 0x3f].repeat(64 * 96).into()), ..tensor("w", DType::Bfloat16, &[64, 96]) };
     let cast = |input: &str, output: &str, to| with(node("Cast", &[input], &[output]), int("to", to));
     let nodes = vec![cast("x", "a", 16), node("MatMul", &["a", "w"], &["b"]), cast("b", "y", 1)];
-    let done = quantised(&open(&of(nodes, vec![weight], &["y"])).unwrap(), &options()).unwrap();
+    let done = quantized(&open(&of(nodes, vec![weight], &["y"])).unwrap(), &options()).unwrap();
     assert_eq!(operators(&done), ["Cast", "Cast", "MatMulNBits", "Cast", "Cast"]);
     assert_eq!(weights(&done)["w_Q4G32_scales"].0, F);
     let mut graph = done.model.graph().unwrap();
@@ -131,7 +131,7 @@ fn bfloat16_products_are_computed_in_float32() {
 }
 
 #[test]
-fn a_tied_weight_is_quantised_once_for_head_and_embedding() {
+fn a_tied_weight_is_quantized_once_for_head_and_embedding() {
     let nodes = vec![
         node("Gather", &["table", "ids"], &["e"]),
         node("Transpose", &["table"], &["turned"]),
@@ -139,12 +139,12 @@ fn a_tied_weight_is_quantised_once_for_head_and_embedding() {
     ];
     let proto = of(nodes, vec![floats("table", &[96, 64])], &["logits"]);
     let model = open(&proto).unwrap();
-    let both = quantised(&model, &QuantizeOptions { embedding: Choice::Same, ..options() }).unwrap();
+    let both = quantized(&model, &QuantizeOptions { embedding: Choice::Same, ..options() }).unwrap();
     assert_eq!(operators(&both), ["GatherBlockQuantized", "MatMulNBits"]);
-    let spans = |quantised: &Quantized, name: &str| {
-        let initializers = &quantised.model.graph_proto().initializer;
+    let spans = |quantized: &Quantized, name: &str| {
+        let initializers = &quantized.model.graph_proto().initializer;
         let at = initializers.iter().position(|t| t.name() == name).unwrap();
-        match quantised.model.weights().storage[at] {
+        match quantized.model.weights().storage[at] {
             Storage::External(span) => span,
             Storage::Embedded => panic!("{name} is embedded"),
         }
@@ -154,15 +154,15 @@ fn a_tied_weight_is_quantised_once_for_head_and_embedding() {
     assert!(!weights(&both).contains_key("table"));
     assert_eq!((both.summary.bytes_kept, both.summary.formats.values().sum::<usize>()), (0, 1));
     // Without the embedding, its floats stay.
-    let head = quantised(&model, &options()).unwrap();
+    let head = quantized(&model, &options()).unwrap();
     assert_eq!(operators(&head), ["Gather", "MatMulNBits"]);
     assert!(weights(&head).contains_key("table"));
     assert_eq!(head.summary.bytes_kept, 96 * 64 * 4);
     // In other bits, there are two.
     let eight = QuantizeOptions { head: Choice::Bits(Bits::Eight), embedding: Choice::Same, ..options() };
-    assert_eq!(quantised(&model, &eight).unwrap().summary.formats.values().collect::<Vec<_>>(), [&1, &1]);
+    assert_eq!(quantized(&model, &eight).unwrap().summary.formats.values().collect::<Vec<_>>(), [&1, &1]);
     let none = QuantizeOptions { head: Choice::None, ..options() };
-    assert!(quantised(&model, &none).unwrap_err().to_string().contains("as asked"));
+    assert!(quantized(&model, &none).unwrap_err().to_string().contains("as asked"));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn a_tied_weight_may_be_stored_as_the_head_takes_it() {
         node("MatMul", &["e", "head"], &["logits"]),
     ];
     let proto = of(nodes, vec![floats("head", &[64, 96])], &["logits"]);
-    let both = quantised(&open(&proto).unwrap(), &QuantizeOptions { embedding: Choice::Same, ..options() }).unwrap();
+    let both = quantized(&open(&proto).unwrap(), &QuantizeOptions { embedding: Choice::Same, ..options() }).unwrap();
     assert_eq!(operators(&both), ["GatherBlockQuantized", "MatMulNBits"]);
     assert_eq!((both.summary.bytes_kept, both.summary.formats.values().sum::<usize>()), (0, 1));
     assert_eq!(weights(&both)["head_Q4G32_table"].1, [96, 32]);
@@ -196,21 +196,21 @@ fn weights_of_other_kinds_are_left_and_counted() {
         floats("w2", &[64, 96]),
         floats("w3", &[1, 96]),
     ];
-    let done = quantised(&open(&of(nodes, weights_of, &["y"])).unwrap(), &options()).unwrap();
+    let done = quantized(&open(&of(nodes, weights_of, &["y"])).unwrap(), &options()).unwrap();
     let expected = [(LeftReason::Small, 1), (LeftReason::ThreeDimensional, 1), (LeftReason::LeftOperand, 1)];
     assert_eq!(done.summary.left, expected.into());
     assert_eq!(done.summary.formats.values().sum::<usize>(), 1);
 }
 
 #[test]
-fn a_quantised_model_and_one_without_matrices_are_refused_with_the_reason() {
-    let done = quantised(
+fn a_quantized_model_and_one_without_matrices_are_refused_with_the_reason() {
+    let done = quantized(
         &open(&of(vec![node("MatMul", &["x", "w"], &["y"])], vec![floats("w", &[64, 96])], &["y"])).unwrap(),
         &options(),
     );
-    let again = quantised(&done.unwrap().model, &options()).unwrap_err().to_string();
-    assert!(again.contains("operators that read quantised weights already: 1"), "{again}");
-    let none = quantised(&open(&of(vec![node("Identity", &["x"], &["y"])], vec![], &["y"])).unwrap(), &options());
+    let again = quantized(&done.unwrap().model, &options()).unwrap_err().to_string();
+    assert!(again.contains("operators that read quantized weights already: 1"), "{again}");
+    let none = quantized(&open(&of(vec![node("Identity", &["x"], &["y"])], vec![], &["y"])).unwrap(), &options());
     assert!(none.unwrap_err().to_string().contains("no MatMul or Gemm"));
 }
 
@@ -228,9 +228,9 @@ fn external_model(dir: &Path, numbers: &[f32]) -> Model {
 fn packing_computes_the_weights_once_and_a_dry_run_gives_the_same_bytes() {
     let dir = tempfile::tempdir().unwrap();
     let numbers: Vec<f32> = (0..64 * 96).map(|i| (i % 101) as f32 / 50.0 - 1.0).collect();
-    let done = quantised(&external_model(dir.path(), &numbers), &options()).unwrap();
+    let done = quantized(&external_model(dir.path(), &numbers), &options()).unwrap();
     assert_eq!(done.summary.formats.values().sum::<usize>(), 1, "two names, the same bytes");
-    let virtual_files = VirtualFiles::from([(QUANTISED_FILE.to_owned(), done.contents.clone())]);
+    let virtual_files = VirtualFiles::from([(QUANTIZED_FILE.to_owned(), done.contents.clone())]);
     let mut models = [done.model.proto().clone()];
     let out = tempfile::tempdir().unwrap();
     let pack_again = || {
@@ -257,8 +257,8 @@ fn a_number_that_is_not_finite_ends_packing_with_the_name_of_the_weight() {
     let dir = tempfile::tempdir().unwrap();
     let mut numbers = vec![1.0; 64 * 96];
     numbers[96 * 3 + 5] = f32::NAN;
-    let done = quantised(&external_model(dir.path(), &numbers), &options()).unwrap();
-    let virtual_files = VirtualFiles::from([(QUANTISED_FILE.to_owned(), done.contents.clone())]);
+    let done = quantized(&external_model(dir.path(), &numbers), &options()).unwrap();
+    let virtual_files = VirtualFiles::from([(QUANTIZED_FILE.to_owned(), done.contents.clone())]);
     let mut models = [done.model.proto().clone()];
     let out = tempfile::tempdir().unwrap();
     let error = pack(&mut models, done.model.weights(), &virtual_files, out.path(), "p.bin", &mut |_| {}).unwrap_err();
@@ -288,7 +288,7 @@ fn a_budget_goes_to_the_matrices_with_most_energy() {
     graph.input.push(value("long", F, &["1", "5", "128"]));
     let dir = tempfile::tempdir().unwrap();
     let model = Model::open(&save(dir.path(), &proto)).unwrap();
-    let with = |budget| quantised(&model, &QuantizeOptions { budget: Some(budget), ..options() });
+    let with = |budget| quantized(&model, &QuantizeOptions { budget: Some(budget), ..options() });
     let smallest = 3 * (128 / 2 + 4) * 96;
     for budget in [smallest, smallest + 12_000, smallest + 50_000, 3 * 128 * 96 * 4 - 1] {
         let done = with(budget).unwrap();
@@ -302,5 +302,5 @@ fn a_budget_goes_to_the_matrices_with_most_energy() {
     let error = with(smallest - 1).unwrap_err().to_string();
     assert!(error.contains("in the smallest formats"), "{error}");
     let all = with(3 * 128 * 96 * 4).unwrap_err().to_string();
-    assert!(all.contains("nothing to quantise: all weights take 144 KiB as they are"), "{all}");
+    assert!(all.contains("nothing to quantize: all weights take 144 KiB as they are"), "{all}");
 }

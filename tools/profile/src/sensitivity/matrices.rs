@@ -1,4 +1,4 @@
-//! Finds the weight matrices of a block: which can be rounded, along which axis, and which are already quantised.
+//! Finds the weight matrices of a block: which can be rounded, along which axis, and which are already quantized.
 
 use hpp_graph::{Attribute, Graph, Node, NodeId, ValueId};
 use hpp_schema::{DType, Dim};
@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Matrices {
     /// Float weights by name, with the reduction axis of the product (for a lookup table, the axis of a row).
     pub floats: BTreeMap<String, usize>,
-    /// Bits of the quantised weights.
-    pub quantised: BTreeSet<u32>,
+    /// Bits of the quantized weights.
+    pub quantized: BTreeSet<u32>,
 }
 
 impl Matrices {
@@ -19,8 +19,8 @@ impl Matrices {
         let mut found = Matrices::default();
         for id in nodes {
             let node = graph.node(*id);
-            if let Some(bits) = quantised_operator(node) {
-                found.quantised.insert(bits);
+            if let Some(bits) = quantized_operator(node) {
+                found.quantized.insert(bits);
                 continue;
             }
             for (slot, axis) in operands(graph, node) {
@@ -44,7 +44,7 @@ impl Matrices {
                 "Transpose" => axis = permuted(node, axis, rank(graph, value)),
                 "Cast" | "CastLike" | "Identity" => {}
                 "DequantizeLinear" => {
-                    self.quantised.extend(graph.value(input).dtype.and_then(DType::bits).map(|bits| bits as u32));
+                    self.quantized.extend(graph.value(input).dtype.and_then(DType::bits).map(|bits| bits as u32));
                     return;
                 }
                 _ => return,
@@ -64,16 +64,16 @@ impl Matrices {
 
     /// Why these cannot be rounded; `None` if they can.
     pub fn refusal(&self) -> Option<String> {
-        if !self.quantised.is_empty() {
-            let bits: Vec<String> = self.quantised.iter().map(u32::to_string).collect();
+        if !self.quantized.is_empty() {
+            let bits: Vec<String> = self.quantized.iter().map(u32::to_string).collect();
             return Some(format!("already {} bits", bits.join(" and ")));
         }
         self.floats.is_empty().then(|| "it has no weight matrices of floats".to_owned())
     }
 }
 
-/// Bits of the quantised weights of an operator.
-fn quantised_operator(node: &Node) -> Option<u32> {
+/// Bits of the quantized weights of an operator.
+fn quantized_operator(node: &Node) -> Option<u32> {
     let attribute = |name: &str, usual: i64| u32::try_from(node.int(name).unwrap_or(usual)).ok();
     match node.op_type.as_str() {
         "MatMulNBits" | "GatherBlockQuantized" => attribute("bits", 4),
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn quantised_weights_are_not_rounded_again() {
+    fn quantized_weights_are_not_rounded_again() {
         let mut b = Build::default();
         let x = b.value("x", DType::Float32, &[1, 5, 8], Origin::Input);
         let (float, int8) = (b.weight("float", DType::Float32, &[8, 6]), b.weight("int8", DType::Int8, &[8, 6]));

@@ -99,7 +99,7 @@ fn divergence_is_what_numpy_says() {
 }
 
 #[test]
-fn quantised_blocks_are_refused() {
+fn quantized_blocks_are_refused() {
     let analysis = analysis("genai/llama3-int4-cpu", 64);
     let dir = tempfile::tempdir().unwrap();
     let variants = Variants::begin(&analysis, dir.path()).unwrap();

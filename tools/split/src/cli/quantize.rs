@@ -1,13 +1,13 @@
-//! Options of quantisation.
+//! Options of quantization.
 
 use super::values;
 use clap::{Args, ValueEnum};
 use hpp_onnx::{Bits, BlockFormat, Choice, QuantizeOptions};
 use hpp_schema::ByteSize;
 
-/// Quantisation of weights.
+/// Quantization of weights.
 #[derive(Clone, Copy, Debug, Args)]
-#[command(next_help_heading = "Quantisation")]
+#[command(next_help_heading = "Quantization")]
 pub struct QuantizeArgs {
     /// Round the weights of MatMul and Gemm to 4 or 8 bits, in blocks with a scale each; the plan holds a copy of all
     /// weights, as with --pack. `hpp-exec verify PLAN --kl FILE --against MODEL` measures what it costs.
@@ -51,7 +51,7 @@ pub enum ChoiceArg {
     Int4,
     /// 8 bits.
     Int8,
-    /// Not quantised.
+    /// Not quantized.
     None,
     /// As all other weights.
     Same,

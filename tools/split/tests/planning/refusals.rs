@@ -101,7 +101,7 @@ fn other_formats_than_onnx_are_refused() {
     };
     let builder = "onnxruntime_genai.models.builder";
     let gguf = write("model-q4.gguf", b"GGUF\x03\0\0\0");
-    split(&[&gguf]).refusal(&["a GGUF file", builder, "quantised"]);
+    split(&[&gguf]).refusal(&["a GGUF file", builder, "quantized"]);
     let weights = write("hf/model.safetensors", b"\x02\0\0\0\0\0\0\0{}");
     split(&[&weights]).refusal(&["a safetensors file", builder]);
     write("hf/config.json", b"{}");

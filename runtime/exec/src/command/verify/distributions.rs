@@ -102,7 +102,7 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
     }
     if against.is_none() {
         ctx.console
-            .info("compared with the model as it was split; --against MODEL compares with it before it was quantised");
+            .info("compared with the model as it was split; --against MODEL compares with it before it was quantized");
     }
     if args.json {
         show_json(ctx.out, &report)?

@@ -1,4 +1,4 @@
-//! Block-quantised integers as ONNX Runtime's kernels pack them: after the integers follow one sum and one scale per block. A sum is its
+//! Block-quantized integers as ONNX Runtime's kernels pack them: after the integers follow one sum and one scale per block. A sum is its
 //! scale times the zero point, which all blocks share, so it need not be stored.
 //!
 //! The packed layout (`PackedQuantBDataStruct` and `ComputePackBlkSum` in ONNX Runtime's `mlas/lib`) of N columns of K blocks:

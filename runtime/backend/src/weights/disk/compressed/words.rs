@@ -1,7 +1,7 @@
 //! Encodings of float32 numbers that 16 bits represent exactly.
 //!
 //! Weights of a checkpoint in bfloat16 or float16 keep their values when an exporter widens them to float32. So do the scales of their
-//! symmetric quantisation, which are the largest weight of a block over a power of two.
+//! symmetric quantization, which are the largest weight of a block over a power of two.
 
 use half::f16;
 

@@ -101,7 +101,7 @@ pub fn sensitivity(sample: &Sample) -> Vec<Sensitivity> {
     let layers: Vec<String> = sample.layers();
     let rounded = |bits: u32, at: usize, block: &String| {
         let kl = if bits == 8 { 2e-5 } else { 9e-3 } * (0.4 + 1.6 * noise(at, bits as usize));
-        let failure = (sample.failures && at == 1).then(|| "the weights are quantised already".to_owned());
+        let failure = (sample.failures && at == 1).then(|| "the weights are quantized already".to_owned());
         Sensitivity {
             block: block.clone(),
             bits,
