@@ -2,7 +2,7 @@
 
 use crate::error::GenerateError;
 use crate::generation::{Generated, Generation, GenerationEvent};
-use crate::sequence::SingleSequence;
+use crate::single_sequence::SingleSequence;
 use hpp_engine::Backend;
 
 /// Runs a new generation. Reuses the prefix that the sequence has in common with the prompt.

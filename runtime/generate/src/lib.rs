@@ -24,6 +24,7 @@ mod prompt;
 pub use hpp_kv as kv;
 pub mod sampling;
 mod sequence;
+mod single_sequence;
 pub mod speculate;
 pub mod text;
 
@@ -38,4 +39,5 @@ pub use input::{Input, chunk_length};
 pub use kv_cache::{KvCache, KvSettings, PageValue, PromptPages};
 pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};
 pub use prompt::{PromptEncoder, check_language_model, check_prompt};
-pub use sequence::{ModelInputs, Prefill, SingleSequence, TokenSequence, prompt_chunk};
+pub use sequence::{ModelInputs, TokenSequence, prompt_chunk};
+pub use single_sequence::{Prefill, SingleSequence};

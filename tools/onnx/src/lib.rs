@@ -31,8 +31,8 @@ pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
 pub use model::Model;
 pub use note::{BranchChoice, Note};
 pub use quantize::{
-    Bits, BlockFormat, Choice, LeftReason, MIN_ELEMENTS, NotFiniteError, NothingReason, QUANTIZED_FILE, QuantizeError,
-    QuantizeOptions, QuantizeSummary, Quantized, Roles, quantize,
+    Bits, BlockFormat, Choice, LeftReason, MIN_ELEMENTS, NotFiniteError, NothingReason, QuantizeError, QuantizeOptions,
+    QuantizeSummary, Quantized, Roles, quantize,
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use samples::looks_widened;
@@ -43,6 +43,6 @@ pub use store::{
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape};
 pub use virtual_file::{VirtualFile, VirtualFiles};
-pub use weights::{FileRange, Storage, WeightError, WeightFile, Weights};
+pub use weights::{FileRange, QUANTIZED_FILE, Storage, WeightError, WeightFile, Weights};
 pub use work_dir::WorkDir;
 pub use write::{WriteError, encode, write_bytes, write_model};

@@ -11,6 +11,9 @@ use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 use std::{fs, io};
 
+/// Location of the quantized weights in a rewritten model. No file of that name is written: `pack` copies its contents.
+pub const QUANTIZED_FILE: &str = "hpp.quantized.bin";
+
 /// A file that holds weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightFile {

@@ -3,7 +3,7 @@
 use super::Drafter;
 use crate::error::GenerateError;
 use crate::sampling::top_probability;
-use crate::sequence::{Prefill, SingleSequence};
+use crate::single_sequence::{Prefill, SingleSequence};
 use hpp_engine::Backend;
 use std::cell::RefCell;
 use std::rc::Rc;

@@ -21,12 +21,10 @@ pub use select::{LeftReason, MIN_ELEMENTS, Roles};
 use crate::model::Model;
 use crate::tensor::TensorError;
 use crate::virtual_file::VirtualFile;
+use crate::weights::QUANTIZED_FILE;
 use hpp_graph::Graph;
 use hpp_schema::ByteSize;
 use std::collections::{BTreeMap, HashMap};
-
-/// Location of the quantized weights in the rewritten model. No file of that name is written: `pack` copies its contents.
-pub const QUANTIZED_FILE: &str = "hpp.quantized.bin";
 
 /// How a model is quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

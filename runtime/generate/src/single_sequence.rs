@@ -1,0 +1,152 @@
+//! An engine with one sequence, for programs that run one request at a time.
+
+use crate::error::GenerateError;
+use crate::input::{Input, chunk_length};
+use crate::kv_cache::{KvCache, PageValue};
+use crate::sequence::{ModelInputs, TokenSequence, prompt_chunk};
+use hpp_engine::{Backend, Engine, LogitRows, Logits};
+
+/// The outcome of a prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prefill {
+    /// The sequence is the prompt.
+    Complete {
+        /// Tokens kept from the sequence before.
+        reused: usize,
+    },
+    /// The caller or a cancel handle stopped it.
+    Cancelled,
+}
+
+/// An engine with one sequence, for programs that run one request at a time.
+pub struct SingleSequence<B: Backend> {
+    engine: Engine<B>,
+    sequence: TokenSequence<B>,
+    inputs: ModelInputs,
+    session: Option<SavedSession>,
+}
+
+/// Where the states of the sequence are saved, and for which conversation.
+struct SavedSession {
+    cache: KvCache,
+    name: String,
+}
+
+impl<B: Backend> SingleSequence<B> {
+    /// An empty sequence on this engine.
+    pub fn new(engine: Engine<B>, inputs: ModelInputs) -> Self {
+        Self { engine, sequence: TokenSequence::default(), inputs, session: None }
+    }
+
+    /// From now on saves all states for a conversation, and starts prompts from their saved pages. Prompts must be fed in chunks
+    /// of a page ([`KvCache::page_tokens`]).
+    pub fn save_in(&mut self, cache: KvCache, session: &str) {
+        self.session = Some(SavedSession { cache, name: session.to_owned() });
+    }
+
+    /// Where states are saved.
+    pub fn cache(&self) -> Option<&KvCache> {
+        self.session.as_ref().map(|session| &session.cache)
+    }
+
+    /// The engine.
+    pub fn engine(&mut self) -> &mut Engine<B> {
+        &mut self.engine
+    }
+
+    /// The tokens fed so far.
+    pub fn tokens(&self) -> &[u32] {
+        self.sequence.tokens()
+    }
+
+    /// The logits `[vocab]` after the last token fed.
+    pub fn logits(&self) -> &[f32] {
+        self.sequence.logits()
+    }
+
+    /// The logits `[rows, vocab]` that the last feed asked for.
+    pub fn logit_rows(&self) -> &Logits {
+        self.sequence.logit_rows()
+    }
+
+    /// Most tokens of the sequence.
+    pub fn context(&self) -> u64 {
+        self.engine.context()
+    }
+
+    /// Tokens that still fit the context.
+    pub fn room(&self) -> u64 {
+        self.sequence.room(&self.engine)
+    }
+
+    /// Bytes reserved for the sequence's state.
+    pub fn state_bytes(&self) -> u64 {
+        self.sequence.state_bytes()
+    }
+
+    /// Drops all tokens and the state.
+    pub fn clear(&mut self) {
+        self.sequence.clear();
+    }
+
+    /// Keeps the prefix that the sequence or the saved pages have in common with a prompt. See [`TokenSequence::keep_prefix`].
+    pub fn keep_prefix(&mut self, prompt: &[u32]) -> Result<usize, GenerateError> {
+        let Some(SavedSession { cache, name }) = &self.session else {
+            return self.sequence.keep_prefix(&mut self.engine, prompt);
+        };
+        let (session, page) = (Some(name.as_str()), cache.page_tokens());
+        let found = cache.look_up(prompt, session);
+        let kept = self.sequence.shared_prefix(prompt, session) / page;
+        if found.len() > kept || (cache.has_snapshots() && !found.is_empty()) {
+            let pages = cache.load_waiting(&found);
+            self.sequence = cache.restore(&mut self.engine, prompt, &found, &pages)?;
+        }
+        self.sequence.keep_prefix_on_grid(&mut self.engine, prompt, session, page)
+    }
+
+    /// See [`TokenSequence::max_draft`].
+    pub fn max_draft(&self) -> usize {
+        self.sequence.max_draft(&self.engine)
+    }
+
+    /// See [`TokenSequence::drop_last`].
+    pub fn drop_last(&mut self, count: usize) -> Result<usize, GenerateError> {
+        self.sequence.drop_last(&mut self.engine, count)
+    }
+
+    /// Appends tokens and computes the logits after the last. See [`TokenSequence::feed`].
+    pub fn feed(&mut self, tokens: &[u32]) -> Result<(), GenerateError> {
+        self.feed_input(Input { tokens, rows: LogitRows::Last })
+    }
+
+    /// See [`TokenSequence::feed`].
+    pub fn feed_input(&mut self, input: Input<'_>) -> Result<(), GenerateError> {
+        self.sequence.feed(&mut self.engine, &self.inputs, input)
+    }
+
+    /// Saves the pages that are complete. `is_last`: see [`KvCache::save`]. Call it when no token will be dropped any more.
+    pub fn save(&mut self, is_last: bool) {
+        if let Some(SavedSession { cache, .. }) = &self.session {
+            cache.save(&mut self.engine, &mut self.sequence, PageValue::default(), is_last);
+        }
+    }
+
+    /// Makes the sequence equal to `prompt`, reusing their common prefix. Checks `cancelled` before each chunk.
+    pub fn prefill(&mut self, prompt: &[u32], cancelled: &dyn Fn() -> bool) -> Result<Prefill, GenerateError> {
+        let reused = self.keep_prefix(prompt)?;
+        let chunk = prompt_chunk(&self.engine);
+        let mut rest = &prompt[reused..];
+        while !rest.is_empty() {
+            if cancelled() {
+                return Ok(Prefill::Cancelled);
+            }
+            let (now, later) = rest.split_at(chunk_length(rest.len(), chunk));
+            match self.feed(now) {
+                Err(error) if error.is_cancelled() => return Ok(Prefill::Cancelled),
+                fed => fed?,
+            }
+            rest = later;
+        }
+        Ok(Prefill::Complete { reused })
+    }
+}
