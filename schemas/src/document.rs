@@ -147,7 +147,11 @@ pub(crate) fn write<T: Serialize>(document: &T, format: DocumentFormat) -> Resul
 
 /// The JSON Schema of a type, as committed in `schemas/`.
 pub(crate) fn json_schema<T: JsonSchema>() -> String {
-    let mut text = serde_json::to_string_pretty(&schemars::schema_for!(T)).unwrap_or_default();
+    let mut schema = schemars::schema_for!(T).to_value();
+    // Properties in alphabetical order; the type of schemas then writes keywords in their usual order.
+    schema.sort_all_objects();
+    let schema = schemars::Schema::try_from(schema);
+    let mut text = schema.and_then(|schema| serde_json::to_string_pretty(&schema)).unwrap_or_default();
     text.push('\n');
     text
 }

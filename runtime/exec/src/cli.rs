@@ -148,6 +148,9 @@ pub struct AnswerArgs {
     /// Continue after an end-of-text token.
     #[arg(long)]
     pub ignore_eos: bool,
+    /// Answer with JSON of the schema in this file, and nothing else. Each token is chosen among those that continue such JSON.
+    #[arg(long, value_name = "FILE.json")]
+    pub json_schema: Option<PathBuf>,
 }
 
 /// Where the prompt comes from: at most one of these.

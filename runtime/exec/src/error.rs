@@ -32,6 +32,8 @@ pub enum ExecError {
     Answers(#[from] crate::job_files::AnswersError),
     #[error("cannot read prompts from {}", path.display())]
     Prompts { path: PathBuf, source: io::Error },
+    #[error("cannot read {} as a JSON schema", path.display())]
+    JsonSchema { path: PathBuf, source: io::Error },
     #[error("cannot use {} as a table of embeddings", path.display())]
     Embeddings { path: PathBuf, source: EmbeddingError },
     #[error(transparent)]

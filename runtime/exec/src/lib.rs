@@ -11,6 +11,7 @@ pub mod error;
 pub mod inputs;
 pub mod interrupt;
 pub mod job_files;
+mod json_schema;
 mod measure;
 mod numbers;
 mod other_load;

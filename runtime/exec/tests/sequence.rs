@@ -43,7 +43,14 @@ fn near(a: &[f32], b: &[f32]) -> bool {
 
 fn request(prompt: &[u32], max_new_tokens: u64) -> GenerationRequest {
     let sampling = SamplingParams { choice: SamplingMethod::Greedy, repetition_penalty: 1.0 };
-    GenerationRequest { prompt: prompt.into(), max_new_tokens, eos_token_ids: vec![], stop: vec![], sampling }
+    GenerationRequest {
+        prompt: prompt.into(),
+        max_new_tokens,
+        eos_token_ids: vec![],
+        stop: vec![],
+        sampling,
+        grammar: None,
+    }
 }
 
 #[test]

@@ -3,142 +3,11 @@
 mod support;
 
 use serde_json::{Value, json};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::channel;
-use std::time::{Duration, Instant};
-use support::{PlanDir, command};
-use ureq::http::Response;
-use ureq::{Agent, Body};
-
-const MODEL: &str = "genai/learned-llama-fp32-cpu";
-const WAIT: Duration = Duration::from_secs(120);
-
-/// A running server. Dropping it kills it.
-struct Server {
-    plan: PlanDir,
-    child: Child,
-    url: String,
-    agent: Agent,
-    key: Option<String>,
-}
-
-impl Server {
-    fn new(args: &[&str]) -> Self {
-        let mut plan = PlanDir::new(MODEL, 512);
-        plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());
-        plan.save();
-        Self::start(plan, args)
-    }
-
-    fn start(plan: PlanDir, args: &[&str]) -> Self {
-        let (child, url) = spawn(&plan, args);
-        let agent = Agent::config_builder().http_status_as_error(false).timeout_global(Some(WAIT)).build().into();
-        let key = args.iter().position(|arg| *arg == "--api-key").map(|at| args[at + 1].to_owned());
-        Server { plan, child, url, agent, key }
-    }
-
-    /// Kills the server with no chance to tidy up, and starts it again.
-    fn restart(&mut self, args: &[&str]) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-        (self.child, self.url) = spawn(&self.plan, args);
-    }
-
-    fn post(&self, path: &str, body: &Value) -> Response<Body> {
-        let request = self.agent.post(format!("{}{path}", self.url));
-        let request = match &self.key {
-            Some(key) => request.header("authorization", format!("Bearer {key}")),
-            None => request,
-        };
-        request.send_json(body).unwrap()
-    }
-
-    fn get(&self, path: &str) -> Response<Body> {
-        let request = self.agent.get(format!("{}{path}", self.url));
-        let request = match &self.key {
-            Some(key) => request.header("authorization", format!("Bearer {key}")),
-            None => request,
-        };
-        request.call().unwrap()
-    }
-
-    /// The answer to a request that succeeds.
-    fn ok(&self, path: &str, body: &Value) -> Value {
-        let mut response = self.post(path, body);
-        let status = response.status();
-        let answer: Value = response.body_mut().read_json().unwrap();
-        assert_eq!(status, 200, "{answer}");
-        answer
-    }
-
-    /// The status and error of a request that fails.
-    fn refused(&self, path: &str, body: &Value) -> (u16, Value) {
-        let mut response = self.post(path, body);
-        let error: Value = response.body_mut().read_json().unwrap();
-        assert!(error["error"]["message"].is_string(), "{error}");
-        (response.status().as_u16(), error["error"].clone())
-    }
-
-    /// The events of a streamed answer, without `[DONE]`, which must be last.
-    fn stream(&self, path: &str, body: &Value) -> Vec<Value> {
-        let mut body = body.clone();
-        body["stream"] = json!(true);
-        let mut response = self.post(path, &body);
-        assert_eq!(response.status(), 200);
-        let text = response.body_mut().read_to_string().unwrap();
-        let mut data: Vec<&str> = text.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
-        assert_eq!(data.pop(), Some("[DONE]"), "{text}");
-        data.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
-    }
-
-    fn metric(&self, line: &str) -> f64 {
-        let text = self.get("/metrics").body_mut().read_to_string().unwrap();
-        let value = text.lines().find_map(|found| found.strip_prefix(line));
-        value.map_or(0.0, |value| value.trim().parse().unwrap())
-    }
-
-    /// Waits until a metric has a value.
-    fn wait_for(&self, line: &str, value: f64) {
-        let started = Instant::now();
-        while self.metric(line) != value {
-            assert!(started.elapsed() < WAIT, "{line} stays {}", self.metric(line));
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
-
-fn spawn(plan: &PlanDir, args: &[&str]) -> (Child, String) {
-    let mut child = command(["serve", plan.path().to_str().unwrap(), "--port", "0"])
-        .args(args)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let (send, address) = channel();
-    let stderr = BufReader::new(child.stderr.take().unwrap());
-    std::thread::spawn(move || {
-        for line in stderr.lines().map_while(Result::ok) {
-            if let Some((_, rest)) = line.split_once("http://") {
-                let _ = send.send(rest.split(' ').next().unwrap_or_default().to_owned());
-            }
-        }
-    });
-    let address = address.recv_timeout(WAIT).expect("the server says where it listens");
-    (child, format!("http://{address}"))
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn user(text: &str) -> Value {
-    json!([{"role": "user", "content": text}])
-}
+use std::process::Command;
+use support::PlanDir;
+use support::server::{MODEL, Server, user};
 
 fn long_text(words: usize) -> String {
     (0..words).map(|word| format!("word{word} ")).collect()
@@ -374,7 +243,7 @@ fn what_cannot_be_answered_is_refused_by_name() {
         (json!({"messages": user("x"), "temperature": -1}), 400, json!("temperature")),
         (json!({"messages": user("x"), "n": 0}), 400, json!("n")),
         (json!({"messages": user("x"), "tools": [{"type": "function"}]}), 400, json!("tools")),
-        (json!({"messages": user("x"), "response_format": {"type": "json_object"}}), 400, json!("response_format")),
+        (json!({"messages": user("x"), "response_format": {"type": "xml"}}), 400, json!("response_format")),
         (json!({"messages": user("x"), "top_logprobs": 3}), 400, json!("top_logprobs")),
         (json!({"messages": user("x"), "model": "other"}), 404, Value::Null),
         (json!({"messages": "x"}), 400, Value::Null),

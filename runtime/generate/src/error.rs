@@ -1,6 +1,7 @@
 //! The errors of generating text. Each variant is the error of one module, with its causes as sources.
 
 use crate::embedding_table::EmbeddingError;
+use crate::grammar::GrammarError;
 use crate::sampling::SamplingError;
 use crate::text::{TemplateError, TokenizerError};
 use hpp_engine::{BackendError, EngineError};
@@ -23,6 +24,9 @@ pub enum GenerateError {
     /// No token could be chosen.
     #[error(transparent)]
     Sampling(#[from] SamplingError),
+    /// The answer's grammar is invalid or cannot be followed.
+    #[error(transparent)]
+    Grammar(#[from] GrammarError),
     /// A token has no embedding.
     #[error(transparent)]
     Embedding(#[from] EmbeddingError),
@@ -57,7 +61,7 @@ impl GenerateError {
             }
             GenerateError::Template(_) => return None,
             GenerateError::Sampling(_) => "compare the plan with the unsplit model: hpp-exec verify PLAN",
-            GenerateError::Embedding(_) => return None,
+            GenerateError::Grammar(_) | GenerateError::Embedding(_) => return None,
             GenerateError::Prompt(e) => match e {
                 PromptError::Empty => "give --prompt TEXT, --prompt-file FILE or --tokens 1,2,3",
                 PromptError::NoTokenizer => {

@@ -4,6 +4,7 @@
 //! passes the logits after them to [`Generation::advance`].
 
 use crate::error::GenerateError;
+use crate::grammar::{Grammar, GrammarMatcher};
 use crate::input::{Input, chunk_length};
 use crate::sampling::{Sampler, SamplingParams};
 use crate::speculate::{Speculation, SpeculationStats};
@@ -30,6 +31,8 @@ pub struct GenerationRequest {
     pub stop: Vec<String>,
     /// How tokens are chosen.
     pub sampling: SamplingParams,
+    /// What the answer must be, if not any text.
+    pub grammar: Option<Grammar>,
 }
 
 /// Why a generation finished.
@@ -40,6 +43,8 @@ pub enum FinishReason {
     Stop,
     /// The model chose an end-of-text token.
     Eos,
+    /// The answer is complete by its grammar.
+    Grammar,
     /// The limit of new tokens or the context is reached.
     Length,
     /// The caller cancelled it.
@@ -111,6 +116,7 @@ pub struct Generation {
     request: GenerationRequest,
     prompt_chunk: usize,
     sampler: Sampler,
+    grammar: Option<GrammarMatcher>,
     text: Option<StreamedText>,
     speculation: Option<Speculation>,
     /// Prompt tokens that the sequence held before.
@@ -137,6 +143,7 @@ impl Generation {
         Self {
             prompt_chunk,
             sampler: Sampler::new(request.sampling, &request.prompt),
+            grammar: request.grammar.as_ref().map(GrammarMatcher::new),
             text: tokenizer.map(|tokenizer| StreamedText::new(tokenizer, &request.stop)),
             speculation: None,
             reused: 0,
@@ -222,9 +229,13 @@ impl Generation {
         // The last token of the answer is chosen, not fed.
         let wanted = (self.request.max_new_tokens - 1).saturating_sub(self.tokens.len() as u64);
         let most = max_draft.saturating_sub(beside).min(usize::try_from(wanted).unwrap_or(usize::MAX));
-        let draft = speculation.draft(most)?;
+        let mut draft = speculation.draft(most)?;
+        if let Some(grammar) = self.grammar.as_mut().filter(|_| !draft.is_empty()) {
+            draft = &draft[..grammar.count_valid(draft)];
+        }
         self.drafted = draft.len();
         self.input.extend_from_slice(draft);
+        speculation.shorten(self.drafted);
         Ok(())
     }
 
@@ -279,9 +290,14 @@ impl Generation {
         on_event: &mut dyn FnMut(GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<bool, E> {
         let tie = if self.input.len() > 1 && !in_prompt { TIE } else { 0.0 };
-        let chosen = self.sampler.next_unless_tied(logits, tie).map_err(GenerateError::from)?;
+        let allowed = self.grammar.as_mut().map(|grammar| grammar.allowed(logits.len())).transpose();
+        let allowed = allowed.map_err(GenerateError::from)?;
+        let chosen = self.sampler.next_unless_tied(logits, tie, allowed.as_ref()).map_err(GenerateError::from)?;
         self.alone = chosen.is_none();
         let Some(id) = chosen else { return Ok(false) };
+        if let Some(grammar) = &mut self.grammar {
+            grammar.accept(id).map_err(GenerateError::from)?;
+        }
         self.tokens.push(id);
         self.timings.first_token.get_or_insert_with(|| self.started.elapsed());
         let text_before = self.text_bytes();
@@ -303,6 +319,9 @@ impl Generation {
             && text.push(id)?
         {
             return self.finish(FinishReason::Stop);
+        }
+        if self.grammar.as_ref().is_some_and(GrammarMatcher::is_complete) {
+            return self.finish(FinishReason::Grammar);
         }
         if room == 0 || self.tokens.len() as u64 >= self.request.max_new_tokens {
             return self.finish(FinishReason::Length);
@@ -422,7 +441,14 @@ mod tests {
 
     fn request(prompt: &[u32], max_new_tokens: u64) -> GenerationRequest {
         let sampling = SamplingParams { choice: SamplingMethod::Greedy, repetition_penalty: 1.0 };
-        GenerationRequest { prompt: prompt.into(), max_new_tokens, eos_token_ids: vec![256], stop: vec![], sampling }
+        GenerationRequest {
+            prompt: prompt.into(),
+            max_new_tokens,
+            eos_token_ids: vec![256],
+            stop: vec![],
+            sampling,
+            grammar: None,
+        }
     }
 
     /// Logits of the byte tokenizer whose largest are those of `tokens`, a row for each.
@@ -570,6 +596,40 @@ mod tests {
         generation.next_input(2).unwrap();
         assert_eq!(advance(&mut generation, &[11, 12, 13], 0).1, 0);
         assert_eq!(generation.into_result().tokens, [10, 11, 12, 13], "the sequence is full after the last");
+    }
+
+    #[test]
+    fn an_answer_follows_its_grammar_and_ends_with_it_drafted_or_not() {
+        use crate::grammar::{GrammarCompiler, GrammarSource};
+        let schema = serde_json::json!({"enum": ["ab", "ax"]});
+        let source = GrammarSource::JsonSchema { schema, lenient: false };
+        let grammar = GrammarCompiler::new(byte_level(), &[256]).compile(&source).unwrap();
+        let request = GenerationRequest { grammar: Some(grammar), ..request(&[1], 9) };
+        // The model prefers z, then x, to everything.
+        let row: Vec<f32> =
+            (0..257u32).map(|id| [0.0, 2.0, 1.0][usize::from(id == 122) + 2 * usize::from(id == 120)]).collect();
+        let rows = |count: usize| Logits { rows: count, vocab: 257, data: row.repeat(count) };
+        let mut answers = Vec::new();
+        for draft in ["", "\"axz", "ax\"", "zzz", "a"] {
+            let draft = draft.bytes().map(u32::from).collect();
+            let speculation = Speculation::with_length(Box::new(Script(draft)), DraftLength::fixed(9));
+            let mut generation =
+                Generation::new(request.clone(), Some(byte_level()), usize::MAX).speculate(speculation);
+            let mut longest = 0;
+            while let Some(input) = generation.next_input(9).unwrap() {
+                let LogitRows::LastN(count) = input.rows else { panic!("{input:?}") };
+                longest = longest.max(count);
+                let rows = rows(count as usize);
+                generation.advance::<GenerateError>(&rows, 9, &mut |_| Ok(())).unwrap();
+            }
+            let generated = generation.into_result();
+            assert_eq!(generated.finish_reason, FinishReason::Grammar);
+            answers.push((generated.tokens, generated.text.unwrap(), longest));
+        }
+        assert_eq!(answers[0].1, "\"ax\"");
+        assert!(answers.iter().all(|answer| answer.0 == answers[0].0), "{answers:?}");
+        let longest: Vec<u64> = answers.iter().map(|answer| answer.2).collect();
+        assert_eq!(longest, [1, 2, 4, 1, 2], "drafts end where the grammar refuses them");
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! - [`Batch`] runs many generations on one engine and fetches the weights once per pass for all.
 //! - [`KvCache`] saves the states of prompts as pages of a store, and restores them for later prompts with the same prefix.
 //! - [`SingleSequence`] and [`generate`] are the convenience for programs that run one request at a time.
+//! - [`grammar`] restricts answers to JSON that a schema describes.
 //! - [`speculate`] drafts tokens that one pass verifies.
 //!
 //! Knows no terminal, no signals, no command line and no backend. Reads only files that a model's directory holds.
@@ -16,6 +17,7 @@ mod embedding_table;
 mod error;
 mod generate;
 mod generation;
+pub mod grammar;
 mod input;
 mod kv_cache;
 mod plan_file;

@@ -1,6 +1,7 @@
 //! Prompts: turns text and conversations into tokens with the tokenizer and chat template of a plan, and checks their length.
 
 use crate::error::{GenerateError, PromptError};
+use crate::grammar::GrammarCompiler;
 use crate::plan_file::PlanFile;
 use crate::text::{ChatTemplate, Message, SpecialTokens, TextTokenizer};
 use hpp_schema::{ModelKind, Plan};
@@ -31,6 +32,11 @@ impl PromptEncoder {
     /// The tokenizer, or [`PromptError::NoTokenizer`].
     pub fn tokenizer(&self) -> Result<&TextTokenizer, PromptError> {
         self.tokenizer.as_ref().ok_or(PromptError::NoTokenizer)
+    }
+
+    /// Compiles grammars for the tokenizer, if there is one. `ends` are the tokens that end a text.
+    pub fn grammars(&self, ends: &[u32]) -> Option<GrammarCompiler> {
+        self.tokenizer.as_ref().map(|tokenizer| GrammarCompiler::new(tokenizer.clone(), ends))
     }
 
     /// The tokens of a text, with the special tokens that the tokenizer adds.

@@ -245,6 +245,7 @@ impl Engine {
             eos_token_ids: if ignore_eos { vec![] } else { generation.eos_token_ids },
             stop,
             sampling: sampling.resolve(&generation.sampling),
+            grammar: None,
         })
     }
 

@@ -74,6 +74,7 @@ fn dictionary<'py>(py: Python<'py>, answer: &Answer) -> PyResult<Bound<'py, PyDi
     let finish_reason = match generated.finish_reason {
         FinishReason::Stop => "stop",
         FinishReason::Eos => "eos",
+        FinishReason::Grammar => "grammar",
         FinishReason::Length => "length",
         FinishReason::Cancelled => "cancelled",
     };

@@ -280,7 +280,7 @@ impl ApiFormat {
 
 fn finish_reason(generated: &Generated) -> &'static str {
     match generated.finish_reason {
-        FinishReason::Stop | FinishReason::Eos => "stop",
+        FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => "stop",
         FinishReason::Length => "length",
         FinishReason::Cancelled => "cancelled",
     }

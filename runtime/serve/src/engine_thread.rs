@@ -467,7 +467,7 @@ impl<B: Backend> EngineThread<B> {
         let event = match result {
             Ok(generated) => {
                 self.metrics.ended(match generated.finish_reason {
-                    FinishReason::Stop | FinishReason::Eos => "stop",
+                    FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => "stop",
                     FinishReason::Length => "length",
                     FinishReason::Cancelled => "cancelled",
                 });

@@ -6,9 +6,10 @@ use crate::engine_thread::{
 use crate::error::{ApiError, ServeError};
 use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
+use hpp_generate::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, TextTokenizer};
-use hpp_generate::{GenerationRequest, PromptEncoder, check_prompt};
+use hpp_generate::{GenerationRequest, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
 use serde::Serialize;
 use std::sync::Arc;
@@ -54,6 +55,7 @@ pub struct WeightPlacement {
 /// A model with its engine.
 pub struct ServedModel {
     settings: ModelSettings,
+    grammars: Option<GrammarCompiler>,
     queue: EngineQueue,
     /// Seconds since 1970 when it was loaded.
     created: u64,
@@ -76,6 +78,8 @@ pub struct RequestOptions {
     pub timeout: Option<Duration>,
     /// The client's hints about states.
     pub hints: CacheHints,
+    /// What the answer must be, if not any text.
+    pub grammar: Option<Grammar>,
 }
 
 /// The thread of an engine. It ends once its model is dropped.
@@ -94,7 +98,8 @@ impl ServedModel {
     ) -> Result<(ServedModel, EngineHandle), E> {
         let (queue, thread) = start(load, settings.limits, metrics, stop)?;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Ok((ServedModel { settings, queue, created }, thread))
+        let grammars = settings.encoder.grammars(&settings.eos_token_ids);
+        Ok((ServedModel { settings, grammars, queue, created }, thread))
     }
 
     /// The name in requests.
@@ -130,6 +135,15 @@ impl ServedModel {
     /// The tokens of a conversation.
     pub fn encode_conversation(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
         Ok(self.settings.encoder.encode_conversation(messages)?)
+    }
+
+    /// The compiled form of a grammar that the field `param` of a request gives. May take long.
+    pub fn compile(&self, source: &GrammarSource, param: &'static str) -> Result<Grammar, ApiError> {
+        let grammars = self.grammars.as_ref();
+        let grammars = grammars.ok_or_else(|| ApiError::field(param, PromptError::NoTokenizer.to_string()))?;
+        grammars
+            .compile(source)
+            .map_err(|error| ApiError::field(param, format!("`{param}`: {}", hpp_schema::error_line(&error))))
     }
 
     /// The text of tokens.
@@ -172,6 +186,7 @@ impl ServedModel {
             eos_token_ids: if options.ignore_eos { vec![] } else { settings.eos_token_ids.clone() },
             stop: options.stop.clone(),
             sampling: options.sampling.resolve(&settings.sampling),
+            grammar: options.grammar.clone(),
         };
         let (events, receiver) = unbounded_channel();
         let arrived = Instant::now();

@@ -234,10 +234,15 @@ async fn chat(
     request: Result<Json<ChatRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let request = body(request)?;
-    let question = app.question(&request.settings, request.top_logprobs()?)?;
-    let conversation = request.conversation()?;
+    let mut question = app.question(&request.settings, request.top_logprobs()?)?;
+    let (conversation, grammar) = (request.conversation()?, request.settings.grammar()?);
     let model = Arc::clone(&question.model);
-    let prompt = blocking(move || model.encode_conversation(&conversation)).await?;
+    let encoded = blocking(move || {
+        let grammar = grammar.map(|source| model.compile(&source, "response_format")).transpose()?;
+        Ok((model.encode_conversation(&conversation)?, grammar))
+    });
+    let (prompt, grammar) = encoded.await?;
+    question.options.grammar = grammar;
     question.answer(ApiFormat::Chat, vec![(prompt, String::new())]).await
 }
 
@@ -246,9 +251,9 @@ async fn complete(
     request: Result<Json<CompletionRequest>, JsonRejection>,
 ) -> Result<Response, ApiError> {
     let request = body(request)?;
-    let question = app.question(&request.settings, request.top_logprobs()?)?;
+    let mut question = app.question(&request.settings, request.top_logprobs()?)?;
     let echoes = request.echo.unwrap_or(false);
-    let prompts = request.prompts()?;
+    let (prompts, grammar) = (request.prompts()?, request.settings.grammar()?);
     let model = Arc::clone(&question.model);
     let encoded = blocking(move || {
         let encode = |prompt: OnePrompt| match prompt {
@@ -258,9 +263,12 @@ async fn complete(
                 Ok((tokens, text))
             }
         };
-        prompts.into_iter().map(encode).collect::<Result<Vec<_>, ApiError>>()
+        let grammar = grammar.map(|source| model.compile(&source, "response_format")).transpose()?;
+        Ok((prompts.into_iter().map(encode).collect::<Result<Vec<_>, ApiError>>()?, grammar))
     });
-    question.answer(ApiFormat::Text, encoded.await?).await
+    let (prompts, grammar) = encoded.await?;
+    question.options.grammar = grammar;
+    question.answer(ApiFormat::Text, prompts).await
 }
 
 /// The common part of chat and text completions.

@@ -54,6 +54,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("clap_mangen", &["hpp-cli"]),
     ("indicatif", &["hpp-split", "hpp-profile", "hpp-exec"]),
     ("tokenizers", &["hpp-generate"]),
+    ("llguidance", &["hpp-generate"]),
     ("pyo3", &["hpp-python"]),
     ("minijinja", &["hpp-generate"]),
     ("axum", &["hpp-serve"]),

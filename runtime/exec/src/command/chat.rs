@@ -299,7 +299,7 @@ fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBacken
         FinishReason::Cancelled => ", stopped",
         FinishReason::Length if sequence.room() == 0 => ", the context is full: /reset starts a new conversation",
         FinishReason::Length => ", stopped by -n/--max-new",
-        FinishReason::Stop | FinishReason::Eos => "",
+        FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => "",
     };
     let page = sequence.cache().map(|cache| cache.page_tokens());
     let pages = page.map_or_else(String::new, |page| format!(" (a session keeps pages of {page})"));

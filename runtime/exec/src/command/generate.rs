@@ -4,9 +4,11 @@ use super::drafts::DraftSource;
 use super::{
     CommandContext, PromptFormat, context_length, load_sequence, open_embeddings, open_extra_inputs, prompt_tokens,
 };
+use crate::cli::AnswerArgs;
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::interrupt::INTERRUPTED;
+use crate::json_schema::read_schema;
 use crate::numbers::counted;
 use crate::other_load::OtherLoad;
 use crate::prompt::PromptSource;
@@ -15,10 +17,11 @@ use crate::report::{Bytes, RunReport, Timings, summary};
 use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
 use crate::tensors::LogitsFile;
+use hpp_generate::grammar::Grammar;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{
-    FinishReason, Generated, Generation, GenerationEvent, GenerationRequest, ModelInputs, PlanFile, PromptEncoder,
-    SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
+    FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, ModelInputs, PlanFile,
+    PromptEncoder, PromptError, SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::{show, show_json};
 use hpp_schema::error_line;
@@ -79,7 +82,9 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
 
 /// Opens the tokenizer and, for a chat, the template. Without text in or out a broken tokenizer is only a warning.
 fn open_encoder(settings: &GenerateSettings, plan: &PlanFile, console: &Console) -> Result<PromptEncoder, ExecError> {
-    let needs_tokenizer = !matches!(settings.prompt, PromptSource::Tokens(_)) || !settings.run.answer.stop.is_empty();
+    let needs_tokenizer = !matches!(settings.prompt, PromptSource::Tokens(_))
+        || !settings.run.answer.stop.is_empty()
+        || settings.run.answer.json_schema.is_some();
     match PromptEncoder::open(plan, settings.run.answer.chat) {
         Err(error) if !needs_tokenizer => {
             console.warn(&format!("{}: printing token ids instead of text", error_line(&error)));
@@ -101,13 +106,22 @@ pub fn request(
         let message = "--stop needs a tokenizer, and this plan has none".to_owned();
         return Err(ExecError::Usage { message, hint: "leave --stop out".to_owned() });
     }
+    let grammar = grammar(&settings.run.answer, encoder, &generation.eos_token_ids)?;
     Ok(GenerationRequest {
         prompt,
         max_new_tokens: settings.run.answer.max_new.unwrap_or(u64::MAX),
         eos_token_ids: if settings.run.answer.ignore_eos { vec![] } else { generation.eos_token_ids },
         stop: settings.run.answer.stop.clone(),
         sampling: settings.run.answer.sampling.overrides().resolve(&generation.sampling),
+        grammar,
     })
+}
+
+/// The grammar that answers follow, if the command line gives one.
+fn grammar(args: &AnswerArgs, encoder: &PromptEncoder, ends: &[u32]) -> Result<Option<Grammar>, ExecError> {
+    let Some(source) = read_schema(args.json_schema.as_deref())? else { return Ok(None) };
+    let compiler = encoder.grammars(ends).ok_or(PromptError::NoTokenizer)?;
+    Ok(Some(compiler.compile(&source).map_err(GenerateError::from)?))
 }
 
 /// What goes to stdout while generating.

@@ -1,8 +1,10 @@
 //! The file of prompts: reads one JSON object a line, without holding the file in memory.
 
+use hpp_generate::grammar::{FormatError, ResponseFormat};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::Message;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::HashSet;
 use std::fmt;
 use std::fs::File;
@@ -66,6 +68,8 @@ pub struct Job {
     pub stop: Option<OneOrMany>,
     /// See `AnswerArgs::ignore_eos`.
     pub ignore_eos: Option<bool>,
+    /// See [`ResponseFormat`].
+    pub response_format: Option<Value>,
 }
 
 /// A text or a list of texts.
@@ -101,6 +105,11 @@ impl Job {
         }
     }
 
+    /// The form of the answer, if the line gives one.
+    pub fn response_format(&self) -> Result<Option<ResponseFormat>, FormatError> {
+        self.response_format.as_ref().map(ResponseFormat::from_json).transpose()
+    }
+
     /// What is wrong with the line, if anything.
     fn check(&self) -> Result<(), String> {
         let prompts = [self.prompt.is_some(), self.tokens.is_some(), self.messages.is_some()];
@@ -124,6 +133,7 @@ impl Job {
         if self.max_new.is_some_and(|tokens| tokens < -1) {
             return Err("`max_new` must be a number of tokens, or -1 for no limit".into());
         }
+        self.response_format().map_err(|error| error.to_string())?;
         self.sampling().check().map_err(|(name, expected)| format!("`{name}` must be {expected}"))
     }
 }

@@ -4,6 +4,7 @@
 
 #[path = "../../../backend/tests/support/mod.rs"]
 mod recorded;
+pub mod server;
 
 use hpp_schema::{ByteSize, Device, DeviceKind, FileRecord, FileRole, GenerationConfig, Plan, Provider, sample_ranges};
 pub use recorded::{Recorded, recorded};

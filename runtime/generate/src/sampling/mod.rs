@@ -1,11 +1,13 @@
 //! Sampling: chooses the next token from one row of logits. Knows no model and no text.
 
+mod allowed;
 mod candidates;
 mod draw;
 mod exp_sum;
 mod overrides;
 mod sampler;
 
+pub use allowed::AllowedTokens;
 pub use exp_sum::{exp_sum, max_logit};
 pub use overrides::{SamplingOverrides, SettingRange};
 pub(crate) use sampler::top_probability;

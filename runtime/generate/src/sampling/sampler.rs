@@ -1,5 +1,6 @@
 //! The sampler of one text: its settings, the tokens so far and the random number generator.
 
+use super::allowed::AllowedTokens;
 use super::candidates::Candidates;
 use super::draw::{draw, penalise_repeats};
 use super::exp_sum::{exp_sum, has_nan, max_logit};
@@ -14,8 +15,8 @@ pub struct Sampler {
     /// Tokens of the prompt and of the text so far, for the repetition penalty.
     seen: HashSet<u32>,
     random: Option<ChaCha12Rng>,
-    /// Buffer for penalised logits, reused for each token.
-    penalised: Vec<f32>,
+    /// Buffer for logits that are penalised or masked, reused for each token.
+    adjusted: Vec<f32>,
     /// Buffer for candidates, reused for each token.
     candidates: Candidates,
 }
@@ -42,29 +43,40 @@ impl Sampler {
     pub fn new(params: SamplingParams, prompt: &[u32]) -> Self {
         let random = params.seed().map(ChaCha12Rng::seed_from_u64);
         let seen = prompt.iter().copied().collect();
-        Self { params, seen, random, penalised: Vec::new(), candidates: Candidates::default() }
+        Self { params, seen, random, adjusted: Vec::new(), candidates: Candidates::default() }
     }
 
     /// The next token, from `logits`: one for each token id.
     pub fn next(&mut self, logits: &[f32]) -> Result<u32, SamplingError> {
-        let token = self.next_unless_tied(logits, 0.0)?;
+        let token = self.next_unless_tied(logits, 0.0, None)?;
         token.ok_or(SamplingError::NoCandidate { count: logits.len() })
     }
 
     /// [`next`](Self::next), or `None` and no change if the choice is greedy and the largest logit leads by no more than `tie` times the
-    /// largest magnitude. Random choices are never tied.
-    pub fn next_unless_tied(&mut self, logits: &[f32], tie: f32) -> Result<Option<u32>, SamplingError> {
+    /// largest magnitude. Random choices are never tied. Only tokens of `allowed` are chosen: the others have no part in any filter.
+    pub fn next_unless_tied(
+        &mut self,
+        logits: &[f32],
+        tie: f32,
+        allowed: Option<&AllowedTokens>,
+    ) -> Result<Option<u32>, SamplingError> {
         if has_nan(logits) {
             let token = logits.iter().position(|s| s.is_nan()).unwrap_or(0);
             return Err(SamplingError::NotANumber { token });
         }
-        let logits = if self.params.repetition_penalty == 1.0 {
-            logits
+        let has_penalty = self.params.repetition_penalty != 1.0;
+        let logits = if has_penalty || allowed.is_some() {
+            self.adjusted.clear();
+            self.adjusted.extend_from_slice(logits);
+            if has_penalty {
+                penalise_repeats(&mut self.adjusted, &self.seen, self.params.repetition_penalty);
+            }
+            if let Some(allowed) = allowed {
+                allowed.mask(&mut self.adjusted);
+            }
+            &self.adjusted
         } else {
-            self.penalised.clear();
-            self.penalised.extend_from_slice(logits);
-            penalise_repeats(&mut self.penalised, &self.seen, self.params.repetition_penalty);
-            &self.penalised
+            logits
         };
         let token = match (self.params.choice, &mut self.random) {
             (SamplingMethod::Random(choice), Some(random)) => draw(logits, &choice, unit(random), &mut self.candidates),
@@ -137,12 +149,33 @@ mod tests {
     #[test]
     fn near_ties_of_greedy_choices_are_not_decided() {
         let mut greedy = sampler(SamplingMethod::Greedy);
-        assert_eq!(greedy.next_unless_tied(&[9.0, 10.0, 9.9999], 1e-4), Ok(None));
-        assert_eq!(greedy.next_unless_tied(&[9.0, 10.0, 9.99], 1e-4), Ok(Some(1)));
-        assert_eq!(greedy.next_unless_tied(&[-1e6, 10.0, 9.0], 1e-4), Ok(None), "large logits lose digits");
-        assert_eq!(greedy.next_unless_tied(&[3.0, 3.0], 0.0), Ok(Some(0)));
-        assert_eq!(greedy.next_unless_tied(&[f32::NEG_INFINITY, 3.0], 1e-4), Ok(Some(1)));
-        assert_eq!(sampler(SamplingMethod::Random(random(1))).next_unless_tied(&[3.0], 1e-4), Ok(Some(0)));
+        assert_eq!(greedy.next_unless_tied(&[9.0, 10.0, 9.9999], 1e-4, None), Ok(None));
+        assert_eq!(greedy.next_unless_tied(&[9.0, 10.0, 9.99], 1e-4, None), Ok(Some(1)));
+        assert_eq!(greedy.next_unless_tied(&[-1e6, 10.0, 9.0], 1e-4, None), Ok(None), "large logits lose digits");
+        assert_eq!(greedy.next_unless_tied(&[3.0, 3.0], 0.0, None), Ok(Some(0)));
+        assert_eq!(greedy.next_unless_tied(&[f32::NEG_INFINITY, 3.0], 1e-4, None), Ok(Some(1)));
+        assert_eq!(sampler(SamplingMethod::Random(random(1))).next_unless_tied(&[3.0], 1e-4, None), Ok(Some(0)));
+    }
+
+    #[test]
+    fn only_allowed_tokens_are_chosen_and_counted_by_filters() {
+        let logits = [9.0, 8.0, 1.0, 0.9, f32::NEG_INFINITY];
+        let allowed: AllowedTokens = [2, 3, 4].into_iter().collect();
+        let mut greedy = sampler(SamplingMethod::Greedy);
+        assert_eq!(greedy.next_unless_tied(&logits, 0.0, Some(&allowed)), Ok(Some(2)));
+        assert_eq!(greedy.next_unless_tied(&[9.0, 9.0, 1.0, 0.5], 1e-4, Some(&allowed)), Ok(Some(2)), "no tie");
+        // Of the two most likely tokens of the whole vocabulary none is allowed.
+        let choice = SamplingMethod::Random(RandomSampling { top_k: 2, top_p: 0.99, ..random(1) });
+        let mut random = sampler(choice);
+        let drawn: Vec<_> = (0..50).map(|_| random.next_unless_tied(&logits, 0.0, Some(&allowed)).unwrap()).collect();
+        assert!(drawn.contains(&Some(2)) && drawn.contains(&Some(3)), "{drawn:?}");
+        assert!(drawn.iter().all(|token| matches!(token, Some(2 | 3))), "{drawn:?}");
+        let none = AllowedTokens::default();
+        assert_eq!(greedy.next_unless_tied(&logits, 0.0, Some(&none)), Err(SamplingError::NoCandidate { count: 5 }));
+        assert_eq!(
+            greedy.next_unless_tied(&[f32::NAN, 0.0], 0.0, Some(&[1].into_iter().collect())),
+            Err(SamplingError::NotANumber { token: 0 })
+        );
     }
 
     #[test]

@@ -69,6 +69,11 @@ impl Speculation {
         Ok(&self.draft_tokens[..self.used])
     }
 
+    /// Only the first `count` tokens of the last draft are verified.
+    pub fn shorten(&mut self, count: usize) {
+        self.used = self.used.min(count);
+    }
+
     /// A pass of `tokens` tokens, the draft included, took `time`, and the model chose `chosen`.
     pub fn passed(&mut self, tokens: usize, time: Duration, chosen: &[u32]) {
         let accepted = chosen.iter().zip(&self.draft_tokens[..self.used]).take_while(|(a, b)| a == b).count();

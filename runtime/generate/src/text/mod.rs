@@ -9,11 +9,13 @@ mod python_json;
 mod stop_strings;
 #[cfg(test)]
 pub(crate) mod test_tokenizers;
+mod token_bytes;
 mod tokenizer;
-mod untrusted;
+pub(crate) mod untrusted;
 
 pub use chat_template::{ChatTemplate, Message, Role, TemplateError, TemplateRefusal};
 pub use detokenizer::Detokenizer;
 pub use stop_strings::{StopFilter, StopMatch};
+pub use token_bytes::{TokenBytes, VocabularyBytes};
 pub use tokenizer::{SpecialTokens, TextTokenizer, TokenizerError};
 pub use untrusted::{LimitError, abandoned_threads};

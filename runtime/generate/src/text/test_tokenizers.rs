@@ -38,7 +38,13 @@ pub fn byte_level() -> TextTokenizer {
 /// Llama-2 style: 256 `<0xNN>` tokens, token 256 is special, 257 to 259 are words.
 pub fn byte_fallback() -> TextTokenizer {
     let mut vocab: Map<String, Value> = (0..=255u8).map(|b| (format!("<0x{b:02X}>"), json!(b))).collect();
-    vocab.extend([("▁a".to_owned(), json!(257)), ("b".to_owned(), json!(258)), ("▁".to_owned(), json!(259))]);
+    // An added token that the vocabulary lacks would get the next free id, whatever the file says.
+    vocab.extend([
+        ("<|end|>".to_owned(), json!(256)),
+        ("▁a".to_owned(), json!(257)),
+        ("b".to_owned(), json!(258)),
+        ("▁".to_owned(), json!(259)),
+    ]);
     build(&json!({
         "version": "1.0", "added_tokens": end_token(256), "normalizer": null, "pre_tokenizer": null,
         "post_processor": null,

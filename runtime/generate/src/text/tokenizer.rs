@@ -2,6 +2,7 @@
 //!
 //! The file comes with a model and may be hostile, so loading and encoding run under the limits of `untrusted`.
 
+use super::token_bytes::{VocabularyBytes, vocabulary_bytes};
 use super::untrusted::{TextLimits, catch_panic, run_limited};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -115,6 +116,19 @@ impl TextTokenizer {
     /// How many of these tokens the tokenizer does not know. They have no text although the model chose them.
     pub fn count_unknown(&self, tokens: &[u32]) -> usize {
         tokens.iter().filter(|token| self.inner.id_to_token(**token).is_none()).count()
+    }
+
+    /// The bytes that each token adds to a text.
+    ///
+    /// # Errors
+    /// They do not follow from the file.
+    pub fn vocabulary_bytes(&self) -> Result<VocabularyBytes, String> {
+        vocabulary_bytes(&self.inner)
+    }
+
+    /// The id of the token with this name.
+    pub fn token_id(&self, name: &str) -> Option<u32> {
+        self.inner.token_to_id(name)
     }
 
     /// Whether a token has text. Special tokens and unknown ids have none.

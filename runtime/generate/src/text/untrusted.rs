@@ -21,7 +21,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 
 /// Upper limits of one piece of work.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct TextLimits {
+pub(crate) struct TextLimits {
     /// Wall-clock time.
     pub time: Duration,
     /// Bytes by which the process's resident memory may grow meanwhile. Checked on Linux only.
@@ -55,7 +55,7 @@ pub fn abandoned_threads() -> usize {
 }
 
 /// Runs work on its own thread and abandons it beyond the limits.
-pub(super) fn run_limited<T: Send + 'static>(
+pub(crate) fn run_limited<T: Send + 'static>(
     limits: TextLimits,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, LimitError> {
@@ -88,7 +88,7 @@ pub(super) fn run_limited<T: Send + 'static>(
 }
 
 /// Runs work on this thread and turns a panic into an error without printing it.
-pub(super) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, LimitError> {
+pub(crate) fn catch_panic<T>(work: impl FnOnce() -> T) -> Result<T, LimitError> {
     silence_caught_panics();
     let before = CATCHING.replace(true);
     // State that a panic leaves half changed is dropped, or is only read through this function again.

@@ -3,6 +3,7 @@
 use crate::engine_thread::CacheHints;
 use crate::error::ApiError;
 use crate::model::RequestOptions;
+use hpp_generate::grammar::{GrammarSource, ResponseFormat};
 use hpp_generate::sampling::SamplingOverrides;
 use serde::Deserialize;
 use serde_json::Value;
@@ -63,7 +64,7 @@ pub struct Settings {
     pub presence_penalty: Option<f64>,
     /// Not supported unless empty.
     pub logit_bias: Option<Value>,
-    /// Only `{"type": "text"}`.
+    /// See [`ResponseFormat`].
     pub response_format: Option<Value>,
     /// Not supported unless empty.
     pub tools: Option<Value>,
@@ -138,7 +139,15 @@ impl Settings {
             top_logprobs,
             timeout,
             hints: self.hints()?,
+            grammar: None,
         })
+    }
+
+    /// The grammar of the answer, if it is restricted.
+    pub fn grammar(&self) -> Result<Option<GrammarSource>, ApiError> {
+        let format = self.response_format.as_ref().map(ResponseFormat::from_json).transpose();
+        let format = format.map_err(|error| ApiError::field("response_format", error.to_string()))?;
+        Ok(format.and_then(ResponseFormat::grammar))
     }
 
     fn hints(&self) -> Result<CacheHints, ApiError> {
@@ -162,15 +171,11 @@ impl Settings {
             Some(Value::Object(map)) => map.is_empty(),
             Some(_) => false,
         };
-        let is_text = |format: &Option<Value>| {
-            is_nothing(format) || format.as_ref().is_some_and(|format| format["type"] == "text")
-        };
         let is_zero = |number: Option<f64>| number.is_none_or(|number| number == 0.0);
         let fields = [
             ("frequency_penalty", is_zero(self.frequency_penalty), "use `repetition_penalty`"),
             ("presence_penalty", is_zero(self.presence_penalty), "use `repetition_penalty`"),
             ("logit_bias", is_nothing(&self.logit_bias), "leave it out"),
-            ("response_format", is_text(&self.response_format), "only {\"type\": \"text\"} is possible"),
             ("tools", is_nothing(&self.tools), "leave them out"),
         ];
         match fields.into_iter().find(|(_, is_supported, _)| !is_supported) {
@@ -200,8 +205,10 @@ mod tests {
         let options = settings(r#"{"user": "x", "max_tokens": 5, "stop": "a", "tools": [], "presence_penalty": 0}"#);
         let options = options.options(Some(2)).unwrap();
         assert_eq!((options.max_tokens, options.stop, options.top_logprobs), (Some(5), vec!["a".to_owned()], Some(2)));
-        assert!(settings(r#"{"response_format": {"type": "text"}}"#).options(None).is_ok());
-        assert_eq!(refused(r#"{"response_format": {"type": "json_object"}}"#), Some("response_format"));
+        let object = settings(r#"{"response_format": {"type": "json_object"}}"#).grammar();
+        assert_eq!(object, Ok(Some(GrammarSource::JsonObject)));
+        let wrong = settings(r#"{"response_format": {"type": "xml"}}"#).grammar();
+        assert!(matches!(wrong, Err(ApiError::Invalid { param: Some("response_format"), .. })), "{wrong:?}");
         assert_eq!(refused(r#"{"tools": [{"type": "function"}]}"#), Some("tools"));
         assert_eq!(refused(r#"{"frequency_penalty": 0.5}"#), Some("frequency_penalty"));
         assert_eq!(refused(r#"{"stop": [""]}"#), Some("stop"));

@@ -8,6 +8,7 @@ use crate::cli::JobsArgs;
 use crate::error::ExecError;
 use crate::interrupt::INTERRUPTED;
 use crate::job_files::{Answer, Answers, BadLine, Job, JobId, PromptReader};
+use crate::json_schema::read_schema;
 use crate::numbers::{counted, rate};
 use crate::report::{Bytes, memory};
 use crate::runtime::OrtBackend;
@@ -34,7 +35,9 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     let (done, errors) = (answered.count(), answered.errors);
     let opened = PromptReader::open(&args.input, answered);
     let (mut prompts, total) = opened.map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
+    let schema = read_schema(args.defaults.json_schema.as_deref())?;
     let requests = RequestMaker::open(&plan, &args.defaults, context_length(&plan, &args.runtime))?;
+    let requests = requests.follow(schema.as_ref())?;
     let inputs = ModelInputs {
         embeddings: open_embeddings(&plan.plan, args.embeddings.as_deref())?,
         extra: open_extra_inputs(&plan.plan, None)?,

@@ -2,6 +2,7 @@
 
 use crate::cli::AnswerArgs;
 use crate::job_files::{Job, OneOrMany};
+use hpp_generate::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, Role, TextTokenizer};
 use hpp_generate::{GenerateError, GenerationRequest, PlanFile, PromptEncoder, PromptError, check_prompt};
@@ -15,20 +16,36 @@ pub struct RequestMaker {
     authors: SamplingDefaults,
     eos_token_ids: Vec<u32>,
     context: u64,
+    grammars: Option<GrammarCompiler>,
+    /// The grammar of prompts that give none.
+    grammar: Option<Grammar>,
 }
 
 impl RequestMaker {
     /// Opens the plan's tokenizer and chat template. `defaults` are the settings of prompts that give none.
     pub fn open(plan: &PlanFile, defaults: &AnswerArgs, context: u64) -> Result<Self, GenerateError> {
         let generation = plan.plan.generation.clone().unwrap_or_default();
+        let encoder = PromptEncoder::open(plan, true)?;
         Ok(Self {
-            encoder: PromptEncoder::open(plan, true)?,
+            grammars: encoder.grammars(&generation.eos_token_ids),
+            grammar: None,
+            encoder,
             sampling: defaults.sampling.overrides(),
             defaults: defaults.clone(),
             authors: generation.sampling,
             eos_token_ids: generation.eos_token_ids,
             context,
         })
+    }
+
+    /// Prompts that give no `response_format` are answered by this grammar.
+    pub fn follow(mut self, source: Option<&GrammarSource>) -> Result<Self, GenerateError> {
+        self.grammar = source.map(|source| self.compile(source)).transpose()?;
+        Ok(self)
+    }
+
+    fn compile(&self, source: &GrammarSource) -> Result<Grammar, GenerateError> {
+        Ok(self.grammars.as_ref().ok_or(PromptError::NoTokenizer)?.compile(source)?)
     }
 
     /// The tokenizer, if the plan has one.
@@ -45,6 +62,11 @@ impl RequestMaker {
         if !stop.is_empty() {
             self.encoder.tokenizer()?;
         }
+        let grammar = match job.response_format() {
+            Ok(None) => self.grammar.clone(),
+            Ok(Some(format)) => format.grammar().map(|source| self.compile(&source)).transpose()?,
+            Err(error) => return Err(GrammarError::Schema(error.to_string()).into()),
+        };
         let prompt = self.tokens(job)?;
         check_prompt(&prompt, self.context)?;
         Ok(GenerationRequest {
@@ -53,6 +75,7 @@ impl RequestMaker {
             eos_token_ids: if ignore_eos { vec![] } else { self.eos_token_ids.clone() },
             stop,
             sampling,
+            grammar,
         })
     }
 

@@ -1,0 +1,193 @@
+//! Compiles grammars for the vocabulary of one model.
+
+use crate::text::untrusted::{LimitError, TextLimits, run_limited};
+use crate::text::{TextTokenizer, TokenBytes};
+use llguidance::api::TopLevelGrammar;
+use llguidance::earley::SlicedBiasComputer;
+use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
+use llguidance::{Matcher, ParserFactory};
+use serde_json::{Value, json};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+/// Longest token that may continue a grammar, in bytes; the library takes no longer ones.
+const MAX_TOKEN_BYTES: usize = 1000;
+/// Longest schema, in bytes.
+const MAX_SCHEMA_BYTES: usize = 1 << 20;
+/// White space between two parts of a JSON text: a space, or new lines with an indentation, as in llama.cpp. Bounded, because a weak model
+/// that may write white space never ends.
+const WHITE_SPACE: &str = r"\x20|\x0A{1,2}[\x20\x09]{0,20}";
+/// Limits of compiling; a real schema takes milliseconds.
+const COMPILE_LIMITS: TextLimits = TextLimits { time: Duration::from_secs(20), memory: 1 << 30 };
+/// Limits of reading a vocabulary.
+const VOCABULARY_LIMITS: TextLimits = TextLimits { time: Duration::from_secs(60), memory: 2 << 30 };
+
+/// What an answer must be.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GrammarSource {
+    /// Any JSON object.
+    JsonObject,
+    /// JSON that a schema describes.
+    JsonSchema {
+        /// The schema: an object.
+        schema: Value,
+        /// Whether to ignore keywords that cannot be followed; else they are errors.
+        lenient: bool,
+    },
+}
+
+/// Why there is no grammar, or why it cannot be followed further.
+#[derive(Debug, thiserror::Error)]
+pub enum GrammarError {
+    /// The schema is not valid or has something that is not supported.
+    #[error("the schema cannot be followed: {0}")]
+    Schema(String),
+    /// The tokens of the model have no known bytes.
+    #[error("no grammar can be followed with this model's tokenizer: {0}")]
+    Vocabulary(String),
+    /// The schema takes too long or too much memory.
+    #[error("the schema cannot be compiled")]
+    Limit(#[source] LimitError),
+    /// No token continues the text, or computing which ones do exceeds the limits.
+    #[error("the answer cannot go on by its grammar: {0}")]
+    Stuck(String),
+}
+
+/// Compiles grammars for one model. Cheap to clone; clones share what they have read.
+#[derive(Clone)]
+pub struct GrammarCompiler {
+    tokenizer: TextTokenizer,
+    eos_token_ids: Arc<[u32]>,
+    vocabulary: Arc<OnceLock<Result<Vocabulary, String>>>,
+}
+
+/// What compiling needs of a vocabulary.
+#[derive(Clone)]
+struct Vocabulary {
+    factory: Arc<ParserFactory>,
+    drops_first_space: bool,
+}
+
+/// A compiled grammar at its start. Clones share the automaton.
+#[derive(Clone)]
+pub struct Grammar {
+    matcher: Matcher,
+    vocabulary: usize,
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
+    }
+}
+
+impl GrammarCompiler {
+    /// A compiler for a model with this tokenizer, whose texts end with one of these tokens. Reads the vocabulary with the first grammar.
+    pub fn new(tokenizer: TextTokenizer, eos_token_ids: &[u32]) -> Self {
+        Self { tokenizer, eos_token_ids: eos_token_ids.into(), vocabulary: Arc::default() }
+    }
+
+    /// Compiles a grammar.
+    ///
+    /// # Errors
+    /// The schema is invalid, not supported or too large, or nothing is known about the bytes of the tokens.
+    pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
+        let vocabulary = self.vocabulary.get_or_init(|| self.read()).clone().map_err(GrammarError::Vocabulary)?;
+        let (lark, size) =
+            (lark(source, vocabulary.drops_first_space)?, vocabulary.factory.tok_env().tok_trie().vocab_size());
+        let compile = move || {
+            let parser = vocabulary.factory.create_parser(TopLevelGrammar::from_lark(lark));
+            parser.map(|parser| Matcher::new(Ok(parser))).map_err(|error| reason(&format!("{error:#}")))
+        };
+        let matcher = run_limited(COMPILE_LIMITS, compile).map_err(GrammarError::Limit)?;
+        Ok(Grammar { matcher: matcher.map_err(GrammarError::Schema)?, vocabulary: size })
+    }
+
+    fn read(&self) -> Result<Vocabulary, String> {
+        let (tokenizer, ends) = (self.tokenizer.clone(), Arc::clone(&self.eos_token_ids));
+        let read = move || read_vocabulary(&tokenizer, &ends);
+        run_limited(VOCABULARY_LIMITS, read).map_err(|error| error.to_string())?
+    }
+}
+
+impl Grammar {
+    /// A matcher at the start of the grammar, and the size of its vocabulary.
+    pub(super) fn start(&self) -> (Matcher, usize) {
+        (self.matcher.clone(), self.vocabulary)
+    }
+}
+
+/// Builds the trie of a vocabulary.
+fn read_vocabulary(tokenizer: &TextTokenizer, ends: &[u32]) -> Result<Vocabulary, String> {
+    let bytes = tokenizer.vocabulary_bytes()?;
+    let drops_first_space = bytes.drops_first_space;
+    let special = |name: &str| [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
+    let mut words: Vec<Vec<u8>> = (0u32..)
+        .zip(bytes.tokens)
+        .map(|(id, token)| match token {
+            // A token that ends the text never continues it, whatever its name is.
+            _ if ends.contains(&id) => special(&format!("<end {id}>")),
+            TokenBytes::Text(bytes) if bytes.len() <= MAX_TOKEN_BYTES => bytes,
+            TokenBytes::Special(name) if name.len() <= MAX_TOKEN_BYTES => special(&name),
+            TokenBytes::Text(_) | TokenBytes::Special(_) | TokenBytes::None => Vec::new(),
+        })
+        .collect();
+    let mut ends: Vec<u32> = ends.iter().copied().filter(|id| (*id as usize) < words.len()).collect();
+    if ends.is_empty() {
+        // The library needs one: an id that the model does not have.
+        ends.push(u32::try_from(words.len()).map_err(|error| error.to_string())?);
+        words.push(special("<end>"));
+    }
+    let size = u32::try_from(words.len()).map_err(|error| error.to_string())?;
+    let trie = TokTrie::from(&TokRxInfo::new(size, ends[0]), &words).with_eos_tokens(&ends);
+    // Which tokens spell a text is left to the model, so that no tokenizer is called.
+    let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+    let slices = SlicedBiasComputer::json_slices();
+    let factory = ParserFactory::new(&environment, InferenceCapabilities::default(), &slices);
+    let mut factory = factory.map_err(|error| format!("{error:#}"))?;
+    factory.quiet();
+    factory.limits_mut().verbose_errors = false;
+    Ok(Vocabulary { factory: Arc::new(factory), drops_first_space })
+}
+
+/// The grammar as the library reads it.
+fn lark(source: &GrammarSource, drops_first_space: bool) -> Result<String, GrammarError> {
+    let answer = match source {
+        GrammarSource::JsonObject => json_rule(&json!({"type": "object"}), false)?,
+        GrammarSource::JsonSchema { schema, lenient } => json_rule(schema, *lenient)?,
+    };
+    // The first space of a text is not part of it.
+    let start = if drops_first_space { "start: \" \"? answer" } else { "start: answer" };
+    Ok(format!("{start}\nanswer: {answer}\n"))
+}
+
+/// A rule for JSON that a schema describes.
+pub(super) fn json_rule(schema: &Value, lenient: bool) -> Result<String, GrammarError> {
+    let Value::Object(fields) = schema else {
+        return Err(GrammarError::Schema("it must be an object".to_owned()));
+    };
+    let mut fields = fields.clone();
+    let options = json!({"whitespace_pattern": WHITE_SPACE, "lenient": lenient});
+    fields.insert("x-guidance".to_owned(), options);
+    let text = Value::Object(fields).to_string();
+    if text.len() > MAX_SCHEMA_BYTES {
+        return Err(GrammarError::Schema(format!("it is longer than {MAX_SCHEMA_BYTES} bytes")));
+    }
+    Ok(format!("%json {text}"))
+}
+
+/// The cause of a failure: what the library says, without the text around it that quotes the grammar.
+fn reason(text: &str) -> String {
+    const LONGEST: usize = 300;
+    let cause = text.rsplit_once("failed to compile JSON schema: ").map_or(text, |(_, cause)| cause);
+    let mut cause = cause.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
+    if let Some((end, _)) = cause.char_indices().nth(LONGEST) {
+        cause.truncate(end);
+        cause.push_str("...");
+    }
+    if cause.contains("oneOf") && cause.contains("coerce_one_of") {
+        return "`oneOf` whose cases overlap is not supported: use `anyOf`".to_owned();
+    }
+    cause
+}
