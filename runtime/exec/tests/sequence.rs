@@ -50,6 +50,7 @@ fn request(prompt: &[u32], max_new_tokens: u64) -> GenerationRequest {
         stop: vec![],
         sampling,
         grammar: None,
+        visible_tokens: vec![],
     }
 }
 

@@ -242,7 +242,7 @@ fn what_cannot_be_answered_is_refused_by_name() {
         (json!({"messages": []}), 400, json!("messages")),
         (json!({"messages": user("x"), "temperature": -1}), 400, json!("temperature")),
         (json!({"messages": user("x"), "n": 0}), 400, json!("n")),
-        (json!({"messages": user("x"), "tools": [{"type": "function"}]}), 400, json!("tools")),
+        (json!({"messages": user("x"), "tools": [{"type": "function"}]}), 400, json!("tools[0]")),
         (json!({"messages": user("x"), "response_format": {"type": "xml"}}), 400, json!("response_format")),
         (json!({"messages": user("x"), "top_logprobs": 3}), 400, json!("top_logprobs")),
         (json!({"messages": user("x"), "model": "other"}), 404, Value::Null),

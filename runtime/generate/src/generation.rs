@@ -33,6 +33,8 @@ pub struct GenerationRequest {
     pub sampling: SamplingParams,
     /// What the answer must be, if not any text.
     pub grammar: Option<Grammar>,
+    /// Special tokens whose names are part of the text. Other special tokens have none.
+    pub visible_tokens: Vec<u32>,
 }
 
 /// Why a generation finished.
@@ -144,7 +146,7 @@ impl Generation {
             prompt_chunk,
             sampler: Sampler::new(request.sampling, &request.prompt),
             grammar: request.grammar.as_ref().map(GrammarMatcher::new),
-            text: tokenizer.map(|tokenizer| StreamedText::new(tokenizer, &request.stop)),
+            text: tokenizer.map(|tokenizer| StreamedText::new(tokenizer, &request.stop, &request.visible_tokens)),
             speculation: None,
             reused: 0,
             fed: 0,
@@ -393,19 +395,26 @@ impl Generation {
 struct StreamedText {
     detokenizer: Detokenizer,
     stop: StopFilter,
+    /// Special tokens with their names.
+    visible: Vec<(u32, String)>,
     /// All text released so far.
     released: String,
 }
 
 impl StreamedText {
-    fn new(tokenizer: TextTokenizer, stop: &[String]) -> Self {
+    fn new(tokenizer: TextTokenizer, stop: &[String], visible: &[u32]) -> Self {
+        let visible = visible.iter().filter_map(|token| Some((*token, tokenizer.special_name(*token)?))).collect();
         let stop = StopFilter::new(stop.iter().cloned());
-        Self { detokenizer: Detokenizer::new(tokenizer), stop, released: String::new() }
+        Self { detokenizer: Detokenizer::new(tokenizer), stop, visible, released: String::new() }
     }
 
     /// Adds a token. Returns whether its text completes a stop string.
     fn push(&mut self, token: u32) -> Result<bool, TokenizerError> {
-        let piece = self.detokenizer.push(token)?;
+        let mut piece = self.detokenizer.push(token)?;
+        if let Some((_, name)) = self.visible.iter().find(|(visible, _)| *visible == token) {
+            piece.push_str(&self.detokenizer.finish()?);
+            piece.push_str(name);
+        }
         Ok(self.release(&piece))
     }
 
@@ -448,6 +457,7 @@ mod tests {
             stop: vec![],
             sampling,
             grammar: None,
+            visible_tokens: vec![],
         }
     }
 
@@ -639,6 +649,14 @@ mod tests {
         assert_eq!(pieces, ["a", "", "\u{fffd}"]);
         let generated = generation.into_result();
         assert_eq!((generated.finish_reason, generated.text.as_deref()), (FinishReason::Eos, Some("a\u{fffd}")));
+    }
+
+    #[test]
+    fn names_of_visible_special_tokens_are_text() {
+        let visible = GenerationRequest { eos_token_ids: vec![], visible_tokens: vec![256, 97], ..request(&[1], 9) };
+        let mut generation = Generation::new(visible, Some(byte_level()), usize::MAX);
+        let pieces = run(&mut generation, &[b'a'.into(), 0xe4, 256, b'b'.into()], 9);
+        assert_eq!(pieces, ["a", "", "\u{fffd}<|end|>", "b"]);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! - [`Batch`] runs many generations on one engine and fetches the weights once per pass for all.
 //! - [`KvCache`] saves the states of prompts as pages of a store, and restores them for later prompts with the same prefix.
 //! - [`SingleSequence`] and [`generate`] are the convenience for programs that run one request at a time.
-//! - [`grammar`] restricts answers to JSON that a schema describes.
+//! - [`grammar`] restricts answers to JSON that a schema describes, or to calls of tools.
 //! - [`speculate`] drafts tokens that one pass verifies.
 //!
 //! Knows no terminal, no signals, no command line and no backend. Reads only files that a model's directory holds.

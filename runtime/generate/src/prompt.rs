@@ -46,8 +46,17 @@ impl PromptEncoder {
 
     /// The tokens of a conversation, rendered by the chat template.
     pub fn encode_conversation(&self, messages: &[Message]) -> Result<Vec<u32>, GenerateError> {
+        self.encode_with_tools(messages, &[])
+    }
+
+    /// The same for a model that may call these tools, which are JSON as in OpenAI's API.
+    pub fn encode_with_tools(
+        &self,
+        messages: &[Message],
+        tools: &[serde_json::Value],
+    ) -> Result<Vec<u32>, GenerateError> {
         let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
-        Ok(self.tokenizer()?.encode(&template.render(messages)?, SpecialTokens::Omit)?)
+        Ok(self.tokenizer()?.encode(&template.render_with_tools(messages, tools)?, SpecialTokens::Omit)?)
     }
 }
 

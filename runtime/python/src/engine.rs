@@ -246,6 +246,7 @@ impl Engine {
             stop,
             sampling: sampling.resolve(&generation.sampling),
             grammar: None,
+            visible_tokens: vec![],
         })
     }
 

@@ -10,6 +10,7 @@ use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use futures_util::stream::{BoxStream, select_all, unfold};
+use hpp_generate::text::tools::{AnswerPart, ToolCallParser};
 use hpp_generate::{FinishReason, Generated};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -34,6 +35,8 @@ pub struct AnswerChoice {
     pub events: UnboundedReceiver<RequestEvent>,
     /// The start of the answer: the prompt, if the request asks for it.
     pub echo: String,
+    /// Finds calls of tools in it, if there are tools.
+    pub calls: Option<ToolCallParser>,
 }
 
 /// All answers to a request.
@@ -63,7 +66,7 @@ impl Answers {
         let Self { model, format, id, created, each, choices } = self;
         let (mut written, mut usages) = (Vec::new(), Vec::new());
         for (index, choice) in choices.into_iter().enumerate() {
-            let AnswerChoice { mut events, echo } = choice;
+            let AnswerChoice { mut events, echo, calls } = choice;
             let mut logprobs = Vec::new();
             let generated = loop {
                 match events.recv().await {
@@ -77,11 +80,12 @@ impl Answers {
             usages.push(generated.usage);
             let text = echo + generated.text.as_deref().unwrap_or("");
             let logprobs = format.logprobs(&model, &logprobs);
-            let finish = finish_reason(&generated);
+            let (message, has_calls) = message(text.clone(), calls);
+            let finish = finish_reason(&generated, has_calls);
             written.push(match format {
                 ApiFormat::Chat => json!({
                     "index": index,
-                    "message": {"role": "assistant", "content": text, "refusal": null},
+                    "message": message,
                     "logprobs": logprobs,
                     "finish_reason": finish,
                 }),
@@ -112,10 +116,11 @@ impl Answers {
             includes_usage,
             usages: Vec::new(),
             unfinished: vec![true; choices.len()],
+            calls: choices.iter().map(|choice| choice.calls.clone()).collect(),
             ready: VecDeque::new(),
         };
         let mut sources: Vec<BoxStream<'static, (usize, RequestEvent)>> = Vec::new();
-        for (index, AnswerChoice { events, echo }) in choices.into_iter().enumerate() {
+        for (index, AnswerChoice { events, echo, .. }) in choices.into_iter().enumerate() {
             writer.begin(index, &echo);
             let next = move |mut events: UnboundedReceiver<RequestEvent>| async move {
                 events.recv().await.map(|event| ((index, event), events))
@@ -156,6 +161,8 @@ struct ChunkWriter {
     usages: Vec<hpp_generate::TokenUsage>,
     /// For each answer, whether neither its end nor an error was sent.
     unfinished: Vec<bool>,
+    /// For each answer, what finds its calls.
+    calls: Vec<Option<ToolCallParser>>,
     /// Chunks to send.
     ready: VecDeque<SseEvent>,
 }
@@ -179,11 +186,23 @@ impl ChunkWriter {
                 let logprobs = self.format.logprobs(&self.model, &[scores]);
                 self.text(index, "", logprobs);
             }
-            RequestEvent::Text(text) => self.text(index, &text, Value::Null),
+            RequestEvent::Text(text) => match &mut self.calls[index] {
+                None => self.text(index, &text, Value::Null),
+                Some(calls) => {
+                    let before = calls.calls();
+                    let parts = calls.push(&text);
+                    self.parts(index, before, parts);
+                }
+            },
             RequestEvent::Finished(generated) => {
                 self.unfinished[index] = false;
                 self.usages.push(generated.usage);
-                let finish = finish_reason(&generated);
+                let found = self.calls[index].as_mut().map(|calls| (calls.calls(), calls.finish()));
+                let has_calls = found.as_ref().is_some_and(|(calls, _)| *calls > 0);
+                if let Some((calls, parts)) = found {
+                    self.parts(index, calls, parts);
+                }
+                let finish = finish_reason(&generated, has_calls);
                 let choice = match self.format {
                     ApiFormat::Chat => json!({"index": index, "delta": {}, "logprobs": null, "finish_reason": finish}),
                     ApiFormat::Text => json!({"index": index, "text": "", "logprobs": null, "finish_reason": finish}),
@@ -193,6 +212,25 @@ impl ChunkWriter {
             RequestEvent::Failed(error) => {
                 self.unfinished[index] = false;
                 self.send(&error.to_json());
+            }
+        }
+    }
+
+    /// Sends parts of an answer that has `calls` calls already.
+    fn parts(&mut self, index: usize, mut calls: usize, parts: Vec<AnswerPart>) {
+        for part in parts {
+            match part {
+                AnswerPart::Text(text) => self.text(index, &text, Value::Null),
+                AnswerPart::Call { name, arguments } => {
+                    let mut call = tool_call(&name, &arguments);
+                    call["index"] = json!(calls);
+                    calls += 1;
+                    let delta = json!({"tool_calls": [call]});
+                    self.chunk(
+                        json!([{"index": index, "delta": delta, "logprobs": null, "finish_reason": null}]),
+                        None,
+                    );
+                }
             }
         }
     }
@@ -278,8 +316,38 @@ impl ApiFormat {
     }
 }
 
-fn finish_reason(generated: &Generated) -> &'static str {
+/// A message of the assistant, and whether it has calls.
+fn message(text: String, calls: Option<ToolCallParser>) -> (Value, bool) {
+    let Some(mut parser) = calls else {
+        return (json!({"role": "assistant", "content": text, "refusal": null}), false);
+    };
+    let (mut content, mut calls) = (String::new(), Vec::new());
+    for part in parser.push(&text).into_iter().chain(parser.finish()) {
+        match part {
+            AnswerPart::Text(text) => content.push_str(&text),
+            AnswerPart::Call { name, arguments } => calls.push(tool_call(&name, &arguments)),
+        }
+    }
+    let has_calls = !calls.is_empty();
+    let content = if content.is_empty() && has_calls { Value::Null } else { json!(content) };
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    if has_calls {
+        message["tool_calls"] = json!(calls);
+    }
+    (message, has_calls)
+}
+
+/// A call with a new id: nine letters and digits, because templates of Mistral's models accept no others.
+fn tool_call(name: &str, arguments: &str) -> Value {
+    let digit = |number: u64| char::from_digit((number % 36) as u32, 36).unwrap_or('0');
+    let random = RandomState::new().hash_one(0);
+    let id: String = (0..9).map(|place| digit(random / 36u64.pow(place))).collect();
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+fn finish_reason(generated: &Generated, has_calls: bool) -> &'static str {
     match generated.finish_reason {
+        FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar if has_calls => "tool_calls",
         FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => "stop",
         FinishReason::Length => "length",
         FinishReason::Cancelled => "cancelled",

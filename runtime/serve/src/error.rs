@@ -7,6 +7,7 @@ use hpp_engine::EngineError;
 use hpp_generate::GenerateError;
 use hpp_schema::error_line;
 use serde_json::json;
+use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
 
@@ -22,7 +23,7 @@ pub enum ApiError {
         /// The problem, and what to do.
         message: String,
         /// The field it is about.
-        param: Option<&'static str>,
+        param: Option<Cow<'static, str>>,
     },
     /// The API key is missing or wrong.
     #[error("give an API key of this server: `Authorization: Bearer KEY`")]
@@ -73,8 +74,8 @@ pub enum ApiError {
 
 impl ApiError {
     /// An error about one field.
-    pub fn field(param: &'static str, message: impl Into<String>) -> Self {
-        ApiError::Invalid { message: message.into(), param: Some(param) }
+    pub fn field(param: impl Into<Cow<'static, str>>, message: impl Into<String>) -> Self {
+        ApiError::Invalid { message: message.into(), param: Some(param.into()) }
     }
 
     /// The thread of the engine has ended.
@@ -111,7 +112,7 @@ impl ApiError {
             ApiError::Timeout => "timeout",
             ApiError::Unavailable(_) | ApiError::Failed(_) => "server_error",
         };
-        let param = if let ApiError::Invalid { param, .. } = self { *param } else { None };
+        let param = if let ApiError::Invalid { param, .. } = self { param.as_deref() } else { None };
         let code = match self {
             ApiError::Unauthorized => Some("invalid_api_key"),
             ApiError::NoModel { .. } => Some("model_not_found"),

@@ -8,10 +8,12 @@ use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
 use hpp_generate::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use hpp_generate::sampling::SamplingOverrides;
-use hpp_generate::text::{Message, TextTokenizer};
+use hpp_generate::text::tools::ToolFormat;
+use hpp_generate::text::{ChatTemplate, Message, TextTokenizer};
 use hpp_generate::{GenerationRequest, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
 use serde::Serialize;
+use serde_json::Value;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread::JoinHandle;
@@ -80,6 +82,8 @@ pub struct RequestOptions {
     pub hints: CacheHints,
     /// What the answer must be, if not any text.
     pub grammar: Option<Grammar>,
+    /// Special tokens whose names are part of the text.
+    pub visible_tokens: Vec<u32>,
 }
 
 /// The thread of an engine. It ends once its model is dropped.
@@ -132,9 +136,24 @@ impl ServedModel {
         Ok(self.settings.encoder.encode_text(text)?)
     }
 
-    /// The tokens of a conversation.
-    pub fn encode_conversation(&self, messages: &[Message]) -> Result<Vec<u32>, ApiError> {
-        Ok(self.settings.encoder.encode_conversation(messages)?)
+    /// The tokens of a conversation with a model that may call these tools.
+    pub fn encode_conversation(&self, messages: &[Message], tools: &[Value]) -> Result<Vec<u32>, ApiError> {
+        Ok(self.settings.encoder.encode_with_tools(messages, tools)?)
+    }
+
+    /// How it writes calls of tools.
+    ///
+    /// # Errors
+    /// Its chat template takes no tools.
+    pub fn tool_format(&self) -> Result<ToolFormat, ApiError> {
+        let format = self.settings.encoder.template.as_ref().and_then(ChatTemplate::tool_format);
+        format.ok_or_else(|| ApiError::field("tools", "`tools`: the chat template of this model takes none"))
+    }
+
+    /// The special tokens that mark calls.
+    pub fn tool_markers(&self, format: ToolFormat) -> Vec<u32> {
+        let Some(tokenizer) = &self.settings.encoder.tokenizer else { return vec![] };
+        format.markers().iter().filter_map(|marker| tokenizer.token_id(marker)).collect()
     }
 
     /// The compiled form of a grammar that the field `param` of a request gives. May take long.
@@ -148,7 +167,8 @@ impl ServedModel {
 
     /// The text of tokens.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, ApiError> {
-        let failed = |error| ApiError::Invalid { message: hpp_schema::error_line(&error), param: Some("tokens") };
+        let failed =
+            |error| ApiError::Invalid { message: hpp_schema::error_line(&error), param: Some("tokens".into()) };
         self.tokenizer()?.decode(tokens).map_err(failed)
     }
 
@@ -187,6 +207,7 @@ impl ServedModel {
             stop: options.stop.clone(),
             sampling: options.sampling.resolve(&settings.sampling),
             grammar: options.grammar.clone(),
+            visible_tokens: options.visible_tokens.clone(),
         };
         let (events, receiver) = unbounded_channel();
         let arrived = Instant::now();

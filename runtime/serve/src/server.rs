@@ -12,6 +12,7 @@ use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
+use hpp_generate::text::tools::ToolCallParser;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -177,6 +178,7 @@ impl App {
             answers: settings.answers()?,
             streams: settings.streams(),
             includes_usage: settings.includes_usage(),
+            calls: None,
         })
     }
 
@@ -235,11 +237,19 @@ async fn chat(
 ) -> Result<Response, ApiError> {
     let request = body(request)?;
     let mut question = app.question(&request.settings, request.top_logprobs()?)?;
-    let (conversation, grammar) = (request.conversation()?, request.settings.grammar()?);
+    let (conversation, text_grammar) = (request.conversation()?, request.settings.grammar()?);
     let model = Arc::clone(&question.model);
+    let (mut grammar, mut definitions) = (text_grammar.map(|source| (source, "response_format")), vec![]);
+    if let Some(tools) = request.settings.tools()? {
+        let format = model.tool_format()?;
+        grammar = tools.grammar(format, grammar.map(|(source, _)| source));
+        question.options.visible_tokens = model.tool_markers(format);
+        question.calls = Some(ToolCallParser::new(format, tools.names()));
+        definitions = tools.definitions;
+    }
     let encoded = blocking(move || {
-        let grammar = grammar.map(|source| model.compile(&source, "response_format")).transpose()?;
-        Ok((model.encode_conversation(&conversation)?, grammar))
+        let grammar = grammar.map(|(source, param)| model.compile(&source, param)).transpose()?;
+        Ok((model.encode_conversation(&conversation, &definitions)?, grammar))
     });
     let (prompt, grammar) = encoded.await?;
     question.options.grammar = grammar;
@@ -254,6 +264,9 @@ async fn complete(
     let mut question = app.question(&request.settings, request.top_logprobs()?)?;
     let echoes = request.echo.unwrap_or(false);
     let (prompts, grammar) = (request.prompts()?, request.settings.grammar()?);
+    if request.settings.tools()?.is_some() {
+        return Err(ApiError::field("tools", "`tools` are for /v1/chat/completions: leave them out"));
+    }
     let model = Arc::clone(&question.model);
     let encoded = blocking(move || {
         let encode = |prompt: OnePrompt| match prompt {
@@ -279,6 +292,8 @@ struct Question {
     answers: u64,
     streams: bool,
     includes_usage: bool,
+    /// Finds calls in the answers, if there are tools.
+    calls: Option<ToolCallParser>,
 }
 
 impl Question {
@@ -291,7 +306,7 @@ impl Question {
                 options.sampling.seed = options.sampling.seed.map(|seed| seed.wrapping_add(index));
                 let (submission, events) = self.model.prepare(prompt.clone(), &options)?;
                 submissions.push(submission);
-                choices.push(AnswerChoice { events, echo: echo.clone() });
+                choices.push(AnswerChoice { events, echo: echo.clone(), calls: self.calls.clone() });
             }
         }
         self.model.submit(submissions)?;

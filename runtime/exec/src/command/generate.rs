@@ -114,6 +114,7 @@ pub fn request(
         stop: settings.run.answer.stop.clone(),
         sampling: settings.run.answer.sampling.overrides().resolve(&generation.sampling),
         grammar,
+        visible_tokens: vec![],
     })
 }
 

@@ -1,5 +1,6 @@
 //! Compiles grammars for the vocabulary of one model.
 
+use super::tool_calls::{self, ToolCallGrammar};
 use crate::text::untrusted::{LimitError, TextLimits, run_limited};
 use crate::text::{TextTokenizer, TokenBytes};
 use llguidance::api::TopLevelGrammar;
@@ -35,6 +36,10 @@ pub enum GrammarSource {
         /// Whether to ignore keywords that cannot be followed; else they are errors.
         lenient: bool,
     },
+    /// Calls of functions.
+    ToolCalls(ToolCallGrammar),
+    /// One of two.
+    Either(Box<[GrammarSource; 2]>),
 }
 
 /// Why there is no grammar, or why it cannot be followed further.
@@ -95,13 +100,34 @@ impl GrammarCompiler {
     pub fn compile(&self, source: &GrammarSource) -> Result<Grammar, GrammarError> {
         let vocabulary = self.vocabulary.get_or_init(|| self.read()).clone().map_err(GrammarError::Vocabulary)?;
         let (lark, size) =
-            (lark(source, vocabulary.drops_first_space)?, vocabulary.factory.tok_env().tok_trie().vocab_size());
+            (self.lark(source, vocabulary.drops_first_space)?, vocabulary.factory.tok_env().tok_trie().vocab_size());
         let compile = move || {
             let parser = vocabulary.factory.create_parser(TopLevelGrammar::from_lark(lark));
             parser.map(|parser| Matcher::new(Ok(parser))).map_err(|error| reason(&format!("{error:#}")))
         };
         let matcher = run_limited(COMPILE_LIMITS, compile).map_err(GrammarError::Limit)?;
         Ok(Grammar { matcher: matcher.map_err(GrammarError::Schema)?, vocabulary: size })
+    }
+
+    /// The grammar as the library reads it.
+    fn lark(&self, source: &GrammarSource, drops_first_space: bool) -> Result<String, GrammarError> {
+        // The first space of a text is not part of it.
+        let start = if drops_first_space { "start: \" \"? answer" } else { "start: answer" };
+        Ok(format!("{start}\n{}", self.rules("answer", source)?))
+    }
+
+    /// The rules of a grammar; `name` is that of the first.
+    fn rules(&self, name: &str, source: &GrammarSource) -> Result<String, GrammarError> {
+        Ok(match source {
+            GrammarSource::JsonObject => format!("{name}: {}\n", json_rule(&json!({"type": "object"}), false)?),
+            GrammarSource::JsonSchema { schema, lenient } => format!("{name}: {}\n", json_rule(schema, *lenient)?),
+            GrammarSource::ToolCalls(calls) => tool_calls::rules(name, calls, &self.tokenizer)?,
+            GrammarSource::Either(both) => {
+                let [first, second] = [format!("{name}_a"), format!("{name}_b")];
+                let rules = [self.rules(&first, &both[0])?, self.rules(&second, &both[1])?];
+                format!("{name}: {first} | {second}\n{}", rules.concat())
+            }
+        })
     }
 
     fn read(&self) -> Result<Vocabulary, String> {
@@ -149,17 +175,6 @@ fn read_vocabulary(tokenizer: &TextTokenizer, ends: &[u32]) -> Result<Vocabulary
     factory.quiet();
     factory.limits_mut().verbose_errors = false;
     Ok(Vocabulary { factory: Arc::new(factory), drops_first_space })
-}
-
-/// The grammar as the library reads it.
-fn lark(source: &GrammarSource, drops_first_space: bool) -> Result<String, GrammarError> {
-    let answer = match source {
-        GrammarSource::JsonObject => json_rule(&json!({"type": "object"}), false)?,
-        GrammarSource::JsonSchema { schema, lenient } => json_rule(schema, *lenient)?,
-    };
-    // The first space of a text is not part of it.
-    let start = if drops_first_space { "start: \" \"? answer" } else { "start: answer" };
-    Ok(format!("{start}\nanswer: {answer}\n"))
 }
 
 /// A rule for JSON that a schema describes.

@@ -9,7 +9,9 @@ mod matcher;
 mod response_format;
 #[cfg(test)]
 mod tests;
+mod tool_calls;
 
 pub use compiler::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
 pub(crate) use matcher::GrammarMatcher;
 pub use response_format::{FormatError, ResponseFormat};
+pub use tool_calls::ToolCallGrammar;

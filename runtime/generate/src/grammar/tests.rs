@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::text::TextTokenizer;
-use crate::text::test_tokenizers::{byte_fallback, byte_level, metaspace};
+use crate::text::test_tokenizers::{byte_fallback, byte_level, metaspace, with_special};
+use crate::text::tools::{ToolFormat, ToolFunction};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
@@ -117,6 +118,67 @@ fn schemas_that_cannot_be_followed_say_why() {
     }
     let lenient = GrammarSource::JsonSchema { schema: json!({"if": {}, "type": "integer"}), lenient: true };
     assert!(GrammarCompiler::new(byte_level(), &[END]).compile(&lenient).is_ok());
+}
+
+fn function(name: &str, parameters: Value) -> ToolFunction {
+    ToolFunction { name: name.to_owned(), parameters, strict: true }
+}
+
+fn calls(format: ToolFormat, several: bool) -> GrammarSource {
+    let place = json!({"$defs": {"p": {"enum": ["a", "b"]}}, "type": "object",
+                       "properties": {"p": {"$ref": "#/$defs/p"}}, "required": ["p"], "additionalProperties": false});
+    let functions = vec![function("near", place), function("now", json!({"type": "object", "properties": {}}))];
+    GrammarSource::ToolCalls(ToolCallGrammar { format, functions, several })
+}
+
+/// Whether an answer, and each of its starts, is allowed, and whether it is complete then or may end.
+fn follows(source: &GrammarSource, answer: &str) -> bool {
+    let grammar = GrammarCompiler::new(byte_level(), &[END]).compile(source).unwrap();
+    let mut matcher = GrammarMatcher::new(&grammar);
+    for token in bytes(answer) {
+        if matcher.is_complete() || !matcher.allowed(257).unwrap().contains(token as usize) {
+            return false;
+        }
+        matcher.accept(token).unwrap();
+    }
+    matcher.is_complete() || matcher.allowed(257).unwrap().contains(END as usize)
+}
+
+#[test]
+fn calls_are_written_in_the_form_of_the_model() {
+    let hermes = "<tool_call>\n{\"name\": \"near\", \"arguments\": {\"p\": \"b\"}}\n</tool_call>";
+    let now = "<tool_call>\n{\"name\": \"now\", \"arguments\": {}}\n</tool_call>";
+    let one = calls(ToolFormat::Hermes, false);
+    assert!(follows(&one, hermes) && follows(&one, now));
+    assert!(!follows(&one, &hermes.replace("\"b\"", "\"c\"")) && !follows(&one, &hermes.replace("near", "far")));
+    let several = calls(ToolFormat::Hermes, true);
+    assert!(follows(&several, &format!("{hermes}\n{now}")) && !follows(&one, &format!("{hermes}\n{now}")));
+    let llama = "{\"name\": \"near\", \"parameters\": {\"p\": \"a\"}}";
+    assert!(follows(&calls(ToolFormat::Llama, true), llama));
+    let mistral = "[TOOL_CALLS] [{\"name\": \"now\", \"arguments\": {}}, {\"name\": \"now\", \"arguments\": {}}]";
+    assert!(
+        follows(&calls(ToolFormat::Mistral, true), mistral) && !follows(&calls(ToolFormat::Mistral, false), mistral)
+    );
+    let args = "[TOOL_CALLS]near[ARGS]{\"p\": \"a\"}[TOOL_CALLS]now[ARGS]{}";
+    assert!(follows(&calls(ToolFormat::MistralArgs, true), args));
+    assert!(!follows(&calls(ToolFormat::MistralArgs, false), args));
+    let either = GrammarSource::Either(Box::new([GrammarSource::JsonObject, several]));
+    assert!(follows(&either, "{\"any\": 3}") && follows(&either, hermes) && !follows(&either, "text"));
+}
+
+#[test]
+fn a_marker_that_is_a_special_token_is_that_token() {
+    let tokenizer = with_special("[TOOL_CALLS]");
+    let grammar = GrammarCompiler::new(tokenizer, &[]).compile(&calls(ToolFormat::Mistral, false)).unwrap();
+    let allowed = GrammarMatcher::new(&grammar).allowed(257).unwrap();
+    assert_eq!((0..257).filter(|token| allowed.contains(*token)).collect::<Vec<_>>(), [END as usize]);
+}
+
+#[test]
+fn a_function_whose_arguments_cannot_be_followed_is_named() {
+    let functions = vec![function("bad", json!({"type": "colour"}))];
+    let source = GrammarSource::ToolCalls(ToolCallGrammar { format: ToolFormat::Hermes, functions, several: false });
+    assert!(matches!(GrammarCompiler::new(byte_level(), &[END]).compile(&source), Err(GrammarError::Schema(_))));
 }
 
 /// Each asks for far more memory, time or stack than a real schema.

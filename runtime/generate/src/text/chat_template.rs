@@ -3,10 +3,11 @@
 //! Renders as Hugging Face's `apply_chat_template` does. Knows no tokens.
 
 use super::jinja;
+use super::tools::{ToolCall, ToolFormat};
 use super::untrusted::{LimitError, TextLimits, run_limited};
 use minijinja::value::{Serde, Value};
 use minijinja::{Error, context};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub enum Role {
     User,
     /// The model.
     Assistant,
+    /// The result of a function that the model called.
+    Tool,
 }
 
 /// One message of a conversation.
@@ -35,14 +38,28 @@ pub enum Role {
 pub struct Message {
     /// Its author.
     pub role: Role,
-    /// Its text.
+    /// Its text; empty where a message of the model has calls alone.
+    #[serde(default, deserialize_with = "text_or_null")]
     pub content: String,
+    /// The functions that the model called.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// The call of which this is the result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_call_id: Option<String>,
+    /// The name of the author, or of the function of which this is the result.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+}
+
+fn text_or_null<'de, D: Deserializer<'de>>(source: D) -> Result<String, D::Error> {
+    Ok(Option::deserialize(source)?.unwrap_or_default())
 }
 
 impl Message {
     /// A message.
     pub fn new(role: Role, content: impl Into<String>) -> Self {
-        Self { role, content: content.into() }
+        Self { role, content: content.into(), tool_calls: Vec::new(), tool_call_id: None, name: None }
     }
 }
 
@@ -50,6 +67,8 @@ impl Message {
 /// `untrusted`.
 pub struct ChatTemplate {
     source: Arc<str>,
+    /// The template for conversations with tools, if it is another one.
+    tool_source: Option<Arc<str>>,
     /// `bos_token`, `eos_token` and the other named special tokens, by name.
     special: BTreeMap<String, String>,
     path: PathBuf,
@@ -111,34 +130,67 @@ impl ChatTemplate {
     pub fn open(template_file: Option<&Path>, config_file: Option<&Path>) -> Result<Option<Self>, TemplateError> {
         let config = config_file.map(Config::read).transpose()?.unwrap_or_default();
         let special = config.special_tokens();
-        let (source, path) = match (template_file, config.chat_template, config_file) {
-            (Some(path), _, _) => (read(path)?, path),
-            (None, Some(templates), Some(path)) => (templates.default_one(path)?, path),
+        let (source, tool_source, path) = match (template_file, config.chat_template, config_file) {
+            (Some(path), _, _) => (read(path)?, None, path),
+            (None, Some(mut templates), Some(path)) => {
+                let for_tools = templates.take("tool_use");
+                (templates.default_one(path)?, for_tools, path)
+            }
             _ => return Ok(None),
         };
-        Self::compile(&source, special, path.to_owned()).map(Some)
+        let mut this = Self::compile(&source, special, path.to_owned())?;
+        if let Some(source) = tool_source {
+            this.check(&source)?;
+            this.tool_source = Some(source.into());
+        }
+        Ok(Some(this))
     }
 
     fn compile(source: &str, special: BTreeMap<String, String>, path: PathBuf) -> Result<Self, TemplateError> {
-        let this = Self { source: source.into(), special, path };
-        let source = Arc::clone(&this.source);
-        this.within_limits(move || jinja::check(&source))?;
+        let this = Self { source: source.into(), tool_source: None, special, path };
+        this.check(source)?;
         Ok(this)
+    }
+
+    fn check(&self, source: &str) -> Result<(), TemplateError> {
+        let source = source.to_owned();
+        self.within_limits(move || jinja::check(&source))
+    }
+
+    /// How the model writes calls of tools. `None` if the template takes no tools.
+    pub fn tool_format(&self) -> Option<ToolFormat> {
+        let source = self.source_for_tools();
+        source.contains("tools").then(|| ToolFormat::of_template(source))
+    }
+
+    fn source_for_tools(&self) -> &Arc<str> {
+        self.tool_source.as_ref().unwrap_or(&self.source)
     }
 
     /// The prompt: the conversation and the start of the assistant's next message.
     pub fn render(&self, messages: &[Message]) -> Result<String, TemplateError> {
-        let (source, special, messages) = (Arc::clone(&self.source), self.special.clone(), messages.to_vec());
+        self.render_with_tools(messages, &[])
+    }
+
+    /// The same for a model that may call these tools, which are JSON as in OpenAI's API.
+    pub fn render_with_tools(
+        &self,
+        messages: &[Message],
+        tools: &[serde_json::Value],
+    ) -> Result<String, TemplateError> {
+        let source = if tools.is_empty() { &self.source } else { self.source_for_tools() };
+        let (source, special) = (Arc::clone(source), self.special.clone());
+        let (messages, tools) = (messages.to_vec(), tools.to_vec());
         self.within_limits(move || {
             let values = context! {
                 messages => Value::from(Serde(&messages)),
                 add_generation_prompt => true,
                 // Templates test `tools is not none`, and an undefined variable is not none.
-                tools => Value::from(()),
+                tools => if tools.is_empty() { Value::from(()) } else { Value::from(Serde(&tools)) },
                 documents => Value::from(()),
                 ..Value::from(Serde(&special))
             };
-            jinja::render(&source, values, messages.len())
+            jinja::render(&source, values, messages.len() + tools.len())
         })
     }
 
@@ -196,6 +248,13 @@ impl Config {
 }
 
 impl Templates {
+    /// Takes the template of a name out, if others remain.
+    fn take(&mut self, name: &str) -> Option<String> {
+        let Templates::Named(named) = self else { return None };
+        let at = named.iter().position(|template| template.name == name).filter(|_| named.len() > 1)?;
+        Some(named.remove(at).template)
+    }
+
     fn default_one(self, path: &Path) -> Result<String, TemplateError> {
         let mut named = match self {
             Templates::One(template) => return Ok(template),
@@ -281,6 +340,34 @@ mod tests {
         );
         let t = ChatTemplate::open(None, Some(file.path())).unwrap().unwrap();
         assert_eq!(t.render(&[]).unwrap(), "<B><E>");
+    }
+
+    #[test]
+    fn tools_calls_and_results_are_rendered_and_tools_have_a_template_of_their_own() {
+        let source = "{% if tools %}{{ tools | tojson }}{% else %}none{% endif %}{% for m in messages %}|{{ m.role }}:{{ m.content }}\
+            {% for call in m.tool_calls %}{{ call.function.name }}{{ call.function.arguments | tojson }}{{ call.id }}{% endfor %}\
+            {% if 'tool_call_id' in m %}={{ m.tool_call_id }}{% endif %}{% endfor %}";
+        let tool = serde_json::json!({"type": "function", "function": {"name": "f", "description": "d"}});
+        let talk = r#"[{"role": "user", "content": "?"},
+            {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "type": "function",
+                "function": {"name": "f", "arguments": "{\"b\": 1, \"a\": 2}"}}]},
+            {"role": "tool", "tool_call_id": "1", "content": "3"}]"#;
+        let talk: Vec<Message> = serde_json::from_str(talk).unwrap();
+        let t = template(source);
+        assert_eq!(
+            t.render_with_tools(&talk, &[tool]).unwrap(),
+            r#"[{"type": "function", "function": {"name": "f", "description": "d"}}]|user:?|assistant:f{"b": 1, "a": 2}1|tool:3=1"#
+        );
+        assert!(t.render(&talk).unwrap().starts_with("none|user:?"));
+        assert_eq!((t.tool_format(), template("x").tool_format()), (Some(ToolFormat::Hermes), None));
+        let file = config(
+            r#"{ "chat_template": [{"name": "tool_use", "template": "{{ tools[0].a }}[TOOL_CALLS]"},
+                                   {"name": "default", "template": "plain"}] }"#,
+        );
+        let t = ChatTemplate::open(None, Some(file.path())).unwrap().unwrap();
+        assert_eq!(t.tool_format(), Some(ToolFormat::Mistral));
+        assert_eq!(t.render(&[]).unwrap(), "plain");
+        assert_eq!(t.render_with_tools(&[], &[serde_json::json!({"a": "b"})]).unwrap(), "b[TOOL_CALLS]");
     }
 
     #[test]

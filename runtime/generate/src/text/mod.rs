@@ -1,4 +1,4 @@
-//! Text on both sides of a model: tokenizer, streaming detokenizer, chat template, stop strings.
+//! Text on both sides of a model: tokenizer, streaming detokenizer, chat template, calls of tools, stop strings.
 //!
 //! Reads the tokenizer and template files that come with a model. Knows no engine and no sampling.
 
@@ -11,6 +11,7 @@ mod stop_strings;
 pub(crate) mod test_tokenizers;
 mod token_bytes;
 mod tokenizer;
+pub mod tools;
 pub(crate) mod untrusted;
 
 pub use chat_template::{ChatTemplate, Message, Role, TemplateError, TemplateRefusal};

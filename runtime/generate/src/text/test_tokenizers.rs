@@ -10,7 +10,11 @@ fn build(value: &Value) -> TextTokenizer {
 }
 
 fn end_token(id: u32) -> Value {
-    json!([{ "id": id, "content": "<|end|>", "single_word": false, "lstrip": false, "rstrip": false,
+    special_token(id, "<|end|>")
+}
+
+fn special_token(id: u32, name: &str) -> Value {
+    json!([{ "id": id, "content": name, "single_word": false, "lstrip": false, "rstrip": false,
              "normalized": false, "special": true }])
 }
 
@@ -26,10 +30,15 @@ fn stand_in(byte: u8) -> char {
 
 /// GPT-2 style: 256 byte tokens, token 256 is special.
 pub fn byte_level() -> TextTokenizer {
+    with_special("<|end|>")
+}
+
+/// The same with a special token of this name.
+pub fn with_special(name: &str) -> TextTokenizer {
     let vocab: Map<String, Value> = (0..=255u8).map(|b| (stand_in(b).to_string(), json!(b))).collect();
     let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });
     build(&json!({
-        "version": "1.0", "added_tokens": end_token(256), "normalizer": null, "pre_tokenizer": bytes,
+        "version": "1.0", "added_tokens": special_token(256, name), "normalizer": null, "pre_tokenizer": bytes,
         "post_processor": null, "decoder": bytes,
         "model": { "type": "BPE", "vocab": vocab, "merges": [] }
     }))

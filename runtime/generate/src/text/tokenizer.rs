@@ -131,6 +131,12 @@ impl TextTokenizer {
         self.inner.token_to_id(name)
     }
 
+    /// The name of a special token. `None` for all others.
+    pub fn special_name(&self, token: u32) -> Option<String> {
+        let name = self.inner.id_to_token(token)?;
+        self.inner.get_added_vocabulary().is_special_token(&name).then_some(name)
+    }
+
     /// Whether a token has text. Special tokens and unknown ids have none.
     pub fn has_text(&self, token: u32) -> bool {
         let Some(name) = self.inner.id_to_token(token) else { return false };

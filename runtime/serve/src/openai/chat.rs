@@ -2,8 +2,10 @@
 
 use super::Settings;
 use crate::error::ApiError;
+use hpp_generate::text::tools::ToolCall;
 use hpp_generate::text::{Message, Role};
 use serde::Deserialize;
+use std::collections::HashMap;
 
 /// Most tokens whose probabilities are reported.
 const MAX_TOP_LOGPROBS: usize = 20;
@@ -25,10 +27,16 @@ pub struct ChatRequest {
 /// A turn.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ChatMessage {
-    /// `system`, `developer`, `user` or `assistant`.
+    /// `system`, `developer`, `user`, `assistant` or `tool`.
     pub role: String,
     /// The text of the message.
     pub content: Option<Content>,
+    /// The functions that the assistant called.
+    pub tool_calls: Option<Vec<ToolCall>>,
+    /// The call of which this is the result.
+    pub tool_call_id: Option<String>,
+    /// The name of the author.
+    pub name: Option<String>,
 }
 
 /// The text of the message.
@@ -57,7 +65,9 @@ impl ChatRequest {
         if self.messages.is_empty() {
             return Err(ApiError::field("messages", "`messages` is empty: give at least one"));
         }
-        self.messages.iter().map(ChatMessage::message).collect()
+        let mut messages = self.messages.iter().map(ChatMessage::message).collect::<Result<Vec<_>, ApiError>>()?;
+        name_results(&mut messages);
+        Ok(messages)
     }
 
     /// The number of most likely tokens to report; `None` for no probabilities.
@@ -79,8 +89,9 @@ impl ChatMessage {
             "system" | "developer" => Role::System,
             "user" => Role::User,
             "assistant" => Role::Assistant,
+            "tool" => Role::Tool,
             other => {
-                let message = format!("the role {other:?} is not supported: use system, user or assistant");
+                let message = format!("the role {other:?} is not supported: use system, user, assistant or tool");
                 return Err(ApiError::field("messages", message));
             }
         };
@@ -95,7 +106,23 @@ impl ChatMessage {
                     .concat()
             }
         };
-        Ok(Message::new(role, text))
+        Ok(Message {
+            tool_calls: self.tool_calls.clone().unwrap_or_default(),
+            tool_call_id: self.tool_call_id.clone(),
+            name: self.name.clone(),
+            ..Message::new(role, text)
+        })
+    }
+}
+
+/// Gives each result the name of the function that was called: some templates need it, and clients send the id of the call alone.
+fn name_results(messages: &mut [Message]) {
+    let mut called: HashMap<String, String> = HashMap::new();
+    for message in messages {
+        called.extend(message.tool_calls.iter().map(|call| (call.id.clone(), call.function.name.clone())));
+        if message.role == Role::Tool && message.name.is_none() {
+            message.name = message.tool_call_id.as_ref().and_then(|id| called.get(id).cloned());
+        }
     }
 }
 
@@ -108,6 +135,16 @@ mod tests {
     }
 
     #[test]
+    fn results_get_the_name_of_the_function_that_was_called() {
+        let text = r#"[{"role": "assistant", "content": null, "tool_calls": [
+                {"id": "7", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
+            {"role": "tool", "tool_call_id": "7", "content": "x"}, {"role": "tool", "content": "y"}]"#;
+        let messages = request(text).conversation().unwrap();
+        assert_eq!(messages[0].tool_calls[0].function.arguments["a"], 1);
+        assert_eq!((messages[1].name.as_deref(), messages[2].name.as_deref()), (Some("f"), None));
+    }
+
+    #[test]
     fn texts_parts_and_roles_become_messages() {
         let text = r#"[{"role": "developer", "content": "be brief"},
             {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
@@ -117,7 +154,7 @@ mod tests {
         assert_eq!(request(text).conversation().unwrap(), expected);
         for wrong in [
             "[]",
-            r#"[{"role": "tool", "content": "x"}]"#,
+            r#"[{"role": "function", "content": "x"}]"#,
             r#"[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]"#,
         ] {
             assert!(request(wrong).conversation().is_err(), "{wrong}");

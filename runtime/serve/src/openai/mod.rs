@@ -6,10 +6,12 @@
 mod chat;
 mod completion;
 mod settings;
+mod tools;
 
 pub use chat::{ChatMessage, ChatRequest, Content, ContentPart};
 pub use completion::{CompletionPrompt, CompletionRequest, OnePrompt};
 pub use settings::{OneOrMany, Settings, StreamOptions};
+pub use tools::Tools;
 
 use serde::Serialize;
 

@@ -1,5 +1,6 @@
 //! The fields that chat completions and completions share.
 
+use super::Tools;
 use crate::engine_thread::CacheHints;
 use crate::error::ApiError;
 use crate::model::RequestOptions;
@@ -66,8 +67,14 @@ pub struct Settings {
     pub logit_bias: Option<Value>,
     /// See [`ResponseFormat`].
     pub response_format: Option<Value>,
-    /// Not supported unless empty.
+    /// See [`Tools`], and so are the next two. Chat completions only.
     pub tools: Option<Value>,
+    /// See above.
+    pub tool_choice: Option<Value>,
+    /// See above.
+    pub parallel_tool_calls: Option<bool>,
+    /// The older form of `tools`, not supported unless empty.
+    pub functions: Option<Value>,
 }
 
 /// The contents of a stream besides the answer.
@@ -140,6 +147,7 @@ impl Settings {
             timeout,
             hints: self.hints()?,
             grammar: None,
+            visible_tokens: vec![],
         })
     }
 
@@ -148,6 +156,11 @@ impl Settings {
         let format = self.response_format.as_ref().map(ResponseFormat::from_json).transpose();
         let format = format.map_err(|error| ApiError::field("response_format", error.to_string()))?;
         Ok(format.and_then(ResponseFormat::grammar))
+    }
+
+    /// The tools that the model may call.
+    pub fn tools(&self) -> Result<Option<Tools>, ApiError> {
+        Tools::read(self.tools.as_ref(), self.tool_choice.as_ref(), self.parallel_tool_calls)
     }
 
     fn hints(&self) -> Result<CacheHints, ApiError> {
@@ -176,7 +189,7 @@ impl Settings {
             ("frequency_penalty", is_zero(self.frequency_penalty), "use `repetition_penalty`"),
             ("presence_penalty", is_zero(self.presence_penalty), "use `repetition_penalty`"),
             ("logit_bias", is_nothing(&self.logit_bias), "leave it out"),
-            ("tools", is_nothing(&self.tools), "leave them out"),
+            ("functions", is_nothing(&self.functions), "use `tools`"),
         ];
         match fields.into_iter().find(|(_, is_supported, _)| !is_supported) {
             None => Ok(()),
@@ -188,14 +201,15 @@ impl Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::borrow::Cow;
 
     fn settings(json: &str) -> Settings {
         serde_json::from_str(json).unwrap()
     }
 
-    fn refused(json: &str) -> Option<&'static str> {
+    fn refused(json: &str) -> Option<String> {
         match settings(json).options(None) {
-            Err(ApiError::Invalid { param, .. }) => param,
+            Err(ApiError::Invalid { param, .. }) => param.map(Cow::into_owned),
             other => panic!("{json}: {other:?}"),
         }
     }
@@ -208,11 +222,14 @@ mod tests {
         let object = settings(r#"{"response_format": {"type": "json_object"}}"#).grammar();
         assert_eq!(object, Ok(Some(GrammarSource::JsonObject)));
         let wrong = settings(r#"{"response_format": {"type": "xml"}}"#).grammar();
-        assert!(matches!(wrong, Err(ApiError::Invalid { param: Some("response_format"), .. })), "{wrong:?}");
-        assert_eq!(refused(r#"{"tools": [{"type": "function"}]}"#), Some("tools"));
-        assert_eq!(refused(r#"{"frequency_penalty": 0.5}"#), Some("frequency_penalty"));
-        assert_eq!(refused(r#"{"stop": [""]}"#), Some("stop"));
-        assert_eq!(refused(r#"{"timeout": -1}"#), Some("timeout"));
+        assert!(
+            matches!(&wrong, Err(ApiError::Invalid { param: Some(param), .. }) if param == "response_format"),
+            "{wrong:?}"
+        );
+        assert_eq!(refused(r#"{"functions": [{"name": "f"}]}"#), Some("functions".to_owned()));
+        assert_eq!(refused(r#"{"frequency_penalty": 0.5}"#), Some("frequency_penalty".to_owned()));
+        assert_eq!(refused(r#"{"stop": [""]}"#), Some("stop".to_owned()));
+        assert_eq!(refused(r#"{"timeout": -1}"#), Some("timeout".to_owned()));
         assert!(settings(r#"{"n": 0}"#).answers().is_err() && settings(r#"{"n": 4}"#).answers() == Ok(4));
     }
 }

@@ -76,6 +76,7 @@ impl RequestMaker {
             stop,
             sampling,
             grammar,
+            visible_tokens: vec![],
         })
     }
 
