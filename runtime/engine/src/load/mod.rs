@@ -61,16 +61,8 @@ pub(crate) fn load<B: Backend>(
 
     let symbols = SymbolTable::new(plan);
     let pool = BufferPool::new(backend.clone());
-    let schedules = PerPhase {
-        prefill: resolve_schedule(plan, &names, &stages, &route.prefill, &plan.schedule.prefill),
-        decode: resolve_schedule(plan, &names, &stages, &route.decode, &plan.schedule.decode),
-    };
-    let layouts = state_layouts(plan, &symbols, &stages, &route, context)?;
-    let inputs = model_inputs(plan, &pool, &stages, context)?;
-    let shared = share_buffers(&stages, &schedules, names.boundaries.iter().count());
-    let boundaries = boundaries(plan, &names, &symbols, &shared);
-    let logits = logits(&stages);
-    let program = Program { plan: plan.clone(), context, stages, schedules, layouts, logits };
+    let program = program(plan, &names, &symbols, stages, &route, context)?;
+    let lane = lane(&program, &names, &symbols, &pool)?;
 
     let in_use = HostMemoryInUse { rss: backend.memory_use().resident, states: program.host_state_bytes() };
     let budget = budget.fit_sequences(plan, &vec![false; plan.partitions.len()], in_use);
@@ -84,7 +76,7 @@ pub(crate) fn load<B: Backend>(
     let mut runtime = Runtime {
         pool,
         sessions,
-        lanes: vec![Lane { inputs, boundaries }],
+        lanes: vec![lane],
         staging,
         arena: None,
         weights,
@@ -98,19 +90,62 @@ pub(crate) fn load<B: Backend>(
         cancel,
         _attached: attached,
     };
-    runtime.weights.set_order(&program.run_order(&runtime.route));
-    lock_weights(&program, &mut runtime, budget, reporter)?;
-    if options.row_batching != RowBatching::Off && runtime.max_sequences > 1 && can_batch_rows(&program, &symbols) {
-        runtime.arena = StateArena::new(&program.layouts, &runtime.pool, runtime.max_sequences).ok();
-    }
-    runtime.synchronize()?;
-    runtime.watch.loaded()?;
-    runtime.weights.prefetch(&runtime.pool)?;
+    let batches_rows = options.row_batching != RowBatching::Off && can_batch_rows(&program, &symbols);
+    make_ready(&program, &mut runtime, budget, batches_rows, reporter)?;
     let load = backend.now().saturating_sub(started);
     runtime.recorder.telemetry.load = load;
     let resident = runtime.pool.backend.memory_use().resident;
     info!(stages = program.stages.iter().count(), context, resident, ms = load.as_millis(), "plan loaded");
     Ok((program, runtime))
+}
+
+/// What never changes after loading: the steps of each phase, the layouts of states, the bindings of logits.
+fn program(
+    plan: &Plan,
+    names: &NameResolver<'_>,
+    symbols: &SymbolTable,
+    stages: IndexVec<StageId, Stage>,
+    route: &Route,
+    context: u64,
+) -> Result<Program, EngineError> {
+    let schedules = PerPhase {
+        prefill: resolve_schedule(plan, names, &stages, &route.prefill, &plan.schedule.prefill),
+        decode: resolve_schedule(plan, names, &stages, &route.decode, &plan.schedule.decode),
+    };
+    let layouts = state_layouts(plan, symbols, &stages, route, context)?;
+    let logits = logits(&stages);
+    Ok(Program { plan: plan.clone(), context, stages, schedules, layouts, logits })
+}
+
+/// Buffers for the inputs and boundaries of one sequence at a time.
+fn lane<B: Backend>(
+    program: &Program,
+    names: &NameResolver<'_>,
+    symbols: &SymbolTable,
+    pool: &BufferPool<B>,
+) -> Result<Lane<B>, EngineError> {
+    let Program { plan, context, stages, schedules, .. } = program;
+    let inputs = model_inputs(plan, pool, stages, *context)?;
+    let shared = share_buffers(stages, schedules, names.boundaries.iter().count());
+    Ok(Lane { inputs, boundaries: boundaries(plan, names, symbols, &shared) })
+}
+
+/// Locks weights, reserves the rows of several sequences, waits for devices, and starts the first prefetch.
+fn make_ready<B: Backend>(
+    program: &Program,
+    runtime: &mut Runtime<B>,
+    budget: HostMemoryBudget,
+    batches_rows: bool,
+    reporter: &dyn Reporter,
+) -> Result<(), EngineError> {
+    runtime.weights.set_order(&program.run_order(&runtime.route));
+    lock_weights(program, runtime, budget, reporter)?;
+    if batches_rows && runtime.max_sequences > 1 {
+        runtime.arena = StateArena::new(&program.layouts, &runtime.pool, runtime.max_sequences).ok();
+    }
+    runtime.synchronize()?;
+    runtime.watch.loaded()?;
+    runtime.weights.prefetch(&runtime.pool)
 }
 
 fn check_plan(plan: &Plan, reporter: &dyn Reporter) -> Result<(), EngineError> {

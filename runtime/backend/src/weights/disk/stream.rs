@@ -72,45 +72,14 @@ impl StreamedWeights {
     ) -> io::Result<Self> {
         let StreamingIo { reader, pool, files } = io;
         let mut files = Files::new(files);
-        let mut unlocked = None;
         for mapping in mappings.iter().chain(experts.iter().flatten()) {
             // SAFETY: the session keeps it mapped, no other session uses it, and no run starts before its chunks are present (this
             // function's contract).
             unsafe { mapping.replace() }?;
         }
-        let all: u64 = mappings.iter().map(|mapping| mapping.length as u64).sum();
-        let (mut room, mut streamed) = (locked.min(all), Vec::new());
-        for (mapping, region) in lock_order(mappings, regions) {
-            let held = mapping.length as u64;
-            let (locked, rest) = match region {
-                Some(region) if held <= room => (Some((mapping, Some(region))), None),
-                // Uncompressed, a part of it can be locked; only worth it if that leaves less to read.
-                Some(region) if held - room >= region.stored_bytes() => (None, Some((mapping, Some(region)))),
-                _ => {
-                    let (locked, rest) = mapping.split(room);
-                    (locked.map(|part| (part, None)), rest.map(|part| (part, None)))
-                }
-            };
-            if let Some((mapping, region)) = locked {
-                room = room.saturating_sub(mapping.length as u64);
-                // Locked before it is read, so that no huge page that starts here reaches into absent memory.
-                unlocked = mapping.lock().err().or(unlocked);
-                read_now(&reader, reads(&mapping, region, 0..usize::MAX, &mut files)?)?;
-            }
-            streamed.extend(rest);
-        }
-        // In file order, so that compressed and uncompressed reads alternate.
-        streamed.sort_by_key(|(mapping, _)| mapping.start);
+        let (streamed, unlocked) = read_and_lock(&reader, lock_order(mappings, regions), locked, &mut files)?;
         let runs = joined(streamed.iter().map(|(mapping, _)| mapping));
-        let mut chunks = Vec::new();
-        for (mapping, region) in &streamed {
-            let reads = reads(mapping, *region, in_huge_pages(&runs, mapping), &mut files)?;
-            chunks.extend(reads.into_iter().map(|read| StreamedChunk {
-                read,
-                state: ChunkState::Absent,
-                expert: None,
-            }));
-        }
+        let mut chunks = absent_chunks(&streamed, &runs, &mut files)?;
         // If the system does not lock memory, huge pages of locked weights may reach into these ranges; `new` frees them.
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
         let memory = unsafe { PageRegions::new(pool, &runs) };
@@ -129,9 +98,8 @@ impl StreamedWeights {
             }
             of_experts.push(first..chunks.len());
         }
-        let new = chunks[bytes.len()..].iter().map(|chunk| chunk.read.length as u64);
-        let new: Vec<ChunkSize> = new.map(|length| ChunkSize { resident: length, stored: length }).collect();
-        bytes.extend(new);
+        let lengths = chunks[bytes.len()..].iter().map(|chunk| chunk.read.length as u64);
+        bytes.extend(lengths.map(|length| ChunkSize { resident: length, stored: length }).collect::<Vec<_>>());
         Ok(StreamedWeights { reader, bytes, chunks, experts: of_experts, selected: Vec::new(), memory, unlocked })
     }
 
@@ -244,6 +212,51 @@ impl Drop for StreamedWeights {
     fn drop(&mut self) {
         self.wait_for_reads(0..self.chunks.len());
     }
+}
+
+/// A range of weights, with the compressed region that holds it, if one does.
+type WeightRange<'a> = (Mapping, Option<&'a CompressedRegion>);
+
+/// Reads and locks the first of `ranges`, up to `budget` bytes. Returns the ranges that are to be streamed, in file order, so that
+/// compressed and uncompressed reads alternate, and the error of the system where it locks no memory.
+fn read_and_lock<'a>(
+    reader: &Reader,
+    ranges: Vec<WeightRange<'a>>,
+    budget: u64,
+    files: &mut Files,
+) -> io::Result<(Vec<WeightRange<'a>>, Option<io::Error>)> {
+    let (mut room, mut streamed, mut unlocked) = (budget, Vec::new(), None);
+    for (mapping, region) in ranges {
+        let length = mapping.length as u64;
+        let (locked, rest) = match region {
+            Some(region) if length <= room => (Some((mapping, Some(region))), None),
+            // Uncompressed, a part of it can be locked; only worth it if that leaves less to read.
+            Some(region) if length - room >= region.stored_bytes() => (None, Some((mapping, Some(region)))),
+            _ => {
+                let (locked, rest) = mapping.split(room);
+                (locked.map(|part| (part, None)), rest.map(|part| (part, None)))
+            }
+        };
+        if let Some((mapping, region)) = locked {
+            room = room.saturating_sub(mapping.length as u64);
+            // Locked before it is read, so that no huge page that starts here reaches into absent memory.
+            unlocked = mapping.lock().err().or(unlocked);
+            read_now(reader, reads(&mapping, region, 0..usize::MAX, files)?)?;
+        }
+        streamed.extend(rest);
+    }
+    streamed.sort_by_key(|(mapping, _)| mapping.start);
+    Ok((streamed, unlocked))
+}
+
+/// The chunks of streamed ranges, all absent. `runs` are the ranges with adjacent ones merged.
+fn absent_chunks(streamed: &[WeightRange<'_>], runs: &[Mapping], files: &mut Files) -> io::Result<Vec<StreamedChunk>> {
+    let mut chunks = Vec::new();
+    for (mapping, region) in streamed {
+        let reads = reads(mapping, *region, in_huge_pages(runs, mapping), files)?;
+        chunks.extend(reads.into_iter().map(|read| StreamedChunk { read, state: ChunkState::Absent, expert: None }));
+    }
+    Ok(chunks)
 }
 
 /// The chunks of an expert's part of a mapping, each with the memory that it fills.
