@@ -5,7 +5,7 @@ use hpp_generate::kv::EvictionPolicy;
 use hpp_generate::sampling::SettingRange;
 use hpp_schema::ByteSize;
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Run a language model that hpp-split has planned: generate text, chat, run on tensors, verify, benchmark.
 ///
@@ -85,8 +85,9 @@ pub struct RunArgs {
     /// pauses while it does not pay [default: `draft` with --draft, else `off`].
     #[arg(long, value_enum, value_name = "HOW")]
     pub speculate: Option<SpeculateArg>,
-    /// The draft model or its plan: a smaller model with the same tokenizer. Its memory comes on top of this plan's.
-    #[arg(long, value_name = "MODEL|PLAN")]
+    /// The draft model or its plan: a smaller model with the same tokenizer. Its memory comes on top of this plan's. Or int4 or int8: the
+    /// model itself, quantized once and kept in the cache; of --ram it gets what it needs, and the model the rest.
+    #[arg(long, value_name = "MODEL|PLAN|int4|int8")]
     pub draft: Option<PathBuf>,
     /// Draft this many tokens for each pass, even if that does not pay; for comparison [default: the number that pays most].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
@@ -263,6 +264,33 @@ pub struct AutoPlanArgs {
     /// [default: $HPP_CACHE_LIMIT, else 50G].
     #[arg(long, value_name = "SIZE")]
     pub cache_limit: Option<ByteSize>,
+    /// Bits of the weights of a draft made of the model itself.
+    #[arg(skip)]
+    pub draft_bits: Option<DraftBits>,
+}
+
+/// Bits of the weights of a draft.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DraftBits {
+    /// Four.
+    Int4,
+    /// Eight.
+    Int8,
+}
+
+impl DraftBits {
+    /// The name, as hpp-split's --quantize takes it.
+    pub fn name(self) -> &'static str {
+        match self {
+            DraftBits::Int4 => "int4",
+            DraftBits::Int8 => "int8",
+        }
+    }
+
+    /// The bits of this name.
+    pub fn named(name: &Path) -> Option<Self> {
+        [DraftBits::Int4, DraftBits::Int8].into_iter().find(|bits| name.as_os_str() == bits.name())
+    }
 }
 
 /// The library, its threads, and how much is printed.

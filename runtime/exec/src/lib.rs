@@ -27,6 +27,8 @@ use command::CommandContext;
 use console::Console;
 use error::ExecError;
 use hpp_engine::EngineError;
+use hpp_generate::PlanFile;
+use hpp_schema::{ByteSize, Plan};
 use interrupt::Interrupt;
 use planning::CachedPlan;
 use settings::Task;
@@ -82,13 +84,30 @@ fn plan_models(task: &mut Task, console: &Console) -> Result<Vec<CachedPlan>, Ex
         }
         Ok::<(), ExecError>(())
     };
+    let mut of_itself = None;
+    if let Some((path, runtime)) = task.draft() {
+        replace(path, &runtime)?;
+        of_itself = runtime.planning.draft_bits.map(|_| path.clone());
+    }
+    if let Some(draft) = of_itself {
+        let bytes = host_bytes(&PlanFile::open(&draft)?.plan);
+        if let Some(left) = task.make_room_for_draft(bytes) {
+            let [draft, left] = [ByteSize(bytes), left].map(ByteSize::human);
+            console.info(&format!("memory: {draft} for the draft, {left} for the model"));
+        }
+    }
     if let Some((paths, runtime)) = task.plans() {
         paths.into_iter().try_for_each(|path| replace(path, runtime))?;
     }
-    if let Some((path, runtime)) = task.draft() {
-        replace(path, &runtime)?;
-    }
     Ok(plans)
+}
+
+/// Host memory that a plan needs beside the process itself, bytes.
+fn host_bytes(plan: &Plan) -> u64 {
+    let on_host =
+        || plan.partitions.iter().filter(|partition| partition.device == "cpu").map(|partition| &partition.bytes);
+    let held: u64 = on_host().map(|bytes| bytes.weights.0 + bytes.kv.0).sum();
+    held + on_host().map(|bytes| bytes.workspace.0).max().unwrap_or(0)
 }
 
 fn library_args(cli: &Cli) -> &LibraryArgs {

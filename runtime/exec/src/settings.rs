@@ -1,6 +1,8 @@
 //! Resolves the command line into a task. Decides everything that can be decided without reading a file.
 
-use crate::cli::{AutoPlanArgs, BatchArgs, RowBatchingArg, SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg};
+use crate::cli::{
+    AutoPlanArgs, BatchArgs, DraftBits, RowBatchingArg, SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg,
+};
 use crate::cli::{
     BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, ProviderArg, RunArgs, RuntimeArgs,
     ServeArgs,
@@ -10,9 +12,9 @@ use crate::error::ExecError;
 use crate::prompt::{PromptSource, TextSource, stdin_is_piped};
 use hpp_engine::{EngineOptions, Fallback, RowBatching, Verify, WeightReads};
 use hpp_generate::sampling::SamplingOverrides;
-use hpp_schema::Provider;
+use hpp_schema::{ByteSize, Provider};
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// What to do.
 #[derive(Debug)]
@@ -57,19 +59,39 @@ pub enum DraftMethod {
     None,
     /// The text itself.
     Ngram,
-    /// The model of this plan.
-    Model(PathBuf),
+    /// Another model.
+    Model(DraftModel),
+}
+
+/// A draft model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DraftModel {
+    /// The model or its plan.
+    pub path: PathBuf,
+    /// How to quantize it, if it is the model itself.
+    pub bits: Option<DraftBits>,
+}
+
+impl DraftModel {
+    /// What `--draft` means beside this model.
+    fn new(draft: PathBuf, model: &Path) -> Self {
+        match DraftBits::named(&draft).filter(|_| !draft.exists()) {
+            Some(bits) => Self { path: model.to_owned(), bits: Some(bits) },
+            None => Self { path: draft, bits: None },
+        }
+    }
 }
 
 impl DraftMethod {
-    fn resolve(how: Option<SpeculateArg>, draft: Option<PathBuf>) -> Result<Self, ExecError> {
+    fn resolve(how: Option<SpeculateArg>, draft: Option<DraftModel>) -> Result<Self, ExecError> {
         let usage =
             |message: &str, hint: &str| Err(ExecError::Usage { message: message.to_owned(), hint: hint.to_owned() });
         match (how, draft) {
-            (None | Some(SpeculateArg::Auto | SpeculateArg::Draft), Some(plan)) => Ok(DraftMethod::Model(plan)),
-            (Some(SpeculateArg::Draft), None) => {
-                usage("--speculate draft needs a draft model", "give its plan: --draft PLAN, or use --speculate ngram")
-            }
+            (None | Some(SpeculateArg::Auto | SpeculateArg::Draft), Some(model)) => Ok(DraftMethod::Model(model)),
+            (Some(SpeculateArg::Draft), None) => usage(
+                "--speculate draft needs a draft model",
+                "give it with --draft PLAN, quantize the model itself with --draft int4, or use --speculate ngram",
+            ),
             (Some(SpeculateArg::Off | SpeculateArg::Ngram), Some(_)) => {
                 usage("--draft is for --speculate draft", "leave --draft or --speculate out")
             }
@@ -126,10 +148,25 @@ impl Task {
     /// The path of the draft model or its plan, and how to load it. Options that plan the model itself do not apply to it.
     pub fn draft(&mut self) -> Option<(&mut PathBuf, RuntimeArgs)> {
         let (Task::Generate(settings) | Task::Chat(settings)) = self else { return None };
-        let DraftMethod::Model(path) = &mut settings.draft_method else { return None };
-        let AutoPlanArgs { cache, cache_limit, .. } = settings.run.runtime.planning.clone();
-        let planning = AutoPlanArgs { cache, cache_limit, ..AutoPlanArgs::default() };
+        let DraftMethod::Model(DraftModel { path, bits }) = &mut settings.draft_method else { return None };
+        let AutoPlanArgs { cache, cache_limit, replan, .. } = settings.run.runtime.planning.clone();
+        let replan = replan && bits.is_some();
+        // The model's plan may use all memory of the GPUs.
+        let vram = bits.map(|_| "0".to_owned());
+        let planning = AutoPlanArgs { cache, cache_limit, replan, vram, draft_bits: *bits, ..AutoPlanArgs::default() };
         Some((path, RuntimeArgs { planning, ..settings.run.runtime.clone() }))
+    }
+
+    /// Takes the memory of a draft that is made of the model itself from what the model may use. `None` if there is no such draft or no
+    /// limit; else the limit that is left.
+    pub fn make_room_for_draft(&mut self, bytes: u64) -> Option<ByteSize> {
+        let (Task::Generate(settings) | Task::Chat(settings)) = self else { return None };
+        let ram = &mut settings.run.runtime.planning.ram;
+        // hpp-split reports a size that is none.
+        let given: ByteSize = ram.as_deref()?.parse().ok()?;
+        let left = ByteSize(given.0.saturating_sub(bytes));
+        *ram = Some(format!("{}B", left.0));
+        Some(left)
     }
 }
 
@@ -171,7 +208,8 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
         }
         run.answer.chat = true;
     }
-    let draft_method = DraftMethod::resolve(run.speculate, run.draft.take())?;
+    let draft_method =
+        DraftMethod::resolve(run.speculate, run.draft.take().map(|draft| DraftModel::new(draft, &plan)))?;
     let settings = GenerateSettings { plan, prompt, draft_method, run };
     let is_chat = settings.prompt == PromptSource::Terminal || settings.run.session.is_some();
     Ok(if is_chat { Task::Chat(settings) } else { Task::Generate(settings) })
@@ -296,7 +334,11 @@ mod tests {
         for (line, draft_method) in [
             ("p --tokens 1", DraftMethod::None),
             ("p --tokens 1 --speculate auto", DraftMethod::Ngram),
-            ("p --tokens 1 --draft d", DraftMethod::Model("d".into())),
+            (
+                "p --tokens 1 --draft int4",
+                DraftMethod::Model(DraftModel { path: "p".into(), bits: Some(DraftBits::Int4) }),
+            ),
+            ("p --tokens 1 --draft d", DraftMethod::Model(DraftModel { path: "d".into(), bits: None })),
         ] {
             let Task::Generate(settings) = task(line).unwrap() else { panic!() };
             assert_eq!(settings.draft_method, draft_method, "{line}");

@@ -39,7 +39,7 @@ impl DraftSource {
         let path = match &settings.draft_method {
             DraftMethod::None => return Ok(DraftSource { from: Source::None, length }),
             DraftMethod::Ngram => return Ok(DraftSource { from: Source::Ngram, length }),
-            DraftMethod::Model(path) => path,
+            DraftMethod::Model(model) => &model.path,
         };
         let draft_plan = PlanFile::open(path)?;
         check_language_model(&draft_plan.plan)?;

@@ -32,6 +32,7 @@ impl CachedPlan {
         let planning = &args.planning;
         if !is_model(path) {
             let options = [
+                ("--draft int4 or int8", planning.draft_bits.is_some()),
                 ("--ram", planning.ram.is_some()),
                 ("--vram", planning.vram.is_some()),
                 ("--gpu-layers", planning.gpu_layers.is_some()),
@@ -51,7 +52,8 @@ impl CachedPlan {
         let cache = PlanCache::open(planning)?;
         cache.evict(None);
         let make_plan = |dir: &Path, lock: std::fs::File| {
-            console.info(&format!("planning {} for this machine with hpp-split", path.display()));
+            let what = planning.draft_bits.map_or(String::new(), |bits| format!("an {} draft of ", bits.name()));
+            console.info(&format!("planning {what}{} for this machine with hpp-split", path.display()));
             planner.plan(path, &flags, dir, lock, console)
         };
         let plan = cache.acquire(&key, planning.replan, console, make_plan)?;

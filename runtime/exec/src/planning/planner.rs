@@ -45,7 +45,7 @@ impl SplitCommand {
     ) -> Result<(), PlanningError> {
         let failed = |source| PlanningError::Planner { path: self.path.clone(), source };
         let mut command = Command::new(&self.path);
-        command.arg(model).arg("--out").arg(dir).args(["--force", "--in-place"]).args(flags);
+        command.arg(model).arg("--out").arg(dir).arg("--force").args(flags);
         command.stdin(Stdio::from(lock)).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
@@ -82,12 +82,16 @@ impl SplitCommand {
 pub(super) fn flags(args: &RuntimeArgs) -> Vec<OsString> {
     let context = args.context.map(|tokens| tokens.to_string());
     let planning = &args.planning;
+    let bits = planning.draft_bits.map(|bits| bits.name().to_owned());
     let given = [
         ("--ram", &planning.ram),
         ("--vram", &planning.vram),
         ("--gpu-layers", &planning.gpu_layers),
         ("--context", &context),
+        ("--quantize", &bits),
     ];
     let flags = given.into_iter().filter_map(|(flag, value)| Some([flag.into(), value.clone()?.into()]));
-    flags.flatten().collect()
+    // Quantized weights are new files; all others stay where they are.
+    let in_place = bits.is_none().then(|| "--in-place".into());
+    flags.flatten().chain(in_place).collect()
 }
