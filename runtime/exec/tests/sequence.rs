@@ -51,6 +51,7 @@ fn request(prompt: &[u32], max_new_tokens: u64) -> GenerationRequest {
         sampling,
         grammar: None,
         visible_tokens: vec![],
+        prompt_logits: false,
     }
 }
 

@@ -188,6 +188,50 @@ fn a_shared_start_is_found_beside_a_longer_conversation() {
 }
 
 #[test]
+fn echo_with_logprobs_reports_the_tokens_of_the_prompt() {
+    let server = Server::new(&[]);
+    let path = "/v1/completions";
+    let alone = server.plan.run(&["-p", &long_text(60), "--json", "-n", "6", "--ignore-eos"]).ok().json();
+    let ids = |name: &str| alone[name].as_array().unwrap().clone();
+    let (prompt, answer) = (ids("prompt_token_ids"), ids("tokens"));
+    let request = json!({"prompt": prompt, "max_tokens": 6, "ignore_eos": true, "logprobs": 2});
+    let generated = server.ok(path, &request);
+    // What was an answer is a prompt now, whose start is kept from the first request.
+    let all: Vec<Value> = prompt.iter().chain(&answer).cloned().collect();
+    let scored = json!({"prompt": all, "max_tokens": 0, "echo": true, "logprobs": 2});
+    let echoed = server.ok(path, &scored);
+    let numbers = |answer: &Value, name: &str| answer["choices"][0]["logprobs"][name].as_array().unwrap().clone();
+    let scores = numbers(&echoed, "token_logprobs");
+    assert_eq!((scores.len(), &scores[0]), (all.len(), &Value::Null), "the first token has no probability");
+    assert!(prompt.len() > 128, "several chunks");
+    assert_eq!(echoed["usage"]["completion_tokens"], json!(0));
+    assert_eq!(cached_tokens(&echoed), 0, "each token is computed");
+    assert_eq!(numbers(&echoed, "tokens")[0], json!("<|bos|>"));
+    assert_eq!(numbers(&echoed, "top_logprobs")[0], Value::Null);
+    for (ours, theirs) in scores[prompt.len()..].iter().zip(numbers(&generated, "token_logprobs")) {
+        assert!((ours.as_f64().unwrap() - theirs.as_f64().unwrap()).abs() < 1e-3, "{ours} {theirs}");
+    }
+    assert_eq!(server.ok(path, &scored)["choices"], echoed["choices"], "the same bits again");
+    // With an answer, too; the answer is that without the prompt.
+    let mut both = request.clone();
+    both["echo"] = json!(true);
+    let both = server.ok(path, &both);
+    assert_eq!(numbers(&both, "tokens").len(), prompt.len() + 6);
+    assert_eq!(numbers(&both, "tokens")[prompt.len()..], numbers(&generated, "tokens")[..]);
+    assert_eq!(numbers(&both, "token_logprobs")[1..prompt.len()], scores[1..prompt.len()]);
+    let text = both["choices"][0]["text"].as_str().unwrap();
+    assert!(text.ends_with(generated["choices"][0]["text"].as_str().unwrap()) && text.contains("word59"), "{text}");
+    let streamed = server.stream(path, &scored);
+    let in_chunks: Vec<Value> = streamed
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["logprobs"]["token_logprobs"].as_array())
+        .flatten()
+        .cloned()
+        .collect();
+    assert_eq!(in_chunks, scores);
+}
+
+#[test]
 fn drafts_do_not_change_answers() {
     let server = Server::new(&["--ngram"]);
     let question = "What does Vec::push do?";
@@ -245,15 +289,28 @@ fn what_cannot_be_answered_is_refused_by_name() {
         (json!({"messages": user("x"), "tools": [{"type": "function"}]}), 400, json!("tools[0]")),
         (json!({"messages": user("x"), "response_format": {"type": "xml"}}), 400, json!("response_format")),
         (json!({"messages": user("x"), "top_logprobs": 3}), 400, json!("top_logprobs")),
-        (json!({"messages": user("x"), "model": "other"}), 404, Value::Null),
-        (json!({"messages": "x"}), 400, Value::Null),
-        (json!({"messages": user(&long_text(2000))}), 400, Value::Null),
+        (json!({"messages": user("x"), "model": "other"}), 404, json!("model")),
+        (json!({"messages": "x"}), 400, json!("messages")),
+        (json!({"messages": [{"role": "user", "content": 3}]}), 400, json!("messages[0].content")),
+        (json!({"messages": user("x"), "max_tokens": "many"}), 400, json!("max_tokens")),
+        (
+            json!({"messages": user("x"), "stream_options": {"include_usage": 3}}),
+            400,
+            json!("stream_options.include_usage"),
+        ),
+        (json!({}), 400, json!("messages")),
+        (json!({"messages": user(&long_text(2000))}), 400, json!("messages")),
         (json!({"messages": user(&"x".repeat(70 << 10))}), 413, Value::Null),
     ] {
         let (found, error) = server.refused(chat, &body);
         assert_eq!((found, &error["param"]), (status, &param), "{error}");
     }
-    assert_eq!(server.refused("/v1/completions", &json!({"prompt": [9_999_999]})).0, 400);
+    for prompt in [json!([9_999_999]), json!({"a": 1}), json!(long_text(2000)), json!([])] {
+        let (status, error) = server.refused("/v1/completions", &json!({"prompt": prompt}));
+        assert_eq!((status, &error["param"]), (400, &json!("prompt")), "{error}");
+    }
+    assert_eq!(server.refused("/tokenize", &json!({})).1["param"], json!("content"));
+    assert_eq!(server.refused("/detokenize", &json!({"tokens": "x"})).1["param"], json!("tokens"));
     assert_eq!(server.refused("/../etc/passwd", &json!({})).0, 404);
     let answer = server.ok(chat, &json!({"messages": user("x"), "max_tokens": 1}));
     assert_eq!(answer["usage"]["completion_tokens"], json!(1), "and it goes on");

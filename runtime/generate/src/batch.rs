@@ -121,6 +121,9 @@ impl<B: Backend> Batch<B> {
         session: Option<&str>,
         grid: usize,
     ) -> Result<(RequestId, usize), GenerateError> {
+        if generation.request().prompt_logits {
+            sequence.clear();
+        }
         let kept = sequence.keep_prefix_on_grid(&mut self.engine, &generation.request().prompt, session, grid)?;
         generation.set_reused(kept);
         let id = self.add(generation);

@@ -15,6 +15,9 @@ pub fn generate<B: Backend, E: From<GenerateError>>(
     cancelled: &dyn Fn() -> bool,
     on_event: &mut dyn FnMut(GenerationEvent<'_>) -> Result<(), E>,
 ) -> Result<Generated, E> {
+    if generation.request().prompt_logits {
+        sequence.clear();
+    }
     if !generation.is_finished() {
         let reused = sequence.keep_prefix(&generation.request().prompt)?;
         generation.set_reused(reused);

@@ -35,6 +35,8 @@ pub struct GenerationRequest {
     pub grammar: Option<Grammar>,
     /// Special tokens whose names are part of the text. Other special tokens have none.
     pub visible_tokens: Vec<u32>,
+    /// Whether to report the logits of the prompt's tokens too. Then no prefix of it is reused.
+    pub prompt_logits: bool,
 }
 
 /// Why a generation finished.
@@ -102,6 +104,13 @@ pub enum GenerationEvent<'a> {
         /// Prompt tokens in all.
         total: usize,
     },
+    /// A token of the prompt, if requested.
+    PromptToken {
+        /// The token.
+        id: u32,
+        /// The logits `[vocab]` after the tokens before it; the first has none.
+        logits: Option<&'a [f32]>,
+    },
     /// A token was chosen.
     Token {
         /// The token.
@@ -141,7 +150,7 @@ impl Generation {
     /// Starts a request. With a tokenizer it produces text. `prompt_chunk` is the most tokens of the prompt to feed in one step
     /// ([`prompt_chunk`](crate::prompt_chunk)).
     pub fn new(request: GenerationRequest, tokenizer: Option<TextTokenizer>, prompt_chunk: usize) -> Self {
-        let nothing_to_do = request.max_new_tokens == 0 || request.prompt.is_empty();
+        let nothing_to_do = request.prompt.is_empty() || (request.max_new_tokens == 0 && !request.prompt_logits);
         Self {
             prompt_chunk,
             sampler: Sampler::new(request.sampling, &request.prompt),
@@ -222,7 +231,11 @@ impl Generation {
             self.add_draft(max_draft)?;
         }
         self.pass_started = Instant::now();
-        Ok(Some(Input { tokens: &self.input, rows: LogitRows::LastN(1 + self.drafted as u64) }))
+        let rows = match self.request.prompt_logits && self.fed < prompt {
+            true => LogitRows::All,
+            false => LogitRows::LastN(1 + self.drafted as u64),
+        };
+        Ok(Some(Input { tokens: &self.input, rows }))
     }
 
     fn add_draft(&mut self, max_draft: usize) -> Result<(), GenerateError> {
@@ -254,6 +267,9 @@ impl Generation {
     ) -> Result<usize, E> {
         let total = self.request.prompt.len();
         let in_prompt = self.fed < total;
+        if in_prompt && self.request.prompt_logits {
+            self.report_prompt(logits, on_event)?;
+        }
         self.fed += self.input.len() - self.drafted;
         if in_prompt {
             self.timings.prefill = self.started.elapsed();
@@ -265,10 +281,16 @@ impl Generation {
         if self.fed < total + self.tokens.len() {
             return Ok(0);
         }
+        if self.request.max_new_tokens == 0 {
+            self.finish(FinishReason::Length)?;
+            return Ok(0);
+        }
         let before = self.tokens.len();
+        // Of a prompt there may be more rows than the last.
+        let first = logits.rows.saturating_sub(1 + self.drafted);
         for row in 0..=self.drafted {
             let room = room + (self.drafted - row) as u64;
-            if !self.choose(logits.row(row), room, in_prompt, on_event)? || self.is_finished() {
+            if !self.choose(logits.row(first + row), room, in_prompt, on_event)? || self.is_finished() {
                 break;
             }
             if self.input.get(self.input.len() - self.drafted + row) != self.tokens.last() {
@@ -281,6 +303,22 @@ impl Generation {
         let rejected = self.fed + self.drafted - kept;
         self.fed = kept;
         Ok(rejected)
+    }
+
+    /// Reports the tokens of the prompt whose logits the pass computed: those after each of its input, and the first.
+    fn report_prompt<E: From<GenerateError>>(
+        &self,
+        logits: &Logits,
+        on_event: &mut dyn FnMut(GenerationEvent<'_>) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let prompt = &self.request.prompt;
+        if self.fed == 0 {
+            on_event(GenerationEvent::PromptToken { id: prompt[0], logits: None })?;
+        }
+        for (row, id) in prompt[self.fed + 1..].iter().take(logits.rows.min(self.input.len())).enumerate() {
+            on_event(GenerationEvent::PromptToken { id: *id, logits: Some(logits.row(row)) })?;
+        }
+        Ok(())
     }
 
     /// Chooses a token. False, and nothing chosen, if it must be computed again alone.
@@ -458,6 +496,7 @@ mod tests {
             sampling,
             grammar: None,
             visible_tokens: vec![],
+            prompt_logits: false,
         }
     }
 
@@ -649,6 +688,32 @@ mod tests {
         assert_eq!(pieces, ["a", "", "\u{fffd}"]);
         let generated = generation.into_result();
         assert_eq!((generated.finish_reason, generated.text.as_deref()), (FinishReason::Eos, Some("a\u{fffd}")));
+    }
+
+    #[test]
+    fn the_logits_of_a_prompt_are_reported_once_for_each_token() {
+        for max_new_tokens in [0, 1] {
+            let scored = GenerationRequest { prompt_logits: true, ..request(&[1, 2, 3, 4, 5], max_new_tokens) };
+            let mut generation = Generation::new(scored, None, 2);
+            let (mut reported, mut passes) = (Vec::new(), 0);
+            while let Some(input) = generation.next_input(9).unwrap() {
+                assert_eq!(input.rows, LogitRows::All);
+                // Row n is after token n, and prefers the one after it.
+                let rows = logits(&input.tokens.iter().map(|token| token + 1).collect::<Vec<_>>());
+                passes += 1;
+                let advanced = generation.advance::<GenerateError>(&rows, 9, &mut |event| {
+                    if let GenerationEvent::PromptToken { id, logits } = event {
+                        reported.push((id, logits.map(|row| crate::sampling::greedy(row).unwrap())));
+                    }
+                    Ok(())
+                });
+                assert_eq!(advanced.unwrap(), 0);
+            }
+            assert_eq!(reported, [(1, None), (2, Some(2)), (3, Some(3)), (4, Some(4)), (5, Some(5))]);
+            let generated = generation.into_result();
+            assert_eq!((passes, generated.finish_reason), (2, FinishReason::Length));
+            assert_eq!(generated.tokens, [6][..max_new_tokens as usize], "chosen from the last row");
+        }
     }
 
     #[test]

@@ -247,6 +247,7 @@ impl Engine {
             sampling: sampling.resolve(&generation.sampling),
             grammar: None,
             visible_tokens: vec![],
+            prompt_logits: false,
         })
     }
 

@@ -110,7 +110,7 @@ impl Runner {
                         append(rows, 1, row.len(), row);
                     }
                 }
-                GenerationEvent::Prompt { .. } => {}
+                GenerationEvent::Prompt { .. } | GenerationEvent::PromptToken { .. } => {}
             }
             Ok::<(), Failure>(())
         };

@@ -67,19 +67,22 @@ impl Answers {
         let (mut written, mut usages) = (Vec::new(), Vec::new());
         for (index, choice) in choices.into_iter().enumerate() {
             let AnswerChoice { mut events, echo, calls } = choice;
-            let mut logprobs = Vec::new();
+            let mut scores = Vec::new();
             let generated = loop {
                 match events.recv().await {
-                    Some(RequestEvent::Token { logprobs: Some(scores), .. }) => logprobs.push(scores),
+                    Some(RequestEvent::PromptToken { id, logprobs }) => scores.push((id, logprobs)),
+                    Some(RequestEvent::Token { id, logprobs }) if logprobs.is_some() && !model.ends_text(id) => {
+                        scores.push((id, logprobs));
+                    }
                     Some(RequestEvent::Token { .. } | RequestEvent::Text(_)) => {}
                     Some(RequestEvent::Finished(generated)) => break *generated,
-                    Some(RequestEvent::Failed(error)) => return Err(error),
+                    Some(RequestEvent::Failed(error)) => return Err(error.about(format.prompt_field())),
                     None => return Err(ApiError::engine_gone()),
                 }
             };
             usages.push(generated.usage);
             let text = echo + generated.text.as_deref().unwrap_or("");
-            let logprobs = format.logprobs(&model, &logprobs);
+            let logprobs = format.logprobs(&model, &scores);
             let (message, has_calls) = message(text.clone(), calls);
             let finish = finish_reason(&generated, has_calls);
             written.push(match format {
@@ -181,9 +184,9 @@ impl ChunkWriter {
 
     fn event(&mut self, index: usize, event: RequestEvent) {
         match event {
-            RequestEvent::Token { logprobs: None, .. } => {}
-            RequestEvent::Token { logprobs: Some(scores), .. } => {
-                let logprobs = self.format.logprobs(&self.model, &[scores]);
+            RequestEvent::Token { id, logprobs } if logprobs.is_none() || self.model.ends_text(id) => {}
+            RequestEvent::Token { id, logprobs } | RequestEvent::PromptToken { id, logprobs } => {
+                let logprobs = self.format.logprobs(&self.model, &[(id, logprobs)]);
                 self.text(index, "", logprobs);
             }
             RequestEvent::Text(text) => match &mut self.calls[index] {
@@ -211,7 +214,7 @@ impl ChunkWriter {
             }
             RequestEvent::Failed(error) => {
                 self.unfinished[index] = false;
-                self.send(&error.to_json());
+                self.send(&error.about(self.format.prompt_field()).to_json());
             }
         }
     }
@@ -277,10 +280,14 @@ impl ChunkWriter {
 }
 
 impl ApiFormat {
-    /// Probabilities of tokens; null if there are none.
-    fn logprobs(self, model: &ServedModel, tokens: &[TokenLogprobs]) -> Value {
+    /// The field of a request that holds the prompt.
+    pub fn prompt_field(self) -> &'static str {
+        if self == ApiFormat::Chat { "messages" } else { "prompt" }
+    }
+
+    /// Probabilities of tokens; null if there are none. The first token of a prompt has none.
+    fn logprobs(self, model: &ServedModel, tokens: &[(u32, Option<TokenLogprobs>)]) -> Value {
         let text = |scored: &Scored| model.token_text(scored.id);
-        let tokens: Vec<&TokenLogprobs> = tokens.iter().filter(|token| !model.ends_text(token.chosen.id)).collect();
         if tokens.is_empty() {
             return Value::Null;
         }
@@ -290,7 +297,7 @@ impl ApiFormat {
                     let text = text(scored);
                     json!({"token": text, "logprob": scored.logprob, "bytes": text.as_bytes()})
                 };
-                let content = tokens.iter().map(|token| {
+                let content = tokens.iter().filter_map(|(_, token)| token.as_ref()).map(|token| {
                     let mut chosen = entry(&token.chosen);
                     chosen["top_logprobs"] = token.top.iter().map(entry).collect();
                     chosen
@@ -298,18 +305,15 @@ impl ApiFormat {
                 json!({"content": content.collect::<Vec<Value>>(), "refusal": null})
             }
             ApiFormat::Text => {
-                let top = |token: &&TokenLogprobs| -> Value {
-                    token
-                        .top
-                        .iter()
-                        .map(|scored| (text(scored), json!(scored.logprob)))
-                        .collect::<serde_json::Map<_, _>>()
-                        .into()
+                let top = |token: &TokenLogprobs| {
+                    let entries = token.top.iter().map(|scored| (text(scored), json!(scored.logprob)));
+                    Value::Object(entries.collect())
                 };
+                let scores = || tokens.iter().map(|(_, scores)| scores.as_ref());
                 json!({
-                    "tokens": tokens.iter().map(|token| text(&token.chosen)).collect::<Vec<_>>(),
-                    "token_logprobs": tokens.iter().map(|token| token.chosen.logprob).collect::<Vec<_>>(),
-                    "top_logprobs": tokens.iter().map(top).collect::<Vec<_>>(),
+                    "tokens": tokens.iter().map(|(id, _)| model.token_text(*id)).collect::<Vec<_>>(),
+                    "token_logprobs": scores().map(|token| token.map(|token| token.chosen.logprob)).collect::<Vec<_>>(),
+                    "top_logprobs": scores().map(|token| token.map(top)).collect::<Vec<_>>(),
                 })
             }
         }

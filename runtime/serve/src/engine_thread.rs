@@ -89,6 +89,13 @@ enum EngineCommand {
 /// An event of a request.
 #[derive(Debug)]
 pub enum RequestEvent {
+    /// A token of the prompt.
+    PromptToken {
+        /// The token.
+        id: u32,
+        /// The first has none.
+        logprobs: Option<TokenLogprobs>,
+    },
     /// A token was chosen; its text follows when it is complete.
     Token {
         /// The token.
@@ -382,7 +389,9 @@ impl<B: Backend> EngineThread<B> {
         if waiting.is_loading {
             return None;
         }
-        let (prompt, hints) = (&waiting.submission.request.prompt, &waiting.submission.hints);
+        let (request, hints) = (&waiting.submission.request, &waiting.submission.hints);
+        // The logits of a prompt that was computed before are gone.
+        let prompt: &[u32] = if request.prompt_logits { &[] } else { &request.prompt };
         let is_full = self.batch.len() + self.kept.len() >= self.max_sequences;
         let shared = |sequence: &TokenSequence<B>| sequence.shared_prefix(prompt, hints.session.as_deref());
         let best = (0..self.kept.len()).max_by_key(|index| shared(&self.kept[*index]));
@@ -520,6 +529,10 @@ impl Running {
     fn report(&mut self, event: GenerationEvent<'_>, metrics: &ModelMetrics) {
         let event = match event {
             GenerationEvent::Prompt { .. } => return,
+            GenerationEvent::PromptToken { id, logits } => {
+                let logprobs = logits.zip(self.top_logprobs).map(|(logits, top)| token_logprobs(logits, id, top));
+                RequestEvent::PromptToken { id, logprobs }
+            }
             GenerationEvent::Token { id, logits } => {
                 let now = Instant::now();
                 match self.last_token {

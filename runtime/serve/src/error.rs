@@ -78,6 +78,14 @@ impl ApiError {
         ApiError::Invalid { message: message.into(), param: Some(param.into()) }
     }
 
+    /// The error, about this field if it is about a request and names none.
+    pub fn about(self, param: &'static str) -> Self {
+        match self {
+            ApiError::Invalid { message, param: None } => ApiError::field(param, message),
+            other => other,
+        }
+    }
+
     /// The thread of the engine has ended.
     pub fn engine_gone() -> Self {
         ApiError::Unavailable("the engine has stopped; the server's log says why".to_owned())
@@ -112,7 +120,12 @@ impl ApiError {
             ApiError::Timeout => "timeout",
             ApiError::Unavailable(_) | ApiError::Failed(_) => "server_error",
         };
-        let param = if let ApiError::Invalid { param, .. } = self { param.as_deref() } else { None };
+        let param = match self {
+            ApiError::Invalid { param, .. } => param.as_deref(),
+            ApiError::NoModel { .. } => Some("model"),
+            ApiError::TooMany { .. } => Some("n"),
+            _ => None,
+        };
         let code = match self {
             ApiError::Unauthorized => Some("invalid_api_key"),
             ApiError::NoModel { .. } => Some("model_not_found"),

@@ -84,6 +84,8 @@ pub struct RequestOptions {
     pub grammar: Option<Grammar>,
     /// Special tokens whose names are part of the text.
     pub visible_tokens: Vec<u32>,
+    /// Whether to report probabilities of the prompt's tokens too.
+    pub scores_prompt: bool,
 }
 
 /// The thread of an engine. It ends once its model is dropped.
@@ -167,14 +169,14 @@ impl ServedModel {
 
     /// The text of tokens.
     pub fn decode(&self, tokens: &[u32]) -> Result<String, ApiError> {
-        let failed =
-            |error| ApiError::Invalid { message: hpp_schema::error_line(&error), param: Some("tokens".into()) };
+        let failed = |error| ApiError::Invalid { message: hpp_schema::error_line(&error), param: None };
         self.tokenizer()?.decode(tokens).map_err(failed)
     }
 
-    /// The text of one token; incomplete characters are replaced.
+    /// The text of one token, the name of a special one; incomplete characters are replaced.
     pub fn token_text(&self, token: u32) -> String {
-        self.tokenizer().ok().and_then(|tokenizer| tokenizer.decode(&[token]).ok()).unwrap_or_default()
+        let Ok(tokenizer) = self.tokenizer() else { return String::new() };
+        tokenizer.special_name(token).or_else(|| tokenizer.decode(&[token]).ok()).unwrap_or_default()
     }
 
     /// Whether a token ends a text.
@@ -198,7 +200,7 @@ impl ServedModel {
             return Err(ApiError::field(name, format!("`{name}` must be {expected}")));
         }
         if !options.stop.is_empty() {
-            self.tokenizer()?;
+            self.tokenizer().map_err(|error| error.about("stop"))?;
         }
         let request = GenerationRequest {
             prompt,
@@ -208,6 +210,7 @@ impl ServedModel {
             sampling: options.sampling.resolve(&settings.sampling),
             grammar: options.grammar.clone(),
             visible_tokens: options.visible_tokens.clone(),
+            prompt_logits: options.scores_prompt,
         };
         let (events, receiver) = unbounded_channel();
         let arrived = Instant::now();

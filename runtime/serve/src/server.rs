@@ -4,7 +4,7 @@ use crate::answer::{AnswerChoice, Answers, ApiFormat};
 use crate::error::{ApiError, ServeError};
 use crate::metrics::Metrics;
 use crate::model::{EngineHandle, RequestOptions, ServedModel};
-use crate::openai::{ChatRequest, CompletionRequest, OnePrompt, Settings};
+use crate::openai::{self, ChatRequest, CompletionRequest, OnePrompt, Settings};
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -192,8 +192,8 @@ impl App {
     }
 }
 
-/// The body of a request, or why it is invalid.
-fn body<T>(body: Result<Json<T>, JsonRejection>) -> Result<T, ApiError> {
+/// The body of a request, or why it is no JSON.
+fn body(body: Result<Json<Value>, JsonRejection>) -> Result<Value, ApiError> {
     match body {
         Ok(Json(body)) => Ok(body),
         Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(ApiError::TooLarge),
@@ -203,8 +203,7 @@ fn body<T>(body: Result<Json<T>, JsonRejection>) -> Result<T, ApiError> {
         }
         Err(rejection) => {
             let text = rejection.body_text();
-            let what = text.trim_start_matches("Failed to deserialize the JSON body into the target type: ");
-            let what = what.trim_start_matches("Failed to parse the request body as JSON: ");
+            let what = text.trim_start_matches("Failed to parse the request body as JSON: ");
             Err(ApiError::Invalid { message: format!("the request: {what}"), param: None })
         }
     }
@@ -231,11 +230,8 @@ async fn page() -> Response {
     (headers, include_str!("page.html")).into_response()
 }
 
-async fn chat(
-    State(app): State<SharedApp>,
-    request: Result<Json<ChatRequest>, JsonRejection>,
-) -> Result<Response, ApiError> {
-    let request = body(request)?;
+async fn chat(State(app): State<SharedApp>, request: Result<Json<Value>, JsonRejection>) -> Result<Response, ApiError> {
+    let request = ChatRequest::read(&body(request)?)?;
     let mut question = app.question(&request.settings, request.top_logprobs()?)?;
     let (conversation, text_grammar) = (request.conversation()?, request.settings.grammar()?);
     let model = Arc::clone(&question.model);
@@ -249,7 +245,8 @@ async fn chat(
     }
     let encoded = blocking(move || {
         let grammar = grammar.map(|(source, param)| model.compile(&source, param)).transpose()?;
-        Ok((model.encode_conversation(&conversation, &definitions)?, grammar))
+        let prompt = model.encode_conversation(&conversation, &definitions);
+        Ok((prompt.map_err(|error| error.about("messages"))?, grammar))
     });
     let (prompt, grammar) = encoded.await?;
     question.options.grammar = grammar;
@@ -258,9 +255,9 @@ async fn chat(
 
 async fn complete(
     State(app): State<SharedApp>,
-    request: Result<Json<CompletionRequest>, JsonRejection>,
+    request: Result<Json<Value>, JsonRejection>,
 ) -> Result<Response, ApiError> {
-    let request = body(request)?;
+    let request = CompletionRequest::read(&body(request)?)?;
     let mut question = app.question(&request.settings, request.top_logprobs()?)?;
     let echoes = request.echo.unwrap_or(false);
     let (prompts, grammar) = (request.prompts()?, request.settings.grammar()?);
@@ -277,10 +274,12 @@ async fn complete(
             }
         };
         let grammar = grammar.map(|source| model.compile(&source, "response_format")).transpose()?;
-        Ok((prompts.into_iter().map(encode).collect::<Result<Vec<_>, ApiError>>()?, grammar))
+        let prompts = prompts.into_iter().map(encode).collect::<Result<Vec<_>, ApiError>>();
+        Ok((prompts.map_err(|error| error.about("prompt"))?, grammar))
     });
     let (prompts, grammar) = encoded.await?;
     question.options.grammar = grammar;
+    question.options.scores_prompt = request.scores_prompt();
     question.answer(ApiFormat::Text, prompts).await
 }
 
@@ -304,7 +303,8 @@ impl Question {
             for index in 0..self.answers {
                 let mut options = self.options.clone();
                 options.sampling.seed = options.sampling.seed.map(|seed| seed.wrapping_add(index));
-                let (submission, events) = self.model.prepare(prompt.clone(), &options)?;
+                let (submission, events) =
+                    self.model.prepare(prompt.clone(), &options).map_err(|error| error.about(format.prompt_field()))?;
                 submissions.push(submission);
                 choices.push(AnswerChoice { events, echo: echo.clone(), calls: self.calls.clone() });
             }
@@ -344,11 +344,11 @@ struct TokenizeRequest {
 
 async fn tokenize(
     State(app): State<SharedApp>,
-    request: Result<Json<TokenizeRequest>, JsonRejection>,
+    request: Result<Json<Value>, JsonRejection>,
 ) -> Result<Json<Value>, ApiError> {
-    let request = body(request)?;
+    let request: TokenizeRequest = openai::read(&body(request)?)?;
     let model = app.model(request.model.as_deref())?;
-    let tokens = blocking(move || model.encode_text(&request.content)).await?;
+    let tokens = blocking(move || model.encode_text(&request.content)).await.map_err(|error| error.about("content"))?;
     Ok(Json(json!({"tokens": tokens})))
 }
 
@@ -361,11 +361,11 @@ struct DetokenizeRequest {
 
 async fn detokenize(
     State(app): State<SharedApp>,
-    request: Result<Json<DetokenizeRequest>, JsonRejection>,
+    request: Result<Json<Value>, JsonRejection>,
 ) -> Result<Json<Value>, ApiError> {
-    let request = body(request)?;
+    let request: DetokenizeRequest = openai::read(&body(request)?)?;
     let model = app.model(request.model.as_deref())?;
-    let content = blocking(move || model.decode(&request.tokens)).await?;
+    let content = blocking(move || model.decode(&request.tokens)).await.map_err(|error| error.about("tokens"))?;
     Ok(Json(json!({"content": content})))
 }
 

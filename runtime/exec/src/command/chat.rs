@@ -271,7 +271,9 @@ impl Chat<'_> {
         let out = &mut *ctx.out;
         let on_event = &mut |event: GenerationEvent<'_>| match event {
             GenerationEvent::Text(text) => Ok(show(out, text)?),
-            GenerationEvent::Prompt { .. } | GenerationEvent::Token { .. } => Ok::<_, ExecError>(()),
+            GenerationEvent::Prompt { .. } | GenerationEvent::PromptToken { .. } | GenerationEvent::Token { .. } => {
+                Ok::<_, ExecError>(())
+            }
         };
         let generation = self.drafter.speculate(Generation::new(request, tokenizer.cloned(), self.chunk));
         let generated = generate(&mut self.sequence, generation, &is_cancelled, on_event);

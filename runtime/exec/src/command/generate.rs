@@ -115,6 +115,7 @@ pub fn request(
         sampling: settings.run.answer.sampling.overrides().resolve(&generation.sampling),
         grammar,
         visible_tokens: vec![],
+        prompt_logits: false,
     })
 }
 
@@ -157,7 +158,7 @@ struct Output<'o> {
 impl Output<'_> {
     fn write(&mut self, event: GenerationEvent<'_>) -> Result<(), ExecError> {
         match event {
-            GenerationEvent::Prompt { .. } => Ok(()),
+            GenerationEvent::Prompt { .. } | GenerationEvent::PromptToken { .. } => Ok(()),
             GenerationEvent::Token { id, logits } => self.token(id, logits),
             GenerationEvent::Text(text) if self.format == OutputFormat::Text => Ok(show(self.out, text)?),
             GenerationEvent::Text(_) => Ok(()),

@@ -1,10 +1,11 @@
 //! `POST /v1/chat/completions`.
 
-use super::Settings;
+use super::{Settings, read};
 use crate::error::ApiError;
 use hpp_generate::text::tools::ToolCall;
 use hpp_generate::text::{Message, Role};
 use serde::Deserialize;
+use serde_json::Value;
 use std::collections::HashMap;
 
 /// Most tokens whose probabilities are reported.
@@ -19,8 +20,8 @@ pub struct ChatRequest {
     pub logprobs: Option<bool>,
     /// The number of most likely tokens to report.
     pub top_logprobs: Option<usize>,
-    /// The rest.
-    #[serde(flatten)]
+    /// The rest, which is read apart: flattened fields would have no names in errors.
+    #[serde(skip)]
     pub settings: Settings,
 }
 
@@ -41,7 +42,7 @@ pub struct ChatMessage {
 
 /// The text of the message.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "it must be a text or a list of parts")]
 pub enum Content {
     /// A text.
     Text(String),
@@ -60,6 +61,11 @@ pub struct ContentPart {
 }
 
 impl ChatRequest {
+    /// Reads the body of a request.
+    pub fn read(body: &Value) -> Result<Self, ApiError> {
+        Ok(Self { settings: read(body)?, ..read(body)? })
+    }
+
     /// The conversation for the chat template.
     pub fn conversation(&self) -> Result<Vec<Message>, ApiError> {
         if self.messages.is_empty() {
@@ -91,7 +97,8 @@ impl ChatMessage {
             "assistant" => Role::Assistant,
             "tool" => Role::Tool,
             other => {
-                let message = format!("the role {other:?} is not supported: use system, user, assistant or tool");
+                let message =
+                    format!("`messages`: the role {other:?} is not supported: use system, user, assistant or tool");
                 return Err(ApiError::field("messages", message));
             }
         };
@@ -102,7 +109,9 @@ impl ChatMessage {
                 let text = |part: &ContentPart| part.text.clone().filter(|_| part.kind == "text");
                 let texts: Option<Vec<String>> = parts.iter().map(text).collect();
                 texts
-                    .ok_or_else(|| ApiError::field("messages", "only parts of the type \"text\" are supported"))?
+                    .ok_or_else(|| {
+                        ApiError::field("messages", "`messages`: only parts of the type \"text\" are supported")
+                    })?
                     .concat()
             }
         };
@@ -131,7 +140,7 @@ mod tests {
     use super::*;
 
     fn request(messages: &str) -> ChatRequest {
-        serde_json::from_str(&format!("{{\"messages\": {messages}}}")).unwrap()
+        ChatRequest::read(&serde_json::from_str(&format!("{{\"messages\": {messages}}}")).unwrap()).unwrap()
     }
 
     #[test]

@@ -1,8 +1,9 @@
 //! `POST /v1/completions`.
 
-use super::Settings;
+use super::{Settings, read};
 use crate::error::ApiError;
 use serde::Deserialize;
+use serde_json::Value;
 
 /// Most prompts of one request.
 const MAX_PROMPTS: usize = 128;
@@ -20,14 +21,14 @@ pub struct CompletionRequest {
     pub logprobs: Option<usize>,
     /// Not supported.
     pub suffix: Option<String>,
-    /// The rest.
-    #[serde(flatten)]
+    /// The rest, read apart.
+    #[serde(skip)]
     pub settings: Settings,
 }
 
 /// The texts or tokens to continue.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged, expecting = "`prompt` must be a text, a list of texts, token ids, or a list of lists of token ids")]
+#[serde(untagged, expecting = "it must be a text, a list of texts, token ids, or a list of lists of token ids")]
 pub enum CompletionPrompt {
     /// A text.
     Text(String),
@@ -49,6 +50,11 @@ pub enum OnePrompt {
 }
 
 impl CompletionRequest {
+    /// Reads the body of a request.
+    pub fn read(body: &Value) -> Result<Self, ApiError> {
+        Ok(Self { settings: read(body)?, ..read(body)? })
+    }
+
     /// The texts to continue.
     pub fn prompts(&self) -> Result<Vec<OnePrompt>, ApiError> {
         if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
@@ -66,13 +72,14 @@ impl CompletionRequest {
         }
     }
 
+    /// Whether to report probabilities of the prompt's tokens too.
+    pub fn scores_prompt(&self) -> bool {
+        self.echo == Some(true) && self.logprobs.is_some()
+    }
+
     /// The number of most likely tokens to report; `None` for no probabilities.
     pub fn top_logprobs(&self) -> Result<Option<usize>, ApiError> {
         match self.logprobs {
-            Some(_) if self.echo == Some(true) => Err(ApiError::field(
-                "logprobs",
-                "`logprobs` of the prompt are not supported: leave out `echo` or `logprobs`",
-            )),
             Some(top) if top > MAX_LOGPROBS => {
                 Err(ApiError::field("logprobs", format!("`logprobs` is at most {MAX_LOGPROBS}")))
             }
@@ -88,13 +95,13 @@ mod tests {
     #[test]
     fn prompts_are_texts_or_tokens_one_or_many() {
         let prompts = |json: &str| {
-            let request: CompletionRequest = serde_json::from_str(&format!("{{\"prompt\": {json}}}")).unwrap();
-            request.prompts()
+            let body = serde_json::from_str(&format!("{{\"prompt\": {json}}}")).unwrap();
+            CompletionRequest::read(&body)?.prompts()
         };
         assert_eq!(prompts("\"a\"").unwrap(), [OnePrompt::Text("a".into())]);
         assert_eq!(prompts("[1, 2]").unwrap(), [OnePrompt::Tokens(vec![1, 2])]);
         assert_eq!(prompts("[\"a\", \"b\"]").unwrap().len(), 2);
         assert_eq!(prompts("[[1], [2, 3]]").unwrap()[1], OnePrompt::Tokens(vec![2, 3]));
-        assert!(serde_json::from_str::<CompletionRequest>(r#"{"prompt": {"a": 1}}"#).is_err());
+        assert!(prompts("{\"a\": 1}").is_err());
     }
 }

@@ -3,11 +3,13 @@
 //! The server ignores unknown fields, as OpenAI's clients expect. It refuses fields that would change the answer and that it does not
 //! support.
 
+mod body;
 mod chat;
 mod completion;
 mod settings;
 mod tools;
 
+pub use body::read;
 pub use chat::{ChatMessage, ChatRequest, Content, ContentPart};
 pub use completion::{CompletionPrompt, CompletionRequest, OnePrompt};
 pub use settings::{OneOrMany, Settings, StreamOptions};

@@ -87,7 +87,7 @@ pub struct StreamOptions {
 
 /// A text or a list of texts.
 #[derive(Clone, Debug, Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "it must be a text or a list of texts")]
 pub enum OneOrMany {
     /// One.
     One(String),
@@ -148,6 +148,7 @@ impl Settings {
             hints: self.hints()?,
             grammar: None,
             visible_tokens: vec![],
+            scores_prompt: false,
         })
     }
 

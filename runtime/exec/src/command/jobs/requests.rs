@@ -77,6 +77,7 @@ impl RequestMaker {
             sampling,
             grammar,
             visible_tokens: vec![],
+            prompt_logits: false,
         })
     }
 
