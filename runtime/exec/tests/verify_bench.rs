@@ -137,11 +137,14 @@ fn a_benchmark_reports_each_token_and_writes_its_trace() {
     let token = number(&report["decode_ms_per_token"]["median"]);
     let stage = number(&report["stages"][0]["decode_ms_median"]);
     assert!(stage > 0.0 && token > stage, "{report}");
-    let parts = &report["token"];
-    let sum = number(&parts["compute_ms"]["cpu"]) + number(&parts["transfer_ms"]) + number(&parts["rest_ms"]);
-    assert!((sum - number(&parts["ms"])).abs() < 0.2 * number(&parts["ms"]), "medians of parts: {report}");
     let tokens = report["tokens"].as_array().unwrap();
     assert_eq!(tokens.len(), 8);
+    // Medians of parts do not add up to the median of the whole; each lies between the extremes of its part.
+    for part in ["ms", "rest_ms"] {
+        let values = || tokens.iter().map(|token| number(&token[part]));
+        let (least, most) = (values().fold(f64::INFINITY, f64::min), values().fold(0.0, f64::max));
+        assert!((least..=most).contains(&number(&report["token"][part])), "{part}: {report}");
+    }
     for token in tokens {
         let sum = number(&token["compute_ms"]["cpu"]) + number(&token["rest_ms"]);
         assert!((sum - number(&token["ms"])).abs() < 1e-6, "{token}");
