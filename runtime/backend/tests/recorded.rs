@@ -21,7 +21,7 @@ fn generate(model: &Recorded, chunk: usize) -> Result<f32, String> {
     generate_with(model, &model.plan(64), chunk)
 }
 
-/// The same with a plan for the model.
+/// Like [`generate`], but with this plan for the model.
 fn generate_with(model: &Recorded, plan: &Plan, chunk: usize) -> Result<f32, String> {
     let backend = backend();
     let say = |error: hpp_engine::EngineError| {

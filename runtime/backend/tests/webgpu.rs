@@ -15,7 +15,7 @@ fn skipped(test: &str) -> bool {
     skip
 }
 
-/// The same plan with everything on the first GPU.
+/// `plan` with everything on the first GPU.
 fn on_gpu(mut plan: Plan) -> Plan {
     plan.devices = vec![Device::new("gpu0", DeviceKind::Gpu)];
     plan.budgets.vram = vec![ByteSize(1 << 30)];

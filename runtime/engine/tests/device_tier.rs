@@ -72,7 +72,7 @@ fn backend(us_per_part: u64) -> MockBackend {
     backend
 }
 
-/// The same, with a device that computes while the engine goes on.
+/// Like [`backend`], but with a device that computes while the engine goes on.
 fn queueing(us_per_part: u64, queues: bool) -> MockBackend {
     let backend = backend(us_per_part);
     if queues {
@@ -126,7 +126,7 @@ fn place() -> impl Strategy<Value = At> {
     prop_oneof![Just(At::Host), Just(At::Constants), Just(At::Slot), Just(At::Ring), Just(At::Ring)]
 }
 
-/// The same GPU has a part in one variant only.
+/// A part is on the GPU in one variant only.
 fn both() -> impl Strategy<Value = (At, At)> {
     (place(), place()).prop_map(|(decode, prefill)| {
         let differs = (decode == At::Host) != (prefill == At::Host);

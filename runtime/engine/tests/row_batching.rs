@@ -77,7 +77,7 @@ files: []
 enum Rows {
     /// What it does with each alone.
     Apart,
-    /// The same up to rounding.
+    /// What it does with each alone, up to rounding.
     Rounded,
     /// Reads the first row in place of all others.
     Mixed,

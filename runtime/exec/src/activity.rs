@@ -51,7 +51,7 @@ impl Activity {
         Self { progress: Some(ListPosition { index, count }), ..Self::step(what) }
     }
 
-    /// The same step while it writes the prepared weights of a partition, `expected_bytes` in all, to `dir`.
+    /// This step while it writes the prepared weights of a partition, `expected_bytes` in all, to `dir`.
     pub fn preparing(self, partition: &str, dir: &Path, expected_bytes: u64) -> Self {
         let what = format!("writing prepared weights for {partition}");
         Self { what, output: Some(OutputDirectory { path: dir.to_owned(), expected_bytes }), ..self }

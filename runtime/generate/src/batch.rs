@@ -110,7 +110,7 @@ impl<B: Backend> Batch<B> {
         }
     }
 
-    /// The same on the tokens of an earlier generation, or of restored pages. Keeps the prefix that the prompt can share with them
+    /// Like [`add`](Self::add), but continues the tokens of an earlier generation, or restored pages. Keeps the prefix that the prompt can share with them
     /// ([`TokenSequence::shared_prefix`]), rounded down to a multiple of `grid` tokens. With `grid` as the generation's prompt chunk, the rest of the
     /// prompt is computed in the same chunks as the whole prompt would be, so that its logits are the same. Returns also the number of
     /// tokens kept.

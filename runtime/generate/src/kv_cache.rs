@@ -135,7 +135,7 @@ impl KvCache {
         self.store.find(&pages.keys, priority, ticket)
     }
 
-    /// The same, waiting until they are in RAM.
+    /// Like [`load`](Self::load), but waits until the pages are in RAM.
     pub fn load_waiting(&self, pages: &PromptPages) -> Vec<Arc<PageBytes>> {
         self.store.find_waiting(&pages.keys, 0)
     }

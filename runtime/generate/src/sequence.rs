@@ -189,7 +189,7 @@ impl<B: Backend> TokenSequence<B> {
         Ok(())
     }
 
-    /// The same as an item of a pass with other sequences. After the pass, the caller calls [`fed`](Self::fed).
+    /// What [`feed`](Self::feed) computes, as an item of a pass with other sequences. After the pass, the caller calls [`fed`](Self::fed).
     pub fn work_item<'a>(
         &'a mut self,
         engine: &mut Engine<B>,

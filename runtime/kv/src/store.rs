@@ -184,7 +184,7 @@ impl PageStore {
         }
     }
 
-    /// The same, waiting until pages have been read.
+    /// Like [`find`](Self::find), but waits until the pages have been read.
     pub fn find_waiting(&self, chain: &[PageKey], priority: i32) -> Vec<Arc<PageBytes>> {
         let mut table = self.shared.table();
         let mut own = None;

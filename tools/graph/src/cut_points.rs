@@ -1,4 +1,4 @@
-//! Chooses where to cut the spine: next to a node that every path passes (a dominator), where the fewest values are
+//! Chooses where to cut the spine: next to a node that every path passes (a dominator of the spine), where the fewest values are
 //! live.
 
 use crate::spine::Spine;

@@ -110,7 +110,7 @@ fn first_size(graph: &Graph, id: ValueId) -> Option<u64> {
 }
 
 impl Segmentation {
-    /// The same model with each of these blocks divided in two: before its mixture, and the mixture with all that depends on it.
+    /// This segmentation with each of these blocks divided in two: before its mixture, and the mixture with all that depends on it.
     /// The second half has no states of its own unless a node behind the mixture reads one. Classes are not computed again.
     pub fn divided_at_experts(&self, graph: &Graph, mixtures: &[(usize, NodeId)]) -> Segmentation {
         let mut divided = self.clone();

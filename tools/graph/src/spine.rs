@@ -1,6 +1,6 @@
-//! The spine: the path of the hidden state through the model. Finds the entry, the nodes that every path from it to the
-//! output passes (dominators), a position for every heavy node, and the values that are live at each position. Does not
-//! know blocks. A node is heavy if it depends on matrix weights or state ([`crate::flow`]); all others are light.
+//! The spine: the path of the hidden state through the model. Finds the entry, its post-dominators (called dominators here:
+//! the nodes that every path from the entry to the main output passes), a position for every heavy node, and the values
+//! that are live at each position. Does not know blocks. A node is heavy if it depends on matrix weights or state ([`crate::flow`]); all others are light.
 
 use crate::flow::{Flow, PostDominators, find_entry};
 use crate::{Graph, NodeId, Origin, StatePair, ValueId, ops};
@@ -29,7 +29,7 @@ pub(crate) struct Spine<'a> {
     pub on_path: Vec<bool>,
     /// Depends on the contents of the entry value.
     pub depends_on_entry: Vec<bool>,
-    /// Dominators: nodes that every path from the entry to the main output passes, in order.
+    /// Post-dominators of the entry: nodes that every path from it to the main output passes, in order.
     pub dominators: Vec<NodeId>,
     /// Number of values that cross a cut just before each position.
     pub live: Vec<u64>,

@@ -10,7 +10,7 @@ fn labels(graph: &Graph) -> Vec<String> {
     segment(graph).blocks.into_iter().map(|b| b.label).collect()
 }
 
-/// The same graph with meaningless names.
+/// `graph` with meaningless names.
 fn nameless(mut graph: Graph) -> Graph {
     for (i, value) in graph.values.iter_mut().enumerate() {
         value.name = format!("t{}", i * 7919 % 10007);

@@ -18,7 +18,7 @@ impl HostMemory {
         HostMemory::under(Path::new("/"))
     }
 
-    /// The same, with `/proc` and `/sys` below `root`.
+    /// Like [`read`](Self::read), but with `/proc` and `/sys` below `root`.
     fn under(root: &Path) -> Option<HostMemory> {
         let info = fs::read_to_string(root.join("proc/meminfo")).ok()?;
         let machine = HostMemory { total: kibibytes(&info, "MemTotal")?, available: kibibytes(&info, "MemAvailable")? };

@@ -84,7 +84,7 @@ fn is_genai(path: &Path) -> bool {
     path.parent().is_some_and(|d| d.join("genai_config.json").exists())
 }
 
-/// The same graph with meaningless names.
+/// `graph` with meaningless names.
 fn nameless(mut graph: Graph) -> Graph {
     let outputs: BTreeSet<_> = graph.outputs.iter().copied().collect();
     for id in graph.value_ids() {

@@ -166,7 +166,7 @@ pub(crate) mod tests {
         blocks
     }
 
-    /// The same blocks on a host with 30 GB/s and equal GPUs with 450 GB/s, one for each entry of the budget.
+    /// These blocks on a host with 30 GB/s and equal GPUs with 450 GB/s, one for each entry of the budget.
     pub fn problem(blocks: Vec<BlockSpec>, budget: Budget) -> Problem {
         let costs = |bytes_per_ms: f64| -> Vec<Cost> {
             let cost = |block: &BlockSpec| Cost {

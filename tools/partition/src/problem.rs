@@ -103,7 +103,7 @@ pub enum Objective {
     Prefill,
     /// Milliseconds of the whole answer: time to first token plus `new_tokens` decoded tokens.
     Mixed,
-    /// The same for many sequences together: with [`Problem::with_sequences`] it is the time of all their answers.
+    /// Milliseconds of the whole answers of many sequences together, of which [`Problem::with_sequences`] makes the problem.
     Throughput,
 }
 

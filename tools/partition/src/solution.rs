@@ -64,7 +64,7 @@ impl Solution {
 }
 
 impl BlockPlacement {
-    /// The same place in both phases.
+    /// One place in both phases.
     pub const fn both(place: Placement) -> BlockPlacement {
         BlockPlacement { prefill: place, decode: place }
     }

@@ -14,7 +14,7 @@ pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
 }
 
-/// The same, understood.
+/// The analysis of a model of this repository.
 pub fn analysis(name: &str) -> Analysis {
     analyse(&fixture(name), None, LogitsMode::Requested).unwrap()
 }

@@ -198,7 +198,7 @@ impl Partitioning {
         Problem { cuts: self.cuts(), ..request.single().clone() }
     }
 
-    /// The same placement with times predicted from the request's current costs, one launch per partition.
+    /// This placement with times predicted from the request's current costs, one launch per partition.
     pub fn reevaluated(mut self, request: &PlanningRequest) -> Self {
         let problem = self.problem(request);
         let Solution { placements, slots, objective_ms, bound_ms, proven, .. } = self.solution;
@@ -208,7 +208,7 @@ impl Partitioning {
         self
     }
 
-    /// The same placement with measured times as its prediction, and without a bound.
+    /// This placement with measured times as its prediction, and without a bound.
     pub fn with_measured_times(mut self, request: &PlanningRequest, times: PredictedTimes) -> Self {
         let objective_ms = times.objective_ms(request.options.objective, request.scenario.new_tokens);
         let PredictedTimes { decode_ms, prefill_ms } = times;

@@ -34,7 +34,7 @@ struct UploaderState {
     /// The files that upload sources have open. Weak, so that a file is reopened when all its sources are gone: another plan may have
     /// replaced it.
     files: RefCell<BTreeMap<PathBuf, Weak<WeightFile>>>,
-    /// The same files, opened for direct reads.
+    /// Like `files`, but opened for direct reads.
     direct_files: RefCell<BTreeMap<PathBuf, Weak<DirectFile>>>,
     /// The reader of direct files.
     direct: Arc<DirectReads>,

@@ -105,7 +105,7 @@ impl<B: Backend> Boundaries<B> {
         Boundaries { values, buffers: (0..count).map(|_| free()).collect() }
     }
 
-    /// The same boundaries, without buffers.
+    /// Boundaries with the layouts of these, and without buffers.
     pub fn another(&self) -> Self {
         Boundaries::new(self.values.iter().map(|boundary| boundary.layout.clone()))
     }

@@ -301,7 +301,7 @@ impl LayoutChange {
             .try_for_each(|row| self.move_row(layout, pool, buffer, buffer, row, scratch))
     }
 
-    /// The same for a buffer on a device, through one on the host.
+    /// Like [`apply`](Self::apply), but for a buffer on a device, through one on the host.
     fn apply_on_device<B: Backend>(
         &self,
         layout: &StateLayout,

@@ -33,7 +33,7 @@ pub struct Takes {
 }
 
 impl MockModel {
-    /// The same model with runs that take time. `tokens` is an input and the axis of it that counts the tokens of a pass.
+    /// This model with runs that take time. `tokens` is an input and the axis of it that counts the tokens of a pass.
     pub fn taking(self, tokens: (usize, usize), time: Rc<dyn Fn(u64) -> Duration>) -> Self {
         MockModel { takes: Some(Takes { tokens, time }), ..self }
     }

@@ -11,7 +11,7 @@ use crate::telemetry::{DeviceEvent, Phase};
 use crate::tensor::HostTensor;
 use std::collections::BTreeMap;
 
-/// What one sequence contributes to a pass.
+/// One run of each stage in a pass: some tokens of one sequence, or the next tokens of several as rows.
 pub(super) struct PassItem<'a, B: Backend> {
     pub sequence: &'a mut Sequence<B>,
     pub input: PassInput<'a>,

@@ -177,6 +177,8 @@ impl HostMemoryBudget {
     }
 
     /// Bytes that the host may hold of weights that are streamed to devices, once all sessions are loaded; `None` without a limit.
+    /// [`RESERVE`] is not subtracted here but when the host's own weights are locked, after these bytes are in use; nowhere if the host
+    /// locks none.
     pub fn for_devices(&self, plan: &Plan, in_use: HostMemoryInUse) -> Option<u64> {
         let limit = plan.budgets.ram?.0.min(self.limit.unwrap_or(u64::MAX));
         let locked: u64 = plan.partitions.iter().map(planned_locked).sum();
@@ -204,7 +206,8 @@ fn activations(plan: &Plan, fallen_back: &[&Partition]) -> u64 {
     plan.partitions.iter().filter(counts).map(|partition| partition.bytes.workspace.0).max().unwrap_or(0)
 }
 
-/// Bytes of host memory that the whole plan would take there. Kernels pack weights into up to a fifth more.
+/// Bytes of host memory that the whole plan would take there: an estimate. The layout of 4-bit kernels takes about a fifth more
+/// (docs/RUNTIME.md, Compression).
 fn all_on_host(plan: &Plan) -> u64 {
     let weights = plan.partitions.iter().map(|partition| partition.bytes.weights.0).fold(0, u64::saturating_add);
     let states = plan.states.iter().map(|state| state.bytes.0).fold(0, u64::saturating_add);
@@ -236,7 +239,9 @@ fn all_or(partition: &Partition, wanted: u64) -> u64 {
     if is_all { in_kernel_layout(wanted) } else { wanted }
 }
 
-/// An upper bound of weights in the layout that kernels want, bytes.
+/// A generous bound on weights in the layout that kernels want, bytes: half as much more. 4-bit weights in blocks of 32 take a fifth more,
+/// in blocks of 16 a third. Bytes that are allowed and not locked go to the cache of experts
+/// ([`expert_cache`](HostMemoryBudget::expert_cache)), so a bound that is too large costs nothing.
 fn in_kernel_layout(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 2)
 }

@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(key(&model, &[]), first);
         assert_ne!(key(&model, &["--ram", "1G"]).request, first.request);
 
-        // The same size and time, another graph.
+        // Another graph in a file of the same size and time.
         let time = fs::metadata(model.join("model.onnx")).unwrap().modified().unwrap();
         write("model.onnx", b"hparg");
         File::options().write(true).open(model.join("model.onnx")).unwrap().set_modified(time).unwrap();

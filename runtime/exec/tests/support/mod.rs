@@ -46,7 +46,7 @@ impl PlanDir {
         this
     }
 
-    /// The same model, planned for a GPU that this machine lacks.
+    /// This plan, changed to one for a GPU that this machine lacks.
     pub fn for_gpu(mut self, providers: Vec<Provider>) -> Self {
         self.plan.devices.push(Device::new("gpu0", DeviceKind::Gpu));
         self.plan.budgets.vram = vec![ByteSize(1 << 30)];

@@ -126,7 +126,7 @@ mod tests {
 
     const ALL: RandomSampling = RandomSampling { temperature: 1.0, top_k: 0, top_p: 1.0, min_p: 0.0, seed: 0 };
 
-    /// The same by sorting every token.
+    /// The token that [`draw`] must give, found by sorting every token.
     fn by_full_sort(logits: &[f32], choice: &RandomSampling, chance: f64) -> Option<u32> {
         let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).filter(|c| c.1 > f32::NEG_INFINITY).collect();
         all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));

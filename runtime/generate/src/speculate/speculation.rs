@@ -34,7 +34,7 @@ impl Speculation {
         Self::with_length(drafter, DraftLength::default())
     }
 
-    /// The same with another [`DraftLength`].
+    /// Like [`new`](Self::new), but with another [`DraftLength`].
     pub fn with_length(drafter: Box<dyn Drafter>, length: DraftLength) -> Self {
         let stats = SpeculationStats::default();
         Self { drafter, length, draft_tokens: Vec::new(), used: 0, confidence: 0, stats }

@@ -172,7 +172,7 @@ impl ChatTemplate {
         self.render_with_tools(messages, &[])
     }
 
-    /// The same for a model that may call these tools, which are JSON as in OpenAI's API.
+    /// Like [`render`](Self::render), but for a model that may call these tools, which are JSON as in OpenAI's API.
     pub fn render_with_tools(
         &self,
         messages: &[Message],

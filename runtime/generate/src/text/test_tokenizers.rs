@@ -33,7 +33,7 @@ pub fn byte_level() -> TextTokenizer {
     with_special("<|end|>")
 }
 
-/// The same with a special token of this name.
+/// Like [`byte_level`], but the special token has this name.
 pub fn with_special(name: &str) -> TextTokenizer {
     let vocab: Map<String, Value> = (0..=255u8).map(|b| (stand_in(b).to_string(), json!(b))).collect();
     let bytes = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true });

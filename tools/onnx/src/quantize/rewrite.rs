@@ -74,7 +74,7 @@ fn place(model: &Model, source: usize) -> Result<Place, QuantizeError> {
 #[derive(PartialEq, Eq, Hash)]
 struct JobKey(Identity, bool, super::BlockFormat);
 
-/// The same bytes under two names are one weight.
+/// Identifies the bytes of a weight: two names of the same bytes are one weight.
 #[derive(PartialEq, Eq, Hash)]
 enum Identity {
     External(FileRange),

@@ -225,7 +225,7 @@ fn the_tapped_plan_leaves_weights_where_they_are() {
     assert!(std::fs::metadata(dir.path().join("cpu_0.onnx")).unwrap().len() < 200_000);
 }
 
-/// The same prompt in passes of one token and in one pass, counted the same.
+/// A prompt gives the same counts in passes of one token and in one pass.
 #[test]
 fn the_cache_changes_nothing() {
     let analysis = analysis("genai/llama3-fp32-cpu", 64);

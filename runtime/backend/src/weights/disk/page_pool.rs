@@ -31,7 +31,7 @@ struct PoolState {
     movable: bool,
     /// Bytes of pages in use and free pages.
     held: usize,
-    /// Peak of `held`.
+    /// Most bytes of pages in use so far. `held` exceeds it only when no page is free, and then raises it.
     peak: usize,
 }
 

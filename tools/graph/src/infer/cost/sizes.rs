@@ -94,7 +94,7 @@ impl Sizes<'_> {
         times(&[2, self.output(0)?, inner])
     }
 
-    /// The same for a packed right side, of which only the width is known.
+    /// Like [`product`](Self::product), but for a packed right side, of which only the width is known.
     pub fn packed_product(&self, width: Option<u64>) -> Option<u64> {
         times(&[2, self.count(0)?, width?])
     }
