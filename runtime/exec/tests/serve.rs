@@ -221,6 +221,9 @@ fn echo_with_logprobs_reports_the_tokens_of_the_prompt() {
     assert_eq!(numbers(&both, "token_logprobs")[1..prompt.len()], scores[1..prompt.len()]);
     let text = both["choices"][0]["text"].as_str().unwrap();
     assert!(text.ends_with(generated["choices"][0]["text"].as_str().unwrap()) && text.contains("word59"), "{text}");
+    let ended = json!({"prompt": "What is ownership?", "max_tokens": 40, "echo": true, "logprobs": 0});
+    let ended = server.ok(path, &ended);
+    assert_eq!(numbers(&ended, "tokens").len() as u64, ended["usage"]["total_tokens"].as_u64().unwrap(), "{ended}");
     let streamed = server.stream(path, &scored);
     let in_chunks: Vec<Value> = streamed
         .iter()

@@ -67,11 +67,14 @@ impl Answers {
         let (mut written, mut usages) = (Vec::new(), Vec::new());
         for (index, choice) in choices.into_iter().enumerate() {
             let AnswerChoice { mut events, echo, calls } = choice;
-            let mut scores = Vec::new();
+            // With the prompt, there is an entry for each token.
+            let (mut scores, all) = (Vec::new(), !echo.is_empty());
             let generated = loop {
                 match events.recv().await {
                     Some(RequestEvent::PromptToken { id, logprobs }) => scores.push((id, logprobs)),
-                    Some(RequestEvent::Token { id, logprobs }) if logprobs.is_some() && !model.ends_text(id) => {
+                    Some(RequestEvent::Token { id, logprobs })
+                        if logprobs.is_some() && (all || !model.ends_text(id)) =>
+                    {
                         scores.push((id, logprobs));
                     }
                     Some(RequestEvent::Token { .. } | RequestEvent::Text(_)) => {}
@@ -120,6 +123,7 @@ impl Answers {
             usages: Vec::new(),
             unfinished: vec![true; choices.len()],
             calls: choices.iter().map(|choice| choice.calls.clone()).collect(),
+            echoes: choices.iter().map(|choice| !choice.echo.is_empty()).collect(),
             ready: VecDeque::new(),
         };
         let mut sources: Vec<BoxStream<'static, (usize, RequestEvent)>> = Vec::new();
@@ -166,6 +170,8 @@ struct ChunkWriter {
     unfinished: Vec<bool>,
     /// For each answer, what finds its calls.
     calls: Vec<Option<ToolCallParser>>,
+    /// For each answer, whether it begins with the prompt. Then probabilities have an entry for each token, the end token too.
+    echoes: Vec<bool>,
     /// Chunks to send.
     ready: VecDeque<SseEvent>,
 }
@@ -184,7 +190,8 @@ impl ChunkWriter {
 
     fn event(&mut self, index: usize, event: RequestEvent) {
         match event {
-            RequestEvent::Token { id, logprobs } if logprobs.is_none() || self.model.ends_text(id) => {}
+            RequestEvent::Token { logprobs: None, .. } => {}
+            RequestEvent::Token { id, .. } if self.model.ends_text(id) && !self.echoes[index] => {}
             RequestEvent::Token { id, logprobs } | RequestEvent::PromptToken { id, logprobs } => {
                 let logprobs = self.format.logprobs(&self.model, &[(id, logprobs)]);
                 self.text(index, "", logprobs);

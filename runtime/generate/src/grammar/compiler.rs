@@ -192,14 +192,19 @@ pub(super) fn json_rule(schema: &Value, lenient: bool) -> Result<String, Grammar
     Ok(format!("%json {text}"))
 }
 
-/// The cause of a failure: what the library says, without the text around it that quotes the grammar.
+/// The cause of a failure: what the library says, without the lines that quote the grammar.
 fn reason(text: &str) -> String {
     const LONGEST: usize = 300;
     let cause = text.rsplit_once("failed to compile JSON schema: ").map_or(text, |(_, cause)| cause);
-    let mut cause = cause.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ");
+    let is_quote = |line: &&str| line.split_once(" | ").is_some_and(|(number, _)| number.trim().parse::<u32>().is_ok());
+    let lines = cause.lines().take_while(|line| !is_quote(line)).map(str::trim).filter(|line| !line.is_empty());
+    let mut cause = lines.collect::<Vec<_>>().join("; ");
     if let Some((end, _)) = cause.char_indices().nth(LONGEST) {
         cause.truncate(end);
         cause.push_str("...");
+    }
+    if let Some((_, reference)) = cause.split_once("without 'referencing' feature; ref ") {
+        return format!("`$ref` must begin with `#/`, other documents are not read: {reference}");
     }
     if cause.contains("oneOf") && cause.contains("coerce_one_of") {
         return "`oneOf` whose cases overlap is not supported: use `anyOf`".to_owned();

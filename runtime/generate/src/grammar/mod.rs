@@ -12,6 +12,6 @@ mod tests;
 mod tool_calls;
 
 pub use compiler::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
-pub(crate) use matcher::GrammarMatcher;
+pub use matcher::GrammarMatcher;
 pub use response_format::{FormatError, ResponseFormat};
 pub use tool_calls::ToolCallGrammar;

@@ -105,7 +105,7 @@ fn schemas_that_cannot_be_followed_say_why() {
     for (schema, says) in [
         (json!({"type": "colour"}), "colour"),
         (json!(true), "must be an object"),
-        (json!({"$ref": "https://example.com/schema.json"}), "example.com"),
+        (json!({"$ref": "https://example.com/schema.json"}), "`$ref` must begin with `#/`"),
         (json!({"$ref": "#/$defs/missing"}), "missing"),
         (json!({"if": {"type": "string"}, "then": {"minLength": 3}}), "if"),
         (json!({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "use `anyOf`"),
@@ -115,6 +115,10 @@ fn schemas_that_cannot_be_followed_say_why() {
         let error = refusal(schema.clone());
         assert!(error.starts_with("the schema cannot be followed: "), "{error}");
         assert!(error.contains(says) && error.len() < 500, "{schema}: {error}");
+        assert!(
+            !error.contains("x-guidance") && !error.contains("start:"),
+            "it quotes what the client did not write: {error}"
+        );
     }
     let lenient = GrammarSource::JsonSchema { schema: json!({"if": {}, "type": "integer"}), lenient: true };
     assert!(GrammarCompiler::new(byte_level(), &[END]).compile(&lenient).is_ok());
@@ -220,7 +224,6 @@ fn hostile_schemas_are_compiled_or_refused_soon() {
             }
         }
         let took = started.elapsed();
-        eprintln!("{took:?} {} {start}", compiled.is_ok());
         assert!(took < Duration::from_secs(60), "{start}: {took:?}");
     }
 }
