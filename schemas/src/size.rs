@@ -21,6 +21,17 @@ pub struct SizeError(String);
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 impl ByteSize {
+    /// Rounded up, with a unit: a size that suffices suffices as it is printed.
+    pub fn human_rounded_up(self) -> String {
+        match UNITS.iter().find(|(_, unit)| self.0 >= *unit) {
+            Some((name, unit)) if !self.0.is_multiple_of(*unit) => {
+                let hundredths = (u128::from(self.0) * 100).div_ceil(u128::from(*unit));
+                format!("{}.{:02} {name}", hundredths / 100, hundredths % 100)
+            }
+            _ => self.human(),
+        }
+    }
+
     /// Rounded, with a unit: `12.3 MiB`.
     pub fn human(self) -> String {
         match UNITS.iter().find(|(_, unit)| self.0 >= *unit) {
@@ -122,6 +133,15 @@ mod tests {
         }
         for text in ["", "G", "24X", "-1G", "1e3", "99999999999T", "(", "12 MiB (3", "nan", "inf"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes_rounded_up_parse_to_no_less() {
+        for (bytes, text) in [(319827968, "305.02 MiB"), (1 << 30, "1 GiB"), ((1 << 30) + 1, "1.01 GiB"), (5, "5 B")] {
+            let rounded = ByteSize(bytes).human_rounded_up();
+            assert_eq!(rounded, text);
+            assert!(rounded.parse::<ByteSize>().is_ok_and(|parsed| parsed.0 >= bytes), "{rounded}");
         }
     }
 

@@ -589,16 +589,6 @@ pub struct BenchArgs {
     pub runtime: RuntimeArgs,
 }
 
-/// Replaces spellings that clap cannot express, such as llama.cpp's `-ngl 20`, by this command's.
-pub fn normalize_spellings(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut options_ended = false;
-    let normalize = |arg: OsString| {
-        options_ended |= arg == "--";
-        if !options_ended && arg == "-ngl" { "--gpu-layers".into() } else { arg }
-    };
-    args.into_iter().map(normalize).collect()
-}
-
 /// Parses a number of tokens: 4096 or 4k.
 fn context(text: &str) -> Result<u64, String> {
     let (number, scale) = text.strip_suffix(['k', 'K']).map_or((text, 1), |number| (number, 1024));
@@ -721,8 +711,6 @@ mod tests {
             panic!()
         };
         assert_eq!((bench.prompt_tokens, bench.new_tokens, bench.runs, bench.no_warmup), (Some(16), 8, 2, true));
-        let ours = normalize_spellings(["p", "-ngl", "20", "--", "-ngl"].map(OsString::from));
-        assert_eq!(ours, ["p", "--gpu-layers", "20", "--", "-ngl"]);
     }
 
     #[test]

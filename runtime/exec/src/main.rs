@@ -1,7 +1,8 @@
 //! The `hpp-exec` command.
 
 use clap::Parser;
-use hpp_exec::cli::{Cli, explained, normalize_spellings};
+use hpp_cli::normalize_spellings;
+use hpp_exec::cli::{Cli, explained};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

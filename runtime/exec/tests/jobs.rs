@@ -104,7 +104,7 @@ fn each_bad_line_has_an_error_of_its_own_and_the_others_go_on() {
         assert_eq!(found.len(), 1, "{found:?}");
         found[0]["error"].as_str().unwrap_or_default().to_owned()
     };
-    assert!(error(&|answer| answer["line"] == 2).contains("not JSON"));
+    assert!(error(&|answer| answer["line"] == 2).contains("one JSON object"));
     assert!(error(&|answer| answer["id"] == 2).contains("empty"));
     assert!(error(&|answer| answer["id"] == 3).contains("4000000000"));
     assert!(error(&|answer| answer["line"] == 5).contains("another line"));

@@ -2,7 +2,7 @@
 
 use crate::error::PageStoreError;
 use crate::key::Fingerprint;
-use std::fs::{File, TryLockError, create_dir_all, read_dir, remove_dir_all};
+use std::fs::{DirBuilder, File, TryLockError, read_dir, remove_dir_all};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -20,7 +20,7 @@ impl ModelDirectory {
     /// Makes and locks the directory of a model.
     pub fn open(store: &Path, fingerprint: &Fingerprint) -> Result<Self, PageStoreError> {
         let path = store.join(fingerprint.short());
-        create_dir_all(&path).map_err(|source| PageStoreError::Io { path: path.clone(), source })?;
+        private_directories().create(&path).map_err(|source| PageStoreError::Io { path: path.clone(), source })?;
         match lock(&path) {
             Ok(Some(lock)) => Ok(ModelDirectory { path, _lock: lock }),
             Ok(None) => Err(PageStoreError::InUse(path)),
@@ -89,9 +89,30 @@ fn lock(directory: &Path) -> std::io::Result<Option<File>> {
     }
 }
 
+/// Creates directories that only this user may read: KV caches are conversations.
+fn private_directories() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs::create_dir_all;
+
+    #[cfg(unix)]
+    #[test]
+    fn only_the_user_may_read_a_directory() {
+        use std::os::unix::fs::PermissionsExt;
+        let store = tempfile::tempdir().unwrap();
+        let directory = ModelDirectory::open(&store.path().join("kv"), &Fingerprint::of([("model", "a")])).unwrap();
+        for path in [store.path().join("kv"), directory.path.clone()] {
+            assert_eq!(path.metadata().unwrap().permissions().mode() & 0o777, 0o700, "{}", path.display());
+        }
+    }
 
     #[test]
     fn a_directory_belongs_to_one_and_others_make_room() {

@@ -1,8 +1,10 @@
-//! What the command lines of all commands share: advice on invalid arguments, and with the feature `shell-files` completions and
+//! What the command lines of all commands share: advice on invalid arguments, spellings of other programs, and with the feature `shell-files` completions and
 //! man pages.
 
 mod advice;
 #[cfg(feature = "shell-files")]
 pub mod shell_files;
+mod spellings;
 
 pub use advice::{Advice, Habit, OPTIONS_OF};
+pub use spellings::normalize_spellings;

@@ -114,7 +114,7 @@ impl SplitError {
                 let assign = if *has_gpus { ", or move blocks with --assign" } else { "" };
                 format!(
                     "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context{assign}",
-                    smallest.human(),
+                    smallest.human_rounded_up(),
                     smallest.0
                 )
             }

@@ -23,8 +23,9 @@ fn main() -> ExitCode {
     if let Some(done) = hpp_cli::shell_files::written(Cli::command()) {
         return done;
     }
-    let arguments: Vec<String> = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
-    let cli = Cli::try_parse();
+    let given = hpp_cli::normalize_spellings(std::env::args_os());
+    let arguments: Vec<String> = given.iter().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
+    let cli = Cli::try_parse_from(&given);
     match run(&cli.unwrap_or_else(|error| ADVICE.explain(error, &Cli::command(), &arguments).exit())) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => error.report(),

@@ -15,8 +15,8 @@ const UNLIMITED: u64 = 1 << 50;
 const HOST_RESERVE_DIVISOR: u64 = 16;
 /// A pass on the host may use the memory budget divided by this for its activations: the rest is for weights.
 const WORKSPACE_DIVISOR: u64 = 8;
-/// Tokens that a pass on the host takes even if their activations exceed that.
-const MIN_CHUNK: u64 = 128;
+/// Tokens that a pass on the host takes even if their activations exceed that: more than a KV page of 128.
+const MIN_CHUNK: u64 = 192;
 
 /// A planning problem and how to solve it.
 #[derive(Clone, Debug)]
@@ -127,7 +127,7 @@ pub fn notes(args: &SplitArgs, request: &PlanningRequest) -> Vec<String> {
     if local.host.is_some() && planned > found {
         let found = if found == 0 { "no GPU".to_owned() } else { format!("{found} of {planned} GPUs") };
         notes.push(format!(
-            "HPP finds {found} in this machine (hpp-exec devices says why): the plan and its predictions are for another machine"
+            "HPP finds {found} here (hpp-exec devices says why): the GPU of this plan and its speed are assumed"
         ));
     }
     for (number, (given, gpu)) in args.vram.iter().zip(&local.gpus).enumerate() {
@@ -215,11 +215,14 @@ fn manual_gpus(args: &SplitArgs) -> usize {
 /// use too much of its memory.
 fn scenario(analysis: &Analysis, args: &SplitArgs, costs: &Costs, budget: &Budget, local: &LocalMachine) -> Scenario {
     let context = analysis.context;
+    let new_tokens = if analysis.kind == ModelKind::SingleRun { 0 } else { args.new_tokens };
+    // A prompt and its answer fit in the context: of a short one, the answer gets a quarter at least.
+    let prompt = args.prompt_tokens.min(context - new_tokens.min(context / 4)).max(1);
     let whole = Scenario {
         batch: args.batch,
         context,
-        prompt: args.prompt_tokens.min(context),
-        new_tokens: if analysis.kind == ModelKind::SingleRun { 0 } else { args.new_tokens },
+        prompt,
+        new_tokens: new_tokens.min(context - prompt.min(context)).max(new_tokens.min(1)),
         chunk: context,
         threads: costs.source().threads().unwrap_or_else(|| ThisHost::read().cores).into(),
         on_host: budget.vram.is_empty() && analysis.kind != ModelKind::SingleRun,

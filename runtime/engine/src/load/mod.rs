@@ -35,7 +35,7 @@ pub(crate) fn load<B: Backend>(
 ) -> Result<(Program, Runtime<B>), EngineError> {
     let started = backend.now();
     check_plan(plan, reporter)?;
-    let context = context(plan, &options)?;
+    let context = context(plan, &options, reporter)?;
     let mut watch = files::check(plan, dir, options.verify, reporter)?;
     backend.name_mapped_files(&watch.in_use().collect::<Vec<_>>());
     let control = backend.control().map_err(|source| memory_error("the control that stops runs", source))?;
@@ -155,8 +155,16 @@ fn check_plan(plan: &Plan, reporter: &dyn Reporter) -> Result<(), EngineError> {
     if errors.is_empty() { Ok(()) } else { Err(EngineError::Plan { findings: errors }) }
 }
 
-fn context(plan: &Plan, options: &EngineOptions) -> Result<u64, EngineError> {
+fn context(plan: &Plan, options: &EngineOptions, reporter: &dyn Reporter) -> Result<u64, EngineError> {
     let context = options.context.unwrap_or(plan.budgets.context);
+    if let Some(ram) = plan.budgets.ram.filter(|_| context > plan.budgets.context) {
+        let planned = plan.budgets.context;
+        reporter.warning(&format!(
+            "the plan's {} of host memory are for {planned} tokens of context; {context} may need more (hpp-split --context {context} \
+             plans for them)",
+            ram.human()
+        ));
+    }
     match plan.model.context_length {
         _ if context == 0 => Err(EngineError::Context { asked: 0, why: "it must hold a token".into() }),
         Some(most) if context > most => {

@@ -7,6 +7,7 @@ use super::session::{Conversation, SessionFile, directory};
 use super::{CommandContext, context_length, load_engine, open_embeddings};
 use crate::cli::KvArgs;
 use crate::error::ExecError;
+use crate::interrupt::INTERRUPTED;
 use crate::numbers::{counted, rate};
 use crate::prompt::PromptSource;
 use crate::report::Timings;
@@ -66,8 +67,14 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     match &settings.prompt {
         PromptSource::Text(source) => {
             let line = source.read()?;
-            chat.answer(&line, ctx)?;
-            Ok(0)
+            Ok(match chat.answer(&line, ctx)? {
+                Reply::Complete => 0,
+                Reply::Cancelled => INTERRUPTED,
+                Reply::Refused => {
+                    ctx.console.line("hint: another --session name starts a new conversation");
+                    1
+                }
+            })
         }
         _ => {
             ctx.console.info("/help shows the commands");
@@ -216,6 +223,17 @@ impl Transcript {
     }
 }
 
+/// What became of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reply {
+    /// It was answered.
+    Complete,
+    /// Ctrl-C stopped the answer; the conversation keeps what there was.
+    Cancelled,
+    /// It cannot become a prompt. The error was printed.
+    Refused,
+}
+
 impl Chat<'_> {
     /// Reads lines until the user leaves.
     fn run(&mut self, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
@@ -245,22 +263,25 @@ impl Chat<'_> {
                 command if command.starts_with('/') && !command.contains(' ') => {
                     ctx.console.info(&format!("there is no command {command}; /help shows the commands"));
                 }
-                _ => self.answer(&line, ctx)?,
+                _ => {
+                    if self.answer(&line, ctx)? == Reply::Refused {
+                        ctx.console.info("hint: /reset starts a new conversation");
+                    }
+                }
             }
         }
     }
 
     /// Answers one message. A message that cannot become a prompt is reported and dropped; any other error ends the conversation.
-    fn answer(&mut self, line: &str, ctx: &mut CommandContext<'_>) -> Result<(), ExecError> {
+    fn answer(&mut self, line: &str, ctx: &mut CommandContext<'_>) -> Result<Reply, ExecError> {
         let before = self.transcript.clone();
         self.transcript.push(Role::User, line);
         let request = match self.transcript.tokens(self.encoder, self.context) {
             Ok(prompt) => GenerationRequest { prompt, ..self.request.clone() },
             Err(error @ (GenerateError::Prompt(_) | GenerateError::Template(TemplateError::Template { .. }))) => {
                 self.transcript = before;
-                ctx.console.info(&ExecError::from(error).report());
-                ctx.console.info("hint: /reset starts a new conversation");
-                return Ok(());
+                ctx.console.line(&ExecError::from(error).report());
+                return Ok(Reply::Refused);
             }
             Err(error) => return Err(error.into()),
         };
@@ -284,7 +305,8 @@ impl Chat<'_> {
         warn_of_unknown_tokens(tokenizer, &generated, ctx.console);
         ctx.console.info(&answer_summary(&generated, &mut self.sequence));
         self.transcript.push(Role::Assistant, generated.text.as_deref().unwrap_or_default());
-        self.save()
+        self.save()?;
+        Ok(if generated.finish_reason == FinishReason::Cancelled { Reply::Cancelled } else { Reply::Complete })
     }
 
     /// Keeps the conversation, if it has a session.

@@ -6,7 +6,7 @@ use etcetera::BaseStrategy;
 use hpp_generate::text::Message;
 use hpp_io::{read, write_file};
 use serde::{Deserialize, Serialize};
-use std::fs::{File, TryLockError, create_dir_all};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io;
 use std::path::PathBuf;
 
@@ -39,12 +39,21 @@ pub struct SessionFile {
     _lock: File,
 }
 
+/// Creates directories that only this user may read: they hold conversations.
+fn private_directories() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder
+}
+
 impl SessionFile {
     /// Opens the session of a name. Returns its conversation, unless it is new.
     pub fn open(directory: PathBuf, name: &str) -> Result<(Self, Option<Conversation>), ExecError> {
         let folder = directory.join("sessions");
         let failed = |path: PathBuf| move |source: io::Error| ExecError::Session { path, source };
-        create_dir_all(&folder).map_err(failed(folder.clone()))?;
+        private_directories().create(&folder).map_err(failed(folder.clone()))?;
         let lock_path = folder.join(format!("{name}.lock"));
         let open = File::options().create(true).truncate(false).write(true).open(&lock_path);
         let lock = open.map_err(failed(lock_path.clone()))?;

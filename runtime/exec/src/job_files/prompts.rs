@@ -180,14 +180,18 @@ impl Answered {
 }
 
 impl PromptReader {
+    /// Refuses what is no file: it is read twice, and an interrupted run reads it again.
+    pub fn check(path: &Path) -> io::Result<()> {
+        match File::open(path)?.metadata()?.is_file() {
+            true => Ok(()),
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")),
+        }
+    }
+
     /// Opens the file. Also returns its number of lines that are not blank.
     pub fn open(path: &Path, answered: Answered) -> io::Result<(Self, usize)> {
-        let file = File::open(path)?;
-        if !file.metadata()?.is_file() {
-            // It is read twice, and an interrupted run reads it again.
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
-        }
-        let mut lines = BufReader::new(file);
+        Self::check(path)?;
+        let mut lines = BufReader::new(File::open(path)?);
         let (mut total, mut line) = (0, Vec::new());
         while read_line(&mut lines, &mut line)?.is_some() {
             total += usize::from(!is_blank(&line));
@@ -236,6 +240,10 @@ impl PromptReader {
     }
 
     fn parse(&mut self, text: &[u8]) -> Result<Job, BadLine> {
+        let text = text.trim_ascii();
+        if !text.starts_with(b"{") {
+            return Err(self.bad(None, "not a job: a line is one JSON object, {...}".into()));
+        }
         let job: Job = match serde_json::from_slice(text) {
             Ok(job) => job,
             Err(error) => {
@@ -270,7 +278,9 @@ fn unreadable(error: &serde_json::Error) -> String {
     }
     let types = [("expected u32", "expected a whole number"), ("expected u64", "expected a whole number")];
     let types = types.into_iter().chain([
+        ("expected usize", "expected a whole number from 0 on"),
         ("expected i64", "expected a whole number"),
+        ("duplicate field ", "two values for "),
         ("expected f32", "expected a number"),
         ("expected f64", "expected a number"),
         ("expected a string", "expected a string"),
@@ -339,9 +349,13 @@ mod tests {
             not json
             {"id": 6, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
             {"id": 7, "messages": []}
-            {"id": 8, "prompt": ""}"#;
+            {"id": 8, "prompt": ""}
+            {"id": 9, "prompt": "untermin
+            {"id": 9, "prompt" "x"}
+            {"id": 9, "prompt": "x", "max_new": 1, "max_tokens": 2}
+            [1, 2]"#;
         let (total, jobs) = read(text, Answered::default());
-        assert_eq!((total, jobs.len()), (12, 12));
+        assert_eq!((total, jobs.len()), (16, 16));
         let good: Vec<&JobId> = jobs.iter().flatten().map(|job| &job.id).collect();
         assert_eq!(good, [&JobId::Number(1), &JobId::Text("b".into()), &JobId::Number(6)]);
         let bad: Vec<&BadLine> = jobs.iter().filter_map(|job| job.as_ref().err()).collect();
@@ -352,11 +366,15 @@ mod tests {
             "only one",
             "`top_p` must be",
             "no such field: `colour`, expected one of",
-            "not JSON: a mistake at character 14",
+            "a line is one JSON object",
             "`messages` is empty",
             "`prompt` is empty",
+            "not JSON: it ends too early",
+            "not JSON: a mistake at character 20",
+            "two values for `max_new`",
+            "a line is one JSON object",
         ];
-        assert_eq!(bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9, 10, 12, 13]);
+        assert_eq!(bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17]);
         for (bad, says) in bad.iter().zip(says) {
             assert!(bad.error.contains(says), "{bad:?}");
         }

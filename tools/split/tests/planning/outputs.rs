@@ -12,17 +12,17 @@ fn run(more: &[&str]) -> crate::support::Done {
 
 #[test]
 fn a_sweep_is_a_table_with_bars_and_data_as_json() {
-    let text = run(&["--sweep-vram", "4M..8M:1M"]).success().stdout;
-    assert!(text.lines().count() >= 7 && text.contains("4 MiB") && text.contains('\u{2588}'), "{text}");
-    let json = run(&["--sweep-vram", "4M..8M:1M", "--json"]).success().json();
+    let text = run(&["--sweep-vram", "5M..9M:1M"]).success().stdout;
+    assert!(text.lines().count() >= 5 && text.contains("5 MiB") && text.contains('\u{2588}'), "{text}");
+    let json = run(&["--sweep-vram", "5M..9M:1M", "--json"]).success().json();
     let points = json["points"].as_array().unwrap();
     let vram: Vec<u64> = points.iter().map(|point| point["vram"].as_u64().unwrap() >> 20).collect();
-    assert_eq!(vram, [4, 5, 6, 7, 8]);
+    assert_eq!(vram, [5, 6, 7, 8, 9]);
     // More memory is never slower.
     let ms = |point: &Value| point["objective_ms"].as_f64().unwrap();
     assert!(points.windows(2).all(|pair| ms(&pair[1]) <= ms(&pair[0]) * 1.0001), "{points:#?}");
     // Each point equals the prediction of a plan for that budget.
-    let alone = planned(&["--vram", "6M"]).predictions;
+    let alone = planned(&["--vram", "7M"]).predictions;
     assert_eq!(points[2]["decode_ms"].as_f64(), Some(alone.decode_ms));
     assert_eq!(points[2]["time_to_first_token_ms"].as_f64(), Some(alone.time_to_first_token_ms));
 }
@@ -69,13 +69,13 @@ fn a_trace_has_one_lane_per_resource() {
 
 #[test]
 fn an_explanation_lists_costs_of_other_devices() {
-    let text = run(&["--dry-run", "--vram", "6M", "--explain"]).success().stdout;
+    let text = run(&["--dry-run", "--vram", "7M", "--explain"]).success().stdout;
     for words in
         ["on the CPU: +", "bottleneck", "1 GiB more VRAM on gpu0: per token -", "tokens of context instead of 512"]
     {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
-    let json = run(&["--dry-run", "--vram", "6M", "--explain", "--json"]).success().json();
+    let json = run(&["--dry-run", "--vram", "7M", "--explain", "--json"]).success().json();
     assert_eq!(json["plan"]["hpp_plan"], 2);
     assert_eq!(json["explanation"]["partitions"].as_array().unwrap().len(), 2);
     let change = &json["explanation"]["changes"][0];

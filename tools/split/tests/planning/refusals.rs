@@ -127,9 +127,9 @@ fn unreadable_and_foreign_files_are_refused() {
     let (empty, binary, plan) = (file("empty", b""), file("binary", &[0xff, 0xfe, 0]), file("plan", b"hpp_plan: 2\n"));
     for option in ["--machine", "--profile"] {
         run(&[option, "no/such/file"]).refusal(&["no/such/file"]);
-        run(&[option, &empty]).refusal(&["empty", "begin with"]);
+        run(&[option, &empty]).refusal(&["empty", "has no line"]);
         run(&[option, &binary]).refusal(&["not valid UTF-8"]);
-        run(&[option, &plan]).refusal(&["begin with"]);
+        run(&[option, &plan]).refusal(&["has no line"]);
         run(&[option, dir.path().to_str().unwrap()]).refusal(&["cannot read"]);
     }
     assert!(!std::path::Path::new("never-written").exists());

@@ -52,7 +52,7 @@ pub(crate) fn find_or_make(
         info!(partition, path = %place.display(), "prepared weights found");
         return Ok(place);
     }
-    let failed = |doing: String| move |error: io::Error| BackendError::Runtime { doing, cause: error.to_string() };
+    let failed = |doing: String| move |error: io::Error| BackendError::Runtime { doing, cause: with_advice(&error) };
     let preparing = || format!("prepare the weights of {partition} in {}", prepared.dir.display());
     fs::create_dir_all(prepared.dir).map_err(failed(preparing()))?;
     let lock = File::create(prepared.dir.join("lock")).map_err(failed(preparing()))?;
@@ -83,12 +83,23 @@ pub(crate) fn find_or_make(
     Ok(place)
 }
 
+/// The error, and what to do where the plan's directory belongs to somebody else.
+fn with_advice(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => format!(
+            "{error}. The first run writes prepared weights beside the plan: run the plan once as a user who may write there, or \
+             make the plan elsewhere (hpp-split --out)"
+        ),
+        _ => error.to_string(),
+    }
+}
+
 /// A message if the disk is full; ONNX Runtime's error does not give the cause.
 fn disk_full(partial: &Path) -> Option<String> {
     let error = fs::write(partial.join("more"), vec![1; MIB]).err()?;
     let free = free_space(partial).map_or(String::new(), |free| format!("; {} are free there", ByteSize(free).human()));
     Some(format!(
-        "{error}{free}. Prepared weights take about as much space as the model's own files: make room, or put the plan on another \
+        "{error}{free}. Prepared weights take one to two times the space of 4-bit and fp32 weights, and six times that of 16-bit weights: make room, or put the plan on another \
          disk (hpp-split --out)"
     ))
 }

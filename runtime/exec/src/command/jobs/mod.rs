@@ -31,6 +31,8 @@ const DEFAULT_SEQUENCES: u64 = 16;
 pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&args.plan)?;
     check_language_model(&plan.plan)?;
+    // Before the file of answers is created.
+    PromptReader::check(&args.input).map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
     let (answers, answered) = Answers::open(&args.output, &args.input)?;
     let (done, errors) = (answered.count(), answered.errors);
     let opened = PromptReader::open(&args.input, answered);

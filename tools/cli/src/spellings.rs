@@ -1,0 +1,24 @@
+//! Spellings of other programs.
+
+use std::ffi::OsString;
+
+/// Replaces spellings that clap cannot express, such as llama.cpp's `-ngl 20`, by ours.
+pub fn normalize_spellings(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut options_ended = false;
+    let normalize = |arg: OsString| {
+        options_ended |= arg == "--";
+        if !options_ended && (arg == "-ngl" || arg == "--ngl") { "--gpu-layers".into() } else { arg }
+    };
+    args.into_iter().map(normalize).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spelling_is_replaced_before_the_end_of_options() {
+        let ours = normalize_spellings(["p", "-ngl", "20", "--", "-ngl"].map(OsString::from));
+        assert_eq!(ours, ["p", "--gpu-layers", "20", "--", "-ngl"]);
+    }
+}
