@@ -4,7 +4,7 @@
 use crate::blocks::Cuts;
 use crate::ops;
 use crate::segmentation::{Block, BlockKind, BlockState, Boundary, ClassId, Segmentation};
-use crate::spine::{NodePlacement, Spine};
+use crate::spine::{Spine, SpinePosition};
 use crate::weights::weight_bytes;
 use crate::{Graph, NodeId, StateChange, StatePair, WeightUse};
 
@@ -35,20 +35,20 @@ impl NeededBy {
 /// belongs to the only block that needs it. If several need it, it is a global, or, if it must run only once, it
 /// belongs to the first of them.
 pub(crate) fn assign(graph: &Graph, weights: &WeightUse, spine: Option<&Spine>, cuts: &Cuts) -> Vec<Option<usize>> {
-    let place = |id: NodeId| match spine {
-        Some(spine) => spine.placement[id.0 as usize],
-        None if weights.is_weight_only(id) => NodePlacement::WeightOnly,
-        None => NodePlacement::At(0),
+    let position = |id: NodeId| match spine {
+        Some(spine) => spine.positions[id.0 as usize],
+        None if weights.is_weight_only(id) => SpinePosition::WeightOnly,
+        None => SpinePosition::At(0),
     };
-    let block_at = |id: NodeId| match place(id) {
-        NodePlacement::Entry => Some(0),
-        NodePlacement::At(position) => Some(cuts.block(position)),
-        NodePlacement::Unpositioned | NodePlacement::WeightOnly => None,
+    let block_at = |id: NodeId| match position(id) {
+        SpinePosition::Entry => Some(0),
+        SpinePosition::At(at) => Some(cuts.block(at)),
+        SpinePosition::Unpositioned | SpinePosition::WeightOnly => None,
     };
     let last = cuts.kinds.len() - 1;
     let mut need = vec![NeededBy::None; graph.nodes.len()];
     let mut block_of = vec![None; graph.nodes.len()];
-    for id in graph.node_ids().rev().filter(|id| place(*id) != NodePlacement::WeightOnly) {
+    for id in graph.node_ids().rev().filter(|id| position(*id) != SpinePosition::WeightOnly) {
         let i = id.0 as usize;
         let shape_of = || shape_source(graph, id).and_then(block_at);
         if let Some(block) = block_at(id).or_else(shape_of) {
@@ -67,8 +67,9 @@ pub(crate) fn assign(graph: &Graph, weights: &WeightUse, spine: Option<&Spine>, 
         need[i] = needed;
     }
     // A node without readers belongs to the last block that produces one of its inputs.
-    for id in
-        graph.node_ids().filter(|id| place(*id) != NodePlacement::WeightOnly && need[id.0 as usize] == NeededBy::None)
+    for id in graph
+        .node_ids()
+        .filter(|id| position(*id) != SpinePosition::WeightOnly && need[id.0 as usize] == NeededBy::None)
     {
         let producers = graph.producers_of(id);
         block_of[id.0 as usize] = Some(producers.into_iter().filter_map(|p| block_of[p.0 as usize]).max().unwrap_or(0));

@@ -5,7 +5,7 @@ use crate::StatePair;
 use crate::cut_points::{CutCandidate, best_cut, candidates, least_live};
 use crate::mixers::{Mixer, find_mixers};
 use crate::segmentation::BlockKind;
-use crate::spine::{NodePlacement, Spine};
+use crate::spine::{Spine, SpinePosition};
 use std::ops::RangeInclusive;
 
 /// The cuts between blocks: block `i` holds the positions `at[i - 1]..at[i]`.
@@ -65,11 +65,11 @@ fn layer_cuts(spine: &Spine, mixers: &[Mixer]) -> Cuts {
 }
 
 fn has_entry(spine: &Spine) -> bool {
-    spine.placement.contains(&NodePlacement::Entry)
+    spine.positions.contains(&SpinePosition::Entry)
 }
 
 fn has_node_at(spine: &Spine, position: usize) -> bool {
-    spine.placement.contains(&NodePlacement::At(position))
+    spine.positions.contains(&SpinePosition::At(position))
 }
 
 /// The last cut with the fewest live values before the first mixer; 0 if no cut has as few as the start of the spine.

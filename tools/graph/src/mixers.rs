@@ -1,7 +1,7 @@
 //! Finds token mixers (attention, convolution, recurrence) and groups them, one group per layer.
 
 use crate::ops;
-use crate::spine::{NodePlacement, Spine, rounds};
+use crate::spine::{Spine, SpinePosition, rounds};
 use crate::states::digits;
 use crate::{NodeId, StateChange, StatePair, ValueId};
 use std::collections::BTreeSet;
@@ -146,7 +146,7 @@ fn downstream_of_softmax(spine: &Spine) -> Vec<bool> {
     let graph = spine.graph();
     let mut scores = vec![false; graph.nodes.len()];
     let mut weights = vec![false; graph.nodes.len()];
-    for id in graph.node_ids().filter(|id| matches!(spine.placement[id.0 as usize], NodePlacement::At(_))) {
+    for id in graph.node_ids().filter(|id| matches!(spine.positions[id.0 as usize], SpinePosition::At(_))) {
         let node = graph.node(id);
         let from = |set: &[bool]| spine.flow.data_producers(id).any(|p| set[p.0 as usize]);
         let passes = ops::is_movement(node) || (ops::is_elementwise_or_reduction(node) && !ops::is_softmax(node));

@@ -9,8 +9,9 @@ use std::ops::Range;
 
 /// Where a node is relative to the spine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum NodePlacement {
-    /// Computes the entry value (the first hidden state), or reads another table by token.
+pub(crate) enum SpinePosition {
+    /// Computes the entry value (the first hidden state), or looks up another table by token id (per-layer
+    /// embeddings).
     Entry,
     /// At this position in execution order: a cut after it has the node on its left.
     At(usize),
@@ -24,7 +25,7 @@ pub(crate) enum NodePlacement {
 /// A model arranged along its hidden state.
 pub(crate) struct Spine<'a> {
     pub flow: Flow<'a>,
-    pub placement: Vec<NodePlacement>,
+    pub positions: Vec<SpinePosition>,
     /// On a data path from the entry to the main output.
     pub on_path: Vec<bool>,
     /// Depends on the contents of the entry value.
@@ -66,19 +67,19 @@ impl<'a> Spine<'a> {
         let on_path: Vec<bool> =
             graph.node_ids().map(|n| depends_on_entry[n.0 as usize] && to_sink.reaches(n)).collect();
         let dominators = to_sink.first_common(consumers.iter().copied()).map(|n| to_sink.chain(n)).unwrap_or_default();
-        let mut placement: Vec<NodePlacement> = graph
+        let mut positions: Vec<SpinePosition> = graph
             .node_ids()
             .map(|n| match n.0 as usize {
-                _ if flow.weights.is_weight_only(n) => NodePlacement::WeightOnly,
-                i if entry_nodes[i] || lookups.contains(&n) => NodePlacement::Entry,
-                i if on_path[i] => NodePlacement::At(i),
-                _ => NodePlacement::Unpositioned,
+                _ if flow.weights.is_weight_only(n) => SpinePosition::WeightOnly,
+                i if entry_nodes[i] || lookups.contains(&n) => SpinePosition::Entry,
+                i if on_path[i] => SpinePosition::At(i),
+                _ => SpinePosition::Unpositioned,
             })
             .collect();
-        place_before_consumers(&flow, to_sink, &needs_position, &mut placement);
-        place_after_producers(&flow, states, &needs_position, &mut placement);
+        place_before_consumers(&flow, to_sink, &needs_position, &mut positions);
+        place_after_producers(&flow, states, &needs_position, &mut positions);
         let mut spine =
-            Spine { flow, placement, on_path, depends_on_entry, dominators, live: vec![], live_bytes: vec![] };
+            Spine { flow, positions, on_path, depends_on_entry, dominators, live: vec![], live_bytes: vec![] };
         spine.count_live(entry);
         spine
     }
@@ -88,8 +89,8 @@ impl<'a> Spine<'a> {
     }
 
     pub fn position(&self, id: NodeId) -> Option<usize> {
-        match self.placement[id.0 as usize] {
-            NodePlacement::At(position) => Some(position),
+        match self.positions[id.0 as usize] {
+            SpinePosition::At(position) => Some(position),
             _ => None,
         }
     }
@@ -99,10 +100,10 @@ impl<'a> Spine<'a> {
         match self.graph().value(value).origin {
             Origin::Input => (value == entry).then_some(0),
             Origin::Weight(_) => None,
-            Origin::Node { node, .. } => match self.placement[node.0 as usize] {
-                NodePlacement::Entry => Some(0),
-                NodePlacement::At(position) => Some(position + 1),
-                NodePlacement::Unpositioned | NodePlacement::WeightOnly => None,
+            Origin::Node { node, .. } => match self.positions[node.0 as usize] {
+                SpinePosition::Entry => Some(0),
+                SpinePosition::At(position) => Some(position + 1),
+                SpinePosition::Unpositioned | SpinePosition::WeightOnly => None,
             },
         }
     }
@@ -186,37 +187,37 @@ fn place_before_consumers(
     flow: &Flow,
     to_sink: &PostDominators,
     needs_position: &[bool],
-    placement: &mut [NodePlacement],
+    positions: &mut [SpinePosition],
 ) {
     for id in flow.graph.node_ids().rev() {
         let i = id.0 as usize;
-        if !needs_position[i] || placement[i] != NodePlacement::Unpositioned || !to_sink.reaches(id) {
+        if !needs_position[i] || positions[i] != SpinePosition::Unpositioned || !to_sink.reaches(id) {
             continue;
         }
         let consumers = flow.graph.node(id).writes().flat_map(|v| flow.data_consumers(v));
-        let first = consumers.map(|c| placement[c.0 as usize]).filter(|p| matches!(p, NodePlacement::At(_))).min();
-        placement[i] = first.unwrap_or(NodePlacement::Unpositioned);
+        let first = consumers.map(|c| positions[c.0 as usize]).filter(|p| matches!(p, SpinePosition::At(_))).min();
+        positions[i] = first.unwrap_or(SpinePosition::Unpositioned);
     }
 }
 
 /// Places heavy nodes that only compute side outputs (a cast `present`) at their last producer.
-fn place_after_producers(flow: &Flow, states: &[StatePair], needs_position: &[bool], placement: &mut [NodePlacement]) {
+fn place_after_producers(flow: &Flow, states: &[StatePair], needs_position: &[bool], positions: &mut [SpinePosition]) {
     for id in flow.graph.node_ids() {
         let i = id.0 as usize;
-        if !needs_position[i] || placement[i] != NodePlacement::Unpositioned {
+        if !needs_position[i] || positions[i] != SpinePosition::Unpositioned {
             continue;
         }
         let last = flow
             .data_producers(id)
-            .map(|p| placement[p.0 as usize])
-            .filter(|p| matches!(p, NodePlacement::At(_)))
+            .map(|p| positions[p.0 as usize])
+            .filter(|p| matches!(p, SpinePosition::At(_)))
             .max();
         let beside_state = || {
             let pasts = flow.data_reads(id).filter_map(|v| flow.pasts.get(&v));
             let readers = pasts.flat_map(|s| flow.data_consumers(states[*s].past));
-            readers.map(|r| placement[r.0 as usize]).filter(|p| matches!(p, NodePlacement::At(_))).min()
+            readers.map(|r| positions[r.0 as usize]).filter(|p| matches!(p, SpinePosition::At(_))).min()
         };
-        placement[i] = last.or_else(beside_state).unwrap_or(NodePlacement::At(0));
+        positions[i] = last.or_else(beside_state).unwrap_or(SpinePosition::At(0));
     }
 }
 
@@ -243,11 +244,11 @@ pub(crate) fn rounds(spine: &Spine) -> Vec<(usize, bool)> {
     let mut rounds = vec![(0, true); spine.graph().nodes.len()];
     for id in spine.graph().node_ids() {
         let i = id.0 as usize;
-        if !matches!(spine.placement[i], NodePlacement::At(_)) {
+        if !matches!(spine.positions[i], SpinePosition::At(_)) {
             continue;
         }
-        let behind = flow.data_producers(id).map(|p| rounds[p.0 as usize]).max().unwrap_or((0, true));
-        rounds[i] = match behind {
+        let upstream = flow.data_producers(id).map(|p| rounds[p.0 as usize]).max().unwrap_or((0, true));
+        rounds[i] = match upstream {
             (n, true) if is_mixer(spine, id) => (n + 1, false),
             (n, false) if flow.is_weighted(id) => (n, true),
             other => other,

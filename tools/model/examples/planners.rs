@@ -84,8 +84,15 @@ fn machines() -> Vec<(String, Machine)> {
 fn problems(analysis: &Analysis, machine: &Machine) -> Vec<Problem> {
     let context = analysis.context;
     let chunk = if machine.gpus.is_empty() { context } else { context.min(hpp_model::DEFAULT_CHUNK) };
-    let load =
-        Scenario { batch: 1, context, prompt: context.min(512), new_tokens: 128, chunk, threads: 8, on_host: false };
+    let load = Scenario {
+        batch: 1,
+        context,
+        prompt: context.min(512),
+        new_tokens: 128,
+        prefill_chunk: chunk,
+        threads: 8,
+        on_host: false,
+    };
     let all = hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
     let total = Demand::of(&all).total();
     let is_large = total > LARGE;

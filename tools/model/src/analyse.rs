@@ -299,7 +299,7 @@ impl Analysis {
         if self.takes_one_token() {
             return Some(1);
         }
-        (scenario.chunk < scenario.context).then_some(scenario.chunk)
+        (scenario.prefill_chunk < scenario.context).then_some(scenario.prefill_chunk)
     }
 
     /// Whether a present state is always declared one token longer than its past: the branch was exported for single

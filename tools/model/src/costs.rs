@@ -1,4 +1,5 @@
-//! Costs of each block in the planner's terms: bytes of weights and state, work per phase, workspace for activations.
+//! Work of each block for the planner: operations, bytes of weights and state, activations. Times are added later
+//! ([`crate::problem`]).
 
 use crate::Analysis;
 use crate::states::PlannedState;
@@ -20,7 +21,7 @@ pub struct Scenario {
     /// Answer length that predictions assume, tokens.
     pub new_tokens: u64,
     /// Limit on the tokens of one prefill pass.
-    pub chunk: u64,
+    pub prefill_chunk: u64,
     /// Threads that share the work of one operator on the CPU: some kernels take memory for each.
     pub threads: u64,
     /// Whether all blocks compute on the CPU: its attention kernels write the scores of a whole pass to memory.
@@ -70,8 +71,8 @@ pub fn blocks(
             weights,
             kv_bytes: counter.state_bytes(index, u64::MAX),
             kv_tensors: counter.states_of(index).count() as u64,
-            kv_grows: counter.grows(index),
-            kv_filled: counter.filled(index, scenario.context),
+            kv_grows: counter.growth(index),
+            kv_filled: counter.filled_state(index, scenario.context),
             workspace_bytes: counter.workspace(&block.nodes, &widest.symbols, scenario),
             boundary_bytes: entering().map(|id| counter.bytes(id, &one_token.symbols)).sum(),
             boundary_tensors: entering().count() as u64,
@@ -130,13 +131,13 @@ impl<'a> CostCounter<'a> {
     }
 
     /// Operations of a block in a pass, and bytes of weights and state that it reads.
-    pub fn work(&self, index: usize, moment: &PassPoint) -> plan::Work {
+    pub fn work(&self, index: usize, pass: &PassPoint) -> plan::Work {
         let nodes = &self.segmentation.blocks[index].nodes;
         let sum = |count: fn(&Graph, NodeId, &Symbols) -> Option<u64>| {
-            let counts = nodes.iter().filter_map(|node| count(self.graph, *node, &moment.symbols));
+            let counts = nodes.iter().filter_map(|node| count(self.graph, *node, &pass.symbols));
             counts.fold(0, u64::saturating_add)
         };
-        let states = self.state_bytes(index, moment.total);
+        let states = self.state_bytes(index, pass.total);
         plan::Work { flops: sum(infer::flops), bytes: sum(infer::bytes_read).saturating_add(states) }
     }
 
@@ -154,21 +155,21 @@ impl<'a> CostCounter<'a> {
     }
 
     /// Growth of a block's states per token; `None` if all of them are updated in place.
-    fn grows(&self, index: usize) -> Option<plan::GrowingState> {
+    fn growth(&self, index: usize) -> Option<plan::GrowingState> {
         let in_place = |planned: &PlannedState| matches!(planned.state.update, StateUpdate::InPlace { .. });
         let [empty, one_token] = [0, 1].map(|tokens| self.state_bytes(index, tokens));
-        let grows = plan::GrowingState { fixed: empty, token: one_token.saturating_sub(empty) };
-        (!self.states_of(index).all(in_place)).then_some(grows)
+        let growth = plan::GrowingState { fixed: empty, token: one_token.saturating_sub(empty) };
+        (!self.states_of(index).all(in_place)).then_some(growth)
     }
 
-    /// Bytes copied of a block's in-place states, of which only the filled part is copied if any capacity is accepted.
-    fn filled(&self, index: usize, context: u64) -> Option<plan::FilledState> {
+    /// Bytes to copy for a block's in-place states. Where the operator accepts any capacity, only the filled part is copied.
+    fn filled_state(&self, index: usize, context: u64) -> Option<plan::FilledState> {
         let bytes = |any_capacity: bool| {
             let states = self.states_of(index).filter(|planned| planned.state.any_capacity == any_capacity);
             states.map(|planned| planned.state.bytes.0.saturating_mul(self.batch)).fold(0, u64::saturating_add)
         };
-        let (fixed, grows) = (bytes(false), bytes(true));
-        (grows > 0 && context > 0).then(|| plan::FilledState { fixed, token: grows / context, capacity: context })
+        let (fixed, growing) = (bytes(false), bytes(true));
+        (growing > 0 && context > 0).then(|| plan::FilledState { fixed, token: growing / context, capacity: context })
     }
 
     /// A block's states.
@@ -180,7 +181,7 @@ impl<'a> CostCounter<'a> {
 
     /// The pass with the most tokens, at the end of the context.
     fn widest(&self, scenario: Scenario) -> PassPoint {
-        PassPoint::new(self, scenario.chunk, scenario.context.saturating_sub(scenario.chunk))
+        PassPoint::new(self, scenario.prefill_chunk, scenario.context.saturating_sub(scenario.prefill_chunk))
     }
 
     /// Memory that the operators need while they compute: the most that one of them needs, and on the host the largest scores of an

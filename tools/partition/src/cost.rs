@@ -171,7 +171,7 @@ pub(crate) mod tests {
         let costs = |bytes_per_ms: f64| -> Vec<Cost> {
             let cost = |block: &BlockSpec| Cost {
                 decode_ms: block.decode.bytes as f64 / bytes_per_ms,
-                chunk_ms: vec![],
+                short_pass_ms: vec![],
                 prefill_ms: vec![block.prefill.bytes as f64 / bytes_per_ms],
             };
             blocks.iter().map(cost).collect()

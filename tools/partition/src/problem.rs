@@ -34,8 +34,8 @@ pub struct Problem {
 pub struct Cost {
     /// One decoded token, milliseconds, without launch cost.
     pub decode_ms: f64,
-    /// A pass of each of [`CHUNK_TOKENS`](crate::CHUNK_TOKENS) tokens at the same context, likewise. Empty if unknown.
-    pub chunk_ms: Vec<f64>,
+    /// A pass of each of [`SHORT_PASS_TOKENS`](crate::SHORT_PASS_TOKENS) tokens at the same context, likewise. Empty if unknown.
+    pub short_pass_ms: Vec<f64>,
     /// Each prefill pass, milliseconds, without launch cost; one entry for each of [`Workload::passes`].
     pub prefill_ms: Vec<f64>,
 }

@@ -13,14 +13,14 @@ use crate::{
 };
 use crate::{fits, plan, simulate};
 
-/// Tokens of the passes, besides single tokens, that have a time of their own: drafts to verify.
-pub const CHUNK_TOKENS: [u64; 5] = [2, 4, 8, 16, 32];
+/// Tokens of short passes, which have a time of their own beside passes of one token: drafts to verify.
+pub const SHORT_PASS_TOKENS: [u64; 5] = [2, 4, 8, 16, 32];
 /// Numbers of sequences that are tried.
 const SEQUENCES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
 /// More sequences must increase the tokens per second by this factor to be worth their memory.
 const LEAST_GAIN: f64 = 1.05;
-/// Sequences are free as long as a pass takes at most this times the time of a pass of one sequence.
-const FREE: f64 = 1.1;
+/// A further sequence counts as free if a pass takes at most this times as long as with one.
+const MAX_FREE_SLOWDOWN: f64 = 1.1;
 
 /// The time of a pass of generated tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,7 +36,7 @@ pub struct PassTime {
 /// What a placement gives with several sequences, and with several tokens of one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Throughput {
-    /// Times of passes: of one token of 1, 2, 4, ... sequences that fit in memory, and of [`CHUNK_TOKENS`] of one sequence.
+    /// Times of passes: of one token of 1, 2, 4, ... sequences that fit in memory, and of [`SHORT_PASS_TOKENS`] of one sequence.
     pub passes: Vec<PassTime>,
     /// The number of sequences to run together.
     pub sequences: u64,
@@ -56,7 +56,7 @@ impl Problem {
         let runs = if as_rows { 1.0 } else { times };
         let cost = |cost: &Cost| Cost {
             decode_ms: if as_rows { cost.rows_ms(sequences) } else { cost.decode_ms * times },
-            chunk_ms: cost.chunk_ms.iter().map(|ms| ms * times).collect(),
+            short_pass_ms: cost.short_pass_ms.iter().map(|ms| ms * times).collect(),
             prefill_ms: cost.prefill_ms.iter().map(|ms| ms * times).collect(),
         };
         let costs = |all: &[Cost]| all.iter().map(cost).collect();
@@ -92,11 +92,11 @@ impl Problem {
         self.batches_rows && placements.iter().all(|placement| placement.decode == Placement::Cpu)
     }
 
-    /// The problem in which a token is `CHUNK_TOKENS[chunk]` tokens at once, and the prompt one such pass.
-    fn with_chunk(&self, chunk: usize) -> Problem {
-        let tokens = CHUNK_TOKENS[chunk];
+    /// The problem whose decode step, and whose prompt, is one pass of `SHORT_PASS_TOKENS[pass]` tokens.
+    fn with_short_pass(&self, pass: usize) -> Problem {
+        let tokens = SHORT_PASS_TOKENS[pass];
         let cost = |cost: &Cost| {
-            let ms = cost.chunk_ms(chunk);
+            let ms = cost.short_pass_ms(pass);
             Cost { decode_ms: ms, prefill_ms: vec![ms], ..cost.clone() }
         };
         let costs = |all: &[Cost]| all.iter().map(cost).collect();
@@ -115,27 +115,23 @@ impl Problem {
 }
 
 impl Cost {
-    /// Milliseconds of a pass of this many rows: interpolated between passes of 1 and of [`CHUNK_TOKENS`] tokens, and in proportion
+    /// Milliseconds of a pass of this many rows: interpolated between passes of 1 and of [`SHORT_PASS_TOKENS`] tokens, and in proportion
     /// beyond the most of them.
     fn rows_ms(&self, rows: u64) -> f64 {
-        let last = CHUNK_TOKENS.len() - 1;
-        if rows >= CHUNK_TOKENS[last] {
-            return self.chunk_ms(last) * rows as f64 / CHUNK_TOKENS[last] as f64;
+        let pass = |pass: usize| (SHORT_PASS_TOKENS[pass], self.short_pass_ms(pass));
+        let next = SHORT_PASS_TOKENS.partition_point(|tokens| *tokens <= rows);
+        let (fewer, fewer_ms) = next.checked_sub(1).map_or((1, self.decode_ms), pass);
+        if next == SHORT_PASS_TOKENS.len() {
+            return fewer_ms * rows as f64 / fewer as f64;
         }
-        let (mut below, mut above) = ((1, self.decode_ms), (1, self.decode_ms));
-        for (chunk, tokens) in CHUNK_TOKENS.iter().enumerate().rev().filter(|(_, tokens)| **tokens >= rows) {
-            above = (*tokens, self.chunk_ms(chunk));
-        }
-        for (chunk, tokens) in CHUNK_TOKENS.iter().enumerate().filter(|(_, tokens)| **tokens <= rows) {
-            below = (*tokens, self.chunk_ms(chunk));
-        }
-        let way = if above.0 == below.0 { 0.0 } else { (rows - below.0) as f64 / (above.0 - below.0) as f64 };
-        below.1 + way * (above.1 - below.1)
+        let (more, more_ms) = pass(next);
+        let fraction = (rows - fewer) as f64 / (more - fewer) as f64;
+        fewer_ms + fraction * (more_ms - fewer_ms)
     }
 
-    /// Milliseconds of a pass of `CHUNK_TOKENS[chunk]` tokens; as many single tokens if that is not known.
-    fn chunk_ms(&self, chunk: usize) -> f64 {
-        self.chunk_ms.get(chunk).copied().unwrap_or(self.decode_ms * CHUNK_TOKENS[chunk] as f64)
+    /// Milliseconds of a pass of `SHORT_PASS_TOKENS[pass]` tokens; as many single tokens if that is not known.
+    fn short_pass_ms(&self, pass: usize) -> f64 {
+        self.short_pass_ms.get(pass).copied().unwrap_or(self.decode_ms * SHORT_PASS_TOKENS[pass] as f64)
     }
 }
 
@@ -160,18 +156,21 @@ pub fn throughput(problem: &Problem, options: &Options, solution: &Solution) -> 
     }
     let most = passes.last().map_or(1, |pass| pass.sequences);
     let single_ms = passes.first().map_or(f64::INFINITY, |pass| pass.ms);
-    let is_free = |sequences: u64| decode_ms(&problem.with_sequences(sequences, as_rows)) <= FREE * single_ms;
-    let chunks = CHUNK_TOKENS.iter().enumerate();
-    let chunks: Vec<PassTime> = chunks
-        .map(|(chunk, tokens)| PassTime { sequences: 1, tokens: *tokens, ms: decode_ms(&problem.with_chunk(chunk)) })
-        .collect();
-    let decode_tokens = decode_tokens(problem, solution, &chunks);
-    passes.extend(chunks);
+    let is_free =
+        |sequences: u64| decode_ms(&problem.with_sequences(sequences, as_rows)) <= MAX_FREE_SLOWDOWN * single_ms;
+    let short_pass = |(pass, tokens): (usize, &u64)| PassTime {
+        sequences: 1,
+        tokens: *tokens,
+        ms: decode_ms(&problem.with_short_pass(pass)),
+    };
+    let short_passes: Vec<PassTime> = SHORT_PASS_TOKENS.iter().enumerate().map(short_pass).collect();
+    let decode_tokens = decode_tokens(problem, solution, &short_passes);
+    passes.extend(short_passes);
     Throughput {
         passes,
         sequences: best.0,
         tokens_per_second: best.1,
-        free_sequences: largest(most, is_free),
+        free_sequences: largest_that_holds(most, is_free),
         decode_tokens,
     }
 }
@@ -204,22 +203,22 @@ pub fn tokens_per_second(problem: &Problem, prompt_ms: f64, token_ms: f64) -> f6
 }
 
 /// The most tokens of a pass that take less time where single tokens compute than where prompts compute, to which the states must be
-/// moved and back. `chunks` has the times where single tokens compute.
-fn decode_tokens(problem: &Problem, solution: &Solution, chunks: &[PassTime]) -> u64 {
+/// moved and back. `short_passes` has the times where single tokens compute.
+fn decode_tokens(problem: &Problem, solution: &Solution, short_passes: &[PassTime]) -> u64 {
     if solution.placements.iter().all(|placement| placement.prefill == placement.decode) {
         return 1;
     }
     let moves = solution.placements.iter().enumerate().map(|(block, placement)| problem.handover_ms(block, *placement));
     let moves_ms = 2.0 * moves.sum::<f64>();
-    let prompt_ms = |chunk: usize| {
-        simulate(&problem.with_chunk(chunk), &solution.placements, &solution.slots, Phase::Prefill).ms + moves_ms
+    let prompt_ms = |pass: usize| {
+        simulate(&problem.with_short_pass(pass), &solution.placements, &solution.slots, Phase::Prefill).ms + moves_ms
     };
-    let is_faster = |(chunk, pass): (usize, &PassTime)| (pass.ms <= prompt_ms(chunk)).then_some(pass.tokens);
-    chunks.iter().enumerate().map_while(is_faster).last().unwrap_or(1)
+    let is_faster = |(pass, time): (usize, &PassTime)| (time.ms <= prompt_ms(pass)).then_some(time.tokens);
+    short_passes.iter().enumerate().map_while(is_faster).last().unwrap_or(1)
 }
 
-/// The largest number from 1 to `most` that satisfies a condition that 1 satisfies, and that no number satisfies beyond one that does not.
-fn largest(most: u64, condition: impl Fn(u64) -> bool) -> u64 {
+/// Binary search: the largest number up to `most` for which a condition holds that holds for 1 and, once false, stays false.
+fn largest_that_holds(most: u64, condition: impl Fn(u64) -> bool) -> u64 {
     let (mut holds, mut fails) = (1, most + 1);
     while fails - holds > 1 {
         let middle = holds + (fails - holds) / 2;
@@ -276,7 +275,7 @@ mod tests {
         let ratio = solution.decode_ms / computing;
         assert!(ratio > 8.0, "{ratio}");
         // Their states take memory from weights, so that not all of the ratio is free.
-        assert!(found.free_sequences >= 8 && found.free_sequences as f64 <= FREE * ratio, "{found:?}");
+        assert!(found.free_sequences >= 8 && found.free_sequences as f64 <= MAX_FREE_SLOWDOWN * ratio, "{found:?}");
         let [one, eight] = [1, 8].map(|n| found.passes.iter().find(|p| (p.sequences, p.tokens) == (n, 1)).unwrap().ms);
         assert!(eight < 1.5 * one, "{one} and {eight}");
         assert!(found.sequences >= found.free_sequences, "{found:?}");
@@ -319,14 +318,14 @@ mod tests {
 
     #[test]
     fn rows_take_the_time_of_as_many_tokens() {
-        let cost = Cost { decode_ms: 10.0, chunk_ms: vec![12.0, 16.0, 24.0, 40.0, 70.0], prefill_ms: vec![] };
+        let cost = Cost { decode_ms: 10.0, short_pass_ms: vec![12.0, 16.0, 24.0, 40.0, 70.0], prefill_ms: vec![] };
         let rows = [1, 2, 3, 4, 8, 12, 32, 64].map(|rows| cost.rows_ms(rows));
         assert_eq!(rows, [10.0, 12.0, 14.0, 16.0, 24.0, 32.0, 70.0, 140.0]);
 
         let mut problem = from_disk(None, 1e6);
         problem.batches_rows = true;
         problem.cpu.iter_mut().for_each(|cost| {
-            cost.chunk_ms = [1.1, 1.3, 2.0, 3.0, 6.0].map(|times| cost.decode_ms * times).to_vec();
+            cost.short_pass_ms = [1.1, 1.3, 2.0, 3.0, 6.0].map(|times| cost.decode_ms * times).to_vec();
         });
         let solution = on_host(&problem);
         let found = throughput(&problem, &OPTIONS, &solution);
@@ -342,16 +341,16 @@ mod tests {
     }
 
     #[test]
-    fn known_times_of_chunks_are_used() {
+    fn known_times_of_short_passes_are_used() {
         let mut problem = from_disk(None, 1e6);
-        problem.cpu.iter_mut().for_each(|cost| cost.chunk_ms = vec![cost.decode_ms * 1.5; 5]);
+        problem.cpu.iter_mut().for_each(|cost| cost.short_pass_ms = vec![cost.decode_ms * 1.5; 5]);
         let solution = on_host(&problem);
         let found = throughput(&problem, &OPTIONS, &solution);
-        let chunks: Vec<f64> = found.passes.iter().filter(|pass| pass.tokens > 1).map(|pass| pass.ms).collect();
-        assert_eq!(chunks.len(), CHUNK_TOKENS.len());
+        let short_passes: Vec<f64> = found.passes.iter().filter(|pass| pass.tokens > 1).map(|pass| pass.ms).collect();
+        assert_eq!(short_passes.len(), SHORT_PASS_TOKENS.len());
         assert!(
-            chunks.iter().all(|ms| *ms > 1.3 * solution.decode_ms && *ms < 1.51 * solution.decode_ms),
-            "{chunks:?}"
+            short_passes.iter().all(|ms| *ms > 1.3 * solution.decode_ms && *ms < 1.51 * solution.decode_ms),
+            "{short_passes:?}"
         );
     }
 

@@ -2,7 +2,7 @@
 //! scales them by the measured pace.
 
 use crate::effort::{Effort, most_held};
-use crate::jobs::Estimate;
+use crate::missing::Estimate;
 use hpp_model::{Analysis, Scenario};
 use hpp_partition::Phase;
 use hpp_partition::{BlockSpec, Work};
@@ -74,7 +74,15 @@ impl<'a> RooflineEstimator<'a> {
 /// The planner's view of every block at one token count, for decoding and for prefill.
 pub fn blocks_at(analysis: &Analysis, tokens: u64) -> Vec<BlockSpec> {
     let context = analysis.context.max(tokens);
-    let load = Scenario { batch: 1, context, prompt: tokens, new_tokens: 0, chunk: tokens, threads: 1, on_host: false };
+    let load = Scenario {
+        batch: 1,
+        context,
+        prompt: tokens,
+        new_tokens: 0,
+        prefill_chunk: tokens,
+        threads: 1,
+        on_host: false,
+    };
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load)
 }
 

@@ -51,8 +51,15 @@ fn vram_sweep(analysis: &Analysis, profile: &Profile) -> Sweep {
     let prompt = PROMPT_TOKENS.min(context.div_ceil(2));
     let new_tokens = NEW_TOKENS.min(context - prompt);
     let threads = profile.host.threads.into();
-    let load =
-        Scenario { batch: 1, context, prompt, new_tokens, chunk: context.min(DEFAULT_CHUNK), threads, on_host: false };
+    let load = Scenario {
+        batch: 1,
+        context,
+        prompt,
+        new_tokens,
+        prefill_chunk: context.min(DEFAULT_CHUNK),
+        threads,
+        on_host: false,
+    };
     let blocks = hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
     let all = hpp_partition::Demand::of(&blocks).total();
     let most = (all + all / 8).min(gpu.memory.0).max(1);

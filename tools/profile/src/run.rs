@@ -8,8 +8,8 @@ use crate::effort::{Effort, last_level_cache};
 use crate::error::ProfileError;
 use crate::estimate::RooflineEstimator;
 use crate::interrupt::Interrupt;
-use crate::jobs::jobs;
 use crate::measure::{CorpusRun, ProfilingRun};
+use crate::missing::missing_measurements;
 use crate::page;
 use crate::progress::Progress;
 use crate::settings::{self, ModelLimits};
@@ -78,7 +78,7 @@ fn measure_all(cli: &Cli, measure: &mut ProfilingRun, corpus: Option<&CorpusRun>
     // Not `save`: a resumed profile with nothing left to measure must stay unchanged.
     measure.save_derived()?;
     let mut seconds = measure.machine_seconds() + measure.pass_seconds();
-    seconds += jobs(&measure.profile, &measure.estimate).iter().map(|job| job.seconds).sum::<f64>();
+    seconds += missing_measurements(&measure.profile, &measure.estimate).iter().map(|job| job.seconds).sum::<f64>();
     seconds += corpus.map_or(0.0, |run| run.seconds(measure.profile.corpus.as_ref()));
     seconds += if cli.sensitivity { measure.sensitivity_seconds() } else { 0.0 };
     measure.progress.expect(seconds);

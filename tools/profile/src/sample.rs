@@ -1,7 +1,7 @@
 //! Profiles for tests.
 
 use crate::begin::{begin, profiled_model};
-use crate::jobs::point_mut;
+use crate::missing::point_mut;
 use crate::settings::Settled;
 use crate::targets::{BlockFacts, BlockTarget, RunBytes, facts, targets};
 use hpp_model::{Analysis, LogitsMode, analyse};

@@ -91,7 +91,7 @@ impl Costs {
             }
         };
         note_extrapolation("contexts", scenario.decode_context(), &profile.settings.contexts);
-        note_extrapolation("prompts", scenario.prompt.min(scenario.chunk), &profile.settings.prefill_tokens);
+        note_extrapolation("prompts", scenario.prompt.min(scenario.prefill_chunk), &profile.settings.prefill_tokens);
         notes
     }
 }

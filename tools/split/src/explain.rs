@@ -121,7 +121,7 @@ fn other_context(
     let other = if twice <= longest { twice } else { analysis.context / 2 };
     let other = analyse(analysis.model.path(), Some(other), args.logits_mode())?;
     let what = format!("{} tokens of context instead of {}", other.context, analysis.context);
-    let other_request = PlanningRequest::new(args, &other, costs, &request.local, request.scenario.chunk)?;
+    let other_request = PlanningRequest::new(args, &other, costs, &request.local, request.scenario.prefill_chunk)?;
     let options = request.options;
     // Compare both without cuts: the other placement would have other cuts.
     let Solution { placements, slots, .. } = partitioning.solution.clone();

@@ -52,7 +52,7 @@ impl PlanningRequest {
     ) -> Result<Self, InputErrors> {
         let (budget, recorded_vram) = budget(args, costs, local);
         let mut scenario = scenario(analysis, args, costs, &budget, local);
-        scenario.chunk = scenario.chunk.min(longest_pass);
+        scenario.prefill_chunk = scenario.prefill_chunk.min(longest_pass);
         let mut recorded_budgets = Budgets {
             vram: recorded_vram.into_iter().map(ByteSize).collect(),
             ram: budget.ram.map(ByteSize),
@@ -93,8 +93,8 @@ impl PlanningRequest {
 impl PlanningRequest {
     /// Half of the longest pass, for a plan on the host that does not fit otherwise; `None` where passes are as short as they may be.
     pub fn shorter_pass(&self) -> Option<u64> {
-        let Scenario { chunk, on_host, .. } = self.scenario;
-        (on_host && chunk > MIN_CHUNK).then(|| (chunk / 2).max(MIN_CHUNK))
+        let Scenario { prefill_chunk, on_host, .. } = self.scenario;
+        (on_host && prefill_chunk > MIN_CHUNK).then(|| (prefill_chunk / 2).max(MIN_CHUNK))
     }
 
     /// The problem for one sequence.
@@ -223,7 +223,7 @@ fn scenario(analysis: &Analysis, args: &SplitArgs, costs: &Costs, budget: &Budge
         context,
         prompt,
         new_tokens: new_tokens.min(context - prompt.min(context)).max(new_tokens.min(1)),
-        chunk: context,
+        prefill_chunk: context,
         threads: costs.source().threads().unwrap_or_else(|| ThisHost::read().cores).into(),
         on_host: budget.vram.is_empty() && analysis.kind != ModelKind::SingleRun,
     };
@@ -232,7 +232,7 @@ fn scenario(analysis: &Analysis, args: &SplitArgs, costs: &Costs, budget: &Budge
         Some(ram) if whole.on_host => chunk_within(analysis, whole, ram / WORKSPACE_DIVISOR),
         _ => context,
     };
-    Scenario { chunk, ..whole }
+    Scenario { prefill_chunk: chunk, ..whole }
 }
 
 /// The context halved until the activations of a pass fit in `bytes`, but no less than [`MIN_CHUNK`] tokens: each pass reads the
@@ -240,7 +240,7 @@ fn scenario(analysis: &Analysis, args: &SplitArgs, costs: &Costs, budget: &Budge
 fn chunk_within(analysis: &Analysis, whole: Scenario, bytes: u64) -> u64 {
     let least = MIN_CHUNK.min(whole.context);
     let mut chunk = whole.context;
-    while chunk > least && widest_workspace(analysis, Scenario { chunk, ..whole }) > bytes {
+    while chunk > least && widest_workspace(analysis, Scenario { prefill_chunk: chunk, ..whole }) > bytes {
         chunk = (chunk / 2).max(least);
     }
     chunk

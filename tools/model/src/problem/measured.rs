@@ -2,7 +2,7 @@
 
 use super::{DeviceCosts, gpu_costs};
 use crate::Scenario;
-use hpp_partition::{BlockRole, BlockSpec, CHUNK_TOKENS, Cost, Workload};
+use hpp_partition::{BlockRole, BlockSpec, Cost, SHORT_PASS_TOKENS, Workload};
 use hpp_schema::{ClassCosts, Finding, Fit, PhaseCosts, Profile, Provider, ProviderCosts};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -87,11 +87,11 @@ impl<'a> ProfileReader<'a> {
             ms
         };
         let context = self.scenario.decode_context();
-        let chunk = |tokens: &u64| chunk_ms(&measured.prefill, prefill, decode, *tokens, context);
+        let short_pass = |tokens: &u64| short_pass_ms(&measured.prefill, prefill, decode, *tokens, context);
         Some(Cost {
             decode_ms: decode.ms(context),
             // Without states there is no pass over new tokens only.
-            chunk_ms: if self.has_states { CHUNK_TOKENS.iter().map(chunk).collect() } else { vec![] },
+            short_pass_ms: if self.has_states { SHORT_PASS_TOKENS.iter().map(short_pass).collect() } else { vec![] },
             prefill_ms: self.workload.passes.iter().map(pass).collect(),
         })
     }
@@ -101,7 +101,7 @@ impl<'a> ProfileReader<'a> {
         let passes = |number: usize| vec![f64::INFINITY; number];
         Cost {
             decode_ms: f64::INFINITY,
-            chunk_ms: passes(CHUNK_TOKENS.len()),
+            short_pass_ms: passes(SHORT_PASS_TOKENS.len()),
             prefill_ms: passes(self.workload.passes.len()),
         }
     }
@@ -186,7 +186,7 @@ fn pass_ms(fit: Fit, tokens: u64, past: u64, provider: Provider) -> f64 {
 /// Time of a pass of a few `tokens` after `context` tokens, milliseconds: interpolated between the measured passes of the next fewer and
 /// the next more tokens, because the curve is fitted to longer passes; beyond the longest measured pass, of the curve. Each token reads
 /// the state as a decoded one does.
-fn chunk_ms(prefill: &PhaseCosts, fit: Fit, decode: Fit, tokens: u64, context: u64) -> f64 {
+fn short_pass_ms(prefill: &PhaseCosts, fit: Fit, decode: Fit, tokens: u64, context: u64) -> f64 {
     let measured = prefill.points.iter().filter_map(|point| Some((point.tokens, point.ms?)));
     let points: Vec<(u64, f64)> =
         std::iter::once((1, decode.constant_ms)).chain(measured.filter(|(t, _)| *t > 1)).collect();

@@ -3,7 +3,7 @@
 
 use super::{DeviceCosts, gpu_costs, passes, per_ms};
 use crate::Analysis;
-use hpp_partition::{BlockSpec, CHUNK_TOKENS, Cost, Work, Workload};
+use hpp_partition::{BlockSpec, Cost, SHORT_PASS_TOKENS, Work, Workload};
 use hpp_schema::Machine;
 
 /// Rates of one processor.
@@ -27,7 +27,7 @@ impl Roofline {
     fn costs(self, blocks: &[BlockSpec], prefill: &[Vec<Work>]) -> Vec<Cost> {
         let cost = |(index, block): (usize, &BlockSpec)| Cost {
             decode_ms: self.ms(block.decode),
-            chunk_ms: CHUNK_TOKENS.iter().map(|tokens| self.ms(times(block.decode, *tokens))).collect(),
+            short_pass_ms: SHORT_PASS_TOKENS.iter().map(|tokens| self.ms(times(block.decode, *tokens))).collect(),
             prefill_ms: prefill.iter().map(|pass| self.ms(pass[index])).collect(),
         };
         blocks.iter().enumerate().map(cost).collect()

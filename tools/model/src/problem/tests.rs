@@ -17,7 +17,7 @@ fn llama() -> Analysis {
 }
 
 fn scenario(prompt: u64, chunk: u64) -> Scenario {
-    Scenario { batch: 1, context: 512, prompt, new_tokens: 40, chunk, threads: 1, on_host: false }
+    Scenario { batch: 1, context: 512, prompt, new_tokens: 40, prefill_chunk: chunk, threads: 1, on_host: false }
 }
 
 fn machine() -> Machine {
@@ -230,10 +230,10 @@ fn short_passes_cost_what_was_measured() {
     let state = |tokens: f64| 0.01 * 120.0 * tokens;
     let costs = [&problem.cpu[1], &problem.gpus[0].blocks[1]];
     for cost in costs {
-        near(cost.chunk_ms[0], 1.5 + state(2.0));
-        near(cost.chunk_ms[1], 1.5 + 1.5 * 2.0 / 6.0 + state(4.0));
-        near(cost.chunk_ms[2], 3.0 + state(8.0));
-        near(cost.chunk_ms[3], 3.0 + 6.0 * 8.0 / 56.0 + state(16.0));
+        near(cost.short_pass_ms[0], 1.5 + state(2.0));
+        near(cost.short_pass_ms[1], 1.5 + 1.5 * 2.0 / 6.0 + state(4.0));
+        near(cost.short_pass_ms[2], 3.0 + state(8.0));
+        near(cost.short_pass_ms[3], 3.0 + 6.0 * 8.0 / 56.0 + state(16.0));
     }
 }
 

@@ -137,7 +137,7 @@ fn cost(d: &mut Random, block: &BlockSpec, rate: f64, passes: usize, alike: bool
     let ms = block.weights[0].1 as f64 / 400.0 * rate;
     let mut noise = || if alike { 1.0 } else { d.between(0.5, 1.5) };
     let prefill_ms = (0..passes).map(|_| 3.0 * ms * noise()).collect();
-    Cost { decode_ms: ms * noise(), chunk_ms: vec![], prefill_ms }
+    Cost { decode_ms: ms * noise(), short_pass_ms: vec![], prefill_ms }
 }
 
 fn gpu(d: &mut Random, blocks: &[BlockSpec], passes: usize, alike: bool) -> GpuCosts {

@@ -85,7 +85,7 @@ fn problem(blocks: Vec<BlockSpec>, machine: TrialMachine, prompt: u64, new_token
     };
     let cost = |block: &BlockSpec, rates| Cost {
         decode_ms: ms(block.decode, rates),
-        chunk_ms: vec![],
+        short_pass_ms: vec![],
         prefill_ms: vec![ms(Work { flops: block.prefill.flops * prompt, bytes: block.prefill.bytes }, rates)],
     };
     Problem {
@@ -279,7 +279,7 @@ fn budgets_of_zero_bytes_are_refused() {
 #[test]
 fn no_block_is_placed_where_it_cannot_compute() {
     let mut problem = problem(dense(8), DESKTOP, 512, 128);
-    let never = Cost { decode_ms: f64::INFINITY, chunk_ms: vec![], prefill_ms: vec![f64::INFINITY] };
+    let never = Cost { decode_ms: f64::INFINITY, short_pass_ms: vec![], prefill_ms: vec![f64::INFINITY] };
     problem.gpus[0].blocks[3] = never;
     for planner in [Planner::Exact, Planner::Greedy] {
         let options = Options { planner, ..options(Mechanisms::ResidentCpu, Objective::Decode) };

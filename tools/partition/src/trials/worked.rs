@@ -23,7 +23,7 @@ pub fn four_layers() -> Problem {
         decode: Work::default(),
         prefill: Work::default(),
     };
-    let cost = |ms: f64| Cost { decode_ms: ms, chunk_ms: vec![], prefill_ms: vec![ms] };
+    let cost = |ms: f64| Cost { decode_ms: ms, short_pass_ms: vec![], prefill_ms: vec![ms] };
     Problem {
         blocks: (0..4).map(block).collect(),
         cpu: vec![cost(10.0); 4],

@@ -5,7 +5,7 @@ use crate::cli::provider_name;
 use crate::derive::{PHASES, phase_costs};
 use crate::effort::evict_bytes;
 use crate::error::ProfileError;
-use crate::jobs::{JobScope, ProbeJob, jobs, point_mut};
+use crate::missing::{BlockCount, ProbeJob, missing_measurements, point_mut};
 use crate::pieces::{Piece, Pieces, absolute};
 use crate::settings::unusable;
 use hpp_partition::Phase;
@@ -24,7 +24,7 @@ impl ProfilingRun<'_> {
     /// Measures every missing case of the blocks.
     pub fn blocks(&mut self) -> Result<(), ProfileError> {
         self.refuse_unusable()?;
-        if jobs(&self.profile, &self.estimate).is_empty() {
+        if missing_measurements(&self.profile, &self.estimate).is_empty() {
             return Ok(());
         }
         let settings = &self.profile.settings;
@@ -33,7 +33,7 @@ impl ProfilingRun<'_> {
         let pieces = Pieces::open(self.analysis, dir.path(), longest)?;
         let mut before = None;
         // List the jobs again each time: they include the cases that a lost child left undone.
-        while let Some(job) = jobs(&self.profile, &self.estimate).into_iter().next() {
+        while let Some(job) = missing_measurements(&self.profile, &self.estimate).into_iter().next() {
             if before.is_some_and(|provider| provider != job.provider) {
                 self.prober.restart();
             }
@@ -87,8 +87,11 @@ impl ProfilingRun<'_> {
 
     fn title(&self, job: &ProbeJob) -> String {
         let block = &self.profile.model.blocks[job.blocks.start].label;
-        let more =
-            if job.part == JobScope::Run { format!(" and {} more", job.blocks.len() - 1) } else { String::new() };
+        let more = if job.scope == BlockCount::Several {
+            format!(" and {} more", job.blocks.len() - 1)
+        } else {
+            String::new()
+        };
         format!("{block}{more}, {}", provider_name(job.provider))
     }
 
@@ -159,9 +162,9 @@ impl ProfilingRun<'_> {
             Ok(timing) => {
                 if let Some(costs) = self.costs(job) {
                     let point = point_mut(costs, phase, tokens);
-                    match job.part {
-                        JobScope::Single => point.single = Some(timing),
-                        JobScope::Run => point.run = Some(timing),
+                    match job.scope {
+                        BlockCount::One => point.single = Some(timing),
+                        BlockCount::Several => point.run = Some(timing),
                     }
                 }
             }
@@ -171,14 +174,14 @@ impl ProfilingRun<'_> {
     }
 
     fn costs(&mut self, job: &ProbeJob) -> Option<&mut ProviderCosts> {
-        let entry = self.profile.classes.get_mut(job.entry)?;
+        let entry = self.profile.classes.get_mut(job.class)?;
         entry.providers.iter_mut().find(|costs| costs.provider == job.provider)
     }
 
     fn case_failed(&mut self, job: &ProbeJob, phase: Phase, tokens: u64, why: &str) {
-        let what = match job.part {
-            JobScope::Single => why.to_owned(),
-            JobScope::Run => format!("{} blocks in one partition: {why}", job.blocks.len()),
+        let what = match job.scope {
+            BlockCount::One => why.to_owned(),
+            BlockCount::Several => format!("{} blocks in one partition: {why}", job.blocks.len()),
         };
         self.progress.warn(&format!("{}: {} at {tokens} tokens: {what}", self.title(job), phase));
         if let Some(costs) = self.costs(job) {
@@ -190,7 +193,7 @@ impl ProfilingRun<'_> {
         let nothing_yet = self.costs(job).is_some_and(|costs| {
             PHASES.iter().all(|phase| phase_costs(costs, *phase).points.iter().all(|point| point.single.is_none()))
         });
-        if job.part == JobScope::Single && nothing_yet {
+        if job.scope == BlockCount::One && nothing_yet {
             self.progress.warn(&format!("{}: {why}", self.title(job)));
             if let Some(costs) = self.costs(job) {
                 costs.failure = Some(why.to_owned());
@@ -201,7 +204,7 @@ impl ProfilingRun<'_> {
             let missing = self.costs(job).is_some_and(|costs| {
                 let point = point_mut(costs, phase, tokens);
                 point.failure.is_none()
-                    && if job.part == JobScope::Single { point.single.is_none() } else { point.run.is_none() }
+                    && if job.scope == BlockCount::One { point.single.is_none() } else { point.run.is_none() }
             });
             if missing {
                 self.case_failed(job, phase, tokens, why);

@@ -225,9 +225,9 @@ fn what_was_done_before_an_interrupt_is_kept_and_not_done_again() {
         saved.classes.iter().filter(|e| e.providers[0].decode.points.len() == 2).map(|e| e.block.as_str()).collect();
     assert_eq!(done.len(), 1, "{done:?}");
     assert!(
-        crate::jobs::jobs(&saved, &measure.estimate)
+        crate::missing::missing_measurements(&saved, &measure.estimate)
             .iter()
-            .all(|job| saved.classes[job.entry].block != done[0] || job.part == crate::jobs::JobScope::Run)
+            .all(|job| saved.classes[job.class].block != done[0] || job.scope == crate::missing::BlockCount::Several)
     );
 }
 

@@ -101,7 +101,15 @@ impl Draft {
         change: impl FnOnce(&mut [PartitionGraph]),
     ) -> Result<Self, PlanDirError> {
         let context = analysis.context;
-        let load = Scenario { batch: 1, context, prompt: 1, new_tokens: 0, chunk: context, threads: 1, on_host: false };
+        let load = Scenario {
+            batch: 1,
+            context,
+            prompt: 1,
+            new_tokens: 0,
+            prefill_chunk: context,
+            threads: 1,
+            on_host: false,
+        };
         let blocks = blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
         let mut parts =
             cut(&analysis.graph, &analysis.segmentation, groups).map_err(|error| PlanDirError::Cut(Box::new(error)))?;

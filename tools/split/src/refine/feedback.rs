@@ -194,7 +194,8 @@ mod tests {
             decode: Default::default(),
             prefill: Default::default(),
         };
-        let costs = |ms: f64| vec![Cost { decode_ms: ms, chunk_ms: vec![], prefill_ms: vec![2.0 * ms, 3.0 * ms] }; 6];
+        let costs =
+            |ms: f64| vec![Cost { decode_ms: ms, short_pass_ms: vec![], prefill_ms: vec![2.0 * ms, 3.0 * ms] }; 6];
         let gpu = GpuCosts {
             blocks: costs(0.1 * gpu),
             launch_ms: 0.01,

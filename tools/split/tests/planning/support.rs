@@ -152,7 +152,7 @@ fn planner_blocks(analysis: &Analysis) -> Vec<hpp_partition::BlockSpec> {
         context: analysis.context,
         prompt: 1,
         new_tokens: 1,
-        chunk: 1,
+        prefill_chunk: 1,
         threads: 1,
         on_host: false,
     };

@@ -5,20 +5,20 @@ use hpp_partition::Phase;
 use hpp_schema::{CostPoint, Profile, Provider, ProviderCosts};
 use std::ops::Range;
 
-/// A block alone, or a run of blocks that begins with it.
+/// How many blocks a measurement times: one alone, or a run of several that begins with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum JobScope {
-    Single,
-    Run,
+pub enum BlockCount {
+    One,
+    Several,
 }
 
 /// One session of the child: blocks as a partition under one provider, and the cases to time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProbeJob {
     /// Index among the profile's classes.
-    pub entry: usize,
+    pub class: usize,
     pub provider: Provider,
-    pub part: JobScope,
+    pub scope: BlockCount,
     pub blocks: Range<usize>,
     /// The cases, in the order of tokens.
     pub cases: Vec<(Phase, u64)>,
@@ -38,26 +38,26 @@ pub trait Estimate {
     fn fits(&self, blocks: &Range<usize>, phase: Phase, tokens: u64) -> bool;
 }
 
-/// Every remaining job. Order: the host before devices, single blocks before runs, then fewest seconds per represented block.
-pub fn jobs(profile: &Profile, estimate: &dyn Estimate) -> Vec<ProbeJob> {
+/// Every job that remains. Order: the host before devices, single blocks before runs, then fewest seconds per represented block.
+pub fn missing_measurements(profile: &Profile, estimate: &dyn Estimate) -> Vec<ProbeJob> {
     let mut jobs = Vec::new();
-    for (entry, class) in profile.classes.iter().enumerate() {
-        let Some(first) = profile.model.blocks.iter().position(|block| block.label == class.block) else { continue };
-        let of_class = profile.model.blocks.iter().filter(|block| block.class == class.class).count();
+    for (class, entry) in profile.classes.iter().enumerate() {
+        let Some(first) = profile.model.blocks.iter().position(|block| block.label == entry.block) else { continue };
+        let of_class = profile.model.blocks.iter().filter(|block| block.class == entry.class).count();
         let represented_blocks = if profile.settings.all_blocks { 1 } else { of_class };
-        for costs in class.providers.iter().filter(|costs| costs.failure.is_none()) {
-            for part in [JobScope::Single, JobScope::Run] {
-                let length = if part == JobScope::Run { costs.run_length as usize } else { 1 };
+        for costs in entry.providers.iter().filter(|costs| costs.failure.is_none()) {
+            for scope in [BlockCount::One, BlockCount::Several] {
+                let length = if scope == BlockCount::Several { costs.run_length as usize } else { 1 };
                 let blocks = first..(first + length).min(profile.model.blocks.len());
-                let mut cases = missing(profile, costs, part);
-                cases.retain(|(phase, tokens)| part == JobScope::Single || estimate.fits(&blocks, *phase, *tokens));
-                if cases.is_empty() || (part == JobScope::Run && length < 2) {
+                let mut cases = missing_cases(profile, costs, scope);
+                cases.retain(|(phase, tokens)| scope == BlockCount::One || estimate.fits(&blocks, *phase, *tokens));
+                if cases.is_empty() || (scope == BlockCount::Several && length < 2) {
                     continue;
                 }
                 let runs = cases.iter().map(|(phase, t)| estimate.case(&blocks, costs.provider, *phase, *t));
                 let seconds = estimate.load(&blocks, costs.provider) + runs.sum::<f64>();
                 let provider = costs.provider;
-                jobs.push(ProbeJob { entry, provider, part, blocks, cases, seconds, represented_blocks });
+                jobs.push(ProbeJob { class, provider, scope, blocks, cases, seconds, represented_blocks });
             }
         }
     }
@@ -65,28 +65,28 @@ pub fn jobs(profile: &Profile, estimate: &dyn Estimate) -> Vec<ProbeJob> {
     jobs.sort_by(|a, b| {
         let device = |job: &ProbeJob| job.provider != Provider::Cpu;
         let by_seconds = seconds_per_block(a).total_cmp(&seconds_per_block(b));
-        device(a).cmp(&device(b)).then(a.part.cmp(&b.part)).then(by_seconds)
+        device(a).cmp(&device(b)).then(a.scope.cmp(&b.scope)).then(by_seconds)
     });
     jobs
 }
 
 /// Cases that have neither a time nor a recorded failure.
-fn missing(profile: &Profile, costs: &ProviderCosts, part: JobScope) -> Vec<(Phase, u64)> {
+fn missing_cases(profile: &Profile, costs: &ProviderCosts, scope: BlockCount) -> Vec<(Phase, u64)> {
     let settings = &profile.settings;
     let mut cases = Vec::new();
     for (phase, wanted) in [(Phase::Decode, &settings.contexts), (Phase::Prefill, &settings.prefill_tokens)] {
         let points = &phase_costs(costs, phase).points;
-        let is_done = |tokens: &u64| points.iter().any(|point| point.tokens == *tokens && is_measured(point, part));
+        let is_done = |tokens: &u64| points.iter().any(|point| point.tokens == *tokens && is_measured(point, scope));
         cases.extend(wanted.iter().filter(|tokens| !is_done(tokens)).map(|tokens| (phase, *tokens)));
     }
     cases
 }
 
 /// Whether a point has a time or a recorded failure.
-fn is_measured(point: &CostPoint, part: JobScope) -> bool {
-    let timing = match part {
-        JobScope::Single => point.single,
-        JobScope::Run => point.run,
+fn is_measured(point: &CostPoint, scope: BlockCount) -> bool {
+    let timing = match scope {
+        BlockCount::One => point.single,
+        BlockCount::Several => point.run,
     };
     timing.is_some() || point.failure.is_some()
 }
@@ -133,10 +133,10 @@ mod tests {
 
     fn order(profile: &Profile) -> Vec<String> {
         let name = |job: &ProbeJob| {
-            let run = if job.part == JobScope::Run { "+" } else { "" };
-            format!("{:?} {}{run}", job.provider, profile.classes[job.entry].block)
+            let run = if job.scope == BlockCount::Several { "+" } else { "" };
+            format!("{:?} {}{run}", job.provider, profile.classes[job.class].block)
         };
-        jobs(profile, &PLAIN).iter().map(name).collect()
+        missing_measurements(profile, &PLAIN).iter().map(name).collect()
     }
 
     #[test]
@@ -153,8 +153,8 @@ mod tests {
         let mut profile = profile();
         sample::time(&mut profile, "head", Cpu, (Phase::Decode, 100), (1.0, None));
         let head = |profile: &Profile| {
-            let jobs = jobs(profile, &PLAIN);
-            jobs.into_iter().find(|job| job.provider == Cpu && profile.classes[job.entry].block == "head")
+            let jobs = missing_measurements(profile, &PLAIN);
+            jobs.into_iter().find(|job| job.provider == Cpu && profile.classes[job.class].block == "head")
         };
         assert_eq!(head(&profile).unwrap().cases, [(Phase::Decode, 200), (Phase::Prefill, 10)]);
         sample::time_all(&mut profile, Cpu, 1.0);
@@ -174,19 +174,19 @@ mod tests {
                 point_mut(costs, Phase::Decode, 100).failure = Some("it hung".into());
             }
         }
-        let left = jobs(&profile, &PLAIN);
+        let left = missing_measurements(&profile, &PLAIN);
         assert!(left.iter().all(|job| job.provider == Cpu && !job.cases.contains(&(Phase::Decode, 100))));
         assert!(!left.is_empty());
         crate::begin::clear_failures(&mut profile);
-        assert_eq!(jobs(&profile, &PLAIN).len(), 12);
+        assert_eq!(missing_measurements(&profile, &PLAIN).len(), 12);
     }
 
     #[test]
     fn runs_that_take_too_much_memory_are_skipped() {
-        let jobs = jobs(&profile(), &Plain { longest_run: 100 });
-        let run = jobs.iter().find(|job| job.part == JobScope::Run).unwrap();
+        let jobs = missing_measurements(&profile(), &Plain { longest_run: 100 });
+        let run = jobs.iter().find(|job| job.scope == BlockCount::Several).unwrap();
         assert_eq!(run.cases, [(Phase::Decode, 100), (Phase::Prefill, 10)]);
-        let single = jobs.iter().find(|job| job.part == JobScope::Single).unwrap();
+        let single = jobs.iter().find(|job| job.scope == BlockCount::One).unwrap();
         assert_eq!(single.cases.len(), 3, "one block is always timed");
     }
 
