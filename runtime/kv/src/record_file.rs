@@ -1,4 +1,4 @@
-//! A file of records of one size. Each slot holds a page or nothing; a damaged record counts as nothing.
+//! A file of records of one size. Each record holds a page or nothing; a damaged one counts as nothing.
 
 use crate::key::Fingerprint;
 use crate::page::{PageBytes, PageHeader, SECTOR, record_bytes};
@@ -9,50 +9,50 @@ use std::path::Path;
 /// Bytes of one call.
 const BLOCK: usize = 2 << 20;
 
-/// A slot's number.
-pub(crate) type SlotIndex = u32;
+/// A record's number in its file.
+pub(crate) type RecordIndex = u32;
 
-/// The file. Different slots may be read and written at the same time.
-pub(crate) struct SlotFile {
+/// The file. Different records may be read and written at the same time.
+pub(crate) struct RecordFile {
     file: File,
     payload: usize,
-    limit: SlotIndex,
+    limit: RecordIndex,
 }
 
-impl SlotFile {
-    /// Opens or makes a file of at most `limit` slots, and reads the headers that are there. Slots past the limit are cut off.
+impl RecordFile {
+    /// Opens or makes a file of at most `limit` records, and reads the headers that are there. Records past the limit are cut off.
     pub fn open(
         path: &Path,
         fingerprint: &Fingerprint,
         payload: usize,
-        limit: SlotIndex,
-    ) -> io::Result<(Self, Vec<(SlotIndex, PageHeader)>)> {
-        let record = record_bytes(payload) as u64;
+        limit: RecordIndex,
+    ) -> io::Result<(Self, Vec<(RecordIndex, PageHeader)>)> {
+        let record_bytes = record_bytes(payload) as u64;
         let buffered = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
-        if buffered.metadata()?.len() > record * u64::from(limit) {
-            buffered.set_len(record * u64::from(limit))?;
+        if buffered.metadata()?.len() > record_bytes * u64::from(limit) {
+            buffered.set_len(record_bytes * u64::from(limit))?;
         }
-        let slots = SlotIndex::try_from(buffered.metadata()?.len().div_ceil(record)).unwrap_or(limit);
+        let records = RecordIndex::try_from(buffered.metadata()?.len().div_ceil(record_bytes)).unwrap_or(limit);
         let mut found = Vec::new();
         let mut header = vec![0; SECTOR];
-        for slot in 0..slots {
-            if read_at(&buffered, &mut header, u64::from(slot) * record).is_ok()
+        for record in 0..records {
+            if read_at(&buffered, &mut header, u64::from(record) * record_bytes).is_ok()
                 && let Some(header) = PageHeader::read(&header, fingerprint, payload)
             {
-                found.push((slot, header));
+                found.push((record, header));
             }
         }
-        Ok((SlotFile { file: open_direct(path).unwrap_or(buffered), payload, limit }, found))
+        Ok((RecordFile { file: open_direct(path).unwrap_or(buffered), payload, limit }, found))
     }
 
-    /// Most slots.
-    pub fn limit(&self) -> SlotIndex {
+    /// Most records.
+    pub fn limit(&self) -> RecordIndex {
         self.limit
     }
 
     /// Writes a page, its header last: a record that was not written whole has a header that does not fit it, or none.
-    pub fn write(&self, slot: SlotIndex, header: &PageHeader, page: &PageBytes) -> io::Result<()> {
-        let start = self.offset(slot);
+    pub fn write(&self, record: RecordIndex, header: &PageHeader, page: &PageBytes) -> io::Result<()> {
+        let start = self.offset(record);
         for (index, block) in page.padded_payload().chunks(BLOCK).enumerate() {
             write_at(&self.file, block, start + (SECTOR + index * BLOCK) as u64)?;
         }
@@ -60,16 +60,16 @@ impl SlotFile {
     }
 
     /// Reads a record. [`PageBytes::is_page`] checks whether it is the wanted page.
-    pub fn read(&self, slot: SlotIndex) -> io::Result<PageBytes> {
-        let (mut page, start) = (PageBytes::new(self.payload)?, self.offset(slot));
+    pub fn read(&self, record: RecordIndex) -> io::Result<PageBytes> {
+        let (mut page, start) = (PageBytes::new(self.payload)?, self.offset(record));
         for (index, block) in page.record_mut().chunks_mut(BLOCK).enumerate() {
             read_at(&self.file, block, start + (index * BLOCK) as u64)?;
         }
         Ok(page)
     }
 
-    fn offset(&self, slot: SlotIndex) -> u64 {
-        u64::from(slot) * record_bytes(self.payload) as u64
+    fn offset(&self, record: RecordIndex) -> u64 {
+        u64::from(record) * record_bytes(self.payload) as u64
     }
 }
 

@@ -5,7 +5,7 @@ use crate::error::PageStoreError;
 use crate::key::{Fingerprint, PageKey};
 use crate::page::{PageBytes, record_bytes};
 use crate::policy::{EvictionPolicy, PageFacts};
-use crate::slots::{SlotFile, SlotIndex};
+use crate::record_file::{RecordFile, RecordIndex};
 use crate::table::{ChainLookup, LoadTicket, PageTable, PageTransfer, StoreStats, TableLimits};
 use std::io;
 use std::path::PathBuf;
@@ -16,13 +16,14 @@ use std::time::{Duration, Instant};
 /// Threads that read and write. A fast disk needs several reads at a time.
 const THREADS: usize = 8;
 
-/// Room for new pages that a model gets if other models fill the directory: at most this many pages, and this part of its share.
+/// Room for new pages that a model gets if other models fill the directory: at most `FIRST_PAGES` pages, and one part in `FIRST_SHARE` of
+/// its share.
 const FIRST_PAGES: u64 = 256;
 const FIRST_SHARE: u64 = 4;
 /// How long a thread with pending reads waits for room before it checks again: requests that release pages do not wake it.
 const ROOM_CHECK: Duration = Duration::from_millis(50);
 
-/// The disk tier.
+/// The directory for pages, and how many bytes it may hold.
 #[derive(Clone, Debug)]
 pub struct DiskSettings {
     /// The directory of all models' pages.
@@ -42,7 +43,7 @@ pub struct StoreSettings {
     pub page_bytes: usize,
     /// Bytes of RAM for pages.
     pub ram: u64,
-    /// The disk below it.
+    /// Pages that leave RAM go here; `None` without a disk.
     pub disk: Option<DiskSettings>,
     /// Which pages leave first.
     pub policy: EvictionPolicy,
@@ -83,7 +84,7 @@ pub struct PageStore {
 struct Shared {
     table: Mutex<PageTable>,
     changed: Condvar,
-    file: Option<SlotFile>,
+    file: Option<RecordFile>,
     fingerprint: Fingerprint,
     opened: Instant,
     wake: Box<dyn Fn() + Send + Sync>,
@@ -106,27 +107,27 @@ impl PageStore {
             None => (None, None, Vec::new()),
             Some(disk) => {
                 let directory = ModelDirectory::open(&disk.directory, &fingerprint)?;
-                let record = record_bytes(page_bytes) as u64;
+                let record_bytes = record_bytes(page_bytes) as u64;
                 let share = disk.share.min(disk.bytes);
-                if share < record {
-                    return Err(PageStoreError::TooSmall { limit: share, page: record });
+                if share < record_bytes {
+                    return Err(PageStoreError::TooSmall { limit: share, page: record_bytes });
                 }
                 // Its present pages and room to begin with: pages of other models are evicted only for that.
-                let first = (share / FIRST_SHARE).clamp(record, FIRST_PAGES * record);
+                let first = (share / FIRST_SHARE).clamp(record_bytes, FIRST_PAGES * record_bytes);
                 let wanted = share.min(directory.bytes() + first);
                 let bytes = share.min(directory.make_room(&disk.directory, wanted, disk.bytes));
-                let slots = SlotIndex::try_from(bytes / record).unwrap_or(SlotIndex::MAX);
-                if slots == 0 {
+                let limit = RecordIndex::try_from(bytes / record_bytes).unwrap_or(RecordIndex::MAX);
+                if limit == 0 {
                     return Err(PageStoreError::Full { path: disk.directory, limit: disk.bytes });
                 }
                 let path = directory.pages();
-                let opened = SlotFile::open(&path, &fingerprint, page_bytes, slots);
+                let opened = RecordFile::open(&path, &fingerprint, page_bytes, limit);
                 let (file, records) = opened.map_err(|source| PageStoreError::Io { path, source })?;
                 (Some(directory), Some(file), records)
             }
         };
-        let slots = file.as_ref().map_or(0, SlotFile::limit);
-        let table = PageTable::new(fingerprint, TableLimits { ram, page, slots, policy }, records);
+        let limit = file.as_ref().map_or(0, RecordFile::limit);
+        let table = PageTable::new(fingerprint, TableLimits { ram, page, records: limit, policy }, records);
         let shared = Arc::new(Shared {
             table: Mutex::new(table),
             changed: Condvar::new(),
@@ -137,7 +138,7 @@ impl PageStore {
             stop: Mutex::new(false),
         });
         let mut store = PageStore { shared, threads: Vec::new(), page_bytes, _directory: directory };
-        let count = if slots == 0 { 0 } else { THREADS };
+        let count = if limit == 0 { 0 } else { THREADS };
         for _ in 0..count {
             let shared = Arc::clone(&store.shared);
             let thread = std::thread::Builder::new().name("hpp-kv".to_owned()).spawn(move || shared.work());
@@ -187,11 +188,11 @@ impl PageStore {
     /// Like [`find`](Self::find), but waits until the pages have been read.
     pub fn find_waiting(&self, chain: &[PageKey], priority: i32) -> Vec<Arc<PageBytes>> {
         let mut table = self.shared.table();
-        let mut own = None;
+        let mut ticket = None;
         loop {
-            match table.find(chain, priority, self.shared.now(), own.as_ref()) {
+            match table.find(chain, priority, self.shared.now(), ticket.as_ref()) {
                 ChainLookup::Ready(pages) => return pages,
-                ChainLookup::Loading(ticket) => own = ticket.or(own),
+                ChainLookup::Loading(new) => ticket = new.or(ticket),
             }
             self.shared.changed.notify_all();
             table = self.shared.changed.wait(table).unwrap_or_else(PoisonError::into_inner);
@@ -262,10 +263,10 @@ impl Shared {
         let Some(file) = &self.file else { return };
         let mut table = self.table();
         loop {
-            match table.next_job(self.now()) {
-                Some(job) => {
+            match table.next_transfer(self.now()) {
+                Some(transfer) => {
                     drop(table);
-                    self.transfer(file, job);
+                    self.transfer(file, transfer);
                     table = self.table();
                 }
                 None if *self.stop.lock().unwrap_or_else(PoisonError::into_inner) => return,
@@ -278,13 +279,13 @@ impl Shared {
         }
     }
 
-    fn transfer(&self, file: &SlotFile, job: PageTransfer) {
-        match job {
-            PageTransfer::Write { key, slot, header, page } => {
-                let written = file.write(slot, &header, &page);
+    fn transfer(&self, file: &RecordFile, transfer: PageTransfer) {
+        match transfer {
+            PageTransfer::Write { key, record, header, page } => {
+                let written = file.write(record, &header, &page);
                 // The table counts the holders of a page to decide whether it may be evicted.
                 drop(page);
-                let errors = self.table().finish_write(&key, slot, written.is_ok());
+                let errors = self.table().finish_write(&key, record, written.is_ok());
                 // A full disk fails many times: one line for the first, the second, the fourth...
                 if let Err(error) = &written
                     && errors.is_power_of_two()
@@ -292,9 +293,9 @@ impl Shared {
                     tracing::warn!(%error, errors, "cannot write a KV page; it stays in RAM only");
                 }
             }
-            PageTransfer::Read { key, slot } => {
+            PageTransfer::Read { key, record } => {
                 let started = Instant::now();
-                let page = match file.read(slot) {
+                let page = match file.read(record) {
                     Ok(page) if page.is_page(&self.fingerprint, &key) => Some(page),
                     Ok(_) => {
                         tracing::warn!("a KV page on disk is broken; its tokens are computed again");

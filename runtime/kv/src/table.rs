@@ -7,7 +7,7 @@
 use crate::key::{Fingerprint, PageKey};
 use crate::page::{PageBytes, PageHeader};
 use crate::policy::{EvictionPolicy, PageFacts};
-use crate::slots::SlotIndex;
+use crate::record_file::RecordIndex;
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};
@@ -22,8 +22,8 @@ pub(crate) struct TableLimits {
     pub ram: u64,
     /// Bytes of RAM that a page takes.
     pub page: u64,
-    /// Slots on disk; 0 if there is no disk.
-    pub slots: SlotIndex,
+    /// Most records on disk; 0 if there is no disk.
+    pub records: RecordIndex,
     /// Which pages are evicted first.
     pub policy: EvictionPolicy,
 }
@@ -67,7 +67,7 @@ struct Entry {
     index: u32,
     facts: PageFacts,
     ram: Option<Arc<PageBytes>>,
-    disk: Option<SlotIndex>,
+    disk: Option<RecordIndex>,
     transfer: TransferState,
     /// Whether it is the first to be evicted from RAM.
     parked: bool,
@@ -85,9 +85,9 @@ enum TransferState {
 /// A transfer for a thread to do, without holding the table.
 pub(crate) enum PageTransfer {
     /// Ends with [`PageTable::finish_write`].
-    Write { key: PageKey, slot: SlotIndex, header: PageHeader, page: Arc<PageBytes> },
+    Write { key: PageKey, record: RecordIndex, header: PageHeader, page: Arc<PageBytes> },
     /// Ends with [`PageTable::finish_read`].
-    Read { key: PageKey, slot: SlotIndex },
+    Read { key: PageKey, record: RecordIndex },
 }
 
 /// Pages that are being read for one prompt. They stay in RAM until its holder drops it.
@@ -112,11 +112,11 @@ pub(crate) struct PageTable {
     reads: VecDeque<PageKey>,
     writes: VecDeque<PageKey>,
     writing: usize,
-    free_slots: Vec<SlotIndex>,
+    free_records: Vec<RecordIndex>,
     /// RAM of pages that are stored or being read.
     ram_bytes: u64,
-    /// Number of the next record.
-    next_record: u64,
+    /// What the next header has as [`written`](PageHeader::written).
+    next_written: u64,
     /// The chain that is being read, and its ticket. One at a time, because two could each hold the room that the other needs.
     loading: Option<(Vec<PageKey>, Weak<LoadTicket>)>,
     counts: StoreStats,
@@ -124,7 +124,7 @@ pub(crate) struct PageTable {
 
 impl PageTable {
     /// A table of the records that a file has.
-    pub fn new(fingerprint: Fingerprint, limits: TableLimits, mut records: Vec<(SlotIndex, PageHeader)>) -> Self {
+    pub fn new(fingerprint: Fingerprint, limits: TableLimits, mut records: Vec<(RecordIndex, PageHeader)>) -> Self {
         let mut table = PageTable {
             fingerprint,
             limits,
@@ -133,21 +133,21 @@ impl PageTable {
             reads: VecDeque::new(),
             writes: VecDeque::new(),
             writing: 0,
-            free_slots: Vec::new(),
+            free_records: Vec::new(),
             ram_bytes: 0,
-            next_record: 1,
+            next_written: 1,
             loading: None,
             counts: StoreStats::default(),
         };
         records.sort_by_key(|(_, header)| Reverse(header.written));
-        let mut used = vec![false; limits.slots as usize];
-        for (age, (slot, header)) in records.into_iter().enumerate() {
-            if table.pages.contains_key(&header.key) || slot >= limits.slots {
+        let mut used = vec![false; limits.records as usize];
+        for (age, (record, header)) in records.into_iter().enumerate() {
+            if table.pages.contains_key(&header.key) || record >= limits.records {
                 continue;
             }
-            used[slot as usize] = true;
-            table.next_record = table.next_record.max(header.written + 1);
-            // The order of records, not the clock, says which is older.
+            used[record as usize] = true;
+            table.next_written = table.next_written.max(header.written + 1);
+            // The order of writing, not the clock, says which is older.
             let facts = PageFacts {
                 last_used: -(age as f64) - 1.0,
                 uses: 1.0,
@@ -160,13 +160,13 @@ impl PageTable {
                 index,
                 facts,
                 ram: None,
-                disk: Some(slot),
+                disk: Some(record),
                 transfer: TransferState::None,
                 parked: false,
             };
             table.add(header.key, entry);
         }
-        table.free_slots = (0..limits.slots).rev().filter(|slot| !used[*slot as usize]).collect();
+        table.free_records = (0..limits.records).rev().filter(|record| !used[*record as usize]).collect();
         table
     }
 
@@ -216,7 +216,7 @@ impl PageTable {
             return;
         }
         self.ram_bytes += self.limits.page;
-        let has_disk = self.limits.slots > 0;
+        let has_disk = self.limits.records > 0;
         let transfer = if has_disk { TransferState::WriteQueued } else { TransferState::None };
         if has_disk {
             self.writes.push_back(key);
@@ -312,13 +312,13 @@ impl PageTable {
     }
 
     /// The next transfer that can be done now.
-    pub fn next_job(&mut self, now: f64) -> Option<PageTransfer> {
+    pub fn next_transfer(&mut self, now: f64) -> Option<PageTransfer> {
         while let Some(key) = self.reads.front().copied() {
-            let slot = match self.pages.get(&key) {
+            let record = match self.pages.get(&key) {
                 Some(entry) if entry.transfer == TransferState::ReadQueued => entry.disk,
                 _ => None,
             };
-            let Some(slot) = slot else {
+            let Some(record) = record else {
                 self.reads.pop_front();
                 continue;
             };
@@ -328,7 +328,7 @@ impl PageTable {
             self.reads.pop_front();
             self.ram_bytes += self.limits.page;
             self.set_transfer(&key, TransferState::Reading);
-            return Some(PageTransfer::Read { key, slot });
+            return Some(PageTransfer::Read { key, record });
         }
         while self.writing < MOST_WRITES
             && let Some(key) = self.writes.pop_front()
@@ -336,27 +336,27 @@ impl PageTable {
             let Some(entry) = self.pages.get(&key) else { continue };
             let (parent, index, cost_ms) = (entry.parent, entry.index, entry.facts.cost_ms as f32);
             let page = entry.ram.clone();
-            let (Some(page), Some(slot)) = (page, self.take_slot(now)) else {
+            let (Some(page), Some(record)) = (page, self.take_record(now)) else {
                 self.set_transfer(&key, TransferState::None);
                 continue;
             };
-            let written = self.next_record;
+            let written = self.next_written;
             let header = PageHeader { fingerprint: self.fingerprint, key, parent, index, written, cost_ms };
-            self.next_record += 1;
+            self.next_written += 1;
             self.writing += 1;
             self.set_transfer(&key, TransferState::Writing);
-            return Some(PageTransfer::Write { key, slot, header, page });
+            return Some(PageTransfer::Write { key, record, header, page });
         }
         None
     }
 
     /// A write has ended. Returns how many have failed so far.
-    pub fn finish_write(&mut self, key: &PageKey, slot: SlotIndex, is_written: bool) -> u64 {
+    pub fn finish_write(&mut self, key: &PageKey, record: RecordIndex, is_written: bool) -> u64 {
         self.writing -= 1;
         match self.pages.get_mut(key) {
             Some(entry) if is_written => {
                 entry.transfer = TransferState::None;
-                entry.disk = Some(slot);
+                entry.disk = Some(record);
                 self.counts.writes += 1;
                 if entry.parked {
                     self.evict_from_ram(*key);
@@ -367,7 +367,7 @@ impl PageTable {
                     entry.transfer = TransferState::None;
                 }
                 self.counts.write_errors += u64::from(!is_written);
-                self.free_slots.push(slot);
+                self.free_records.push(record);
             }
         }
         self.counts.write_errors
@@ -385,7 +385,7 @@ impl PageTable {
             }
             None if entry.ram.is_some() => {
                 self.counts.read_errors += 1;
-                self.free_slots.extend(entry.disk.take());
+                self.free_records.extend(entry.disk.take());
                 entry.transfer = TransferState::WriteQueued;
                 self.writes.push_back(*key);
             }
@@ -450,10 +450,10 @@ impl PageTable {
         }
     }
 
-    /// A free slot, or else the slot of the least valuable page on disk that no page follows.
-    fn take_slot(&mut self, now: f64) -> Option<SlotIndex> {
-        if let Some(slot) = self.free_slots.pop() {
-            return Some(slot);
+    /// A free record, or else that of the least valuable page on disk that no page follows.
+    fn take_record(&mut self, now: f64) -> Option<RecordIndex> {
+        if let Some(record) = self.free_records.pop() {
+            return Some(record);
         }
         let can_leave = |table: &PageTable, key: &PageKey, entry: &Entry| {
             entry.disk.is_some()
@@ -463,12 +463,12 @@ impl PageTable {
         };
         let victim = self.worth_least(now, can_leave)?;
         let entry = self.pages.get_mut(&victim)?;
-        let slot = entry.disk.take();
+        let record = entry.disk.take();
         self.counts.disk_evictions += 1;
         if entry.ram.is_none() {
             self.remove(&victim);
         }
-        slot
+        record
     }
 
     /// The least valuable page that may be evicted; parked ones first, later ones of a sequence before earlier ones.
@@ -489,7 +489,7 @@ impl PageTable {
 
     fn remove(&mut self, key: &PageKey) {
         let Some(entry) = self.pages.remove(key) else { return };
-        self.free_slots.extend(entry.disk);
+        self.free_records.extend(entry.disk);
         if let Some(count) = self.children.get_mut(&entry.parent) {
             *count -= 1;
             if *count == 0 {
@@ -523,8 +523,8 @@ mod tests {
 
     const PAGE: u64 = 10_000;
 
-    fn table(ram_pages: u64, slots: SlotIndex) -> PageTable {
-        let limits = TableLimits { ram: ram_pages * PAGE, page: PAGE, slots, policy: EvictionPolicy::Lru };
+    fn table(ram_pages: u64, records: RecordIndex) -> PageTable {
+        let limits = TableLimits { ram: ram_pages * PAGE, page: PAGE, records, policy: EvictionPolicy::Lru };
         PageTable::new(Fingerprint::of([]), limits, Vec::new())
     }
 
@@ -549,11 +549,11 @@ mod tests {
 
     /// Does all transfers; writes succeed or fail.
     fn transfer_all(table: &mut PageTable, now: f64, succeeds: bool) {
-        while let Some(job) = table.next_job(now) {
-            match job {
-                PageTransfer::Write { key, slot, page, .. } => {
+        while let Some(transfer) = table.next_transfer(now) {
+            match transfer {
+                PageTransfer::Write { key, record, page, .. } => {
                     drop(page);
-                    table.finish_write(&key, slot, succeeds);
+                    table.finish_write(&key, record, succeeds);
                 }
                 PageTransfer::Read { key, .. } => {
                     table.finish_read(&key, succeeds.then(|| PageBytes::new(10).unwrap()), 1)
@@ -577,8 +577,8 @@ mod tests {
         assert_eq!((ram_only.stored(&a), ram_only.stored(&b), ram_only.stored(&c)), (0, 2, 2));
 
         // Pages of one chain that were computed at different times, in RAM and on disk.
-        for slots in [0, 2] {
-            let mut table = table(2, slots);
+        for records in [0, 2] {
+            let mut table = table(2, records);
             insert(&mut table, &a[..1], 1.0);
             insert(&mut table, &a, 2.0);
             if let Some(first) = table.pages.get_mut(&a[0]) {
@@ -588,8 +588,8 @@ mod tests {
             table.park(&a);
             insert(&mut table, &b[..1], 3.0);
             transfer_all(&mut table, 3.0, true);
-            assert_eq!(table.stored(&a), 1, "{slots} slots");
-            assert!(table.contains(&b[0]) && !table.contains(&a[1]), "{slots} slots");
+            assert_eq!(table.stored(&a), 1, "{records} records");
+            assert!(table.contains(&b[0]) && !table.contains(&a[1]), "{records} records");
         }
     }
 
@@ -598,12 +598,12 @@ mod tests {
         let model = Fingerprint::of([]);
         let parent = PageKey::root(&model);
         let key = chain(1, 1)[0];
-        let record = |written| PageHeader { fingerprint: model, key, parent, index: 0, written, cost_ms: 1.0 };
-        let limits = TableLimits { ram: 4 * PAGE, page: PAGE, slots: 3, policy: EvictionPolicy::Lru };
-        let mut table = PageTable::new(model, limits, vec![(0, record(5)), (2, record(7)), (1, record(6))]);
-        assert_eq!((table.stats().disk_pages, table.free_slots.as_slice()), (1, &[1, 0][..]));
+        let header = |written| PageHeader { fingerprint: model, key, parent, index: 0, written, cost_ms: 1.0 };
+        let limits = TableLimits { ram: 4 * PAGE, page: PAGE, records: 3, policy: EvictionPolicy::Lru };
+        let mut table = PageTable::new(model, limits, vec![(0, header(5)), (2, header(7)), (1, header(6))]);
+        assert_eq!((table.stats().disk_pages, table.free_records.as_slice()), (1, &[1, 0][..]));
         table.prefetch(&[key], 1.0);
-        assert!(matches!(table.next_job(1.0), Some(PageTransfer::Read { slot: 2, .. })));
+        assert!(matches!(table.next_transfer(1.0), Some(PageTransfer::Read { record: 2, .. })));
     }
 
     #[test]
@@ -617,7 +617,7 @@ mod tests {
             assert_eq!(table.in_ram(&a), 0);
             table.prefetch(&a, 2.0);
             let reads: Vec<PageKey> = (0..begun)
-                .map(|_| match table.next_job(2.0) {
+                .map(|_| match table.next_transfer(2.0) {
                     Some(PageTransfer::Read { key, .. }) => key,
                     _ => panic!("two pages are to be read"),
                 })
@@ -628,7 +628,7 @@ mod tests {
             transfer_all(&mut table, 3.0, true);
             let stats = table.stats();
             assert_eq!((stats.ram_pages, stats.disk_pages, stats.read_errors), (2, 2, begun), "{begun} begun");
-            assert_eq!(table.free_slots.len(), 98);
+            assert_eq!(table.free_records.len(), 98);
         }
     }
 
@@ -722,9 +722,9 @@ mod tests {
         fn limits_hold_whatever_happens(
             steps in proptest::collection::vec((0u8..6, 0u32..5, 1u32..6, proptest::bool::weighted(0.8)), 1..60),
             ram in 1u64..6,
-            slots in 0u32..8,
+            records in 0u32..8,
         ) {
-            let mut table = table(ram, slots);
+            let mut table = table(ram, records);
             let mut tickets = Vec::new();
             for (now, (action, of, pages, succeeds)) in steps.into_iter().enumerate() {
                 let (now, chain) = (now as f64, chain(of, pages));
@@ -739,7 +739,7 @@ mod tests {
                     _ => table.park(&chain),
                 }
                 let stats = table.stats();
-                prop_assert!(stats.ram_bytes <= ram * PAGE && stats.disk_pages <= u64::from(slots));
+                prop_assert!(stats.ram_bytes <= ram * PAGE && stats.disk_pages <= u64::from(records));
             }
             // Whoever waits gets an answer once the transfers are done.
             tickets.clear();
@@ -753,9 +753,9 @@ mod tests {
                 prop_assert!(now < 102, "the chain is never ready");
                 transfer_all(&mut table, f64::from(now), true);
             }
-            let mut used: Vec<SlotIndex> = table.pages.values().filter_map(|entry| entry.disk).chain(table.free_slots.iter().copied()).collect();
+            let mut used: Vec<RecordIndex> = table.pages.values().filter_map(|entry| entry.disk).chain(table.free_records.iter().copied()).collect();
             used.sort_unstable();
-            prop_assert_eq!(used, (0..slots).collect::<Vec<_>>(), "each slot has one owner");
+            prop_assert_eq!(used, (0..records).collect::<Vec<_>>(), "each record has one owner");
             prop_assert_eq!(table.stats().ram_bytes, table.stats().ram_pages * PAGE);
         }
     }
