@@ -208,7 +208,7 @@ fn from_disk(
 
 /// Where the weights of experts are that runs read by demand.
 fn experts_in(spec: &SessionSpec<'_>, file: &Path, dir: &Path) -> Result<ExpertTensors, BackendError> {
-    let Some(weights) = spec.experts.filter(|_| spec.residency == WeightResidency::Streamed) else {
+    let Some(weights) = spec.experts.filter(|_| spec.residency == WeightResidency::ReadFromDisk) else {
         return Ok(ExpertTensors::default());
     };
     ExpertTensors::find(file, dir, weights).map_err(|error| BackendError::Runtime {

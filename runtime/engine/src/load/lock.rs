@@ -22,7 +22,7 @@ pub(super) fn lock_weights<B: Backend>(
 ) -> Result<(), EngineError> {
     let plan = &program.plan;
     let streams =
-        |partition: &Partition| budget.residency(plan, &partition.decode_variant()) == WeightResidency::Streamed;
+        |partition: &Partition| budget.residency(plan, &partition.decode_variant()) == WeightResidency::ReadFromDisk;
     if !plan.partitions.iter().any(streams) {
         return Ok(());
     }

@@ -150,7 +150,7 @@ impl MockBackend {
     }
 
     fn weights(&self, file: &str, spec: &SessionSpec<'_>) -> disk::MockWeights {
-        let is_streamed = spec.residency == crate::port::WeightResidency::Streamed;
+        let is_streamed = spec.residency == crate::port::WeightResidency::ReadFromDisk;
         let chunks = self.0.streamed.borrow().get(file).cloned().filter(|_| is_streamed);
         let (disk, clock) = (self.0.disk.clone(), self.0.clock.clone());
         let experts = chunks.as_ref().and(spec.experts).map_or(0, |experts| experts.count);

@@ -12,7 +12,7 @@ pub enum WeightResidency {
     #[default]
     InMemory,
     /// Some locked in memory ([`WeightPager::lock_and_stream`]), the rest on disk and read before each run.
-    Streamed,
+    ReadFromDisk,
     /// Mapped from their file; the system loads the pages that a run touches.
     Mapped {
         /// Whether a run touches a few rows only (an embedding table), so that their pages are dropped after the run.

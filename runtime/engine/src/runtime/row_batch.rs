@@ -16,14 +16,14 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use tracing::info;
 
-/// Most consecutive rows without a sequence that a batch computes for nothing, rather than being two batches.
-const MOST_FREE: u64 = 2;
-/// Checks cover sequences of up to this many tokens, and then of twice as many each time: attention may use other kernels for more.
-const FIRST_CLASS: u64 = 256;
+/// Most consecutive unused rows that a batch computes anyway; more split it in two.
+const MAX_UNUSED_ROWS: u64 = 2;
+/// Most tokens of the smallest shape; each further shape has twice as many, because attention may use other kernels for more.
+const MIN_SHAPE_TOKENS: u64 = 256;
 /// Where batched rows need not have the same bits: the largest difference of logits that counts as rounding, relative to the largest logit.
 const ROUNDING: f32 = 0.05;
 
-/// The check gives up after this many classes of batches that may not be used, if none may.
+/// The check gives up after this many shapes of batches that may not be used, if none may.
 const MOST_FAILURES: usize = 3;
 
 static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
@@ -31,8 +31,8 @@ static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
 /// Batches the rows of passes, and knows which batches have the same bits as single runs.
 pub(crate) struct RowBatcher<B: Backend> {
     mode: RowBatching,
-    /// Whether batches of a class may be used.
-    checked: BTreeMap<BatchClass, bool>,
+    /// Whether batches of a shape may be used; a shape that has not been checked is absent.
+    allowed: BTreeMap<BatchShape, bool>,
     /// Those of the current pass come first; the others are kept for their bindings.
     batches: Vec<RowBatch<B>>,
     logits: Logits,
@@ -40,7 +40,7 @@ pub(crate) struct RowBatcher<B: Backend> {
 
 /// Batches that use the same kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct BatchClass {
+struct BatchShape {
     rows: u64,
     /// Most tokens of a sequence.
     tokens: u64,
@@ -56,8 +56,8 @@ struct RowBatch<B: Backend> {
     /// Tokens that each row has before.
     lengths: Vec<u64>,
     members: Vec<Member>,
-    /// Whether its members are not computed one by one as well.
-    is_checked: bool,
+    /// Whether it replaces the single runs; else both are computed and compared.
+    replaces_single_runs: bool,
 }
 
 /// A work item in a batch.
@@ -95,14 +95,14 @@ impl<B: Backend> RowBatch<B> {
         self.lengths.iter().max().copied().unwrap_or(0)
     }
 
-    fn class(&self) -> BatchClass {
-        let tokens = (self.past() + 1).next_power_of_two().max(FIRST_CLASS);
-        BatchClass { rows: self.row_count(), tokens }
+    fn shape(&self) -> BatchShape {
+        let tokens = (self.past() + 1).next_power_of_two().max(MIN_SHAPE_TOKENS);
+        BatchShape { rows: self.row_count(), tokens }
     }
 
     fn in_pass(&mut self, program: &Program) -> PassItem<'_, B> {
         let sizes = PassSizes { batch: self.row_count(), sequence: 1, past: self.past(), rows: 1 };
-        let new_tokens = if self.is_checked { self.members.len() as u64 } else { 0 };
+        let new_tokens = if self.replaces_single_runs { self.members.len() as u64 } else { 0 };
         PassItem {
             sequence: &mut self.sequence,
             input: PassInput::Rows(RowInput { ids: &self.ids, lengths: &self.lengths }),
@@ -119,7 +119,7 @@ impl<B: Backend> RowBatch<B> {
 
 impl<B: Backend> RowBatcher<B> {
     pub fn new(mode: RowBatching) -> Self {
-        Self { mode, checked: BTreeMap::new(), batches: Vec::new(), logits: Logits::default() }
+        Self { mode, allowed: BTreeMap::new(), batches: Vec::new(), logits: Logits::default() }
     }
 
     /// One pass for all items: each stage's weights are fetched once. Returns the outcome of each item; an error of the pass concerns all.
@@ -133,7 +133,7 @@ impl<B: Backend> RowBatcher<B> {
         let count = self.form_batches(program, runtime, items, &errors)?;
         let batches = &mut self.batches[..count];
         let mut is_batched = vec![false; items.len()];
-        for batch in batches.iter().filter(|batch| batch.is_checked) {
+        for batch in batches.iter().filter(|batch| batch.replaces_single_runs) {
             for member in &batch.members {
                 items[member.item].sequence.begin_pass();
                 is_batched[member.item] = true;
@@ -141,7 +141,7 @@ impl<B: Backend> RowBatcher<B> {
         }
         let alone = items.iter_mut().zip(&errors).zip(&is_batched);
         let alone = alone.filter(|((_, error), is_batched)| error.is_none() && !**is_batched);
-        // Batches first: in a free row between two sequences, and in those that are also computed one by one, what a batch writes is
+        // Batches first: in an unused row between two sequences, and in those that are also computed one by one, what a batch writes is
         // overwritten before it is read.
         let mut pass: Vec<PassItem<'_, B>> = batches.iter_mut().map(|batch| batch.in_pass(program)).collect();
         pass.extend(alone.map(|((item, _), _)| item.in_pass(program)));
@@ -160,7 +160,7 @@ impl<B: Backend> RowBatcher<B> {
             });
         }
         for (index, error) in of_batches.into_iter().enumerate() {
-            match self.batches[index].is_checked {
+            match self.batches[index].replaces_single_runs {
                 true => self.finish_batch(program, runtime, items, (index, error))?,
                 false => self.check(program, runtime, items, (index, error)),
             }
@@ -189,7 +189,7 @@ impl<B: Backend> RowBatcher<B> {
         members.sort_by_key(|member| member.row);
         let is_near = |a: &Member, b: &Member| {
             let between = a.row + 1..b.row;
-            between.end - between.start <= MOST_FREE && between.clone().all(|row| arena.is_free(row))
+            between.end - between.start <= MAX_UNUSED_ROWS && between.clone().all(|row| arena.is_free(row))
         };
         let mut count = 0;
         for group in members.chunk_by(is_near).filter(|group| group.len() > 1) {
@@ -197,13 +197,20 @@ impl<B: Backend> RowBatcher<B> {
             if count == self.batches.len() {
                 let sequence = runtime.stand_in(program)?;
                 let (ids, lengths, members) = (Vec::new(), Vec::new(), Vec::new());
-                self.batches.push(RowBatch { sequence, rows: 0..0, ids, lengths, members, is_checked: false });
+                self.batches.push(RowBatch {
+                    sequence,
+                    rows: 0..0,
+                    ids,
+                    lengths,
+                    members,
+                    replaces_single_runs: false,
+                });
             }
             let batch = &mut self.batches[count];
             batch.fill(items, group, &rows);
-            match self.checked.get(&batch.class()) {
+            match self.allowed.get(&batch.shape()) {
                 Some(false) => continue,
-                checked => batch.is_checked = checked.is_some(),
+                allowed => batch.replaces_single_runs = allowed.is_some(),
             }
             if batch.rows != rows {
                 let states = arena.states_of_rows(&program.layouts, &runtime.pool, rows.clone());
@@ -216,7 +223,7 @@ impl<B: Backend> RowBatcher<B> {
     }
 
     fn has_given_up(&self) -> bool {
-        self.checked.len() >= MOST_FAILURES && self.checked.values().all(|is_used| !is_used)
+        self.allowed.len() >= MOST_FAILURES && self.allowed.values().all(|is_allowed| !is_allowed)
     }
 
     /// Takes the logits of a batch to its items.
@@ -247,7 +254,7 @@ impl<B: Backend> RowBatcher<B> {
         Ok(())
     }
 
-    /// Compares a batch with its items, which were computed one by one as well, and decides on batches of its class.
+    /// Compares a batch with its items, which were computed one by one as well, and decides on batches of its shape.
     fn check(
         &mut self,
         program: &Program,
@@ -256,7 +263,7 @@ impl<B: Backend> RowBatcher<B> {
         (index, error): (usize, Option<EngineError>),
     ) {
         let batch = &self.batches[index];
-        let (lane, rows, class) = (batch.sequence.lane, batch.row_count(), batch.class());
+        let (lane, rows, shape) = (batch.sequence.lane, batch.row_count(), batch.shape());
         let mut found = if error.is_some() { Agreement::None } else { Agreement::Bits };
         for member in batch.members.iter().filter(|_| error.is_none()) {
             let alone = &items[member.item].logits;
@@ -271,20 +278,20 @@ impl<B: Backend> RowBatcher<B> {
             let one = if read.is_ok() { Agreement::of(&self.logits.data, &alone.data) } else { Agreement::None };
             found = found.min(one);
         }
-        let is_used = match self.mode {
+        let is_allowed = match self.mode {
             RowBatching::Off => false,
             RowBatching::Exact => found == Agreement::Bits,
             RowBatching::On => found >= Agreement::Rounding,
         };
-        info!(rows, tokens = class.tokens, agreement = ?found, is_used, error = ?error, "rows of a batch checked");
-        self.checked.insert(class, is_used);
+        info!(rows, tokens = shape.tokens, agreement = ?found, is_used = is_allowed, error = ?error, "rows of a batch checked");
+        self.allowed.insert(shape, is_allowed);
     }
 }
 
 /// How far the logits of a batched row agree with those of the same row alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Agreement {
-    /// They are other numbers: the model does not treat rows apart.
+    /// They differ by more than rounding: one row influences another.
     None,
     /// Up to rounding.
     Rounding,

@@ -49,12 +49,13 @@ impl HostMemoryBudget {
         let process_limit = backend.memory_limit();
         let least = plan.budgets.ram.map(|ram| ram.0).into_iter().chain(process_limit).min();
         let fits_host = least.is_none_or(|least| least >= all_on_host(plan));
-        let gpu_fallback = if is_read && !fits_host { WeightResidency::Streamed } else { WeightResidency::InMemory };
+        let gpu_fallback =
+            if is_read && !fits_host { WeightResidency::ReadFromDisk } else { WeightResidency::InMemory };
         let from_disk = |partition: &Partition| is_streamed(partition) && is_on_host(plan, &partition.device);
         let streams = is_read && plan.partitions.iter().any(from_disk);
         let planned = plan.budgets.ram.map(|ram| ram.0).filter(|_| streams);
         let Some((planned, limit)) = planned.zip(process_limit).filter(|(planned, limit)| limit < planned) else {
-            let limit = planned.or(least.filter(|_| gpu_fallback == WeightResidency::Streamed));
+            let limit = planned.or(least.filter(|_| gpu_fallback == WeightResidency::ReadFromDisk));
             return Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences, reserved });
         };
         let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
@@ -99,7 +100,7 @@ impl HostMemoryBudget {
 
     /// Whether partitions that fell back from a GPU to the host are streamed.
     pub fn streams_gpu_fallback(&self) -> bool {
-        self.gpu_fallback == WeightResidency::Streamed
+        self.gpu_fallback == WeightResidency::ReadFromDisk
     }
 
     /// Where a variant's weights are between its runs.
@@ -110,7 +111,7 @@ impl HostMemoryBudget {
             // A partition of a GPU: used only if its session falls back to the host.
             Residency::Resident | Residency::Streamed if !is_on_host(plan, variant.device) => self.gpu_fallback,
             Residency::Streamed if mapped => WeightResidency::Mapped { sparse_rows: false },
-            Residency::Streamed => WeightResidency::Streamed,
+            Residency::Streamed => WeightResidency::ReadFromDisk,
             Residency::Resident => WeightResidency::InMemory,
         }
     }

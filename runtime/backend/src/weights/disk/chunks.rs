@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Most bytes of one read. Larger reads are no faster, and smaller ones let the next stage's reads start sooner.
-pub(super) const CHUNK: u64 = 2 << 20;
+pub(super) const MAX_READ: u64 = 2 << 20;
 
 /// How a chunk of weights is read.
 pub(super) struct ChunkRead {
@@ -129,7 +129,7 @@ pub(super) fn reads(
         let [before, inside, behind] = within(mapping, in_place);
         let pieces = |part: Option<Mapping>, bytes| part.into_iter().flat_map(move |part| pieces(part, bytes));
         let fragments = pieces(before, BUFFER as u64).chain(pieces(behind, BUFFER as u64));
-        let inside = pieces(inside, CHUNK).map(|piece| (ReadTarget::Memory(piece.start), piece));
+        let inside = pieces(inside, MAX_READ).map(|piece| (ReadTarget::Memory(piece.start), piece));
         let read = |(to, Mapping { start, length, offset, .. }): (ReadTarget, Mapping)| {
             let fills = std::iter::once(start..start + length).collect();
             ChunkRead { file: file.clone(), offset, length, to, fills }

@@ -1,6 +1,6 @@
 //! Blocking direct reads: several in flight, bypassing the page cache.
 
-use super::chunks::CHUNK;
+use super::chunks::MAX_READ;
 use super::open_files::ReadFrom;
 use super::reader::{ReadTarget, Reader};
 use crate::weights::file::{SECTOR, WeightFile};
@@ -38,11 +38,11 @@ impl DirectFile {
         }
         let Some(reader) = reader.as_ref() else { return Ok(()) };
         let begin = |(number, piece): (usize, &mut [u8])| {
-            let at = offset + number as u64 * CHUNK;
+            let at = offset + number as u64 * MAX_READ;
             // SAFETY: `bytes` is borrowed mutably until all reads have been waited for, below.
             unsafe { reader.read(&self.file, at, piece.len(), ReadTarget::Memory(piece.as_mut_ptr() as usize)) }
         };
-        let tickets: Vec<_> = bytes.chunks_mut(CHUNK as usize).enumerate().map(begin).collect();
+        let tickets: Vec<_> = bytes.chunks_mut(MAX_READ as usize).enumerate().map(begin).collect();
         // All are waited for, even if some fail.
         let ends: Vec<io::Result<_>> = tickets.into_iter().map(|ticket| reader.wait(ticket)).collect();
         ends.into_iter().collect::<io::Result<Vec<_>>>().map(drop)

@@ -111,7 +111,7 @@ impl DiskReaders {
         if matches!(residency, WeightResidency::InMemory | WeightResidency::Mapped { sparse_rows: false }) {
             return Ok(SessionWeights::InMemory);
         }
-        if residency != WeightResidency::Streamed {
+        if residency != WeightResidency::ReadFromDisk {
             return Ok(SessionWeights::Mapped(MappedWeights::new(mappings)));
         }
         if mappings.is_empty() {

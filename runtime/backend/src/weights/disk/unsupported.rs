@@ -106,7 +106,7 @@ impl DiskReaders {
         partition: &str,
         reporter: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
-        if placed.residency == WeightResidency::Streamed {
+        if placed.residency == WeightResidency::ReadFromDisk {
             let what = "weights are streamed from disk on Linux only; the system decides which of them stay in memory";
             reporter.warning(&format!("{partition}: {what}"));
         }
