@@ -29,7 +29,7 @@ pub struct Destination {
 }
 
 /// A weight file that can be neither cloned nor linked into the plan directory.
-pub struct Unplaceable {
+pub struct NotLinkable {
     /// Its name in the model.
     pub location: String,
     /// The reason.
@@ -112,18 +112,18 @@ impl Destination {
 
     /// Clones or links the weight files of a model into the plan directory; returns the last one for which neither is
     /// possible.
-    pub fn place(&mut self, model: &Model) -> Result<Option<Unplaceable>, SplitError> {
-        let mut unplaceable = None;
+    pub fn link_weights(&mut self, model: &Model) -> Result<Option<NotLinkable>, SplitError> {
+        let mut not_linkable = None;
         for file in &model.weights().files {
-            let placed = match &self.output {
+            let outcome = match &self.output {
                 Some(output) => link(file, output.staging()).map_err(|e| SplitError::Weights(Box::new(e)))?,
                 None if self.dry_files.contains_key(&file.location) => LinkOutcome::AlreadyThere,
                 None => predict_link(file, &self.base),
             };
-            tracing::debug!(file = file.location, bytes = file.bytes, ?placed, "weight file placed");
-            match placed {
+            tracing::debug!(file = file.location, bytes = file.bytes, placed = ?outcome, "weight file placed");
+            match outcome {
                 LinkOutcome::NotLinkable { why } => {
-                    unplaceable = Some(Unplaceable { location: file.location.clone(), why })
+                    not_linkable = Some(NotLinkable { location: file.location.clone(), why })
                 }
                 LinkOutcome::HardLink if self.output.is_some() => self.hard_links.push(file.location.clone()),
                 LinkOutcome::AlreadyThere | LinkOutcome::Clone if self.output.is_some() => {}
@@ -131,7 +131,7 @@ impl Destination {
                 LinkOutcome::HardLink | LinkOutcome::Clone => self.refer(&file.location, &file.path)?,
             }
         }
-        Ok(unplaceable)
+        Ok(not_linkable)
     }
 
     /// Writes a file.

@@ -1,6 +1,6 @@
 //! Writes a plan directory: weight files, partitions, the tapped model, file records, and at the end `plan.yaml`.
 
-use crate::destination::{Destination, Unplaceable};
+use crate::destination::{Destination, NotLinkable};
 use crate::error::SplitError;
 use crate::output::{OutputDir, PLAN_FILE};
 use crate::records::{Records, record_unhashed};
@@ -59,7 +59,7 @@ pub struct WrittenPlan {
 pub struct PlanWriter<'a> {
     options: WriteOptions,
     analysis: &'a Analysis,
-    to: Destination,
+    destination: Destination,
 }
 
 impl<'a> PlanWriter<'a> {
@@ -68,7 +68,7 @@ impl<'a> PlanWriter<'a> {
         let options = options.for_analysis(analysis);
         let output = OutputDir::begin(target, options.force, options.pack)?;
         let target = output.target().to_owned();
-        Ok(PlanWriter { options, analysis, to: Destination::new(&target, Some(output))? })
+        Ok(PlanWriter { options, analysis, destination: Destination::new(&target, Some(output))? })
     }
 
     /// Computes the plan as it would be written, without writing.
@@ -80,13 +80,13 @@ impl<'a> PlanWriter<'a> {
         plan: Plan,
     ) -> Result<Plan, SplitError> {
         let options = options.for_analysis(analysis);
-        PlanWriter { options, analysis, to: Destination::new(target, None)? }.write(parts, plan)
+        PlanWriter { options, analysis, destination: Destination::new(target, None)? }.write(parts, plan)
     }
 
     /// Writes all files and moves them into place, or removes them on an error.
     pub fn finish(mut self, parts: &[PartitionGraph], plan: Plan) -> Result<WrittenPlan, SplitError> {
         let written = self.write(parts, plan);
-        let (output, hard_links) = self.to.finish();
+        let (output, hard_links) = self.destination.finish();
         let Some(output) = output else { return Ok(WrittenPlan { plan: written?, hard_links }) };
         match written {
             Ok(plan) => {
@@ -112,18 +112,19 @@ impl<'a> PlanWriter<'a> {
         for (partition, (_, proto)) in plan.partitions.iter_mut().zip(&protos) {
             partition.host_kernels = HostKernels { packed: plan.model.host_kernels.packed, ..host_kernels(proto) };
         }
-        let weights_dir = if self.options.pack { self.pack(&model, &mut protos)? } else { self.place(&model, &plan)? };
+        let weights_dir =
+            if self.options.pack { self.pack(&model, &mut protos)? } else { self.link_weights(&model, &plan)? };
         let has_slots_file = self.weights_to_inputs(&model, &mut plan, &mut protos, &weights_dir)?;
         for (name, proto) in &protos {
             let failed = |e| SplitError::Extract { name: name.clone(), source: Box::new(e) };
-            self.to.write_model(name, proto).map_err(failed)?;
+            self.destination.write_model(name, proto).map_err(failed)?;
         }
         self.set_paths(&mut plan, &weights_dir);
-        self.add_texts(&mut plan)?;
+        self.add_tokenizer_files(&mut plan)?;
         self.add_config()?;
         plan.files = self.records(&model, &plan, &weights_dir, has_slots_file)?;
         let yaml = plan.to_yaml().map_err(SplitError::Plan)?;
-        self.to.write(PLAN_FILE, yaml.into_bytes())?;
+        self.destination.write(PLAN_FILE, yaml.into_bytes())?;
         let bytes = plan.files.iter().map(|file| file.bytes.0).fold(0, u64::saturating_add);
         tracing::info!(files = plan.files.len(), bytes, weights_dir, "files of the plan recorded");
         Ok(plan)
@@ -135,7 +136,7 @@ impl<'a> PlanWriter<'a> {
             return Ok(model.clone());
         }
         let location = if self.options.pack { EMBEDDED_FILE } else { WEIGHTS_FILE };
-        self.to.externalise(model, location)
+        self.destination.externalise(model, location)
     }
 
     /// The models to write, by file name: partitions first, in order.
@@ -181,12 +182,12 @@ impl<'a> PlanWriter<'a> {
     fn pack(&mut self, model: &Model, protos: &mut [(String, ModelProto)]) -> Result<String, SplitError> {
         let mut models: Vec<ModelProto> = protos.iter().map(|(_, proto)| proto.clone()).collect();
         if let Some(quantized) = &self.analysis.quantized {
-            self.to.add_virtual(QUANTIZED_FILE, quantized.contents.clone());
+            self.destination.add_virtual(QUANTIZED_FILE, quantized.contents.clone());
         }
-        self.to.pack(&mut models, model.weights(), WEIGHTS_FILE)?;
+        self.destination.pack(&mut models, model.weights(), WEIGHTS_FILE)?;
         protos.iter_mut().zip(models).for_each(|((_, proto), packed)| *proto = packed);
-        self.to.remove(EMBEDDED_FILE);
-        self.to.remove(QUANTIZED_FILE);
+        self.destination.remove(EMBEDDED_FILE);
+        self.destination.remove(QUANTIZED_FILE);
         Ok(".".to_owned())
     }
 
@@ -199,8 +200,8 @@ impl<'a> PlanWriter<'a> {
         weights_dir: &str,
     ) -> Result<bool, SplitError> {
         let shared = shared_weights(self.analysis);
-        let dir = self.to.weights_dir(weights_dir, model);
-        let source = WeightSource { dir: &dir, dry_files: self.to.dry_files() };
+        let dir = self.destination.weights_dir(weights_dir, model);
+        let source = WeightSource { dir: &dir, dry_files: self.destination.dry_files() };
         let slots = weights_to_inputs(plan, protos, &shared, self.options.movable, source)?;
         if slots.is_empty() {
             return Ok(false);
@@ -216,22 +217,24 @@ impl<'a> PlanWriter<'a> {
             );
             return Err(SplitError::setting(why, "use --pack"));
         }
-        self.to.write(SLOTS_FILE, slots)?;
+        self.destination.write(SLOTS_FILE, slots)?;
         Ok(true)
     }
 
     /// Links or clones every weight file into the plan directory; returns the weights directory, which is the model's
     /// own if that is impossible.
-    fn place(&mut self, model: &Model, plan: &Plan) -> Result<String, SplitError> {
+    fn link_weights(&mut self, model: &Model, plan: &Plan) -> Result<String, SplitError> {
         // All weight inputs come from one directory, and formerly embedded ones are in a file of the plan directory.
         let is_gpu = |device: &str| plan.devices.iter().any(|d| d.name == device && d.kind == DeviceKind::Gpu);
         let streams = plan.partitions.iter().flat_map(Partition::variants).any(|variant| {
             is_gpu(variant.device) && (variant.residency == Residency::Streamed || self.options.movable)
         });
         if self.options.in_place && !streams && !needs_externalising(&self.analysis.model) {
-            return Ok(self.to.relative(self.analysis.model.dir()));
+            return Ok(self.destination.relative(self.analysis.model.dir()));
         }
-        let Some(Unplaceable { location, why }) = self.to.place(model)? else { return Ok(".".to_owned()) };
+        let Some(NotLinkable { location, why }) = self.destination.link_weights(model)? else {
+            return Ok(".".to_owned());
+        };
         if needs_externalising(&self.analysis.model) {
             return Err(SplitError::setting(
                 format!(
@@ -244,7 +247,7 @@ impl<'a> PlanWriter<'a> {
             "note: {location} cannot be linked into the output directory ({why}); hpp-exec reads it from its own directory, but \
              stock ONNX Runtime cannot open the partitions: choose --out on the model's file system, or use --pack"
         );
-        Ok(self.to.relative(self.analysis.model.dir()))
+        Ok(self.destination.relative(self.analysis.model.dir()))
     }
 
     /// Fills in the paths of weights and model in the plan.
@@ -255,7 +258,10 @@ impl<'a> PlanWriter<'a> {
         plan.model.tapped = Some(TAPPED_FILE.to_owned());
         (plan.model.source, plan.model.weights_dir) = match self.options.pack {
             true => (WHOLE_FILE.to_owned(), ".".to_owned()),
-            false => (self.to.relative(self.analysis.model.path()), self.to.relative(self.analysis.model.dir())),
+            false => (
+                self.destination.relative(self.analysis.model.path()),
+                self.destination.relative(self.analysis.model.dir()),
+            ),
         };
         if self.options.pack {
             // The packed whole model is flattened: it has no branch to choose.
@@ -264,10 +270,10 @@ impl<'a> PlanWriter<'a> {
     }
 
     /// Adds the paths of tokenizer and chat template; copies them into a packed directory.
-    fn add_texts(&mut self, plan: &mut Plan) -> Result<(), SplitError> {
+    fn add_tokenizer_files(&mut self, plan: &mut Plan) -> Result<(), SplitError> {
         let Some(generation) = &mut plan.generation else { return Ok(()) };
         let config = &self.analysis.config;
-        let mut add = |path: &Option<PathBuf>| path.as_deref().map(|path| self.add_text(path)).transpose();
+        let mut add = |path: &Option<PathBuf>| path.as_deref().map(|path| self.add_tokenizer_file(path)).transpose();
         generation.tokenizer = add(&config.tokenizer)?;
         generation.tokenizer_config = add(&config.tokenizer_config)?;
         generation.chat_template = add(&config.chat_template)?;
@@ -280,17 +286,17 @@ impl<'a> PlanWriter<'a> {
         let present = CONFIG_FILES.into_iter().map(|name| (name, dir.join(name))).filter(|(_, path)| path.is_file());
         let copied = present.filter(|_| self.analysis.quantized.is_some());
         for (name, path) in copied.collect::<Vec<_>>() {
-            self.to.copy(name, &path)?;
+            self.destination.copy(name, &path)?;
         }
         Ok(())
     }
 
-    fn add_text(&mut self, path: &Path) -> Result<String, SplitError> {
+    fn add_tokenizer_file(&mut self, path: &Path) -> Result<String, SplitError> {
         let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         if !self.options.pack {
-            return Ok(self.to.relative(path));
+            return Ok(self.destination.relative(path));
         }
-        self.to.copy(&file, path)?;
+        self.destination.copy(&file, path)?;
         Ok(file)
     }
 
@@ -301,23 +307,23 @@ impl<'a> PlanWriter<'a> {
         weights_dir: &str,
         has_slots_file: bool,
     ) -> Result<Vec<hpp_schema::FileRecord>, SplitError> {
-        let mut records = Records::new(&self.to, self.options.hash_weights || self.options.pack);
-        let is_own = needs_externalising(&self.analysis.model);
+        let mut records = Records::new(&self.destination, self.options.hash_weights || self.options.pack);
+        let is_written_here = needs_externalising(&self.analysis.model);
         records.add(&plan.model.source, FileRole::Source)?;
         if self.options.pack {
-            records.add_own(WEIGHTS_FILE, FileRole::Weights)?;
+            records.add_written(WEIGHTS_FILE, FileRole::Weights)?;
         } else {
             for file in &model.weights().files {
                 let path =
                     if weights_dir == "." { file.location.clone() } else { format!("{weights_dir}/{}", file.location) };
-                match is_own && file.location == WEIGHTS_FILE {
-                    true => records.add_own(&path, FileRole::Weights)?,
+                match is_written_here && file.location == WEIGHTS_FILE {
+                    true => records.add_written(&path, FileRole::Weights)?,
                     false => records.add(&path, FileRole::Weights)?,
                 }
             }
         }
         if has_slots_file {
-            records.add_own(SLOTS_FILE, FileRole::Weights)?;
+            records.add_written(SLOTS_FILE, FileRole::Weights)?;
         }
         let mut seen = HashSet::new();
         let variants = plan.partitions.iter().flat_map(Partition::variants);
@@ -326,9 +332,10 @@ impl<'a> PlanWriter<'a> {
             records.add(file, FileRole::Partition)?;
         }
         records.add(TAPPED_FILE, FileRole::Tapped)?;
-        let texts = plan.generation.iter().flat_map(|g| [&g.tokenizer, &g.tokenizer_config, &g.chat_template]);
-        for text in texts.flatten() {
-            records.add(text, FileRole::Text)?;
+        let tokenizer_files =
+            plan.generation.iter().flat_map(|g| [&g.tokenizer, &g.tokenizer_config, &g.chat_template]);
+        for file in tokenizer_files.flatten() {
+            records.add(file, FileRole::Text)?;
         }
         Ok(records.done())
     }

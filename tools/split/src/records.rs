@@ -12,7 +12,7 @@ const FULL_HASH_BYTES: u64 = 1 << 30;
 
 /// Records in the order they were added.
 pub struct Records<'a> {
-    to: &'a Destination,
+    destination: &'a Destination,
     hash_everything: bool,
     /// Bytes that may still be hashed by default.
     remaining: u64,
@@ -20,9 +20,9 @@ pub struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// For files in `to`; paths are relative to the plan.
-    pub fn new(to: &'a Destination, hash_everything: bool) -> Self {
-        Records { to, hash_everything, remaining: FULL_HASH_BYTES, records: Vec::new() }
+    /// For files in `destination`; paths are relative to the plan.
+    pub fn new(destination: &'a Destination, hash_everything: bool) -> Self {
+        Records { destination, hash_everything, remaining: FULL_HASH_BYTES, records: Vec::new() }
     }
 
     /// Records one file.
@@ -31,14 +31,14 @@ impl<'a> Records<'a> {
     }
 
     /// Records a file that this command wrote, always with a full hash: hashing takes less time than writing did.
-    pub fn add_own(&mut self, path: &str, role: FileRole) -> Result<(), SplitError> {
+    pub fn add_written(&mut self, path: &str, role: FileRole) -> Result<(), SplitError> {
         self.record(path, role, true)
     }
 
     fn record(&mut self, path: &str, role: FileRole, must_hash: bool) -> Result<(), SplitError> {
-        let file = self.to.resolve(path);
+        let file = self.destination.resolve(path);
         let io = |source| SplitError::Io { action: "read", path: file.clone(), source };
-        let contents = self.to.dry_files().get(path).cloned();
+        let contents = self.destination.dry_files().get(path).cloned();
         let contents = contents.map_or_else(|| VirtualFile::of_file(&file).map_err(io), Ok)?;
         let bytes = contents.bytes();
         let weights = |e: hash::HashError| SplitError::Weights(Box::new(e));
