@@ -191,7 +191,7 @@ impl Backend for OrtBackend {
         let stays_mapped = is_mapped.then(|| weights.dir.join(crate::weights::disk::WEIGHTS));
         // SAFETY: `provide` claimed the mappings for this session alone. `SessionCore` drops the weights before the session, and `run`
         // checks them first.
-        let weights = unsafe { self.readers.keep(weights, spec.partition, reporter) }?;
+        let weights = unsafe { self.readers.take_over(weights, spec.partition, reporter) }?;
         self.packed.borrow_mut().extend(packed);
         let lock = self.runtime.device_lock(provided.provider);
         let streams = match provided.provider {
@@ -279,7 +279,7 @@ impl Backend for OrtBackend {
     }
 
     fn name_mapped_files(&self, files: &[&Path]) {
-        crate::fault::name(files);
+        crate::sigbus::register(files);
     }
 
     fn memory_limit(&self) -> Option<u64> {

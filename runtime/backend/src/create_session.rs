@@ -3,7 +3,6 @@
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
 use crate::environment::SharedRuntime;
-use crate::fault;
 use crate::loading::Loading;
 use crate::os;
 use crate::pages;
@@ -11,6 +10,7 @@ use crate::probe;
 use crate::raw::assignment::{Assigned, assigned};
 use crate::raw::failed;
 use crate::raw::run::OrtControl;
+use crate::sigbus;
 use crate::weights::disk::{self, ExpertTensors, SessionMappings};
 use hpp_engine::port::{Fallback, SessionSpec, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
@@ -175,10 +175,10 @@ fn from_disk(
     let (file, dir) = match &prepared {
         Some(prepared) => {
             let made_for = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());
-            let make = |place: &Path| {
+            let make = |dir: &Path| {
                 let about = (spec.weight_bytes / 5).saturating_mul(PREPARED_FOR_FIVE);
                 reporter.preparing(spec.partition, prepared.dir, about);
-                let saving = saving(on_host(runtime, spec, true)?, place, spec.partition)?;
+                let saving = saving(on_host(runtime, spec, true)?, dir, spec.partition)?;
                 let session = commit(saving, spec, control)?;
                 let read = disk::mapped_under(spec.weights_dir).unwrap_or_default();
                 drop(session);
@@ -186,9 +186,9 @@ fn from_disk(
                 disk::forget(&read);
                 Ok(())
             };
-            let place = disk::find_or_make(prepared, spec.partition, &made_for, make)?;
-            fault::name(&[place.join(disk::WEIGHTS)]);
-            (place.join(disk::MODEL), place)
+            let dir = disk::find_or_make(prepared, spec.partition, &made_for, make)?;
+            sigbus::register(&[dir.join(disk::WEIGHTS)]);
+            (dir.join(disk::MODEL), dir)
         }
         None => (spec.file.to_owned(), spec.weights_dir.to_owned()),
     };
@@ -226,9 +226,9 @@ fn remove(cause: &str, dir: &Path) -> String {
 }
 
 /// Creates a session and writes its optimized graph and packed weights to a directory.
-fn saving(builder: SessionBuilder, place: &Path, partition: &str) -> Result<SessionBuilder, BackendError> {
+fn saving(builder: SessionBuilder, dir: &Path, partition: &str) -> Result<SessionBuilder, BackendError> {
     builder
-        .with_optimized_model_path(place.join(disk::MODEL))
+        .with_optimized_model_path(dir.join(disk::MODEL))
         .and_then(|builder| builder.with_config_entry("session.save_external_prepacked_constant_initializers", "1"))
         .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_file_name", disk::UNALIGNED))
         .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024"))

@@ -10,8 +10,6 @@ mod cuda;
 mod devices;
 pub mod discover;
 mod environment;
-#[cfg_attr(not(target_os = "linux"), path = "fault/elsewhere.rs")]
-mod fault;
 mod loading;
 mod log;
 mod os;
@@ -20,6 +18,8 @@ mod plugin;
 mod probe;
 mod raw;
 mod session;
+#[cfg_attr(not(target_os = "linux"), path = "sigbus/elsewhere.rs")]
+mod sigbus;
 mod weights;
 
 pub use backend::OrtBackend;

@@ -19,16 +19,16 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 /// Exit code of a process that lost a mapped file: EX_IOERR of `sysexits.h`.
 pub(crate) const EXIT: c_int = 74;
 /// Most files that can be registered. A SIGBUS in a further one goes to the previous handler.
-const MOST: usize = 4096;
+const MAX_FILES: usize = 4096;
 /// Longest line of `/proc/self/maps`: a path, and less than 100 bytes in front of it.
 const LINE: usize = libc::PATH_MAX as usize + 128;
 
 /// Paths of registered files as `/proc/self/maps` writes them. They are never freed, because the handler may read them at any time.
-static NAMED: [AtomicPtr<Vec<u8>>; MOST] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST];
+static REGISTERED: [AtomicPtr<Vec<u8>>; MAX_FILES] = [const { AtomicPtr::new(ptr::null_mut()) }; MAX_FILES];
 /// Number of registered files; locked while one is added.
 static COUNT: Mutex<usize> = Mutex::new(0);
 /// The previous handler.
-static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 /// Buffer of the handler; one thread uses it at a time.
 static SCRATCH: Scratch = Scratch { taken: AtomicBool::new(false), bytes: UnsafeCell::new([0; 2 * LINE]) };
 
@@ -41,15 +41,15 @@ struct Scratch {
 unsafe impl Sync for Scratch {}
 
 /// Registers files: from now on the handler names them. The first call installs the handler.
-pub(crate) fn name<P: AsRef<Path>>(files: &[P]) {
+pub(crate) fn register<P: AsRef<Path>>(files: &[P]) {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(install);
     let mut count = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
     for file in files {
         let Ok(real) = file.as_ref().canonicalize() else { continue };
         let path = as_listed(real.as_os_str().as_bytes());
-        if *count < MOST && !NAMED[..*count].iter().any(|known| named(known) == Some(path.as_slice())) {
-            NAMED[*count].store(Box::into_raw(Box::new(path)), Ordering::Release);
+        if *count < MAX_FILES && !REGISTERED[..*count].iter().any(|known| registered(known) == Some(path.as_slice())) {
+            REGISTERED[*count].store(Box::into_raw(Box::new(path)), Ordering::Release);
             *count += 1;
         }
     }
@@ -60,20 +60,20 @@ fn as_listed(path: &[u8]) -> Vec<u8> {
     path.iter().flat_map(|byte| if *byte == b'\n' { b"\\012".to_vec() } else { vec![*byte] }).collect()
 }
 
-fn named(slot: &AtomicPtr<Vec<u8>>) -> Option<&[u8]> {
+fn registered(slot: &AtomicPtr<Vec<u8>>) -> Option<&[u8]> {
     // SAFETY: a slot is null or points to a vector that is never changed or freed.
     unsafe { slot.load(Ordering::Acquire).as_ref() }.map(Vec::as_slice)
 }
 
 fn install() {
     // SAFETY: all zeros are a valid `sigaction`: no flags, no signals blocked, the default action.
-    let (mut action, mut before) = unsafe { std::mem::zeroed::<(libc::sigaction, libc::sigaction)>() };
+    let (mut action, mut previous) = unsafe { std::mem::zeroed::<(libc::sigaction, libc::sigaction)>() };
     action.sa_sigaction = on_fault as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as usize;
     // SA_ONSTACK: the previous handler may be Rust's for stack overflows, which needs the alternate stack.
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: the handler keeps to what a signal handler may do, and both structures live until the call returns.
-    if unsafe { libc::sigaction(libc::SIGBUS, &action, &mut before) } == 0 {
-        let _ = BEFORE.set(before);
+    if unsafe { libc::sigaction(libc::SIGBUS, &action, &mut previous) } == 0 {
+        let _ = PREVIOUS.set(previous);
     }
 }
 
@@ -86,12 +86,12 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     // SAFETY: this thread set `taken`, so no other accesses the bytes; the kernel passes a valid `info`.
     let (buffer, address) = unsafe { (&mut *SCRATCH.bytes.get(), (*info).si_addr() as usize) };
     if let Some(file) = file_at(address, buffer)
-        && NAMED.iter().map_while(named).any(|path| is(file, path))
+        && REGISTERED.iter().map_while(registered).any(|path| is_mapping_of(file, path))
     {
         for part in [
             b"\nerror: cannot read mapped weights from ".as_slice(),
             file,
-            b": the file was truncated while it was mapped, or its disk failed. Tokens printed so far are right\n",
+            b": the file was truncated while it was mapped, or its disk failed. Output printed so far is correct\n",
             b"hint: restore the file and run again, or make the plan again with hpp-split --force\n",
         ] {
             write_all(part);
@@ -101,11 +101,11 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
     }
     SCRATCH.taken.store(false, Ordering::Release);
     // SAFETY: these are the arguments that the kernel passed.
-    unsafe { as_before(signal, info, context) };
+    unsafe { call_previous_handler(signal, info, context) };
 }
 
 /// Whether a path from `/proc/self/maps` is this one; the kernel appends a remark to a deleted file's.
-fn is(listed: &[u8], path: &[u8]) -> bool {
+fn is_mapping_of(listed: &[u8], path: &[u8]) -> bool {
     listed.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest == b" (deleted)")
 }
 
@@ -172,25 +172,25 @@ fn covers(line: &[u8], address: usize) -> bool {
 ///
 /// # Safety
 /// The arguments must be those the kernel passed to this handler.
-unsafe fn as_before(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    let before = BEFORE.get().filter(|before| ![libc::SIG_DFL, libc::SIG_IGN].contains(&before.sa_sigaction));
-    match before {
+unsafe fn call_previous_handler(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let previous = PREVIOUS.get().filter(|previous| ![libc::SIG_DFL, libc::SIG_IGN].contains(&previous.sa_sigaction));
+    match previous {
         None => {
             // SAFETY: no preconditions. The access is repeated when this handler returns, and then kills the process.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
-        Some(before) if before.sa_flags & libc::SA_SIGINFO != 0 => {
+        Some(previous) if previous.sa_flags & libc::SA_SIGINFO != 0 => {
             // SAFETY: with SA_SIGINFO the handler is a function of three arguments.
             let handler = unsafe {
                 std::mem::transmute::<usize, extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void)>(
-                    before.sa_sigaction,
+                    previous.sa_sigaction,
                 )
             };
             handler(signal, info, context);
         }
-        Some(before) => {
+        Some(previous) => {
             // SAFETY: without SA_SIGINFO the handler is a function of the signal number alone.
-            let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(before.sa_sigaction) };
+            let handler = unsafe { std::mem::transmute::<usize, extern "C" fn(c_int)>(previous.sa_sigaction) };
             handler(signal);
         }
     }
@@ -206,10 +206,10 @@ mod tests {
     const FAULT: &str = "HPP_TEST_FAULT";
 
     /// Runs [`faults`] in a process of its own.
-    fn process_that_faults(file: &Path, named: bool) -> Output {
+    fn process_that_faults(file: &Path, registered: bool) -> Output {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "fault::tests::faults", "--nocapture", "--test-threads", "1"]);
-        command.env(FAULT, file).env("HPP_TEST_NAMED", if named { "1" } else { "0" });
+        command.args(["--exact", "sigbus::tests::faults", "--nocapture", "--test-threads", "1"]);
+        command.env(FAULT, file).env("HPP_TEST_REGISTERED", if registered { "1" } else { "0" });
         command.output().unwrap()
     }
 
@@ -222,9 +222,9 @@ mod tests {
         // SAFETY: this test wants the fault that truncating the file causes.
         let map = unsafe { memmap2::Mmap::map(&file) }.unwrap();
         let others = tempfile::NamedTempFile::new().unwrap();
-        name(&[others.path()]);
-        if std::env::var("HPP_TEST_NAMED").unwrap() == "1" {
-            name(&[&path, &path]);
+        register(&[others.path()]);
+        if std::env::var("HPP_TEST_REGISTERED").unwrap() == "1" {
+            register(&[&path, &path]);
         }
         std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(5000).unwrap();
         let sum: u64 = map.iter().map(|byte| u64::from(*byte)).sum();
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn a_deleted_file_is_still_recognised() {
-        assert!(is(b"/a/b", b"/a/b") && is(b"/a/b (deleted)", b"/a/b"));
-        assert!(!is(b"/a/bc", b"/a/b") && !is(b"/a", b"/a/b"));
+        assert!(is_mapping_of(b"/a/b", b"/a/b") && is_mapping_of(b"/a/b (deleted)", b"/a/b"));
+        assert!(!is_mapping_of(b"/a/bc", b"/a/b") && !is_mapping_of(b"/a", b"/a/b"));
     }
 }

@@ -3,4 +3,4 @@
 use std::path::Path;
 
 /// Does nothing.
-pub(crate) fn name<P: AsRef<Path>>(_: &[P]) {}
+pub(crate) fn register<P: AsRef<Path>>(_: &[P]) {}

@@ -292,11 +292,11 @@ mod tests {
         }
 
         fn take(&self, cache: &PlanCache, flag: &str, made: &Cell<u32>) -> LockedPlan {
-            let make = |place: &Path, _: File| {
+            let make = |dir: &Path, _: File| {
                 made.set(made.get() + 1);
-                fs::create_dir_all(place).unwrap();
-                fs::write(place.join("weights.bin"), vec![1; 1 << 20]).unwrap();
-                fs::write(place.join(PLAN_NAME), b"plan").unwrap();
+                fs::create_dir_all(dir).unwrap();
+                fs::write(dir.join("weights.bin"), vec![1; 1 << 20]).unwrap();
+                fs::write(dir.join(PLAN_NAME), b"plan").unwrap();
                 Ok(())
             };
             cache.acquire(&self.key(flag), false, &self.console, make).unwrap()
@@ -373,11 +373,11 @@ mod tests {
         std::thread::scope(|scope| {
             for _ in 0..4 {
                 scope.spawn(|| {
-                    let make = |place: &Path, _: File| {
+                    let make = |dir: &Path, _: File| {
                         made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                         std::thread::sleep(Duration::from_millis(50));
-                        fs::create_dir_all(place).unwrap();
-                        fs::write(place.join(PLAN_NAME), b"plan").unwrap();
+                        fs::create_dir_all(dir).unwrap();
+                        fs::write(dir.join(PLAN_NAME), b"plan").unwrap();
                         Ok(())
                     };
                     cache.acquire(&fixture.key("a"), false, &fixture.console, make).unwrap();

@@ -46,97 +46,132 @@ impl Files {
     }
 }
 
-/// Divides mappings into compressed regions and the rest, in the order in which they are locked: uncompressed ranges first, because each
-/// locked byte saves a byte of reading, and among ranges that save the same the fragments outside huge pages, which need a bounce copy
-/// and many small remaps when they are streamed.
-pub(super) fn lock_order(
-    mappings: Vec<Mapping>,
-    regions: &[CompressedRegion],
-) -> Vec<(Mapping, Option<&CompressedRegion>)> {
-    let mut parts = Vec::new();
-    for mapping in mappings {
-        let mut rest = Some(mapping);
-        for region in regions {
-            let Some(whole) = rest.take() else { break };
-            let end = whole.offset + whole.length as u64;
-            if region.offset < whole.offset || region.offset + region.length as u64 > end {
-                rest = Some(whole);
-                continue;
-            }
-            let (before, after) = whole.split(region.offset - whole.offset);
-            let (compressed, after) = after.map_or((None, None), |after| after.split(region.length as u64));
-            parts.extend(before.map(|part| (part, None)));
-            parts.extend(compressed.map(|part| (part, Some(region))));
-            rest = after;
-        }
-        parts.extend(rest.map(|part| (part, None)));
-    }
-    parts.sort_by_key(|(mapping, _)| mapping.start);
-    let runs = joined(parts.iter().map(|(mapping, _)| mapping));
-    let apart = |(mapping, region)| match region {
-        Some(_) => vec![(mapping, region, false)],
-        None => {
-            let [before, inside, behind] = within(&mapping, in_huge_pages(&runs, &mapping));
-            let fragments = before.into_iter().chain(behind).map(|part| (part, None, false));
-            fragments.chain(inside.map(|part| (part, None, true))).collect()
-        }
-    };
-    let mut parts: Vec<_> = parts.into_iter().flat_map(apart).collect();
-    parts.sort_by_cached_key(|(mapping, region, huge)| {
-        // Bytes per 1000 that compression saves already.
-        let saved = region
-            .map_or(0, |region| 1000 - region.stored_bytes().min(mapping.length as u64) * 1000 / mapping.length as u64);
-        (saved, *huge, mapping.length, mapping.offset)
-    });
-    parts.into_iter().map(|(mapping, region, _)| (mapping, region)).collect()
+/// A range of weights that is locked or streamed as one.
+pub(super) struct WeightRange<'a> {
+    pub mapping: Mapping,
+    /// The compressed region that holds it, if one does.
+    pub region: Option<&'a CompressedRegion>,
 }
 
-/// The addresses that huge pages may fill in the run that contains a mapping.
-pub(super) fn in_huge_pages(runs: &[Mapping], mapping: &Mapping) -> Range<usize> {
-    let own = runs.iter().find(|run| run.start + run.length > mapping.start);
-    own.map_or(0..0, Mapping::huge_pages)
+/// A range whose place in the order of locking is to be decided.
+struct LockCandidate<'a> {
+    range: WeightRange<'a>,
+    /// Whether it lies in huge pages; else it is a fragment, or compressed.
+    is_huge: bool,
+}
+
+impl LockCandidate<'_> {
+    /// What is locked first has the smallest key.
+    fn key(&self) -> (u64, bool, usize, u64) {
+        let Mapping { length, offset, .. } = self.range.mapping;
+        // Bytes per 1000 that compression saves already.
+        let saved = self
+            .range
+            .region
+            .map_or(0, |region| 1000 - region.stored_bytes().min(length as u64) * 1000 / length as u64);
+        (saved, self.is_huge, length, offset)
+    }
+}
+
+/// Divides mappings into compressed regions and the rest, in the order in which they are locked: uncompressed ranges first, because each
+/// locked byte saves a byte of reading, and among ranges that save the same the fragments outside huge pages, which need a bounce copy
+/// and many small remaps when they are streamed, and among those the smallest.
+pub(super) fn lock_order(mappings: Vec<Mapping>, regions: &[CompressedRegion]) -> Vec<WeightRange<'_>> {
+    let mut ranges: Vec<_> = mappings.into_iter().flat_map(|mapping| split_at_regions(mapping, regions)).collect();
+    ranges.sort_by_key(|range| range.mapping.start);
+    let merged = merge_adjacent(ranges.iter().map(|range| &range.mapping));
+    let mut candidates: Vec<_> = ranges.into_iter().flat_map(|range| separate_fragments(range, &merged)).collect();
+    candidates.sort_by_cached_key(LockCandidate::key);
+    candidates.into_iter().map(|candidate| candidate.range).collect()
+}
+
+/// Divides a mapping into the compressed regions that it contains and what lies between them.
+fn split_at_regions(mapping: Mapping, regions: &[CompressedRegion]) -> Vec<WeightRange<'_>> {
+    let mut ranges = Vec::new();
+    let uncompressed = |mapping| WeightRange { mapping, region: None };
+    let mut rest = Some(mapping);
+    for region in regions {
+        let Some(whole) = rest.take() else { break };
+        let end = whole.offset + whole.length as u64;
+        if region.offset < whole.offset || region.offset + region.length as u64 > end {
+            rest = Some(whole);
+            continue;
+        }
+        let (before, after) = whole.split(region.offset - whole.offset);
+        let (compressed, after) = after.map_or((None, None), |after| after.split(region.length as u64));
+        ranges.extend(before.map(uncompressed));
+        ranges.extend(compressed.map(|mapping| WeightRange { mapping, region: Some(region) }));
+        rest = after;
+    }
+    ranges.extend(rest.map(uncompressed));
+    ranges
+}
+
+/// Separates the fragments of an uncompressed range from its part in huge pages. `merged` are all mappings, adjacent ones merged.
+fn separate_fragments<'a>(range: WeightRange<'a>, merged: &[Mapping]) -> Vec<LockCandidate<'a>> {
+    if range.region.is_some() {
+        return vec![LockCandidate { range, is_huge: false }];
+    }
+    let [before, inside, after] = split_at(&range.mapping, in_huge_pages(merged, &range.mapping));
+    let candidate = |mapping, is_huge| LockCandidate { range: WeightRange { mapping, region: None }, is_huge };
+    let fragments = before.into_iter().chain(after).map(|part| candidate(part, false));
+    fragments.chain(inside.map(|part| candidate(part, true))).collect()
+}
+
+/// The addresses that huge pages may fill in the one of `merged` that contains a mapping.
+pub(super) fn in_huge_pages(merged: &[Mapping], mapping: &Mapping) -> Range<usize> {
+    let containing = merged.iter().find(|other| other.start + other.length > mapping.start);
+    containing.map_or(0..0, Mapping::huge_pages)
 }
 
 /// The parts of a mapping before, within and after an address range.
-fn within(mapping: &Mapping, addresses: Range<usize>) -> [Option<Mapping>; 3] {
+fn split_at(mapping: &Mapping, addresses: Range<usize>) -> [Option<Mapping>; 3] {
     let (before, rest) = mapping.split(addresses.start.saturating_sub(mapping.start) as u64);
     let split_at_end = |rest: Mapping| rest.split(addresses.end.saturating_sub(rest.start) as u64);
-    let (inside, behind) = rest.map_or((None, None), split_at_end);
-    [before, inside, behind]
+    let (inside, after) = rest.map_or((None, None), split_at_end);
+    [before, inside, after]
 }
 
 /// Merges adjacent mappings: a huge page that is freed in two parts is split, and the system then allocates small pages there.
-pub(super) fn joined<'a>(parts: impl Iterator<Item = &'a Mapping>) -> Vec<Mapping> {
-    let mut joined: Vec<Mapping> = Vec::new();
+pub(super) fn merge_adjacent<'a>(parts: impl Iterator<Item = &'a Mapping>) -> Vec<Mapping> {
+    let mut merged: Vec<Mapping> = Vec::new();
     for part in parts {
-        match joined.last_mut() {
+        match merged.last_mut() {
             Some(last) if last.start + last.length == part.start => last.length += part.length,
-            _ => joined.push(part.clone()),
+            _ => merged.push(part.clone()),
         }
     }
-    joined
+    merged
 }
 
-/// The reads of a mapping. Uncompressed weights are read in place within `in_place`, and through a staging buffer elsewhere.
+/// The reads of a range. Uncompressed weights are read in place within `in_place`, and through a staging buffer elsewhere.
 pub(super) fn reads(
-    mapping: &Mapping,
-    region: Option<&CompressedRegion>,
+    WeightRange { mapping, region }: &WeightRange<'_>,
     in_place: Range<usize>,
     files: &mut Files,
 ) -> io::Result<Vec<ChunkRead>> {
-    let Some(region) = region else {
-        let file = files.named(&mapping.path)?;
-        let [before, inside, behind] = within(mapping, in_place);
-        let pieces = |part: Option<Mapping>, bytes| part.into_iter().flat_map(move |part| pieces(part, bytes));
-        let fragments = pieces(before, BUFFER as u64).chain(pieces(behind, BUFFER as u64));
-        let inside = pieces(inside, MAX_READ).map(|piece| (ReadTarget::Memory(piece.start), piece));
-        let read = |(to, Mapping { start, length, offset, .. }): (ReadTarget, Mapping)| {
-            let fills = std::iter::once(start..start + length).collect();
-            ChunkRead { file: file.clone(), offset, length, to, fills }
-        };
-        return Ok(inside.chain(fragments.map(|piece| (copied(&piece), piece))).map(read).collect());
+    match region {
+        Some(region) => {
+            Ok(compressed_reads(mapping, region, &files.named(&mapping.path.with_file_name(COMPRESSED_FILE))?))
+        }
+        None => Ok(uncompressed_reads(mapping, in_place, &files.named(&mapping.path)?)),
+    }
+}
+
+fn uncompressed_reads(mapping: &Mapping, in_place: Range<usize>, file: &ReadFrom) -> Vec<ChunkRead> {
+    let [before, inside, after] = split_at(mapping, in_place);
+    let pieces_of = |part: Option<Mapping>, bytes| part.into_iter().flat_map(move |part| pieces(part, bytes));
+    let inside = pieces_of(inside, MAX_READ).map(|piece| (ReadTarget::Memory(piece.start), piece));
+    let fragments = pieces_of(before, BUFFER as u64).chain(pieces_of(after, BUFFER as u64));
+    let fragments = fragments.map(|piece| (copy_target(&piece), piece));
+    let read = |(to, Mapping { start, length, offset, .. }): (ReadTarget, Mapping)| {
+        let fills = std::iter::once(start..start + length).collect();
+        ChunkRead { file: file.clone(), offset, length, to, fills }
     };
-    let file = files.named(&mapping.path.with_file_name(COMPRESSED_FILE))?;
+    inside.chain(fragments).map(read).collect()
+}
+
+fn compressed_reads(mapping: &Mapping, region: &CompressedRegion, file: &ReadFrom) -> Vec<ChunkRead> {
     let (parts, region) = (region.parts(), Arc::new(region.clone()));
     let start = mapping.start;
     let read = |parts: &[RegionPart]| {
@@ -157,11 +192,11 @@ pub(super) fn reads(
         };
         ChunkRead { file, offset, length, to: ReadTarget::Through(Arc::new(decompress)), fills }
     };
-    Ok(together(&parts).into_iter().map(read).collect())
+    group_reads(&parts).into_iter().map(read).collect()
 }
 
 /// Through a staging buffer to a mapping: disks fill the huge pages of staging buffers twice as fast as small pages.
-fn copied(mapping: &Mapping) -> ReadTarget {
+fn copy_target(mapping: &Mapping) -> ReadTarget {
     let Mapping { start, length, .. } = *mapping;
     ReadTarget::Through(Arc::new(move |read: &[u8]| {
         // SAFETY: the range is the mapping, which stays and is not used until the read was waited for (`Reader::read`).
@@ -171,15 +206,15 @@ fn copied(mapping: &Mapping) -> ReadTarget {
 }
 
 /// Groups adjacent parts into reads of at most [`PART`] bytes.
-fn together(parts: &[RegionPart]) -> Vec<&[RegionPart]> {
+fn group_reads(parts: &[RegionPart]) -> Vec<&[RegionPart]> {
     let mut groups = Vec::new();
     let mut rest = parts;
     while let Some(first) = rest.first() {
         let fits =
             |part: &&RegionPart| part.at + (part.bytes as u64).next_multiple_of(SECTOR) - first.at <= PART as u64;
-        let (group, behind) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+        let (group, after) = rest.split_at(rest.iter().take_while(fits).count().max(1));
         groups.push(group);
-        rest = behind;
+        rest = after;
     }
     groups
 }
@@ -209,7 +244,7 @@ mod tests {
         let [first, second] = [(HUGE - 8192, 2 * HUGE), (3 * HUGE - 8192, HUGE)].map(|(at, bytes)| mapping(at, bytes));
         let [small, alone] = [mapping(8 * HUGE + 4096, 4096), mapping(20 * HUGE, 2 * HUGE)];
         let all = vec![alone.clone(), second, small.clone(), first];
-        let order: Vec<Mapping> = lock_order(all, &[]).into_iter().map(|(mapping, _)| mapping).collect();
+        let order: Vec<Mapping> = lock_order(all, &[]).into_iter().map(|range| range.mapping).collect();
         let [front, end] = [mapping(HUGE - 8192, 8192), mapping(3 * HUGE, HUGE - 8192)];
         let [shared, inside] = [mapping(3 * HUGE - 8192, 8192), mapping(HUGE, 2 * HUGE - 8192)];
         assert_eq!(order, [small, front, end, shared, inside, alone]);

@@ -99,15 +99,15 @@ impl DiskReaders {
     /// Takes over the weights of a session.
     ///
     /// # Safety
-    /// `placed.mappings` must be the session's alone, as [`claim`] returns them. The session must live longer than what is
+    /// `weights.mappings` must be the session's alone, as [`claim`] returns them. The session must live longer than what is
     /// returned and must run only after [`SessionWeights::check`].
-    pub unsafe fn keep(
+    pub unsafe fn take_over(
         &self,
-        placed: SessionMappings,
+        weights: SessionMappings,
         partition: &str,
         reporter: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
-        let SessionMappings { residency, mappings, dir, prepared, experts } = placed;
+        let SessionMappings { residency, mappings, dir, prepared, experts } = weights;
         if matches!(residency, WeightResidency::InMemory | WeightResidency::Mapped { sparse_rows: false }) {
             return Ok(SessionWeights::InMemory);
         }
@@ -155,7 +155,7 @@ impl PendingWeights {
         };
         let (mappings, experts) = divide_experts(&experts, probe.used(), &readers.pool);
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
-        // to `DiskReaders::keep`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
+        // to `DiskReaders::take_over`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
         let weights = unsafe { StreamedWeights::take_over(io, mappings, experts, &regions, locked) };
         let mut weights = weights.map_err(&failed)?;

@@ -6,13 +6,13 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Runs of small pages with fewer bytes are freed: moving them costs more than allocating.
-const MIN_RUN: usize = 64 << 10;
+/// Ranges of small pages with fewer bytes are freed: moving them costs more than allocating.
+const MIN_RANGE: usize = 64 << 10;
 /// The limit on mappings of a process, if the system does not report it.
 const DEFAULT_MAX_MAPPINGS: usize = 65_530;
-/// One in `SHARE` of these mappings may be a range that pages move to and from: each takes one mapping or a few, and the rest of the
+/// One in `MAPPING_DIVISOR` of these mappings may be a range that pages move to and from: each takes one mapping or a few, and the rest of the
 /// process needs some too.
-const SHARE: usize = 4;
+const MAPPING_DIVISOR: usize = 4;
 
 /// Free pages of all streamed sessions.
 ///
@@ -21,11 +21,11 @@ const SHARE: usize = 4;
 pub(crate) struct PagePool(RefCell<PoolState>);
 
 struct PoolState {
-    /// How many more ranges may take part.
+    /// How many more ranges may be registered.
     ranges_left: usize,
     /// Addresses of free huge pages.
     huge: BTreeSet<usize>,
-    /// Runs of free small pages: start address and bytes.
+    /// Ranges of free small pages: start address and bytes.
     small: BTreeMap<usize, usize>,
     /// Whether the system can move pages.
     movable: bool,
@@ -39,7 +39,7 @@ impl Default for PagePool {
     fn default() -> Self {
         let allowed =
             std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
-        PagePool::with_ranges(allowed.unwrap_or(DEFAULT_MAX_MAPPINGS) / SHARE)
+        PagePool::with_ranges(allowed.unwrap_or(DEFAULT_MAX_MAPPINGS) / MAPPING_DIVISOR)
     }
 }
 
@@ -78,7 +78,7 @@ impl PagePool {
     }
 
     /// Moves free pages to an address range: of a huge page, or smaller. Where there are too few, the system allocates pages when
-    /// they are touched. Returns the runs that the range consists of, for [`release`](Self::release).
+    /// they are touched. Returns the parts that the range consists of, for [`release`](Self::release).
     ///
     /// # Safety
     /// The range must be memory that [`replace`] made, and must stay mapped until [`forget`](Self::forget). Nothing may need its
@@ -89,13 +89,13 @@ impl PagePool {
         unsafe { if is_huge(&addresses) { state.acquire_huge(addresses) } else { state.acquire_small(addresses) } }
     }
 
-    /// Adds a run of pages to the free ones.
+    /// Adds a range of pages to the free ones.
     ///
     /// # Safety
     /// As for [`acquire`](Self::acquire).
-    pub unsafe fn release(&self, run: Range<usize>) {
+    pub unsafe fn release(&self, range: Range<usize>) {
         let state = &mut *self.0.borrow_mut();
-        state.release(run);
+        state.release(range);
         if !state.movable {
             state.shrink(0);
         }
@@ -136,7 +136,7 @@ impl PoolState {
     unsafe fn acquire_huge(&mut self, addresses: Range<usize>) -> Vec<Range<usize>> {
         if !self.huge.remove(&addresses.start) {
             // SAFETY: this function's contract for the target, and that of `release` for the source.
-            let moved = self.huge.pop_last().is_some_and(|from| unsafe { self.moved(from, addresses.clone()) });
+            let moved = self.huge.pop_last().is_some_and(|from| unsafe { self.try_move(from, addresses.clone()) });
             if !moved {
                 self.grow(HUGE);
             }
@@ -147,18 +147,18 @@ impl PoolState {
     /// # Safety
     /// That of [`PagePool::acquire`].
     unsafe fn acquire_small(&mut self, addresses: Range<usize>) -> Vec<Range<usize>> {
-        let mut runs = self.small_within(addresses.clone());
-        let ends = runs.iter().map(|own| own.start).chain([addresses.end]);
-        let starts = [addresses.start].into_iter().chain(runs.iter().map(|own| own.end));
+        let mut parts = self.small_within(addresses.clone());
+        let ends = parts.iter().map(|part| part.start).chain([addresses.end]);
+        let starts = [addresses.start].into_iter().chain(parts.iter().map(|part| part.end));
         let gaps: Vec<_> = starts.zip(ends).map(|(start, end)| start..end).collect();
         for mut gap in gaps {
             while let Some(from) = Some(gap.len()).filter(|bytes| *bytes > 0).and_then(|bytes| self.best_fit(bytes)) {
                 let to = gap.start..gap.end.min(gap.start + from.len());
                 self.release(from.start + to.len()..from.end);
                 // SAFETY: this function's contract for the target, and that of `release` for the source.
-                if unsafe { self.moved(from.start, to.clone()) } {
+                if unsafe { self.try_move(from.start, to.clone()) } {
                     gap.start = to.end;
-                    runs.push(to);
+                    parts.push(to);
                 }
             }
             if !gap.is_empty() {
@@ -167,20 +167,20 @@ impl PoolState {
                 // only, so the range is mapped anew; if the process may not have another mapping, its pages will not be moved.
                 // SAFETY: this function's contract.
                 let _ = unsafe { replace(&gap) };
-                runs.push(gap);
+                parts.push(gap);
             }
         }
-        runs
+        parts
     }
 
-    /// Removes and returns all runs of small pages in a range, in order.
+    /// Removes and returns all ranges of free small pages within one, in order.
     fn small_within(&mut self, addresses: Range<usize>) -> Vec<Range<usize>> {
         let found: Vec<_> = self.small.range(addresses.clone()).map(|(at, bytes)| *at..at + bytes).collect();
         self.small.retain(|at, _| !addresses.contains(at));
         found
     }
 
-    /// Removes and returns the smallest run of at least `bytes`, or else the largest.
+    /// Removes and returns the smallest range of at least `bytes`, or else the largest.
     fn best_fit(&mut self, bytes: usize) -> Option<Range<usize>> {
         let enough = self.small.iter().filter(|(_, has)| **has >= bytes).min_by_key(|(_, has)| **has);
         let (at, has) =
@@ -189,13 +189,13 @@ impl PoolState {
         Some(at..at + has)
     }
 
-    fn release(&mut self, run: Range<usize>) {
-        if is_huge(&run) {
-            self.huge.insert(run.start);
-        } else if run.len() >= MIN_RUN {
-            self.small.insert(run.start, run.len());
+    fn release(&mut self, range: Range<usize>) {
+        if is_huge(&range) {
+            self.huge.insert(range.start);
+        } else if range.len() >= MIN_RANGE {
+            self.small.insert(range.start, range.len());
         } else {
-            self.free(run);
+            self.free(range);
         }
     }
 
@@ -203,7 +203,7 @@ impl PoolState {
     ///
     /// # Safety
     /// That of [`move_pages`].
-    unsafe fn moved(&mut self, from: usize, to: Range<usize>) -> bool {
+    unsafe fn try_move(&mut self, from: usize, to: Range<usize>) -> bool {
         // SAFETY: the caller's promise.
         let moved = self.movable && unsafe { move_pages(from, &to) };
         if !moved {
@@ -226,15 +226,15 @@ impl PoolState {
         while self.held > held {
             let huge = self.huge.pop_first().map(|at| at..at + HUGE);
             let small = || self.small.pop_first().map(|(at, bytes)| at..at + bytes);
-            let Some(run) = huge.or_else(small) else { return };
-            self.free(run);
+            let Some(range) = huge.or_else(small) else { return };
+            self.free(range);
         }
     }
 
-    fn free(&mut self, run: Range<usize>) {
-        self.held -= run.len();
+    fn free(&mut self, range: Range<usize>) {
+        self.held -= range.len();
         // SAFETY: the contract of `PagePool::free` or `PagePool::release`: the pages are mapped until `forget`, and nothing needs their
         // contents.
-        unsafe { free_pages(run) };
+        unsafe { free_pages(range) };
     }
 }

@@ -17,8 +17,8 @@ pub(super) struct PageRegions {
 
 struct PageRegion {
     addresses: Range<usize>,
-    /// The runs of pages that it consists of; none while it is empty.
-    runs: Vec<Range<usize>>,
+    /// The ranges of pages that it consists of; none while it is empty.
+    ranges: Vec<Range<usize>>,
 }
 
 impl PageRegions {
@@ -30,7 +30,7 @@ impl PageRegions {
     pub unsafe fn new(pool: Rc<PagePool>, mappings: &[Mapping]) -> Self {
         // SAFETY: the caller's promise.
         mappings.iter().for_each(|mapping| unsafe { mapping.free_pages() });
-        let part = |addresses: Range<usize>| PageRegion { addresses, runs: Vec::new() };
+        let part = |addresses: Range<usize>| PageRegion { addresses, ranges: Vec::new() };
         let regions: Vec<PageRegion> = mappings.iter().flat_map(around_huge_pages).map(part).collect();
         PageRegions { moves: pool.register(regions.len()), pool, regions }
     }
@@ -58,9 +58,9 @@ impl PageRegions {
         for fill in fills {
             let first = self.regions.partition_point(|part| part.addresses.end <= fill.start);
             let touched = self.regions[first..].iter_mut().take_while(|part| part.addresses.start < fill.end);
-            for part in touched.filter(|part| part.runs.is_empty()) {
+            for part in touched.filter(|part| part.ranges.is_empty()) {
                 let addresses = part.addresses.clone();
-                part.runs = match self.moves {
+                part.ranges = match self.moves {
                     // SAFETY: the contracts of this function and of `new`; `drop` tells the pool when the memory is unmapped.
                     true => unsafe { self.pool.acquire(addresses) },
                     false => vec![self.pool.allocate(addresses)],
@@ -74,9 +74,9 @@ impl PageRegions {
     /// # Safety
     /// Nothing may need their contents, and no read may be filling them.
     pub unsafe fn release(&mut self) {
-        for run in self.regions.iter_mut().flat_map(|part| part.runs.drain(..)) {
+        for range in self.regions.iter_mut().flat_map(|part| part.ranges.drain(..)) {
             // SAFETY: the contracts of this function and of `new`; `drop` tells the pool when the memory is unmapped.
-            unsafe { if self.moves { self.pool.release(run) } else { self.pool.free(run) } };
+            unsafe { if self.moves { self.pool.release(range) } else { self.pool.free(range) } };
         }
     }
 }
@@ -171,7 +171,7 @@ mod tests {
                     let takes: u64 = memory.bytes_needed(fills.chunks(1)).iter().sum();
                     // SAFETY: nothing needs the contents.
                     unsafe { memory.acquire(&fills) };
-                    let took = memory.regions.iter().filter(|part| !part.runs.is_empty());
+                    let took = memory.regions.iter().filter(|part| !part.ranges.is_empty());
                     assert_eq!(takes, took.map(|part| part.addresses.len() as u64).sum::<u64>());
                     moved += fills.iter().flat_map(marks).filter(|mark| **mark != 0).count();
                     fills.iter().flat_map(marks).for_each(|mark| *mark = round);
@@ -184,7 +184,7 @@ mod tests {
                 }
             }
             let in_use = |(memory, _): &(PageRegions, _)| {
-                let regions = memory.regions.iter().filter(|part| !part.runs.is_empty());
+                let regions = memory.regions.iter().filter(|part| !part.ranges.is_empty());
                 regions.map(|part| part.addresses.len() / PAGE).sum::<usize>()
             };
             let now: usize = sessions.iter().map(in_use).sum();

@@ -47,18 +47,18 @@ pub(crate) fn find_or_make(
     make: impl FnOnce(&Path) -> Result<(), BackendError>,
 ) -> Result<PathBuf, BackendError> {
     let key = blake3::hash(format!("{FORMAT}\n{made_for}\n{}", prepared.contents).as_bytes()).to_hex();
-    let place = prepared.dir.join(format!("{partition}-{}", &key[..16]));
-    if is_whole(&place, prepared.verify) {
-        info!(partition, path = %place.display(), "prepared weights found");
-        return Ok(place);
+    let dir = prepared.dir.join(format!("{partition}-{}", &key[..16]));
+    if is_whole(&dir, prepared.verify) {
+        info!(partition, path = %dir.display(), "prepared weights found");
+        return Ok(dir);
     }
     let failed = |doing: String| move |error: io::Error| BackendError::Runtime { doing, cause: with_advice(&error) };
     let preparing = || format!("prepare the weights of {partition} in {}", prepared.dir.display());
     fs::create_dir_all(prepared.dir).map_err(failed(preparing()))?;
     let lock = File::create(prepared.dir.join("lock")).map_err(failed(preparing()))?;
     lock.lock().map_err(failed(preparing()))?;
-    if is_whole(&place, prepared.verify) {
-        return Ok(place);
+    if is_whole(&dir, prepared.verify) {
+        return Ok(dir);
     }
     // With the lock held, an incomplete directory was left by a process that was killed.
     remove_dirs(prepared.dir, |name| name.starts_with(PARTIAL) || name.starts_with(&format!("{partition}-")))
@@ -70,8 +70,8 @@ pub(crate) fn find_or_make(
         let pieces = align(&partial.join(MODEL), &partial.join(UNALIGNED), &partial.join(WEIGHTS))?;
         fs::remove_file(partial.join(UNALIGNED))?;
         compressed::make(&partial.join(WEIGHTS), &pieces, &partial)?;
-        seal(&partial, &place)?;
-        fs::rename(&partial, &place)
+        seal(&partial, &dir)?;
+        fs::rename(&partial, &dir)
     };
     let made = make(&partial).and_then(|()| finish().map_err(failed(preparing())));
     if let Err(error) = made {
@@ -79,8 +79,8 @@ pub(crate) fn find_or_make(
         drop(fs::remove_dir_all(&partial));
         return Err(full.map_or(error, |cause| BackendError::Runtime { doing: preparing(), cause }));
     }
-    info!(partition, path = %place.display(), ms = started.elapsed().as_millis(), "prepared weights made");
-    Ok(place)
+    info!(partition, path = %dir.display(), ms = started.elapsed().as_millis(), "prepared weights made");
+    Ok(dir)
 }
 
 /// The error, and what to do where the plan's directory belongs to somebody else.
@@ -122,12 +122,12 @@ fn remove_dirs(dir: &Path, matches: impl Fn(&str) -> bool) -> io::Result<()> {
 }
 
 /// The first line of a seal: the directory's name, which contains the key. A directory that was renamed to another's name does not match.
-fn title(place: &Path) -> String {
-    format!("{}\n", place.file_name().unwrap_or_default().to_string_lossy())
+fn title(dir: &Path) -> String {
+    format!("{}\n", dir.file_name().unwrap_or_default().to_string_lossy())
 }
 
-/// Syncs all files to disk, then writes the seal for the final directory `place`, and drops the files from the page cache.
-fn seal(partial: &Path, place: &Path) -> io::Result<()> {
+/// Syncs all files to disk, then writes the seal for the final directory `dir`, and drops the files from the page cache.
+fn seal(partial: &Path, dir: &Path) -> io::Result<()> {
     let lines = FILES.map(|name| {
         let mut file = File::open(partial.join(name))?;
         file.sync_all()?;
@@ -137,7 +137,7 @@ fn seal(partial: &Path, place: &Path) -> io::Result<()> {
         Ok(line)
     });
     let lines: Vec<String> = lines.into_iter().collect::<io::Result<_>>()?;
-    fs::write(partial.join(SEAL), title(place) + &lines.concat())
+    fs::write(partial.join(SEAL), title(dir) + &lines.concat())
 }
 
 /// The identity of a file, once a later write is sure to change it; `-` if the file system's clock is too coarse to wait for that.
@@ -154,16 +154,16 @@ fn identity(file: &File) -> io::Result<String> {
 
 /// Whether a directory's files match its seal. Hashes samples, and whole files on request (`every_byte`) or if a file's identity differs
 /// from the sealed one, because it was written to or copied.
-fn is_whole(place: &Path, every_byte: bool) -> bool {
+fn is_whole(dir: &Path, every_byte: bool) -> bool {
     let found = || -> io::Result<bool> {
-        let sealed = fs::read_to_string(place.join(SEAL))?;
+        let sealed = fs::read_to_string(dir.join(SEAL))?;
         let mut sealed = sealed.lines();
-        if sealed.next() != Some(title(place).trim_end()) {
+        if sealed.next() != Some(title(dir).trim_end()) {
             return Ok(false);
         }
-        let (mut new_seal, mut has_changed) = (title(place), false);
+        let (mut new_seal, mut has_changed) = (title(dir), false);
         for name in FILES {
-            let mut file = File::open(place.join(name))?;
+            let mut file = File::open(dir.join(name))?;
             let (found, description) = (identity(&file)?, describe(&mut file, name)?);
             let (same, sealed_hash) = (sealed.next() == Some(description.trim_end()), sealed.next());
             let is_known = sealed.next() == Some(found.as_str()) && found != "-";
@@ -178,7 +178,7 @@ fn is_whole(place: &Path, every_byte: bool) -> bool {
             new_seal += &format!("{description}{sealed_hash}\n{found}\n");
         }
         if has_changed {
-            replace_seal(place, &new_seal);
+            replace_seal(dir, &new_seal);
         }
         Ok(true)
     };
@@ -186,9 +186,9 @@ fn is_whole(place: &Path, every_byte: bool) -> bool {
 }
 
 /// Replaces the seal atomically. If that fails, the next start hashes the whole files again.
-fn replace_seal(place: &Path, seal: &str) {
-    let partial = place.join(format!("{PARTIAL}{SEAL}-{}", std::process::id()));
-    let written = fs::write(&partial, seal).and_then(|()| fs::rename(&partial, place.join(SEAL)));
+fn replace_seal(dir: &Path, seal: &str) {
+    let partial = dir.join(format!("{PARTIAL}{SEAL}-{}", std::process::id()));
+    let written = fs::write(&partial, seal).and_then(|()| fs::rename(&partial, dir.join(SEAL)));
     if written.is_err() {
         drop(fs::remove_file(&partial));
     }
@@ -226,10 +226,10 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    fn write(place: &Path, weights: &[u8]) -> Result<(), BackendError> {
+    fn write(dir: &Path, weights: &[u8]) -> Result<(), BackendError> {
         // A model with one weight, which is the whole file.
-        fs::write(place.join(MODEL), super::super::align::tests::refers_to(UNALIGNED, weights.len())).unwrap();
-        fs::write(place.join(UNALIGNED), weights).unwrap();
+        fs::write(dir.join(MODEL), super::super::align::tests::refers_to(UNALIGNED, weights.len())).unwrap();
+        fs::write(dir.join(UNALIGNED), weights).unwrap();
         Ok(())
     }
 
@@ -243,69 +243,71 @@ mod tests {
         let dir = dir.path().join("prepared");
         let made = Cell::new(0);
         let find = |contents: &str, made_for: &str| {
-            let make = |place: &Path| {
+            let make = |partial: &Path| {
                 made.set(made.get() + 1);
-                write(place, &[7; 100_000])
+                write(partial, &[7; 100_000])
             };
             find_or_make(&Prepared { dir: &dir, contents, verify: false }, "cpu_0", made_for, make).unwrap()
         };
-        let place = find("a", "x");
-        assert_eq!(find("a", "x"), place);
+        let found = find("a", "x");
+        assert_eq!(find("a", "x"), found);
         assert_eq!(made.get(), 1);
         // With other weights or another library version the old directory is removed.
         let other = find("b", "x");
-        assert_ne!(other, place);
-        assert!(!place.exists());
+        assert_ne!(other, found);
+        assert!(!found.exists());
         find("b", "y");
         assert_eq!(made.get(), 3);
         // The file is truncated.
-        let place = find("b", "y");
-        fs::write(place.join(WEIGHTS), [7; 50]).unwrap();
+        let found = find("b", "y");
+        fs::write(found.join(WEIGHTS), [7; 50]).unwrap();
         find("b", "y");
         assert_eq!(made.get(), 4);
         // A byte within a sample changes.
-        let mut bytes = fs::read(place.join(WEIGHTS)).unwrap();
+        let mut bytes = fs::read(found.join(WEIGHTS)).unwrap();
         bytes[0] = 8;
-        fs::write(place.join(WEIGHTS), bytes).unwrap();
+        fs::write(found.join(WEIGHTS), bytes).unwrap();
         find("b", "y");
         assert_eq!(made.get(), 5);
         // The compressed regions change.
-        let place = find("b", "y");
-        fs::write(place.join(compressed::COMPRESSED_FILE), "x").unwrap();
+        let found = find("b", "y");
+        fs::write(found.join(compressed::COMPRESSED_FILE), "x").unwrap();
         find("b", "y");
         assert_eq!(made.get(), 6);
         // A byte between two samples changes: the new mtime causes a full hash.
-        let place = find("b", "y");
+        let found = find("b", "y");
         let mut bytes = vec![7; 1 << 20];
-        find_or_make(&Prepared { dir: &dir, contents: "c", verify: false }, "cpu_0", "y", |place| write(place, &bytes))
-            .unwrap();
-        assert!(!place.exists());
+        find_or_make(&Prepared { dir: &dir, contents: "c", verify: false }, "cpu_0", "y", |partial| {
+            write(partial, &bytes)
+        })
+        .unwrap();
+        assert!(!found.exists());
         let again = |verify| {
             let mut made = false;
-            let make = |place: &Path| {
+            let make = |partial: &Path| {
                 made = true;
-                write(place, &[7; 1 << 20])
+                write(partial, &[7; 1 << 20])
             };
-            let place = find_or_make(&Prepared { dir: &dir, contents: "c", verify }, "cpu_0", "y", make).unwrap();
-            (made, place)
+            let found = find_or_make(&Prepared { dir: &dir, contents: "c", verify }, "cpu_0", "y", make).unwrap();
+            (made, found)
         };
-        let place = again(true).1;
+        let found = again(true).1;
         bytes[5000] = 8;
-        fs::write(place.join(WEIGHTS), &bytes).unwrap();
+        fs::write(found.join(WEIGHTS), &bytes).unwrap();
         assert_eq!([again(false).0, again(true).0, again(true).0], [true, false, false]);
         // Also if mtime is reset, because ctime is not.
-        let file = File::options().write(true).open(place.join(WEIGHTS)).unwrap();
+        let file = File::options().write(true).open(found.join(WEIGHTS)).unwrap();
         let modified = file.metadata().unwrap().modified().unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &[8], 5000).unwrap();
         file.set_modified(modified).unwrap();
         assert!(again(false).0);
         // A file that was only touched is hashed and the new identity sealed.
-        let seal = || fs::read_to_string(place.join(SEAL)).unwrap();
+        let seal = || fs::read_to_string(found.join(SEAL)).unwrap();
         let before = seal();
-        File::options().write(true).open(place.join(WEIGHTS)).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
+        File::options().write(true).open(found.join(WEIGHTS)).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         assert!(!again(false).0);
         assert_ne!(seal(), before);
-        assert_eq!(fs::read_dir(&place).unwrap().count(), FILES.len() + 1, "there are other files");
+        assert_eq!(fs::read_dir(&found).unwrap().count(), FILES.len() + 1, "there are other files");
     }
 
     #[test]
@@ -314,9 +316,9 @@ mod tests {
         let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
         let made = Cell::new(0);
         let find = |partition: &str, byte: u8| {
-            find_or_make(&prepared, partition, "x", |place| {
+            find_or_make(&prepared, partition, "x", |partial| {
                 made.set(made.get() + 1);
-                write(place, &[byte; 100])
+                write(partial, &[byte; 100])
             })
             .unwrap()
         };
@@ -344,10 +346,10 @@ mod tests {
         let partial = dir.path().join(format!("{PARTIAL}cpu_7"));
         fs::create_dir(&partial).unwrap();
         fs::write(partial.join(WEIGHTS), b"half").unwrap();
-        let place = find_or_make(&prepared, "cpu_0", "x", |place| write(place, b"weights")).unwrap();
+        let found = find_or_make(&prepared, "cpu_0", "x", |partial| write(partial, b"weights")).unwrap();
         assert!(!partial.exists());
         // A directory without a seal is incomplete.
-        fs::remove_file(place.join(SEAL)).unwrap();
+        fs::remove_file(found.join(SEAL)).unwrap();
         find_or_make(&prepared, "cpu_0", "x", stopped).unwrap_err();
     }
 
@@ -359,10 +361,10 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
-                    find_or_make(&prepared, "cpu_0", "x", |place| {
+                    find_or_make(&prepared, "cpu_0", "x", |partial| {
                         made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                         std::thread::sleep(std::time::Duration::from_millis(50));
-                        write(place, b"weights")
+                        write(partial, b"weights")
                     })
                     .unwrap();
                 });

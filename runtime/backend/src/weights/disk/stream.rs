@@ -1,6 +1,6 @@
 //! The streamed weights of one session: some are locked in memory, and the chunks of the rest are read before each run.
 
-use super::chunks::{ChunkRead, Files, in_huge_pages, joined, lock_order, reads};
+use super::chunks::{ChunkRead, Files, WeightRange, in_huge_pages, lock_order, merge_adjacent, reads};
 use super::compressed::CompressedRegion;
 use super::mapping::{Access, Mapping};
 use super::open_files::OpenFiles;
@@ -78,11 +78,11 @@ impl StreamedWeights {
             unsafe { mapping.replace() }?;
         }
         let (streamed, unlocked) = read_and_lock(&reader, lock_order(mappings, regions), locked, &mut files)?;
-        let runs = joined(streamed.iter().map(|(mapping, _)| mapping));
-        let mut chunks = absent_chunks(&streamed, &runs, &mut files)?;
+        let merged = merge_adjacent(streamed.iter().map(|range| &range.mapping));
+        let mut chunks = absent_chunks(&streamed, &merged, &mut files)?;
         // If the system does not lock memory, huge pages of locked weights may reach into these ranges; `new` frees them.
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
-        let memory = unsafe { PageRegions::new(pool, &runs) };
+        let memory = unsafe { PageRegions::new(pool, &merged) };
         let needed = memory.bytes_needed(chunks.iter().map(|chunk: &StreamedChunk| &*chunk.read.fills));
         let size_of =
             |(chunk, resident): (&StreamedChunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
@@ -214,9 +214,6 @@ impl Drop for StreamedWeights {
     }
 }
 
-/// A range of weights, with the compressed region that holds it, if one does.
-type WeightRange<'a> = (Mapping, Option<&'a CompressedRegion>);
-
 /// Reads and locks the first of `ranges`, up to `budget` bytes. Returns the ranges that are to be streamed, in file order, so that
 /// compressed and uncompressed reads alternate, and the error of the system where it locks no memory.
 fn read_and_lock<'a>(
@@ -226,34 +223,39 @@ fn read_and_lock<'a>(
     files: &mut Files,
 ) -> io::Result<(Vec<WeightRange<'a>>, Option<io::Error>)> {
     let (mut room, mut streamed, mut unlocked) = (budget, Vec::new(), None);
-    for (mapping, region) in ranges {
-        let length = mapping.length as u64;
-        let (locked, rest) = match region {
-            Some(region) if length <= room => (Some((mapping, Some(region))), None),
+    for range in ranges {
+        let length = range.mapping.length as u64;
+        let (locked, rest) = match range.region {
+            Some(_) if length <= room => (Some(range), None),
             // Uncompressed, a part of it can be locked; only worth it if that leaves less to read.
-            Some(region) if length - room >= region.stored_bytes() => (None, Some((mapping, Some(region)))),
+            Some(region) if length - room >= region.stored_bytes() => (None, Some(range)),
             _ => {
-                let (locked, rest) = mapping.split(room);
-                (locked.map(|part| (part, None)), rest.map(|part| (part, None)))
+                let uncompressed = |mapping| WeightRange { mapping, region: None };
+                let (locked, rest) = range.mapping.split(room);
+                (locked.map(uncompressed), rest.map(uncompressed))
             }
         };
-        if let Some((mapping, region)) = locked {
-            room = room.saturating_sub(mapping.length as u64);
+        if let Some(range) = locked {
+            room = room.saturating_sub(range.mapping.length as u64);
             // Locked before it is read, so that no huge page that starts here reaches into absent memory.
-            unlocked = mapping.lock().err().or(unlocked);
-            read_now(reader, reads(&mapping, region, 0..usize::MAX, files)?)?;
+            unlocked = range.mapping.lock().err().or(unlocked);
+            read_now(reader, reads(&range, 0..usize::MAX, files)?)?;
         }
         streamed.extend(rest);
     }
-    streamed.sort_by_key(|(mapping, _)| mapping.start);
+    streamed.sort_by_key(|range| range.mapping.start);
     Ok((streamed, unlocked))
 }
 
-/// The chunks of streamed ranges, all absent. `runs` are the ranges with adjacent ones merged.
-fn absent_chunks(streamed: &[WeightRange<'_>], runs: &[Mapping], files: &mut Files) -> io::Result<Vec<StreamedChunk>> {
+/// The chunks of streamed ranges, all absent. `merged` are their mappings, adjacent ones merged.
+fn absent_chunks(
+    streamed: &[WeightRange<'_>],
+    merged: &[Mapping],
+    files: &mut Files,
+) -> io::Result<Vec<StreamedChunk>> {
     let mut chunks = Vec::new();
-    for (mapping, region) in streamed {
-        let reads = reads(mapping, *region, in_huge_pages(runs, mapping), files)?;
+    for range in streamed {
+        let reads = reads(range, in_huge_pages(merged, &range.mapping), files)?;
         chunks.extend(reads.into_iter().map(|read| StreamedChunk { read, state: ChunkState::Absent, expert: None }));
     }
     Ok(chunks)
@@ -262,7 +264,8 @@ fn absent_chunks(streamed: &[WeightRange<'_>], runs: &[Mapping], files: &mut Fil
 /// The chunks of an expert's part of a mapping, each with the memory that it fills.
 fn expert_chunks(part: &Mapping, files: &mut Files) -> io::Result<Vec<StreamedChunk>> {
     let (mut rest, mut chunks) = (Some(part.clone()), Vec::new());
-    for read in reads(part, None, 0..0, files)? {
+    let range = WeightRange { mapping: part.clone(), region: None };
+    for read in reads(&range, 0..0, files)? {
         let (memory, more) = rest.take().map_or((None, None), |rest| rest.split(read.length as u64));
         chunks.push(StreamedChunk { read, state: ChunkState::Absent, expert: memory });
         rest = more;
@@ -294,7 +297,7 @@ impl MappedWeights {
     /// Drops the pages that a run has touched.
     pub fn release(&self) {
         for mapping in &self.0 {
-            // SAFETY: the mappings are this session's alone (`DiskReaders::keep`), which is alive; they are still backed by the file, so
+            // SAFETY: the mappings are this session's alone (`DiskReaders::take_over`), which is alive; they are still backed by the file, so
             // dropped pages are read again when needed.
             unsafe { mapping.free_pages() };
         }

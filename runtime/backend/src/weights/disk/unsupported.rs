@@ -91,8 +91,8 @@ pub(crate) fn find_or_make(
     _: &str,
     make: impl FnOnce(&Path) -> Result<(), BackendError>,
 ) -> Result<PathBuf, BackendError> {
-    let place = prepared.dir.join(partition);
-    make(&place).map(|()| place)
+    let dir = prepared.dir.join(partition);
+    make(&dir).map(|()| dir)
 }
 
 impl DiskReaders {
@@ -100,13 +100,13 @@ impl DiskReaders {
     ///
     /// # Safety
     /// No requirements; unsafe only to match the Linux version.
-    pub unsafe fn keep(
+    pub unsafe fn take_over(
         &self,
-        placed: SessionMappings,
+        weights: SessionMappings,
         partition: &str,
         reporter: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
-        if placed.residency == WeightResidency::ReadFromDisk {
+        if weights.residency == WeightResidency::ReadFromDisk {
             let what = "weights are streamed from disk on Linux only; the system decides which of them stay in memory";
             reporter.warning(&format!("{partition}: {what}"));
         }

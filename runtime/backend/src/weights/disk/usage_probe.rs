@@ -58,7 +58,7 @@ impl UsageProbe {
         }
         for (mapping, used) in self.mappings.iter().zip(&mut self.used) {
             *used |= present(mapping).is_ok_and(|pages| is_used(pages, mapping.length / PAGE));
-            // SAFETY: the mappings are this session's alone (`DiskReaders::keep`), which is alive, and are still backed by the file:
+            // SAFETY: the mappings are this session's alone (`DiskReaders::take_over`), which is alive, and are still backed by the file:
             // dropped pages are read again when needed.
             unsafe { mapping.free_pages() };
         }
