@@ -19,8 +19,8 @@ pub fn summary(summary: &QuantizeSummary) -> String {
 }
 
 fn format_text(format: BlockFormat, count: usize) -> String {
-    let BlockFormat { bits, block, asymmetric } = format;
+    let BlockFormat { bits, block_size, asymmetric } = format;
     let zero_points = if asymmetric { ", zero points" } else { "" };
     let plural = if count == 1 { "" } else { "s" };
-    format!("{count} weight{plural} to {} bits (blocks of {block}{zero_points})", bits.count())
+    format!("{count} weight{plural} to {} bits (blocks of {block_size}{zero_points})", bits.count())
 }

@@ -5,7 +5,7 @@
 //! answers. Upgrades are taken in the order of error removed per byte, along the lower convex hull of each matrix's choices,
 //! as long as they fit: the result is at most one upgrade away from the best choice.
 
-use super::blocks::{Bits, BlockFormat};
+use super::block_quantizer::{Bits, BlockFormat};
 use super::select::{Chosen, LeftReason, Selection};
 use super::{NothingReason, QuantizeError, matrix::Job};
 use hpp_graph::{Graph, ValueId};
@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 
 /// The formats to choose from, beside not quantizing.
 pub(super) const FORMATS: [BlockFormat; 3] = [
-    BlockFormat { bits: Bits::Four, block: 128, asymmetric: false },
-    BlockFormat { bits: Bits::Four, block: 32, asymmetric: false },
-    BlockFormat { bits: Bits::Eight, block: 32, asymmetric: false },
+    BlockFormat { bits: Bits::Four, block_size: 128, asymmetric: false },
+    BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false },
+    BlockFormat { bits: Bits::Eight, block_size: 32, asymmetric: false },
 ];
 
 /// One way to store a matrix.
@@ -90,12 +90,12 @@ fn apply(graph: &Graph, selection: &mut Selection, formats: &BTreeMap<ValueId, O
 /// The ways to store a matrix, the smallest first. With `is_kept`, its floats stay whatever is chosen.
 fn forms(job: &Job, readers: &[&Chosen], is_kept: bool) -> Result<Vec<Form>, QuantizeError> {
     let fits = |format: &BlockFormat| {
-        let is_whole = job.matrix.depth.is_multiple_of(format.block);
-        format.block <= job.matrix.depth && (is_whole || !readers.iter().any(|reader| reader.is_table()))
+        let is_whole = job.matrix.depth.is_multiple_of(format.block_size);
+        format.block_size <= job.matrix.depth && (is_whole || !readers.iter().any(|reader| reader.is_table()))
     };
     let formats: Vec<BlockFormat> = FORMATS.into_iter().filter(fits).collect();
-    let largest = formats.iter().map(|format| format.block).max().unwrap_or(FORMATS[0].block);
-    let job = Job { format: BlockFormat { block: largest, ..FORMATS[0] }, ..job.clone() };
+    let largest = formats.iter().map(|format| format.block_size).max().unwrap_or(FORMATS[0].block_size);
+    let job = Job { format: BlockFormat { block_size: largest, ..FORMATS[0] }, ..job.clone() };
     let errors = job.squared_errors(&formats).map_err(|error| QuantizeError::reading(&job.matrix.name, error))?;
     let quantized = formats.into_iter().zip(errors);
     let mut forms: Vec<Form> =

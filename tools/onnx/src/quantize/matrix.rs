@@ -2,7 +2,7 @@
 //!
 //! Memory is bounded by one window of results and two slabs of input. The bytes do not depend on the number of threads.
 
-use super::blocks::{Bits, BlockFormat, BlockScale, NotFinite, ScaleType, quantize_block, restore};
+use super::block_quantizer::{Bits, BlockFormat, BlockScale, ScaleType, dequantize, quantize_block};
 use bytes::Bytes;
 use half::{bf16, f16};
 use hpp_schema::DType;
@@ -78,7 +78,7 @@ pub(super) struct Job {
 impl Job {
     /// Blocks of a column.
     pub fn blocks(&self) -> usize {
-        self.matrix.depth.div_ceil(self.format.block)
+        self.matrix.depth.div_ceil(self.format.block_size)
     }
 
     /// Bytes of the numbers of a column.
@@ -149,11 +149,11 @@ impl Job {
         self.each_block(slab, bytes, columns, |column, start, block| {
             for (sum, format) in sums.iter_mut().zip(formats) {
                 levels.resize(format.block_bytes(), 0);
-                for (index, part) in block.chunks(format.block).enumerate() {
+                for (index, part) in block.chunks(format.block_size).enumerate() {
                     match quantize_block(part, *format, self.scales, &mut levels) {
                         Ok(scale) => *sum += squared_error(part, &levels, *format, scale),
-                        Err(NotFinite(at)) => {
-                            let depth = start + index * format.block + at;
+                        Err(error) => {
+                            let depth = start + index * format.block_size + error.position(part.len());
                             failed = failed.or(Some(Position { depth, column: first + column }));
                         }
                     }
@@ -173,7 +173,7 @@ impl Job {
             let starts = columns.clone().step_by(step);
             return starts.map(|start| slab(0..depth, start..(start + step).min(columns.end))).collect();
         }
-        let block = self.format.block;
+        let block = self.format.block_size;
         let step = (SLAB_BYTES / (columns.len() * width * block).max(1)).max(1) * block;
         (0..depth).step_by(step).map(|start| slab(start..(start + step).min(depth), columns.clone())).collect()
     }
@@ -326,15 +326,18 @@ impl Group<'_> {
         let columns = first..first + self.zero_points.len() / job.blocks();
         let mut failed: Option<Position> = None;
         job.each_block(slab, bytes, columns, |column, start, block| {
-            let index = column * job.blocks() + start / format.block;
+            let index = column * job.blocks() + start / format.block_size;
             let out = &mut self.numbers[index * format.block_bytes()..][..format.block_bytes()];
             match quantize_block(block, *format, *scales, out) {
                 Ok(BlockScale { scale, zero_point }) => {
                     scales.write(scale, &mut self.scales[index * scales.bytes()..][..scales.bytes()]);
                     self.zero_points[index] = zero_point;
                 }
-                Err(NotFinite(at)) => {
-                    let found = Position { depth: start + at, column: slab.columns.start + first + column };
+                Err(error) => {
+                    let found = Position {
+                        depth: start + error.position(block.len()),
+                        column: slab.columns.start + first + column,
+                    };
                     let earlier = failed.filter(|failed| matrix.index(*failed) < matrix.index(found));
                     failed = Some(earlier.unwrap_or(found));
                 }
@@ -354,7 +357,7 @@ impl Job {
         columns: Range<usize>,
         mut use_block: impl FnMut(usize, usize, &[f32]),
     ) {
-        let block = self.format.block;
+        let block = self.format.block_size;
         let mut values = vec![0.0; columns.len() * block];
         for start in slab.depth.clone().step_by(block) {
             let depth = start..(start + block).min(slab.depth.end);
@@ -371,7 +374,7 @@ fn squared_error(values: &[f32], levels: &[u8], format: BlockFormat, scale: Bloc
         Bits::Four => levels[index / 2] >> (4 * (index % 2)) & 15,
         Bits::Eight => levels[index],
     };
-    let difference = |(index, value): (usize, &f32)| f64::from(restore(level(index), scale) - value);
+    let difference = |(index, value): (usize, &f32)| f64::from(dequantize(level(index), scale) - value);
     values.iter().enumerate().map(difference).map(|difference| difference * difference).sum()
 }
 

@@ -5,7 +5,7 @@
 //! weights when they are copied; so the planner sees the quantized graph before any weight is read. Round to nearest only:
 //! does not know calibration data.
 
-mod blocks;
+mod block_quantizer;
 mod budget;
 mod contents;
 mod matrix;
@@ -14,7 +14,7 @@ mod select;
 #[cfg(test)]
 mod tests;
 
-pub use blocks::{Bits, BlockFormat};
+pub use block_quantizer::{Bits, BlockFormat};
 pub use matrix::NotFiniteError;
 pub use select::{LeftReason, MIN_ELEMENTS, Roles};
 

@@ -1,7 +1,7 @@
 //! Rewrites the graph of a model: operators on quantized weights, references to the quantized weights, and no weights that
 //! nobody reads any more.
 
-use super::blocks::ScaleType;
+use super::block_quantizer::ScaleType;
 use super::contents::{Jobs, Part, PartContents};
 use super::matrix::{Job, Matrix, Place};
 use super::select::{Chosen, Operator, Selection};
@@ -137,7 +137,7 @@ impl<'a> Rewriter<'a> {
             return Ok(Some(*job));
         }
         self.jobs.push(make_job(self.model, name, source, chosen)?);
-        let base = format!("{name}_Q{}G{}", chosen.format.bits.count(), chosen.format.block);
+        let base = format!("{name}_Q{}G{}", chosen.format.bits.count(), chosen.format.block_size);
         let names = Names {
             product: None,
             table: None,
@@ -166,7 +166,7 @@ impl<'a> Rewriter<'a> {
         input.extend(names.zero_points.clone());
         let attributes = [
             ("bits", chosen.format.bits.count() as i64),
-            ("block_size", chosen.format.block as i64),
+            ("block_size", chosen.format.block_size as i64),
             ("gather_axis", 0),
             ("quantize_axis", 1),
         ];
@@ -182,7 +182,7 @@ impl<'a> Rewriter<'a> {
             ("K", chosen.depth as i64),
             ("N", chosen.columns as i64),
             ("bits", chosen.format.bits.count() as i64),
-            ("block_size", chosen.format.block as i64),
+            ("block_size", chosen.format.block_size as i64),
             ("accuracy_level", ACCURACY_LEVEL),
         ];
         let mut product = operator(node, "MatMulNBits", input, &attributes);

@@ -1,6 +1,6 @@
 //! Finds the matrices of a graph that can be quantized, and says why others are left.
 
-use super::blocks::BlockFormat;
+use super::block_quantizer::BlockFormat;
 use super::{Choice, NothingReason, QuantizeOptions};
 use hpp_graph::{Attribute, Graph, Node, NodeId, ValueId};
 use hpp_schema::{DType, Dim};
@@ -235,10 +235,10 @@ fn candidate(
     if elements < MIN_ELEMENTS {
         return Err(LeftReason::Small);
     }
-    if depth < format.block as u64 {
+    if depth < format.block_size as u64 {
         return Err(LeftReason::Short);
     }
-    if operator == Operator::Gather && (!depth.is_multiple_of(format.block as u64) || dtype == DType::Bfloat16) {
+    if operator == Operator::Gather && (!depth.is_multiple_of(format.block_size as u64) || dtype == DType::Bfloat16) {
         return Err(LeftReason::Table);
     }
     if operator != Operator::Gather {

@@ -16,7 +16,7 @@ use std::path::Path;
 const F: DType = DType::Float32;
 
 fn options() -> QuantizeOptions {
-    let format = BlockFormat { bits: Bits::Four, block: 32, asymmetric: false };
+    let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false };
     QuantizeOptions { format, budget: None, head: Choice::Same, embedding: Choice::None }
 }
 
@@ -86,12 +86,12 @@ fn a_product_becomes_the_operator_of_onnx_runtime() {
 fn zero_points_are_packed_and_names_do_not_collide() {
     let nodes = vec![node("MatMul", &["x", "w"], &["w_Q4G32"]), node("Identity", &["w_Q4G32"], &["y"])];
     let proto = of(nodes, vec![floats("w", &[64, 96])], &["y"]);
-    let format = BlockFormat { bits: Bits::Four, block: 16, asymmetric: true };
+    let format = BlockFormat { bits: Bits::Four, block_size: 16, asymmetric: true };
     let done = quantized(&open(&proto).unwrap(), &QuantizeOptions { format, ..options() }).unwrap();
     assert_eq!(weights(&done)["w_Q4G16_zero_points"], (DType::Uint8, &[96, 2][..]));
     // Small ones look like sizes, which the reader of graphs reads: these have no bytes yet.
     let few = of(vec![node("MatMul", &["x", "w"], &["y"])], vec![floats("w", &[64, 64])], &["y"]);
-    let format = BlockFormat { block: 32, ..format };
+    let format = BlockFormat { block_size: 32, ..format };
     let done_few = quantized(&open(&few).unwrap(), &QuantizeOptions { format, ..options() }).unwrap();
     assert_eq!(weights(&done_few)["w_Q4G32_zero_points"], (DType::Uint8, &[64, 1][..]));
     assert!(done_few.model.graph().is_ok());

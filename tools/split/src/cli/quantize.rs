@@ -88,7 +88,7 @@ impl QuantizeArgs {
         let bits = self.quantize?.bits();
         let embedding = if self.is_auto() { ChoiceArg::Same } else { ChoiceArg::None };
         Some(QuantizeOptions {
-            format: BlockFormat { bits, block: self.quantize_block, asymmetric: self.quantize_asymmetric },
+            format: BlockFormat { bits, block_size: self.quantize_block, asymmetric: self.quantize_asymmetric },
             budget: self.bits_budget.filter(|_| self.is_auto()).map(|size| size.0),
             head: self.quantize_head.choice(),
             embedding: self.quantize_embedding.unwrap_or(embedding).choice(),

@@ -38,7 +38,7 @@ impl Bits {
     }
 
     /// The zero point of symmetric blocks.
-    fn half(self) -> u8 {
+    fn symmetric_zero_point(self) -> u8 {
         match self {
             Bits::Four => 8,
             Bits::Eight => 128,
@@ -52,7 +52,7 @@ pub struct BlockFormat {
     /// Bits of a number.
     pub bits: Bits,
     /// Numbers that share a scale: a power of 2, 16 or more.
-    pub block: usize,
+    pub block_size: usize,
     /// Whether each block has a zero point of its own.
     pub asymmetric: bool,
 }
@@ -60,7 +60,7 @@ pub struct BlockFormat {
 impl BlockFormat {
     /// Bytes of the numbers of a block.
     pub fn block_bytes(self) -> usize {
-        self.block * self.bits.count() / 8
+        self.block_size * self.bits.count() / 8
     }
 }
 
@@ -104,11 +104,26 @@ pub(super) struct BlockScale {
     pub zero_point: u8,
 }
 
-/// The position in a block of a number that is infinite or NaN; the last position if the block's scale is not finite.
+/// What of a block is infinite or NaN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NotFinite(pub usize);
+pub(super) enum NotFinite {
+    /// The number at this position.
+    Value(usize),
+    /// The scale, although all numbers are finite.
+    Scale,
+}
 
-/// Quantizes a block. A block shorter than `format.block`, the last one of a row, is filled up with zeros.
+impl NotFinite {
+    /// The position to report, in a block of `length` numbers: the last one for a scale.
+    pub fn position(self, length: usize) -> usize {
+        match self {
+            NotFinite::Value(at) => at,
+            NotFinite::Scale => length.saturating_sub(1),
+        }
+    }
+}
+
+/// Quantizes a block. A block shorter than `format.block_size`, the last one of a row, is filled up with zeros.
 pub(super) fn quantize_block(
     values: &[f32],
     format: BlockFormat,
@@ -119,7 +134,7 @@ pub(super) fn quantize_block(
     let BlockScale { scale, zero_point } = scale_of(min, max, format);
     let scale = scales.round(scale);
     if !scale.is_finite() {
-        return Err(NotFinite(values.len().saturating_sub(1)));
+        return Err(NotFinite::Scale);
     }
     // Numbers so small that the inverse of their scale is infinite become zeros.
     let inverse = Some(1.0 / scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
@@ -145,7 +160,7 @@ pub(super) fn quantize_block(
 }
 
 /// The number that a quantized one stands for.
-pub(super) fn restore(level: u8, BlockScale { scale, zero_point }: BlockScale) -> f32 {
+pub(super) fn dequantize(level: u8, BlockScale { scale, zero_point }: BlockScale) -> f32 {
     (f32::from(level) - f32::from(zero_point)) * scale
 }
 
@@ -158,16 +173,17 @@ fn range(values: &[f32]) -> Result<(f32, f32), NotFinite> {
         is_finite &= value.is_finite();
     }
     match values.iter().position(|value| !value.is_finite()).filter(|_| !is_finite) {
-        Some(at) => Err(NotFinite(at)),
+        Some(at) => Err(NotFinite::Value(at)),
         None => Ok((min, max)),
     }
 }
 
 fn scale_of(min: f32, max: f32, format: BlockFormat) -> BlockScale {
-    let (top, half) = (format.bits.top(), format.bits.half());
+    let top = format.bits.top();
     if !format.asymmetric {
+        let zero_point = format.bits.symmetric_zero_point();
         let largest = if max.abs() > min.abs() { max } else { min };
-        return BlockScale { scale: -largest / f32::from(half), zero_point: half };
+        return BlockScale { scale: -largest / f32::from(zero_point), zero_point };
     }
     let (min, max) = (min.min(0.0), max.max(0.0));
     let scale = (max - min) / top;
@@ -188,8 +204,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn format(bits: Bits, block: usize, asymmetric: bool) -> BlockFormat {
-        BlockFormat { bits, block, asymmetric }
+    fn format(bits: Bits, block_size: usize, asymmetric: bool) -> BlockFormat {
+        BlockFormat { bits, block_size, asymmetric }
     }
 
     fn quantize(values: &[f32], format: BlockFormat) -> (Vec<u8>, BlockScale) {
@@ -230,7 +246,7 @@ mod tests {
             for asymmetric in [false, true] {
                 for bits in [Bits::Four, Bits::Eight] {
                     let (bytes, scale) = quantize(&values, format(bits, 32, asymmetric));
-                    assert!(levels(&bytes, bits).iter().all(|level| restore(*level, scale).abs() <= 1e-44));
+                    assert!(levels(&bytes, bits).iter().all(|level| dequantize(*level, scale).abs() <= 1e-44));
                 }
             }
         }
@@ -247,14 +263,14 @@ mod tests {
                 values[17] = bad;
                 let result =
                     quantize_block(&values, format(Bits::Four, 32, asymmetric), ScaleType::Float32, &mut [0; 16]);
-                assert_eq!(result, Err(NotFinite(17)));
+                assert_eq!(result, Err(NotFinite::Value(17)));
             }
         }
         let far_apart = [f32::MAX, f32::MIN];
         let result = quantize_block(&far_apart, format(Bits::Four, 16, true), ScaleType::Float32, &mut [0; 8]);
-        assert_eq!(result, Err(NotFinite(1)), "a range beyond float32");
+        assert_eq!(result, Err(NotFinite::Scale), "a range beyond float32");
         let beyond_half = quantize_block(&[1e6], format(Bits::Four, 16, false), ScaleType::Float16, &mut [0; 8]);
-        assert_eq!(beyond_half, Err(NotFinite(0)));
+        assert_eq!(beyond_half, Err(NotFinite::Scale));
     }
 
     proptest! {
@@ -270,7 +286,7 @@ mod tests {
             let bits = if eight { Bits::Eight } else { Bits::Four };
             let (bytes, scale) = quantize(&values, format(bits, 32, asymmetric));
             for (level, value) in levels(&bytes, bits).iter().zip(&values) {
-                let error = (restore(*level, scale) - value).abs();
+                let error = (dequantize(*level, scale) - value).abs();
                 // A symmetric block has one level less on the far side of zero; a rounded zero point moves all levels by up
                 // to half a step.
                 prop_assert!(error <= scale.scale.abs() * 1.001, "{} of {}", error, scale.scale);
