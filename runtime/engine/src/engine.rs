@@ -147,14 +147,14 @@ impl<B: Backend> Engine<B> {
         self.runtime.infer(&self.program, inputs)
     }
 
-    /// Gives a sequence a state that the model only reads, such as the keys and values of an encoder's output.
-    pub fn give_state(
+    /// Sets a state of a sequence that the model only reads, such as the keys and values of an encoder's output.
+    pub fn set_read_only_state(
         &mut self,
         sequence: &mut Sequence<B>,
         past: &str,
         tensor: &HostTensor,
     ) -> Result<(), EngineError> {
-        sequence.give_state(&self.program, &self.runtime.pool, past, tensor)
+        sequence.set_read_only_state(&self.program, &self.runtime.pool, past, tensor)
     }
 
     /// Sets which partition outputs are read back after each pass; an error if no partition has an output of such a name.

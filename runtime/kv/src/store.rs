@@ -3,7 +3,7 @@
 use crate::directory::ModelDirectory;
 use crate::error::PageStoreError;
 use crate::key::{Fingerprint, PageKey};
-use crate::page::{PageBytes, record_bytes};
+use crate::page::{PageBytes, PageHeader, record_bytes};
 use crate::policy::{EvictionPolicy, PageFacts};
 use crate::record_file::{RecordFile, RecordIndex};
 use crate::table::{ChainLookup, LoadTicket, PageTable, PageTransfer, StoreStats, TableLimits};
@@ -106,23 +106,7 @@ impl PageStore {
         let (directory, file, records) = match disk {
             None => (None, None, Vec::new()),
             Some(disk) => {
-                let directory = ModelDirectory::open(&disk.directory, &fingerprint)?;
-                let record_bytes = record_bytes(page_bytes) as u64;
-                let share = disk.share.min(disk.bytes);
-                if share < record_bytes {
-                    return Err(PageStoreError::TooSmall { limit: share, page: record_bytes });
-                }
-                // Its present pages and room to begin with: pages of other models are evicted only for that.
-                let first = (share / FIRST_SHARE).clamp(record_bytes, FIRST_PAGES * record_bytes);
-                let wanted = share.min(directory.bytes() + first);
-                let bytes = share.min(directory.make_room(&disk.directory, wanted, disk.bytes));
-                let limit = RecordIndex::try_from(bytes / record_bytes).unwrap_or(RecordIndex::MAX);
-                if limit == 0 {
-                    return Err(PageStoreError::Full { path: disk.directory, limit: disk.bytes });
-                }
-                let path = directory.pages();
-                let opened = RecordFile::open(&path, &fingerprint, page_bytes, limit);
-                let (file, records) = opened.map_err(|source| PageStoreError::Io { path, source })?;
+                let (directory, file, records) = open_disk(disk, &fingerprint, page_bytes)?;
                 (Some(directory), Some(file), records)
             }
         };
@@ -236,6 +220,33 @@ impl PageStore {
         }
         true
     }
+}
+
+/// Opens the model's directory and its file of records, with room for as many as the limits and other models leave. Returns the records
+/// that are there.
+fn open_disk(
+    disk: DiskSettings,
+    fingerprint: &Fingerprint,
+    page_bytes: usize,
+) -> Result<(ModelDirectory, RecordFile, Vec<(RecordIndex, PageHeader)>), PageStoreError> {
+    let directory = ModelDirectory::open(&disk.directory, fingerprint)?;
+    let record_bytes = record_bytes(page_bytes) as u64;
+    let share = disk.share.min(disk.bytes);
+    if share < record_bytes {
+        return Err(PageStoreError::TooSmall { limit: share, page: record_bytes });
+    }
+    // Its present pages and room to begin with: pages of other models are evicted only for that.
+    let first = (share / FIRST_SHARE).clamp(record_bytes, FIRST_PAGES * record_bytes);
+    let wanted = share.min(directory.bytes() + first);
+    let bytes = share.min(directory.make_room(&disk.directory, wanted, disk.bytes));
+    let limit = RecordIndex::try_from(bytes / record_bytes).unwrap_or(RecordIndex::MAX);
+    if limit == 0 {
+        return Err(PageStoreError::Full { path: disk.directory, limit: disk.bytes });
+    }
+    let path = directory.pages();
+    let opened = RecordFile::open(&path, fingerprint, page_bytes, limit);
+    let (file, records) = opened.map_err(|source| PageStoreError::Io { path, source })?;
+    Ok((directory, file, records))
 }
 
 impl Drop for PageStore {

@@ -24,7 +24,7 @@ pub(crate) struct StateLayout {
     /// Whether its buffer is laid out for the tokens it holds, not for the full capacity, because it is copied before and after
     /// runs. Invariant: such a state is updated in place and lies on the host.
     pub partial: bool,
-    /// The number of axes, for states whose sizes the caller gives.
+    /// The number of axes, for states that the caller supplies.
     rank: usize,
 }
 
@@ -64,9 +64,14 @@ impl StateLayout {
     /// and copied, where the operator accepts any capacity.
     pub fn staged(self, state: &State, is_staged: bool) -> Self {
         let in_place = matches!(self.update, StateUpdate::InPlace { .. });
-        let whole_bytes = self.dtype.bytes_for(1).map(|one| 2 * one) == self.dtype.bytes_for(2);
-        let partial = is_staged && state.any_capacity && in_place && whole_bytes && self.memory == MemoryId::HOST;
+        let is_copied_in_parts = state.any_capacity && in_place && self.has_whole_byte_elements();
+        let partial = is_staged && is_copied_in_parts && self.memory == MemoryId::HOST;
         StateLayout { partial, ..self }
+    }
+
+    /// Whether an element takes whole bytes; else elements share bytes.
+    fn has_whole_byte_elements(&self) -> bool {
+        self.dtype.bytes_for(1).map(|one| 2 * one) == self.dtype.bytes_for(2)
     }
 
     /// Tokens its buffer is laid out for when it holds `held`.
@@ -118,8 +123,8 @@ pub(crate) enum StateBuffers<B: Backend> {
     Double { buffers: [Buffer<B>; 2], past: usize },
     /// Updated in place, those of several sequences together: `dims` begins with their number.
     Rows { buffer: Buffer<B>, dims: Dims },
-    /// Given by the caller, once it is.
-    Given(Option<(Buffer<B>, Dims)>),
+    /// Supplied by the caller; `None` before that.
+    Supplied(Option<(Buffer<B>, Dims)>),
 }
 
 impl<B: Backend> StateBuffers<B> {
@@ -131,7 +136,7 @@ impl<B: Backend> StateBuffers<B> {
             StateUpdate::Append { .. } | StateUpdate::Replace => {
                 StateBuffers::Double { buffers: [reserve()?, reserve()?], past: 0 }
             }
-            StateUpdate::ReadOnly => StateBuffers::Given(None),
+            StateUpdate::ReadOnly => StateBuffers::Supplied(None),
         })
     }
 
@@ -149,7 +154,7 @@ impl<B: Backend> StateBuffers<B> {
                 buffer.bytes + snapshot.as_ref().map_or(0, |snapshot| snapshot.bytes)
             }
             StateBuffers::Double { buffers, .. } => buffers.iter().map(|buffer| buffer.bytes).sum(),
-            StateBuffers::Given(given) => given.as_ref().map_or(0, |(buffer, _)| buffer.bytes),
+            StateBuffers::Supplied(supplied) => supplied.as_ref().map_or(0, |(buffer, _)| buffer.bytes),
         }
     }
 
@@ -162,8 +167,8 @@ impl<B: Backend> StateBuffers<B> {
                 (&buffers[*past], layout.dims(length))
             }
             (StateBuffers::Double { buffers, past }, _) => (&buffers[*past], layout.full.clone()),
-            (StateBuffers::Given(Some((buffer, dims))), _) => (buffer, dims.clone()),
-            (StateBuffers::Given(None), _) => {
+            (StateBuffers::Supplied(Some((buffer, dims))), _) => (buffer, dims.clone()),
+            (StateBuffers::Supplied(None), _) => {
                 return Err(EngineError::MissingInput { name: layout.past.clone(), dtype: layout.dtype });
             }
         };
@@ -179,7 +184,7 @@ impl<B: Backend> StateBuffers<B> {
                 (&buffers[1 - *past], layout.dims(total))
             }
             (StateBuffers::Double { buffers, past }, _) => (&buffers[1 - *past], layout.full.clone()),
-            (StateBuffers::Given(_), _) => return None,
+            (StateBuffers::Supplied(_), _) => return None,
         };
         Some(BufferView { buffer, dims })
     }
@@ -260,10 +265,15 @@ impl<B: Backend> StateBuffers<B> {
     }
 
     /// Sets a read-only state.
-    pub fn give(&mut self, layout: &StateLayout, pool: &BufferPool<B>, tensor: &HostTensor) -> Result<(), EngineError> {
+    pub fn set_read_only(
+        &mut self,
+        layout: &StateLayout,
+        pool: &BufferPool<B>,
+        tensor: &HostTensor,
+    ) -> Result<(), EngineError> {
         let wrong = |why: String| EngineError::WrongInput { name: layout.past.clone(), why };
-        let StateBuffers::Given(slot) = self else {
-            return Err(wrong("the model carries this state itself".into()));
+        let StateBuffers::Supplied(slot) = self else {
+            return Err(wrong("the model computes this state; only read-only states can be set".into()));
         };
         if tensor.dtype != layout.dtype || tensor.shape.len() != layout.rank {
             return Err(wrong(format!("the model wants {} with {} axes", layout.dtype, layout.rank)));
@@ -274,7 +284,8 @@ impl<B: Backend> StateBuffers<B> {
     }
 }
 
-/// A change of the number of tokens that a buffer is laid out for.
+/// A change of the number of tokens that a buffer is laid out for. The buffer consists of slices: the axes before that of tokens count
+/// them, and each has room for that many tokens.
 struct LayoutChange {
     /// Tokens it holds.
     held: u64,
@@ -285,7 +296,7 @@ struct LayoutChange {
 }
 
 impl LayoutChange {
-    /// Moves each row of a buffer on the host to its new place.
+    /// Moves each slice of a buffer on the host to its new place.
     fn apply<B: Backend>(
         &self,
         layout: &StateLayout,
@@ -293,12 +304,13 @@ impl LayoutChange {
         buffer: &Buffer<B>,
         scratch: &mut Vec<u8>,
     ) -> Result<(), BackendError> {
-        let (rows, _) = self.rows(layout);
-        // Rows that move up: the last one first, so that no place overlaps a row that has not moved yet. Rows that move down: the first.
+        let (slices, _) = self.slices(layout);
+        // Slices that move up: the last one first, so that no place overlaps a slice that has not moved yet. Slices that move down: the
+        // first.
         let grows = self.after > self.before;
-        (0..rows)
-            .map(|row| if grows { rows - 1 - row } else { row })
-            .try_for_each(|row| self.move_row(layout, pool, buffer, buffer, row, scratch))
+        (0..slices)
+            .map(|slice| if grows { slices - 1 - slice } else { slice })
+            .try_for_each(|slice| self.move_slice(layout, pool, buffer, buffer, slice, scratch))
     }
 
     /// Like [`apply`](Self::apply), but for a buffer on a device, through one on the host.
@@ -309,35 +321,35 @@ impl LayoutChange {
         buffer: &Buffer<B>,
         scratch: &mut Vec<u8>,
     ) -> Result<(), BackendError> {
-        let (rows, token_bytes) = self.rows(layout);
-        let host = pool.reserve(MemoryId::HOST, rows * self.after * token_bytes)?;
-        (0..rows).try_for_each(|row| self.move_row(layout, pool, buffer, &host, row, scratch))?;
+        let (slices, token_bytes) = self.slices(layout);
+        let host = pool.reserve(MemoryId::HOST, slices * self.after * token_bytes)?;
+        (0..slices).try_for_each(|slice| self.move_slice(layout, pool, buffer, &host, slice, scratch))?;
         pool.copy(&host, buffer, layout.dtype, &layout.dims(self.after))
     }
 
-    /// The number of rows, and the bytes of one token in a row.
-    fn rows(&self, layout: &StateLayout) -> (u64, u64) {
+    /// The number of slices, and the bytes of one token in a slice.
+    fn slices(&self, layout: &StateLayout) -> (u64, u64) {
         let axis = token_axis(layout.update).unwrap_or(0);
         (layout.full[..axis].iter().product(), byte_len(layout.dtype, &layout.full[axis + 1..]).unwrap_or(0))
     }
 
-    /// Copies what a row holds to its new place; zeros behind it.
-    fn move_row<B: Backend>(
+    /// Copies what a slice holds to its new place; zeros behind it.
+    fn move_slice<B: Backend>(
         &self,
         layout: &StateLayout,
         pool: &BufferPool<B>,
         from: &Buffer<B>,
         to: &Buffer<B>,
-        row: u64,
+        slice: u64,
         scratch: &mut Vec<u8>,
     ) -> Result<(), BackendError> {
-        let (_, token_bytes) = self.rows(layout);
+        let (_, token_bytes) = self.slices(layout);
         let bytes = pool.view(from, DType::Uint8, &[from.bytes])?;
         scratch.clear();
         scratch.resize((self.after * token_bytes) as usize, 0);
         let held = &mut scratch[..(self.held * token_bytes) as usize];
-        pool.backend.read(&bytes, row * self.before * token_bytes, held)?;
-        pool.backend.write(&to.handle, row * self.after * token_bytes, scratch)
+        pool.backend.read(&bytes, slice * self.before * token_bytes, held)?;
+        pool.backend.write(&to.handle, slice * self.after * token_bytes, scratch)
     }
 }
 

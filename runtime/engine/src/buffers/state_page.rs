@@ -122,7 +122,7 @@ impl<B: Backend> StateBuffers<B> {
         match self {
             StateBuffers::InPlace { buffer, tokens, .. } => (buffer, *tokens),
             StateBuffers::Double { buffers, past } => (&buffers[*past], length),
-            StateBuffers::Rows { .. } | StateBuffers::Given(_) => {
+            StateBuffers::Rows { .. } | StateBuffers::Supplied(_) => {
                 unreachable!("pages hold neither states of several sequences nor those that the caller gives")
             }
         }

@@ -91,8 +91,8 @@ impl<B: Backend> Sequence<B> {
         self.states.iter_mut().for_each(StateBuffers::commit);
     }
 
-    /// Gives it a state that the model only reads.
-    pub(crate) fn give_state(
+    /// Sets a state that the model only reads.
+    pub(crate) fn set_read_only_state(
         &mut self,
         program: &Program,
         pool: &BufferPool<B>,
@@ -104,7 +104,7 @@ impl<B: Backend> Sequence<B> {
             name: past.to_owned(),
             why: "the plan has no such state".into(),
         })?;
-        self.states[state].give(&program.layouts[state], pool, tensor)
+        self.states[state].set_read_only(&program.layouts[state], pool, tensor)
     }
 
     /// Bytes reserved for its states.

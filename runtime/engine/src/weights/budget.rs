@@ -47,15 +47,15 @@ impl HostMemoryBudget {
         let reserved = options.reserved;
         let is_read = reads != WeightReads::Mapped;
         let process_limit = backend.memory_limit();
-        let least = plan.budgets.ram.map(|ram| ram.0).into_iter().chain(process_limit).min();
-        let fits_host = least.is_none_or(|least| least >= all_on_host(plan));
+        let tightest_limit = plan.budgets.ram.map(|ram| ram.0).into_iter().chain(process_limit).min();
+        let fits_host = tightest_limit.is_none_or(|limit| limit >= all_on_host(plan));
         let gpu_fallback =
             if is_read && !fits_host { WeightResidency::ReadFromDisk } else { WeightResidency::InMemory };
         let from_disk = |partition: &Partition| is_streamed(partition) && is_on_host(plan, &partition.device);
         let streams = is_read && plan.partitions.iter().any(from_disk);
         let planned = plan.budgets.ram.map(|ram| ram.0).filter(|_| streams);
         let Some((planned, limit)) = planned.zip(process_limit).filter(|(planned, limit)| limit < planned) else {
-            let limit = planned.or(least.filter(|_| gpu_fallback == WeightResidency::ReadFromDisk));
+            let limit = planned.or(tightest_limit.filter(|_| gpu_fallback == WeightResidency::ReadFromDisk));
             return Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences, reserved });
         };
         let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
@@ -64,7 +64,7 @@ impl HostMemoryBudget {
             return Err(EngineError::TooLittleMemory { planned, limit, needed: planned - locked });
         };
         let [planned_locked, now_locked] = [locked, left].map(|bytes| ByteSize(bytes).human());
-        // A difference that does not show in three digits is no news.
+        // Do not warn of a difference that the printed numbers do not show.
         if now_locked != planned_locked {
             reporter.warning(&format!(
                 "the plan was made for {} of host memory and this process may use {}: about {now_locked} of weights stay in \
@@ -145,10 +145,15 @@ impl HostMemoryBudget {
         let total = wanted.iter().copied().fold(0, u64::saturating_add);
         let cache = planned_expert_cache(plan);
         let planned = total.saturating_add(cache);
-        let room = self.locked_in_all(plan, planned, &fallen_back(plan, is_fallback), in_use);
+        let room = self.room_to_lock(plan, planned, &fallen_back(plan, is_fallback), in_use);
         let locked = room.saturating_sub(largest_experts(plan));
         if cache > 0 && locked >= in_kernel_layout(total) {
-            return plan.partitions.iter().zip(wanted).map(|(partition, wanted)| all_or(partition, wanted)).collect();
+            return plan
+                .partitions
+                .iter()
+                .zip(wanted)
+                .map(|(partition, wanted)| with_room_for_kernel_layout(partition, wanted))
+                .collect();
         }
         let share = if total > 0 { locked as f64 / total as f64 } else { 0.0 };
         wanted.iter().map(|bytes| (share * *bytes as f64) as u64).collect()
@@ -159,13 +164,13 @@ impl HostMemoryBudget {
     pub fn expert_cache(&self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> u64 {
         match planned_expert_cache(plan) {
             0 => 0,
-            planned => self.locked_in_all(plan, planned, &fallen_back(plan, is_fallback), in_use),
+            planned => self.room_to_lock(plan, planned, &fallen_back(plan, is_fallback), in_use),
         }
     }
 
-    /// Bytes of weights to lock in all, where `wanted` were planned: what the limit leaves beside the resident set, states,
+    /// Most bytes of weights that may be locked, where `wanted` were planned: what the limit leaves beside the resident set, states,
     /// activations and the window. If the system does not report the resident set, what the plan says.
-    fn locked_in_all(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], in_use: HostMemoryInUse) -> u64 {
+    fn room_to_lock(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], in_use: HostMemoryInUse) -> u64 {
         let Some(limit) = self.limit else { return wanted };
         let Some(rss) = in_use.rss else {
             let missing = plan.budgets.ram.map_or(0, |ram| ram.0.saturating_sub(limit));
@@ -234,7 +239,7 @@ pub(crate) fn largest_experts(plan: &Plan) -> u64 {
 }
 
 /// `wanted`, and half as much more if the plan locks all weights of the partition but its experts.
-fn all_or(partition: &Partition, wanted: u64) -> u64 {
+fn with_room_for_kernel_layout(partition: &Partition, wanted: u64) -> u64 {
     let experts = partition.experts.as_ref().map_or(0, |experts| experts.bytes.0);
     let is_all = is_streamed(partition) && wanted >= partition.bytes.weights.0.saturating_sub(experts);
     if is_all { in_kernel_layout(wanted) } else { wanted }
