@@ -31,7 +31,7 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Installs the signal handler. Until [`graceful`](Self::graceful) is called, Ctrl-C ends the process with exit code 130.
+    /// Installs the signal handler. Until [`stop_gracefully`](Self::stop_gracefully) is called, Ctrl-C ends the process with exit code 130.
     pub fn install() -> io::Result<Self> {
         let this = Self { requested: Arc::default(), exit_on_next: Arc::new(AtomicBool::new(true)) };
         // Each Ctrl-C runs these in order: exit if the flag is set; record the request; exit on the next one.
@@ -52,7 +52,7 @@ impl Interrupt {
     }
 
     /// Makes the next Ctrl-C only request a stop, because there is something to keep now. Clears an earlier request.
-    pub fn graceful(&self) {
+    pub fn stop_gracefully(&self) {
         self.requested.store(false, Ordering::SeqCst);
         self.exit_on_next.store(false, Ordering::SeqCst);
     }

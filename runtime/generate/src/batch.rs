@@ -41,7 +41,7 @@ struct Member<B: Backend> {
     /// The value of the pages that it saves.
     value: PageValue,
     /// Whether memory for its states was short, so that it waits until another generation leaves.
-    waits: bool,
+    is_waiting: bool,
 }
 
 impl<B: Backend> Batch<B> {
@@ -78,7 +78,7 @@ impl<B: Backend> Batch<B> {
         &self.engine
     }
 
-    /// The prompt chunk of its generations, whose last chunk may have one token more: the engine takes no more in an item.
+    /// The largest prompt chunk for its generations: one below the engine's limit, because the last chunk may have one token more.
     pub fn prompt_chunk(&self) -> usize {
         usize::try_from(self.engine.chunk()).unwrap_or(usize::MAX).saturating_sub(1).max(1)
     }
@@ -99,7 +99,7 @@ impl<B: Backend> Batch<B> {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let (sequence, value) = (TokenSequence::default(), PageValue::default());
-        self.members.push(Member { id, generation, sequence, error: None, value, waits: false });
+        self.members.push(Member { id, generation, sequence, error: None, value, is_waiting: false });
         id
     }
 
@@ -110,21 +110,21 @@ impl<B: Backend> Batch<B> {
         }
     }
 
-    /// Like [`add`](Self::add), but continues the tokens of an earlier generation, or restored pages. Keeps the prefix that the prompt can share with them
-    /// ([`TokenSequence::shared_prefix`]), rounded down to a multiple of `grid` tokens. With `grid` as the generation's prompt chunk, the rest of the
-    /// prompt is computed in the same chunks as the whole prompt would be, so that its logits are the same. Returns also the number of
-    /// tokens kept.
+    /// Like [`add`](Self::add), but continues the tokens of an earlier generation, or restored pages. Keeps the prefix that the prompt can
+    /// share with them ([`TokenSequence::shared_prefix`]), in whole chunks of `chunk_tokens`. With `chunk_tokens` as the generation's prompt
+    /// chunk, the rest of the prompt is computed in the same chunks as the whole prompt would be, so that its logits are the same. Returns
+    /// also the number of tokens kept.
     pub fn add_to(
         &mut self,
         mut sequence: TokenSequence<B>,
         mut generation: Generation,
         session: Option<&str>,
-        grid: usize,
+        chunk_tokens: usize,
     ) -> Result<(RequestId, usize), GenerateError> {
         if generation.request().prompt_logits {
             sequence.clear();
         }
-        let kept = sequence.keep_prefix_on_grid(&mut self.engine, &generation.request().prompt, session, grid)?;
+        let kept = sequence.keep_whole_chunks(&mut self.engine, &generation.request().prompt, session, chunk_tokens)?;
         generation.set_reused(kept);
         let id = self.add(generation);
         if let Some(member) = self.members.last_mut() {
@@ -155,7 +155,7 @@ impl<B: Backend> Batch<B> {
         let started = Instant::now();
         self.run_pass().map_err(GenerateError::from)?;
         let cost_ms = started.elapsed().as_secs_f64() * 1e3 / self.members.len().max(1) as f64;
-        for member in self.members.iter_mut().filter(|member| member.is_running() && !member.waits) {
+        for member in self.members.iter_mut().filter(|member| member.is_running() && !member.is_waiting) {
             member.advance(&mut self.engine, on_event)?;
             if let Some(cache) = &self.cache
                 && member.error.is_none()
@@ -172,8 +172,8 @@ impl<B: Backend> Batch<B> {
     fn run_pass(&mut self) -> Result<(), EngineError> {
         let Batch { engine, inputs, members, .. } = self;
         let (mut items, mut errors) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
-        for Member { generation, sequence, error, waits, .. } in members.iter_mut() {
-            *waits = false;
+        for Member { generation, sequence, error, is_waiting, .. } in members.iter_mut() {
+            *is_waiting = false;
             let input = match generation.next_input(sequence.max_draft(engine)) {
                 Ok(Some(input)) => input,
                 Ok(None) => continue,
@@ -188,7 +188,7 @@ impl<B: Backend> Batch<B> {
                     errors.push(error);
                 }
                 // Those before it run on, and their states are freed when they leave.
-                Err(failed) if failed.is_out_of_memory() && !items.is_empty() => *waits = true,
+                Err(failed) if failed.is_out_of_memory() && !items.is_empty() => *is_waiting = true,
                 Err(failed) => *error = Some(failed),
             }
         }
@@ -222,8 +222,8 @@ impl<B: Backend> Member<B> {
         let rejected = match advanced {
             Ok(rejected) => rejected,
             Err(Failure::Caller(caller)) => return Err(caller),
-            Err(Failure::Own(own)) => {
-                *error = Some(own);
+            Err(Failure::Generation(failed)) => {
+                *error = Some(failed);
                 return Ok(());
             }
         };
@@ -246,12 +246,12 @@ impl<B: Backend> Member<B> {
 
 /// The source of the error that ended an advance.
 enum Failure<E> {
-    Own(GenerateError),
+    Generation(GenerateError),
     Caller(E),
 }
 
 impl<E> From<GenerateError> for Failure<E> {
     fn from(error: GenerateError) -> Self {
-        Failure::Own(error)
+        Failure::Generation(error)
     }
 }

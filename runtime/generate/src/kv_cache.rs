@@ -170,8 +170,8 @@ impl KvCache {
         let payloads: Vec<&[u8]> = pages.iter().map(|page| page.payload()).collect();
         let sequence = engine.restore_pages(&self.layout, &payloads)?;
         let (count, page) = (pages.len().min(found.keys.len()), self.page_tokens());
-        let (keys, on_grid) = (found.keys[..count].to_vec(), found.shared.min(count) * page);
-        Ok(TokenSequence::restored(sequence, &prompt[..count * page], keys, on_grid, found.session.as_deref()))
+        let (keys, in_whole_chunks) = (found.keys[..count].to_vec(), found.shared.min(count) * page);
+        Ok(TokenSequence::restored(sequence, &prompt[..count * page], keys, in_whole_chunks, found.session.as_deref()))
     }
 
     /// Saves the pages that a sequence has completed and the store does not have. `is_last`: no token follows now, so that states on a
@@ -207,7 +207,7 @@ impl KvCache {
         let mut parent = sequence.saved().last().copied().unwrap_or(self.root);
         let mut keys = Vec::new();
         for (index, tokens) in tokens.chunks_exact(page).enumerate().skip(first).take(MOST_AT_ONCE) {
-            let is_shared = (index + 1) * page <= sequence.on_grid();
+            let is_shared = (index + 1) * page <= sequence.in_whole_chunks();
             if !is_shared && sequence.session().is_none() {
                 break;
             }

@@ -30,10 +30,10 @@ pub struct TokenSequence<B: Backend> {
     /// Buffer for embeddings.
     embedding_rows: Vec<f32>,
     /// Tokens of a page and of a chunk of a prompt; 0 if chunks are not counted.
-    grid: usize,
-    /// The leading tokens that were fed in whole chunks of the grid. Any prompt with this prefix would be fed in the same chunks, so its states
-    /// have the same bits.
-    on_grid: usize,
+    chunk_tokens: usize,
+    /// The leading tokens that were fed in whole chunks of `chunk_tokens`. Any prompt with this prefix would be fed in the same chunks, so
+    /// its states have the same bits.
+    in_whole_chunks: usize,
     /// The conversation that it belongs to.
     session: Option<String>,
     /// The keys of its leading pages that are saved or cannot be.
@@ -47,8 +47,8 @@ impl<B: Backend> Default for TokenSequence<B> {
             tokens: Vec::new(),
             logits: Logits::default(),
             embedding_rows: Vec::new(),
-            grid: 0,
-            on_grid: 0,
+            chunk_tokens: 0,
+            in_whole_chunks: 0,
             session: None,
             saved: Vec::new(),
         }
@@ -94,24 +94,25 @@ impl<B: Backend> TokenSequence<B> {
         self.keep(engine, wanted)
     }
 
-    /// Truncates the sequence to the prefix that `prompt` can share with it ([`shared_prefix`](Self::shared_prefix)), rounded down to `grid` tokens,
-    /// so that at least two tokens remain to be fed: a single one would be computed differently from the end of a longer chunk. From now
-    /// on it belongs to `session`.
-    pub fn keep_prefix_on_grid(
+    /// Truncates the sequence to the prefix that `prompt` can share with it ([`shared_prefix`](Self::shared_prefix)), in whole chunks of
+    /// `chunk_tokens`, so that at least two tokens remain to be fed: a single one would be computed differently from the end of a longer
+    /// chunk. From now on it belongs to `session`.
+    pub fn keep_whole_chunks(
         &mut self,
         engine: &mut Engine<B>,
         prompt: &[u32],
         session: Option<&str>,
-        grid: usize,
+        chunk_tokens: usize,
     ) -> Result<usize, GenerateError> {
-        let grid = grid.max(1);
-        let wanted = self.shared_prefix(prompt, session).min(prompt.len().saturating_sub(2)) / grid * grid;
+        let chunk_tokens = chunk_tokens.max(1);
+        let wanted =
+            self.shared_prefix(prompt, session).min(prompt.len().saturating_sub(2)) / chunk_tokens * chunk_tokens;
         let left = match self.keep(engine, wanted)? {
-            left if left % grid == 0 => left,
-            // States that cannot go back to the grid.
-            left => self.keep(engine, left / grid * grid)?,
+            left if left % chunk_tokens == 0 => left,
+            // States that cannot go back to the end of that chunk.
+            left => self.keep(engine, left / chunk_tokens * chunk_tokens)?,
         };
-        (self.grid, self.session) = (grid, session.map(str::to_owned));
+        (self.chunk_tokens, self.session) = (chunk_tokens, session.map(str::to_owned));
         Ok(left)
     }
 
@@ -124,7 +125,7 @@ impl<B: Backend> TokenSequence<B> {
     /// bits that the prompt itself would compute, which excludes generated tokens.
     pub fn shared_prefix(&self, prompt: &[u32], session: Option<&str>) -> usize {
         let common = self.common_prefix(prompt);
-        if session.is_some() && session == self.session.as_deref() { common } else { common.min(self.on_grid) }
+        if session.is_some() && session == self.session.as_deref() { common } else { common.min(self.in_whole_chunks) }
     }
 
     /// Truncates to at most `wanted` tokens, to a length that its states can go back to. Returns that length.
@@ -144,9 +145,9 @@ impl<B: Backend> TokenSequence<B> {
         let before = self.tokens.len();
         self.tokens.truncate(left);
         if left < before {
-            let grid = self.grid.max(1);
-            self.on_grid = self.on_grid.min(left / grid * grid);
-            self.saved.truncate(left / grid);
+            let chunk_tokens = self.chunk_tokens.max(1);
+            self.in_whole_chunks = self.in_whole_chunks.min(left / chunk_tokens * chunk_tokens);
+            self.saved.truncate(left / chunk_tokens);
         }
     }
 
@@ -214,8 +215,8 @@ impl<B: Backend> TokenSequence<B> {
 
     /// Notes the tokens of an item that succeeded.
     pub fn fed(&mut self, tokens: &[u32]) {
-        if self.grid > 0 && self.on_grid == self.tokens.len() && tokens.len() == self.grid {
-            self.on_grid += self.grid;
+        if self.chunk_tokens > 0 && self.in_whole_chunks == self.tokens.len() && tokens.len() == self.chunk_tokens {
+            self.in_whole_chunks += self.chunk_tokens;
         }
         self.tokens.extend_from_slice(tokens);
     }
@@ -223,18 +224,18 @@ impl<B: Backend> TokenSequence<B> {
 
 /// For [`KvCache`](crate::KvCache).
 impl<B: Backend> TokenSequence<B> {
-    /// A sequence whose states were restored for these tokens, which are whole pages with these keys. `on_grid`: how many of the tokens
-    /// were fed in chunks of the grid.
+    /// A sequence whose states were restored for these tokens, which are whole pages with these keys. `in_whole_chunks`: how many of the
+    /// tokens were fed in whole chunks.
     pub(crate) fn restored(
         sequence: Sequence<B>,
         tokens: &[u32],
         saved: Vec<PageKey>,
-        on_grid: usize,
+        in_whole_chunks: usize,
         session: Option<&str>,
     ) -> Self {
-        let grid = tokens.len().checked_div(saved.len()).unwrap_or(0);
+        let chunk_tokens = tokens.len().checked_div(saved.len()).unwrap_or(0);
         let (tokens, session) = (tokens.to_vec(), session.map(str::to_owned));
-        Self { sequence: Some(sequence), tokens, grid, on_grid, session, saved, ..Self::default() }
+        Self { sequence: Some(sequence), tokens, chunk_tokens, in_whole_chunks, session, saved, ..Self::default() }
     }
 
     /// The keys of leading pages that are saved or cannot be.
@@ -247,9 +248,9 @@ impl<B: Backend> TokenSequence<B> {
         self.saved.extend(keys);
     }
 
-    /// The leading tokens that were fed in whole chunks of the grid.
-    pub(crate) fn on_grid(&self) -> usize {
-        self.on_grid
+    /// The leading tokens that were fed in whole chunks.
+    pub(crate) fn in_whole_chunks(&self) -> usize {
+        self.in_whole_chunks
     }
 
     /// The conversation that it belongs to.

@@ -101,7 +101,7 @@ impl<B: Backend> SingleSequence<B> {
             let pages = cache.load_waiting(&found);
             self.sequence = cache.restore(&mut self.engine, prompt, &found, &pages)?;
         }
-        self.sequence.keep_prefix_on_grid(&mut self.engine, prompt, session, page)
+        self.sequence.keep_whole_chunks(&mut self.engine, prompt, session, page)
     }
 
     /// See [`TokenSequence::max_draft`].

@@ -36,7 +36,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     encoder.tokenizer()?;
     let embeddings = open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?;
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
-    ctx.interrupt.graceful();
+    ctx.interrupt.stop_gracefully();
     let session = settings.run.session.as_deref().map(|name| ChatSession::open(name, &settings.run.kv)).transpose()?;
     let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), ctx)?;
     let drafter = DraftSource::open(settings, &plan, &encoder, ctx)?;
@@ -285,7 +285,7 @@ impl Chat<'_> {
             }
             Err(error) => return Err(error.into()),
         };
-        ctx.interrupt.graceful();
+        ctx.interrupt.stop_gracefully();
         let watch = ctx.interrupt.cancel_on_request(&self.sequence.engine().cancel_handle());
         let tokenizer = self.encoder.tokenizer.as_ref();
         let is_cancelled = || ctx.interrupt.is_requested();
@@ -299,7 +299,7 @@ impl Chat<'_> {
         let generation = self.drafter.speculate(Generation::new(request, tokenizer.cloned(), self.chunk));
         let generated = generate(&mut self.sequence, generation, &is_cancelled, on_event);
         drop(watch);
-        ctx.interrupt.graceful();
+        ctx.interrupt.stop_gracefully();
         let generated = generated?;
         show(ctx.out, "\n")?;
         warn_of_unknown_tokens(tokenizer, &generated, ctx.console);

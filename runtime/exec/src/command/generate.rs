@@ -49,7 +49,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
 
     let other_load = OtherLoad::start();
     // A cancelled load leaves no half-written files, so Ctrl-C may end it gracefully.
-    ctx.interrupt.graceful();
+    ctx.interrupt.stop_gracefully();
     let (dir, args) = (&plan.dir, &settings.run.runtime);
     let mut sequence = load_sequence(&plan.plan, dir, args, inputs, ctx.console, ctx.interrupt)?;
     let drafter = DraftSource::open(settings, &plan, &encoder, ctx)?;

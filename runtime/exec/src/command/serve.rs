@@ -32,7 +32,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let plans: Vec<(String, PlanFile)> = args.plans.iter().map(open).collect::<Result<_, _>>()?;
     check_names(&plans)?;
     check_address(SocketAddr::new(args.host, args.port))?;
-    ctx.interrupt.graceful();
+    ctx.interrupt.stop_gracefully();
     ctx.interrupt.also_on_terminate().map_err(ExecError::Signal)?;
     let (metrics, shutdown) = (Metrics::new(), Shutdown::default());
     let mut models = Vec::new();

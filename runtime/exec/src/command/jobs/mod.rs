@@ -65,7 +65,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES));
     let (sequences, row_batching) = (Some(wanted.min(total as u64)), args.batch.engine_option());
     let options = EngineOptions { sequences, row_batching, ..args.runtime.engine_options() };
-    ctx.interrupt.graceful();
+    ctx.interrupt.stop_gracefully();
     let engine = load_engine(&plan.plan, &plan.dir, &args.runtime, options, ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
     let jobs = Jobs {
@@ -82,7 +82,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     jobs.run((done, total), args, ctx)
 }
 
-/// Prompts on their way.
+/// The state of one `hpp-exec jobs` command.
 struct Jobs {
     batch: Batch<OrtBackend>,
     /// Most sequences at once.
@@ -153,7 +153,7 @@ impl Jobs {
         if let Some(first) = &self.first_error {
             let of = format!("{} of {}", self.counts.errors, counted(self.answered() as u64, "line"));
             ctx.console.warn(&format!(
-                "{of} got an error instead of an answer ({} has all); the first: {first}",
+                "{of} got an error instead of an answer ({} lists them all); the first: {first}",
                 args.output.display()
             ));
         }
@@ -260,11 +260,7 @@ impl Jobs {
             _ => format!(", about {} left", duration(elapsed.mul_f64(left as f64 / answered as f64))),
         };
         let tokens = rate(Some(self.tokens_per_second()));
-        format!(
-            "{} of {total} prompts answered, {} at once, {tokens} tok/s{time_left}",
-            done + answered,
-            self.batch.len()
-        )
+        format!("{} of {total} lines done, {} at once, {tokens} tok/s{time_left}", done + answered, self.batch.len())
     }
 
     fn summary(&self) -> String {
@@ -279,7 +275,7 @@ impl Jobs {
             counted(tokens as u64, "new token"),
             rate(Some(tokens as f64 / seconds.max(1e-9))),
             rate((passes > 0).then(|| tokens as f64 / passes as f64)),
-            time_line(&telemetry, seconds),
+            time_shares(&telemetry, seconds),
             memory(&Bytes::new(&telemetry, self.batch.engine().host_state_bytes() * sequences as u64))
         )
     }
@@ -287,7 +283,7 @@ impl Jobs {
 
 /// How tokens were batched, and what the time went to. Stages on different devices may compute at once, so that computing alone may take
 /// more than all of it.
-fn time_line(telemetry: &Telemetry, seconds: f64) -> String {
+fn time_shares(telemetry: &Telemetry, seconds: f64) -> String {
     let computing = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum::<Duration>();
     let waiting = telemetry.disk_stalls.time + telemetry.slot_stalls.time;
     let (computing, waiting) = (computing.as_secs_f64(), waiting.as_secs_f64());
