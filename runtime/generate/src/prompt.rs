@@ -49,7 +49,8 @@ impl PromptEncoder {
         self.encode_with_tools(messages, &[])
     }
 
-    /// Like [`encode_conversation`](Self::encode_conversation), but for a model that may call these tools, which are JSON as in OpenAI's API.
+    /// Like [`encode_conversation`](Self::encode_conversation), but for a model that may call these tools, which are JSON as in OpenAI's
+    /// API.
     pub fn encode_with_tools(
         &self,
         messages: &[Message],

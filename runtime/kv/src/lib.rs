@@ -5,8 +5,8 @@
 //! in the background, evicts pages from RAM that are on disk, and loads pages when a prompt needs them. It knows no engine and no model:
 //! pages are bytes.
 //!
-//! From the bottom up: `page` and `key` are the bytes and their names, `policy` chooses the page to evict, `record_file` is a file of records,
-//! `directory` the directory of a model, `table` says where each page is, `store` moves pages.
+//! From the bottom up: `page` and `key` are the bytes and their names, `policy` chooses the page to evict, `record_file` is a file of
+//! records, `directory` the directory of a model, `table` says where each page is, `store` moves pages.
 
 mod directory;
 mod error;

@@ -106,7 +106,7 @@ impl PageStore {
         let (directory, file, records) = match disk {
             None => (None, None, Vec::new()),
             Some(disk) => {
-                let (directory, file, records) = open_disk(disk, &fingerprint, page_bytes)?;
+                let OpenDisk { directory, file, records } = OpenDisk::open(disk, &fingerprint, page_bytes)?;
                 (Some(directory), Some(file), records)
             }
         };
@@ -222,31 +222,36 @@ impl PageStore {
     }
 }
 
-/// Opens the model's directory and its file of records, with room for as many as the limits and other models leave. Returns the records
-/// that are there.
-fn open_disk(
-    disk: DiskSettings,
-    fingerprint: &Fingerprint,
-    page_bytes: usize,
-) -> Result<(ModelDirectory, RecordFile, Vec<(RecordIndex, PageHeader)>), PageStoreError> {
-    let directory = ModelDirectory::open(&disk.directory, fingerprint)?;
-    let record_bytes = record_bytes(page_bytes) as u64;
-    let share = disk.share.min(disk.bytes);
-    if share < record_bytes {
-        return Err(PageStoreError::TooSmall { limit: share, page: record_bytes });
+/// The disk of a store that is being opened.
+struct OpenDisk {
+    directory: ModelDirectory,
+    file: RecordFile,
+    /// The records that the file has.
+    records: Vec<(RecordIndex, PageHeader)>,
+}
+
+impl OpenDisk {
+    /// Opens the model's directory and its file, with room for as many records as the limits and other models leave.
+    fn open(disk: DiskSettings, fingerprint: &Fingerprint, page_bytes: usize) -> Result<Self, PageStoreError> {
+        let directory = ModelDirectory::open(&disk.directory, fingerprint)?;
+        let record_bytes = record_bytes(page_bytes) as u64;
+        let share = disk.share.min(disk.bytes);
+        if share < record_bytes {
+            return Err(PageStoreError::TooSmall { limit: share, page: record_bytes });
+        }
+        // Its present pages and room to begin with: pages of other models are evicted only for that.
+        let first = (share / FIRST_SHARE).clamp(record_bytes, FIRST_PAGES * record_bytes);
+        let wanted = share.min(directory.bytes() + first);
+        let bytes = share.min(directory.make_room(&disk.directory, wanted, disk.bytes));
+        let limit = RecordIndex::try_from(bytes / record_bytes).unwrap_or(RecordIndex::MAX);
+        if limit == 0 {
+            return Err(PageStoreError::Full { path: disk.directory, limit: disk.bytes });
+        }
+        let path = directory.pages();
+        let opened = RecordFile::open(&path, fingerprint, page_bytes, limit);
+        let (file, records) = opened.map_err(|source| PageStoreError::Io { path, source })?;
+        Ok(OpenDisk { directory, file, records })
     }
-    // Its present pages and room to begin with: pages of other models are evicted only for that.
-    let first = (share / FIRST_SHARE).clamp(record_bytes, FIRST_PAGES * record_bytes);
-    let wanted = share.min(directory.bytes() + first);
-    let bytes = share.min(directory.make_room(&disk.directory, wanted, disk.bytes));
-    let limit = RecordIndex::try_from(bytes / record_bytes).unwrap_or(RecordIndex::MAX);
-    if limit == 0 {
-        return Err(PageStoreError::Full { path: disk.directory, limit: disk.bytes });
-    }
-    let path = directory.pages();
-    let opened = RecordFile::open(&path, fingerprint, page_bytes, limit);
-    let (file, records) = opened.map_err(|source| PageStoreError::Io { path, source })?;
-    Ok((directory, file, records))
 }
 
 impl Drop for PageStore {

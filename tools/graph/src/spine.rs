@@ -1,6 +1,7 @@
 //! The spine: the path of the hidden state through the model. Finds the entry, its post-dominators (called dominators here:
 //! the nodes that every path from the entry to the main output passes), a position for every heavy node, and the values
-//! that are live at each position. Does not know blocks. A node is heavy if it depends on matrix weights or state ([`crate::flow`]); all others are light.
+//! that are live at each position. Does not know blocks. A node is heavy if it depends on matrix weights or state
+//! ([`crate::flow`]); all others are light.
 
 use crate::flow::{Flow, PostDominators, find_entry};
 use crate::{Graph, NodeId, Origin, StatePair, ValueId, ops};

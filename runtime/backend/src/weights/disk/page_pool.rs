@@ -10,8 +10,8 @@ use std::ops::Range;
 const MIN_RANGE: usize = 64 << 10;
 /// The limit on mappings of a process, if the system does not report it.
 const DEFAULT_MAX_MAPPINGS: usize = 65_530;
-/// One in `MAPPING_DIVISOR` of these mappings may be a range that pages move to and from: each takes one mapping or a few, and the rest of the
-/// process needs some too.
+/// One in `MAPPING_DIVISOR` of these mappings may be a range that pages move to and from: each takes one mapping or a few, and the rest
+/// of the process needs some too.
 const MAPPING_DIVISOR: usize = 4;
 
 /// Free pages of all streamed sessions.
