@@ -205,6 +205,10 @@ pub struct Device {
     /// Memory for experts that were read by demand and stay until others need it, bytes; absent if none are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expert_cache: Option<ByteSize>,
+    /// What CPU kernels hold beside the weights of the model that stay in host memory, bytes: weights in a larger layout, copies of
+    /// scales. Absent if nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kernel_layout: Option<ByteSize>,
 }
 
 impl Plan {
@@ -255,7 +259,7 @@ pub fn in_slot(weights: &[WeightInput]) -> Vec<usize> {
 impl Device {
     /// A device without ring, window and cache of experts.
     pub fn new(name: impl Into<String>, kind: DeviceKind) -> Device {
-        Device { name: name.into(), kind, ring: None, window: None, expert_cache: None }
+        Device { name: name.into(), kind, ring: None, window: None, expert_cache: None, kernel_layout: None }
     }
 }
 

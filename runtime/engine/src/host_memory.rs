@@ -39,6 +39,7 @@ fn needed(plan: &Plan) -> u64 {
     let parts = [
         sum(&mut plan.partitions.iter().map(resident_weights)),
         sum(&mut plan.devices.iter().filter_map(|device| device.window).map(|window| window.0)),
+        sum(&mut plan.devices.iter().filter_map(|device| device.kernel_layout).map(|layout| layout.0)),
         sum(&mut states.map(|bytes| bytes.saturating_mul(plan.budgets.batch))),
         computed_on_host.map(|partition| partition.bytes.workspace.0).max().unwrap_or(0),
         PROCESS,

@@ -6,7 +6,7 @@ use crate::faults::fault;
 use crate::host_kernels::host_kernels;
 use crate::symbols::{PassSize, symbol_values};
 use hpp_graph::{Mixture, PartitionGraph, Segmentation, ValueId};
-use hpp_partition::{BlockPlacement, Demand, KvHome, Phase, Placement};
+use hpp_partition::{BlockPlacement, Demand, KvHome, Packing, Phase, Placement};
 use hpp_schema::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -58,6 +58,10 @@ pub struct Decision<'a> {
     pub budgets: Budgets,
     /// How the host's weights are read from disk; `None` if host memory holds them.
     pub disk: Option<DiskStreaming>,
+    /// How kernels pack the host's weights.
+    pub packing: Packing,
+    /// Bytes that sessions on the host hold besides packed weights.
+    pub session_copies: u64,
     /// The memory that holds state.
     pub kv: KvHome,
     /// The cut: one part of the graph for each partition.
@@ -84,7 +88,7 @@ pub fn assemble(decision: &Decision) -> Plan {
         hpp_plan: PLAN_VERSION,
         model: model(decision),
         budgets: decision.budgets.clone(),
-        devices: devices(decision),
+        devices: devices(decision, &partitions),
         partitions,
         states,
         schedule,
@@ -154,7 +158,7 @@ fn model(decision: &Decision) -> SourceModel {
 }
 
 /// The host, and every GPU that has a budget or a partition.
-fn devices(decision: &Decision) -> Vec<Device> {
+fn devices(decision: &Decision, partitions: &[Partition]) -> Vec<Device> {
     let places = decision.partitions.iter().flat_map(|spec| [spec.placement.prefill, spec.placement.decode]);
     let used = places.filter_map(Placement::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
     let gpus = used.max(decision.budgets.vram.len());
@@ -164,8 +168,23 @@ fn devices(decision: &Decision) -> Vec<Device> {
     };
     let window = decision.disk.as_ref().and_then(|disk| disk.window).map(ByteSize);
     let expert_cache = decision.disk.as_ref().and_then(|disk| disk.expert_cache).map(ByteSize);
-    let host = Device { window, expert_cache, ..Device::new(device_name(Placement::Cpu), DeviceKind::Cpu) };
+    let kernel_layout = kernel_layout(decision, partitions).map(ByteSize);
+    let host =
+        Device { window, expert_cache, kernel_layout, ..Device::new(device_name(Placement::Cpu), DeviceKind::Cpu) };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
+}
+
+/// What CPU kernels hold beside the model's bytes of the weights that stay in host memory; `None` without a limit, or if nothing.
+fn kernel_layout(decision: &Decision, partitions: &[Partition]) -> Option<u64> {
+    decision.budgets.ram?;
+    let held = |partition: &Partition| match partition.variants().find(|variant| variant.device == "cpu")?.residency {
+        Residency::Resident => Some(partition.bytes.weights.0),
+        Residency::Streamed => partition.bytes.locked.map(|locked| locked.0),
+        Residency::Mapped => None,
+    };
+    let held = partitions.iter().filter_map(held).fold(0, u64::saturating_add);
+    let more = decision.packing.packed(held) - held;
+    Some(more.saturating_add(decision.session_copies)).filter(|bytes| *bytes > 0)
 }
 
 /// The ring of a GPU, with slots that hold any block streamed through them. The writer replaces the slot size by the

@@ -44,6 +44,8 @@ pub fn draft(
         segmentation: &divided.segmentation,
         slots: &partitioning.solution.slots,
         disk: partitioning.disk_streaming(request),
+        packing: request.problem.budget.packing,
+        session_copies: request.session_copies,
         budgets: request.recorded_budgets.clone(),
         kv: request.problem.budget.kv,
         parts: &divided.parts,

@@ -4,7 +4,7 @@ use crate::cli::{ExpertReads, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
-use hpp_model::{Analysis, DEFAULT_CHUNK, Scenario, ThisHost, avoid_faults, problem, widest_workspace};
+use hpp_model::{Analysis, DEFAULT_CHUNK, Scenario, ThisHost, avoid_faults, problem, session_copies, widest_workspace};
 use hpp_partition::{Budget, KvHome, Options, Packing, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind};
@@ -37,6 +37,8 @@ pub struct PlanningRequest {
     pub default_margin: bool,
     /// `--allow-unknown-operators`.
     pub allow_unknown_operators: bool,
+    /// Bytes that sessions on the host hold besides packed weights, part of the process's own.
+    pub session_copies: u64,
     /// Memory of this machine; empty where the plan is for another machine.
     pub local: LocalMachine,
 }
@@ -61,6 +63,9 @@ impl PlanningRequest {
             margin: ByteSize(budget.margin),
         };
         let error = |finding: &hpp_schema::Finding| InputError::in_file(&costs.label(), finding);
+        // Beside GPUs, few blocks or none compute on the host.
+        let session_copies = if scenario.on_host { session_copies(&analysis.graph) } else { 0 };
+        let budget = Budget { process: budget.process.saturating_add(session_copies), ..budget };
         let mut problem = problem(analysis, scenario, costs.source(), budget)
             .map_err(|findings| InputErrors(findings.iter().map(error).collect()))?;
         if args.planning.experts == ExpertReads::All {
@@ -85,6 +90,7 @@ impl PlanningRequest {
             movable: args.movable,
             default_margin: args.margin.is_none(),
             allow_unknown_operators: args.allow_unknown_operators,
+            session_copies,
             local: local.clone(),
         })
     }

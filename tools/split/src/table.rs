@@ -203,7 +203,8 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     let streamed = sum(&|p| if p.variants().any(|variant| streams(&variant)) { p.bytes.weights.0 } else { 0 });
     let (held, window) = (sum(&held), host.window.map_or(0, |window| window.0));
     let (process, cache) = (limit.map_or(0, |_| PROCESS), host.expert_cache.map_or(0, |cache| cache.0));
-    let required = [held, window, cache, other, process].into_iter().fold(0, u64::saturating_add);
+    let layout = host.kernel_layout.map_or(0, |layout| layout.0);
+    let required = [held, layout, window, cache, other, process].into_iter().fold(0, u64::saturating_add);
     let kept = limit.map_or(streamed, |limit| streamed.min(limit.saturating_sub(required)));
     let mut parts = String::new();
     if limit.is_some() {
@@ -212,6 +213,9 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     if window > 0 {
         parts +=
             &format!(", {} of weights locked, {} of buffers to read the rest from disk", human(held), human(window));
+    }
+    if layout > 0 {
+        parts += &format!(", {} that the layout of CPU kernels takes beside the weights", human(layout));
     }
     if cache > 0 {
         parts += &format!(", {} for experts that were used", human(cache));

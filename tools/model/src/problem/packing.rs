@@ -39,6 +39,18 @@ pub(super) fn packing(model: &Model, graph: &Graph) -> Packing {
     }
 }
 
+/// Bytes that sessions on the host hold besides packed weights: `MatMulNBits` with 16-bit activations keeps a float32 copy of its scales
+/// (`scales_fp32_` in ONNX Runtime's matmul_nbits.cc).
+pub fn session_copies(graph: &Graph) -> u64 {
+    let reads_half = |node: &&Node| {
+        node.op_type == "MatMulNBits" && node.inputs.first().copied().flatten().is_some_and(|id| is_half(graph, id))
+    };
+    let scales: BTreeSet<ValueId> =
+        graph.nodes.iter().filter(reads_half).filter_map(|node| *node.inputs.get(2)?).collect();
+    let copies = scales.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes.saturating_mul(2));
+    copies.fold(0, u64::saturating_add)
+}
+
 /// `part / of` in thousandths, rounded down.
 fn permille(part: u64, of: u64) -> u64 {
     let share = (u128::from(part) * 1000).checked_div(u128::from(of)).unwrap_or(0);

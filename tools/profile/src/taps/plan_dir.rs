@@ -4,7 +4,7 @@ use hpp_graph::{PartitionGraph, cut};
 use hpp_model::{Analysis, Decision, PartitionSpec, Scenario, assemble, blocks, host_kernels};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, LinkOutcome, Model, externalise, hash, link, needs_externalising, write_bytes, write_model};
-use hpp_partition::{BlockPlacement, KvHome, Placement};
+use hpp_partition::{BlockPlacement, KvHome, Packing, Placement};
 use hpp_schema::{
     Budgets, ByteSize, FileRecord, FileRole, Finding, HostKernels, Partition, Plan, Predictions, Severity,
 };
@@ -128,6 +128,8 @@ impl Draft {
             slots: &[],
             budgets: Budgets { vram: vec![], ram: None, context: load.context, batch: load.batch, margin },
             disk: None,
+            packing: Packing::default(),
+            session_copies: 0,
             kv: KvHome::Device,
             parts: &parts,
             scenario: load,
