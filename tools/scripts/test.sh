@@ -34,7 +34,7 @@ elif [ "${CI:-}" = true ]; then
     echo "test: no Chromium, and CI requires it" >&2
     exit 1
 else
-    echo "test: SKIPPED the tests that open the report in a browser (tools/scripts/deps.sh chromium says why above)" >&2
+    echo "test: SKIPPED the tests that open pages in a browser (tools/scripts/deps.sh chromium says why above)" >&2
 fi
 
 python3 -m unittest discover -q -s tools/bench

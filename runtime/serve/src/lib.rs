@@ -14,6 +14,7 @@ mod logprobs;
 mod metrics;
 mod model;
 pub mod openai;
+mod page;
 mod server;
 
 pub use engine_thread::{CacheHints, EngineLimits, LoadedEngine, WakeFn};

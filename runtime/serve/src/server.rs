@@ -5,6 +5,7 @@ use crate::error::{ApiError, ServeError};
 use crate::metrics::Metrics;
 use crate::model::{EngineHandle, RequestOptions, ServedModel};
 use crate::openai::{self, ChatRequest, CompletionRequest, OnePrompt, Settings};
+use crate::page::page;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
@@ -215,19 +216,6 @@ async fn blocking<T: Send + 'static>(
 ) -> Result<T, ApiError> {
     let failed = |_| ApiError::Failed("the work on the text was interrupted".to_owned());
     tokio::task::spawn_blocking(work).await.map_err(failed)?
-}
-
-/// The page for a browser. It has no secrets and loads nothing else.
-async fn page() -> Response {
-    let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; \
-                  base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
-    let headers = [
-        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
-        (header::CONTENT_SECURITY_POLICY, policy),
-        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        (header::REFERRER_POLICY, "no-referrer"),
-    ];
-    (headers, include_str!("page.html")).into_response()
 }
 
 async fn chat(State(app): State<SharedApp>, request: Result<Json<Value>, JsonRejection>) -> Result<Response, ApiError> {

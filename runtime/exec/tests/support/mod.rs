@@ -2,6 +2,7 @@
 
 #![allow(dead_code)]
 
+pub mod browser;
 #[path = "../../../backend/tests/support/mod.rs"]
 mod recorded;
 pub mod server;

@@ -1,0 +1,240 @@
+const $ = id => document.getElementById(id);
+const fields = ["system", "temperature", "top_p", "max_tokens", "key", "model"];
+let store = { chats: [], now: 0, settings: {} };
+try { store = Object.assign(store, JSON.parse(localStorage.getItem("hpp") || "{}")); } catch {}
+if (!store.chats.length) store.chats.push({ turns: [] });
+let running = null;
+
+const chat = () => store.chats[Math.min(store.now, store.chats.length - 1)];
+const save = () => localStorage.setItem("hpp", JSON.stringify(store));
+const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), b => b.toString(16).padStart(2, "0")).join("");
+const title = c => (c.turns[0]?.content || "New chat").slice(0, 60);
+
+function draw() {
+  $("chats").replaceChildren(...store.chats.map(chatButton));
+  $("title").textContent = title(chat());
+  $("talk").replaceChildren(...chat().turns.map(view));
+  $("talk").scrollTop = $("talk").scrollHeight;
+  $("send").textContent = running ? "Stop" : "Send";
+}
+
+function chatButton(c, i) {
+  const show = () => { if (!running) { store.now = i; save(); draw(); $("side").classList.remove("open"); } };
+  return element("button", [title(c)], { type: "button", className: c === chat() ? "now" : "", onclick: show });
+}
+
+function view(turn, at) {
+  const isUser = turn.role === "user";
+  const text = element("div", isUser ? [turn.content] : markdown(turn.content), { className: "text" });
+  const box = element("div", [element("b", [isUser ? "You" : "Model"]), text], { className: "turn " + turn.role });
+  if (turn.error) box.append(element("div", [turn.error], { className: "note error" }));
+  const foot = element("div", running ? [] : actions(turn, at), { className: "foot note" });
+  if (turn.note) foot.append(element("span", [turn.note]));
+  box.append(foot);
+  return box;
+}
+
+function actions(turn, at) {
+  const button = (words, onclick) => element("button", [words], { type: "button", className: "small", onclick });
+  if (turn.role === "user") return [button("Edit", () => edit(turn, at))];
+  const copies = turn.content ? [copyButton(() => turn.content)] : [];
+  return at === chat().turns.length - 1 ? [...copies, button("Regenerate", () => answerFrom(at))] : copies;
+}
+
+/* Shows a message of the user as a field. When it is sent, what followed it is answered anew. */
+function edit(turn, at) {
+  const field = element("textarea", [], { value: turn.content, rows: 1, ariaLabel: "Message" });
+  const send = () => {
+    const content = field.value.trim();
+    if (!content || running) return;
+    turn.content = content;
+    answerFrom(at + 1);
+  };
+  field.onkeydown = event => { if (sends(event)) { event.preventDefault(); send(); } };
+  const buttons = [element("button", ["Send"], { type: "button", className: "main", onclick: send }),
+    element("button", ["Cancel"], { type: "button", onclick: draw })];
+  $("talk").children[at].replaceChildren(element("b", ["You"]), field, element("div", buttons, { className: "foot" }));
+  field.oninput = () => grow(field);
+  grow(field);
+  field.focus();
+}
+
+/* Makes a field as high as its text, up to its `max-height`. */
+function grow(field) {
+  field.style.height = "auto";
+  field.style.height = field.scrollHeight + field.offsetHeight - field.clientHeight + "px";
+}
+
+/* Drops the turns from here on and answers what is before them. */
+function answerFrom(at) {
+  if (running) return;
+  chat().turns.length = at;
+  if (at) answer();
+}
+
+function request() {
+  const number = id => $(id).value === "" ? undefined : Number($(id).value);
+  const system = $("system").value.trim();
+  const turns = chat().turns.filter(t => !t.error || t.content).map(({ role, content }) => ({ role, content }));
+  return {
+    model: $("model").value || undefined,
+    messages: (system ? [{ role: "system", content: system }] : []).concat(turns),
+    temperature: number("temperature"), top_p: number("top_p"), max_tokens: number("max_tokens"),
+    session_id: chat().id ||= newId(),
+    stream: true, stream_options: { include_usage: true },
+  };
+}
+
+/* What the machine does: where the weights lie, requests, and the cache. Drawn while the panel is open. */
+async function machine() {
+  if (!$("machine").open) return;
+  const name = $("model").value, size = bytes =>
+    bytes < 2 ** 30 ? (bytes / 2 ** 20).toFixed(1) + " MiB" : (bytes / 2 ** 30).toFixed(2) + " GiB";
+  try {
+    const [list, text] = await Promise.all([fetch("v1/models", { headers: headers() }).then(r => r.json()),
+      fetch("metrics", { headers: headers() }).then(r => r.text())]);
+    const value = (metric, more = "") => Number(text.split("\n").find(l =>
+      l.startsWith(metric + "{") && l.includes(`model="${name}"`) && l.includes(more))?.split(" ").at(-1) || 0);
+    const tier = (metric, tier) => value(metric, `tier="${tier}"`);
+    const places = list.data.find(m => m.id === name)?.placement || [];
+    const hits = tier("hpp_kv_hits_total", "ram") + tier("hpp_kv_hits_total", "disk"), misses = value("hpp_kv_misses_total");
+    const passes = value("hpp_passes_total");
+    const lines = places.map(p => `${p.device}: ${size(p.bytes)} of weights ${p.weights}` +
+      (p.pinned_bytes === undefined ? "" : `, ${size(p.pinned_bytes)} of them stay in RAM`));
+    lines.push(`requests: ${value("hpp_requests_running")} running, ${value("hpp_requests_waiting")} waiting`);
+    lines.push(`states: ${size(value("hpp_state_bytes"))}, ${value("hpp_idle_sequences")} idle sequences`);
+    lines.push(`KV pages: ${tier("hpp_kv_pages", "ram")} in RAM, ${tier("hpp_kv_pages", "disk")} on disk`);
+    if (hits + misses) lines.push(`pages found: ${(100 * hits / (hits + misses)).toFixed(0)} % of ${hits + misses}`);
+    if (passes) lines.push(`weights moved: ${size(value("hpp_weights_streamed_bytes_total") / passes)} a pass`);
+    $("state").replaceChildren(...lines.map(words => element("div", [words])));
+  } catch { $("state").textContent = "The server does not answer."; }
+}
+$("machine").ontoggle = machine;
+$("machine").open = location.hash === "#machine";
+setInterval(machine, 2000);
+
+const headers = () => {
+  const all = { "content-type": "application/json" };
+  if ($("key").value) all.authorization = "Bearer " + $("key").value;
+  return all;
+};
+
+/* The events of a streamed answer. */
+async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  for (let rest = "";;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    for (const line of lines) {
+      if (line.startsWith("data: ") && line !== "data: [DONE]") yield JSON.parse(line.slice(6));
+    }
+  }
+}
+
+/* Asks the server, and adds its answer to a turn. */
+async function receive(body, turn, seen, show) {
+  const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body, signal: running.signal });
+  if (!response.ok) throw new Error((await response.json().catch(() => null))?.error?.message || response.statusText);
+  for await (const event of events(response)) {
+    if (event.error) throw new Error(event.error.message);
+    seen.usage = event.usage || seen.usage;
+    const choice = event.choices[0];
+    seen.finish = choice?.finish_reason || seen.finish;
+    if (!choice?.delta?.content) continue;
+    seen.first ||= performance.now();
+    turn.content += choice.delta.content;
+    show();
+  }
+}
+
+/* Draws a growing answer, once for each frame of the screen. */
+function painter(turn) {
+  const text = $("talk").lastElementChild.querySelector(".text"), talk = $("talk");
+  let asked = 0;
+  const paint = () => {
+    asked = 0;
+    const stays = talk.scrollHeight - talk.scrollTop - talk.clientHeight < 40;
+    text.replaceChildren(...markdown(turn.content));
+    if (stays) talk.scrollTop = talk.scrollHeight;
+  };
+  return () => { asked ||= requestAnimationFrame(paint); };
+}
+
+async function answer() {
+  const body = JSON.stringify(request());
+  const turn = { role: "assistant", content: "" };
+  chat().turns.push(turn);
+  running = new AbortController();
+  save();
+  draw();
+  const seen = { began: performance.now(), first: 0, usage: null, finish: "" };
+  try { await receive(body, turn, seen, painter(turn)); } catch (error) {
+    if (error.name === "AbortError") seen.finish = "stopped";
+    else turn.error = error instanceof TypeError ? "The server does not answer." : error.message;
+  }
+  turn.note = note(seen, performance.now());
+  running = null;
+  save();
+  draw();
+  $("text").focus();
+}
+
+/* How long an answer took, and how many tokens it has. */
+function note({ began, first, usage, finish }, end) {
+  const parts = [];
+  if (first) parts.push(`first token after ${((first - began) / 1000).toFixed(2)} s`);
+  if (usage) {
+    const cached = usage.prompt_tokens_details?.cached_tokens || 0;
+    parts.push(`${usage.prompt_tokens} prompt tokens` + (cached ? ` (${cached} kept)` : ""));
+    parts.push(`${usage.completion_tokens} new tokens`);
+    if (usage.completion_tokens > 1) parts.push(`${((usage.completion_tokens - 1) / (end - first) * 1000).toFixed(1)} tokens/s`);
+  }
+  if (finish && finish !== "stop") parts.push(finish === "length" ? "the limit of tokens was reached" : finish);
+  return parts.join(" · ");
+}
+
+const sends = event => event.key === "Enter" && !event.shiftKey && !event.isComposing;
+$("ask").onsubmit = event => {
+  event.preventDefault();
+  if (running) return running.abort();
+  const content = $("text").value.trim();
+  if (!content) return;
+  chat().turns.push({ role: "user", content });
+  $("text").value = "";
+  grow($("text"));
+  answer();
+};
+$("text").oninput = () => grow($("text"));
+$("text").onkeydown = event => {
+  if (sends(event)) { event.preventDefault(); if (!running) $("ask").requestSubmit(); }
+};
+document.onkeydown = event => { if (event.key === "Escape") { running?.abort(); $("side").classList.remove("open"); } };
+$("new").onclick = () => { if (running) return; store.chats.unshift({ turns: [] }); store.now = 0; save(); draw(); $("text").focus(); };
+$("drop").onclick = () => {
+  if (running) return;
+  store.chats.splice(store.chats.indexOf(chat()), 1);
+  if (!store.chats.length) store.chats.push({ turns: [] });
+  store.now = 0;
+  save();
+  draw();
+};
+$("menu").onclick = () => $("side").classList.toggle("open");
+
+async function models() {
+  try {
+    const response = await fetch("v1/models", { headers: headers() });
+    const list = await response.json();
+    if (response.status === 401) throw new Error("Enter the API key in the settings.");
+    if (!response.ok) throw new Error(list.error?.message);
+    $("model").replaceChildren(...list.data.map(m => new Option(m.id, m.id)));
+    if (list.data.some(m => m.id === store.settings.model)) $("model").value = store.settings.model;
+  } catch (error) { $("title").textContent = error.message || "the server does not answer"; }
+}
+for (const id of fields) {
+  if (id !== "model") $(id).value = store.settings[id] || "";
+  $(id).onchange = () => { store.settings[id] = $(id).value; save(); if (id === "key") models(); };
+}
+draw();
+models();
