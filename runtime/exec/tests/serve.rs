@@ -235,6 +235,50 @@ fn echo_with_logprobs_reports_the_tokens_of_the_prompt() {
 }
 
 #[test]
+fn text_offsets_say_where_tokens_begin() {
+    let server = Server::new(&[]);
+    let path = "/v1/completions";
+    // Of characters, not of bytes; tokens of the model's vocabulary are bytes of the last ones.
+    let prompt = "Rust \u{e9}\u{4f60} ownership: ";
+    let request = json!({"prompt": prompt, "max_tokens": 8, "ignore_eos": true, "logprobs": 0});
+    let with_echo = json!({"prompt": prompt, "max_tokens": 8, "ignore_eos": true, "logprobs": 0, "echo": true});
+    let offsets = |answer: &Value| -> Vec<usize> {
+        serde_json::from_value(answer["choices"][0]["logprobs"]["text_offset"].clone()).unwrap()
+    };
+    let check = |answer: &Value| {
+        let choice = &answer["choices"][0];
+        let text: Vec<char> = choice["text"].as_str().unwrap().chars().collect();
+        let mut ends = offsets(answer)[1..].to_vec();
+        let mut compared = 0;
+        ends.push(text.len());
+        for ((token, start), end) in
+            choice["logprobs"]["tokens"].as_array().unwrap().iter().zip(offsets(answer)).zip(ends)
+        {
+            let token = token.as_str().unwrap();
+            let is_text = !token.starts_with("<|") && !token.contains('\u{fffd}');
+            if is_text {
+                assert_eq!(text[start..end].iter().collect::<String>(), token, "{choice}");
+                compared += 1;
+            }
+        }
+        assert!(compared >= 8, "{choice}");
+    };
+    let (answer, echoed) = (server.ok(path, &request), server.ok(path, &with_echo));
+    check(&answer);
+    check(&echoed);
+    assert_eq!(offsets(&answer)[0], 0);
+    let (length, tokens) = (prompt.chars().count(), offsets(&echoed).len() - 8);
+    let later: Vec<usize> = offsets(&answer).iter().map(|offset| offset + length).collect();
+    assert_eq!(offsets(&echoed)[tokens..], later, "the answer begins where the prompt ends");
+    for (request, whole) in [(&request, &answer), (&with_echo, &echoed)] {
+        let chunks = server.stream(path, request);
+        let lists = chunks.iter().filter_map(|chunk| chunk["choices"][0]["logprobs"]["text_offset"].as_array());
+        let streamed: Vec<usize> = lists.flatten().map(|offset| offset.as_u64().unwrap() as usize).collect();
+        assert_eq!(streamed, offsets(whole));
+    }
+}
+
+#[test]
 fn drafts_do_not_change_answers() {
     let server = Server::new(&["--ngram"]);
     let question = "What does Vec::push do?";

@@ -4,6 +4,7 @@ use crate::engine_thread::RequestEvent;
 use crate::error::ApiError;
 use crate::logprobs::{Scored, TokenLogprobs};
 use crate::model::ServedModel;
+use crate::offsets::TextOffsets;
 use crate::openai::Usage;
 use axum::Json;
 use axum::response::sse::{Event as SseEvent, KeepAlive, Sse};
@@ -69,13 +70,18 @@ impl Answers {
             let AnswerChoice { mut events, echo, calls } = choice;
             // With the prompt, there is an entry for each token.
             let (mut scores, all) = (Vec::new(), !echo.is_empty());
+            let mut offsets = format.offsets(&model, &echo);
             let generated = loop {
                 match events.recv().await {
-                    Some(RequestEvent::PromptToken { id, logprobs }) => scores.push((id, logprobs)),
+                    Some(RequestEvent::PromptToken { id, logprobs }) => {
+                        let offset = offsets.as_mut().map(|offsets| offsets.prompt_token(id));
+                        scores.push(ReportedToken { id, offset, logprobs });
+                    }
                     Some(RequestEvent::Token { id, logprobs })
                         if logprobs.is_some() && (all || !model.ends_text(id)) =>
                     {
-                        scores.push((id, logprobs));
+                        let offset = offsets.as_mut().map(|offsets| offsets.answer_token(id));
+                        scores.push(ReportedToken { id, offset, logprobs });
                     }
                     Some(RequestEvent::Token { .. } | RequestEvent::Text(_)) => {}
                     Some(RequestEvent::Finished(generated)) => break *generated,
@@ -124,10 +130,12 @@ impl Answers {
             unfinished: vec![true; choices.len()],
             calls: choices.iter().map(|choice| choice.calls.clone()).collect(),
             echoes: choices.iter().map(|choice| !choice.echo.is_empty()).collect(),
+            offsets: Vec::new(),
             ready: VecDeque::new(),
         };
         let mut sources: Vec<BoxStream<'static, (usize, RequestEvent)>> = Vec::new();
         for (index, AnswerChoice { events, echo, .. }) in choices.into_iter().enumerate() {
+            writer.offsets.push(writer.format.offsets(&writer.model, &echo));
             writer.begin(index, &echo);
             let next = move |mut events: UnboundedReceiver<RequestEvent>| async move {
                 events.recv().await.map(|event| ((index, event), events))
@@ -172,6 +180,8 @@ struct ChunkWriter {
     calls: Vec<Option<ToolCallParser>>,
     /// For each answer, whether it begins with the prompt. Then probabilities have an entry for each token, the end token too.
     echoes: Vec<bool>,
+    /// For each answer, where its next token begins.
+    offsets: Vec<Option<TextOffsets>>,
     /// Chunks to send.
     ready: VecDeque<SseEvent>,
 }
@@ -192,9 +202,13 @@ impl ChunkWriter {
         match event {
             RequestEvent::Token { logprobs: None, .. } => {}
             RequestEvent::Token { id, .. } if self.model.ends_text(id) && !self.echoes[index] => {}
-            RequestEvent::Token { id, logprobs } | RequestEvent::PromptToken { id, logprobs } => {
-                let logprobs = self.format.logprobs(&self.model, &[(id, logprobs)]);
-                self.text(index, "", logprobs);
+            RequestEvent::Token { id, logprobs } => {
+                let offset = self.offsets[index].as_mut().map(|offsets| offsets.answer_token(id));
+                self.token(index, ReportedToken { id, offset, logprobs });
+            }
+            RequestEvent::PromptToken { id, logprobs } => {
+                let offset = self.offsets[index].as_mut().map(|offsets| offsets.prompt_token(id));
+                self.token(index, ReportedToken { id, offset, logprobs });
             }
             RequestEvent::Text(text) => match &mut self.calls[index] {
                 None => self.text(index, &text, Value::Null),
@@ -224,6 +238,11 @@ impl ChunkWriter {
                 self.send(&error.about(self.format.prompt_field()).to_json());
             }
         }
+    }
+
+    fn token(&mut self, index: usize, token: ReportedToken) {
+        let logprobs = self.format.logprobs(&self.model, &[token]);
+        self.text(index, "", logprobs);
     }
 
     /// Sends parts of an answer that has `calls` calls already.
@@ -286,14 +305,28 @@ impl ChunkWriter {
     }
 }
 
+/// A token whose probability is reported.
+struct ReportedToken {
+    id: u32,
+    /// Where it begins in the text; only in completions.
+    offset: Option<usize>,
+    /// The first token of a prompt has none.
+    logprobs: Option<TokenLogprobs>,
+}
+
 impl ApiFormat {
     /// The field of a request that holds the prompt.
     pub fn prompt_field(self) -> &'static str {
         if self == ApiFormat::Chat { "messages" } else { "prompt" }
     }
 
-    /// Probabilities of tokens; null if there are none. The first token of a prompt has none.
-    fn logprobs(self, model: &ServedModel, tokens: &[(u32, Option<TokenLogprobs>)]) -> Value {
+    /// What follows where tokens begin in an answer that begins with `echo`, if the format reports that and there is a text.
+    fn offsets(self, model: &ServedModel, echo: &str) -> Option<TextOffsets> {
+        (self == ApiFormat::Text).then(|| model.tokenizer().ok().map(|tokenizer| TextOffsets::new(tokenizer, echo)))?
+    }
+
+    /// Probabilities of tokens; null if there are none.
+    fn logprobs(self, model: &ServedModel, tokens: &[ReportedToken]) -> Value {
         let text = |scored: &Scored| model.token_text(scored.id);
         if tokens.is_empty() {
             return Value::Null;
@@ -304,7 +337,7 @@ impl ApiFormat {
                     let text = text(scored);
                     json!({"token": text, "logprob": scored.logprob, "bytes": text.as_bytes()})
                 };
-                let content = tokens.iter().filter_map(|(_, token)| token.as_ref()).map(|token| {
+                let content = tokens.iter().filter_map(|token| token.logprobs.as_ref()).map(|token| {
                     let mut chosen = entry(&token.chosen);
                     chosen["top_logprobs"] = token.top.iter().map(entry).collect();
                     chosen
@@ -316,9 +349,10 @@ impl ApiFormat {
                     let entries = token.top.iter().map(|scored| (text(scored), json!(scored.logprob)));
                     Value::Object(entries.collect())
                 };
-                let scores = || tokens.iter().map(|(_, scores)| scores.as_ref());
+                let scores = || tokens.iter().map(|token| token.logprobs.as_ref());
                 json!({
-                    "tokens": tokens.iter().map(|(id, _)| model.token_text(*id)).collect::<Vec<_>>(),
+                    "tokens": tokens.iter().map(|token| model.token_text(token.id)).collect::<Vec<_>>(),
+                    "text_offset": tokens.iter().map(|token| token.offset).collect::<Vec<_>>(),
                     "token_logprobs": scores().map(|token| token.map(|token| token.chosen.logprob)).collect::<Vec<_>>(),
                     "top_logprobs": scores().map(|token| token.map(top)).collect::<Vec<_>>(),
                 })

@@ -13,6 +13,7 @@ mod error;
 mod logprobs;
 mod metrics;
 mod model;
+mod offsets;
 pub mod openai;
 mod page;
 mod server;
