@@ -149,6 +149,32 @@ fn answers_are_shown_as_markdown() {
 }
 
 #[test]
+fn wide_answers_fit_on_a_phone() {
+    let (word, row) = ("x".repeat(300), "| a cell of a table ".repeat(12));
+    let wide = format!("{word}\n\n```\n{word}\n```\n\n{row}|\n{rule}|\n{row}|\n\n- `{word}`", rule = "|---".repeat(12));
+    let turns = json!([turn("user", &word), turn("assistant", &wide)]);
+    let Some((_server, mut page)) = open_with("wide_answers_fit_on_a_phone", &turns) else { return };
+    page.look(390, 844, "light");
+    save_picture(&mut page, "wide");
+    let widths = "[$('talk').scrollWidth - $('talk').clientWidth, document.documentElement.scrollWidth - innerWidth]";
+    assert_eq!(page.value(widths), json!([0, 0]));
+    let scrolls = "[...document.querySelectorAll('pre, .scroll')].map(e => e.scrollWidth > e.clientWidth)";
+    assert_eq!(page.value(scrolls), json!([true, true]), "code and tables scroll by themselves");
+}
+
+#[test]
+fn a_full_storage_does_not_end_the_conversation() {
+    let test = "a_full_storage_does_not_end_the_conversation";
+    let Some((_server, mut page)) = open_with(test, &json!([])) else { return };
+    page.value("Storage.prototype.setItem = () => { throw new DOMException('full', 'QuotaExceededError'); }");
+    page.value("$('max_tokens').value = 3");
+    ask(&mut page, "What is ownership?");
+    assert_eq!(shown(&mut page).len(), 2);
+    assert!(page.value("$('title').textContent").as_str().unwrap().starts_with("Not kept"));
+    assert_eq!(page.console, [""; 0]);
+}
+
+#[test]
 fn long_repetitions_are_shown_quickly() {
     let Some((_server, mut page)) = open_with("long_repetitions_are_shown_quickly", &json!([])) else { return };
     let repeated = [
@@ -157,7 +183,7 @@ fn long_repetitions_are_shown_quickly() {
     ];
     for piece in repeated {
         let text = format!(
-            "'# ' + {piece}.repeat(20000 / {piece}.length) + 'x\\n\\n' + {piece}.repeat(20000 / {piece}.length) + 'x'",
+            "'# ' + {piece}.repeat(100000 / {piece}.length) + 'x\\n\\n' + {piece}.repeat(100000 / {piece}.length) + 'x'",
             piece = json!(piece)
         );
         let took = page.value(&format!(

@@ -6,13 +6,17 @@ if (!store.chats.length) store.chats.push({ turns: [] });
 let running = null;
 
 const chat = () => store.chats[Math.min(store.now, store.chats.length - 1)];
-const save = () => localStorage.setItem("hpp", JSON.stringify(store));
+/* Where the browser's storage is full or forbidden, the conversation goes on and is not kept. */
+let isKept = true;
+function save() {
+  try { localStorage.setItem("hpp", JSON.stringify(store)); isKept = true; } catch { isKept = false; }
+}
 const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(16)), b => b.toString(16).padStart(2, "0")).join("");
 const title = c => (c.turns[0]?.content || "New chat").slice(0, 60);
 
 function draw() {
   $("chats").replaceChildren(...store.chats.map(chatButton));
-  $("title").textContent = title(chat());
+  $("title").textContent = isKept ? title(chat()) : "Not kept: the browser's storage is full or forbidden";
   $("talk").replaceChildren(...chat().turns.map(view));
   $("talk").scrollTop = $("talk").scrollHeight;
   $("send").textContent = running ? "Stop" : "Send";
