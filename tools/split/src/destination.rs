@@ -44,6 +44,11 @@ impl Destination {
         Ok(Destination { output, base: resolved(&target), dry_files: VirtualFiles::new(), hard_links: vec![] })
     }
 
+    /// The directory that files are written to before they are moved into place; `None` in a dry run.
+    pub fn partial_directory(&self) -> Option<&Path> {
+        self.output.as_ref().map(OutputDir::staging)
+    }
+
     /// The directory being written, unless this is a dry run, and the weight files that are hard links.
     pub fn finish(self) -> (Option<OutputDir>, Vec<String>) {
         (self.output, self.hard_links)

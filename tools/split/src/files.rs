@@ -71,6 +71,11 @@ impl<'a> PlanWriter<'a> {
         Ok(PlanWriter { options, analysis, destination: Destination::new(&target, Some(output))? })
     }
 
+    /// The directory that files are written to before they are moved into place; `None` in a dry run.
+    pub fn partial_directory(&self) -> Option<&Path> {
+        self.destination.partial_directory()
+    }
+
     /// Computes the plan as it would be written, without writing.
     pub fn dry_run(
         options: WriteOptions,

@@ -17,6 +17,7 @@ mod files;
 mod group;
 mod input_errors;
 mod inspect;
+mod interrupt;
 mod local_machine;
 mod operators;
 mod output;

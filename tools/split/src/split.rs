@@ -10,7 +10,7 @@ use crate::partitioning::{Partitioning, place_blocks};
 use crate::refine::{TrialRun, refine};
 use crate::request::PlanningRequest;
 use crate::sequences::choose_sequences;
-use crate::{operators, presets, print, quantize, request, settings, sweep, targets, trace};
+use crate::{interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace};
 use hpp_graph::PartitionGraph;
 use hpp_model::{Analysis, analyse_quantized, faulty_blocks};
 use hpp_partition::Objective;
@@ -152,7 +152,11 @@ fn write(
     if args.dry_run {
         return PlanWriter::dry_run(options, analysis, out_dir, parts, plan);
     }
-    let written = PlanWriter::begin(options, analysis, out_dir)?.finish(parts, plan)?;
+    let writer = PlanWriter::begin(options, analysis, out_dir)?;
+    if let Some(partial) = writer.partial_directory() {
+        interrupt::name_partial_directory(partial.to_owned());
+    }
+    let written = writer.finish(parts, plan)?;
     if let Some(first) = written.hard_links.first() {
         eprintln!(
             "note: {first} in the plan is a hard link to the model's own file; while both exist, Python's onnx.load \

@@ -97,7 +97,10 @@ mod tests {
         let transfers = [transfer(4e6, 1.0), transfer(2e6, 2.0)];
         let path = WeightPath::new("to gpu0".into(), transfers.iter(), 4.0).unwrap();
         assert_eq!((path.gb_per_second, path.share), (2.0, 0.5));
-        assert_eq!(path.line(), "to gpu0: weights of the measured passes at 2.00 GB/s, 50 % of the 4.00 GB/s of this path alone\n");
+        assert_eq!(
+            path.line(),
+            "to gpu0: weights of the measured passes at 2.00 GB/s, 50 % of the 4.00 GB/s of this path alone\n"
+        );
         assert_eq!(WeightPath::new("disk".into(), [].iter(), 4.0), None);
     }
 }
