@@ -64,7 +64,7 @@ fn distributions_are_compared_over_a_file_of_prompts() {
     let prompts = prompts.to_str().unwrap();
     let ran = plan.command("verify", &["--kl", prompts, "--json"]);
     let (stderr, report) = (ran.stderr.clone(), ran.ok().json());
-    assert!(stderr.contains("prompt 3 is left out") && stderr.contains("line 4 is left out: not JSON"), "{stderr}");
+    assert!(stderr.contains("prompt 3 is left out") && stderr.contains("line 4 is left out: not a job"), "{stderr}");
     assert_eq!((&report["prompts"], &report["positions"]), (&json!(2), &json!(4)));
     assert_eq!(
         (&report["kl"]["max"], &report["same_top1"], &report["perplexity_ratio"]),
