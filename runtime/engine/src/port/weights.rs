@@ -5,10 +5,11 @@ use crate::error::BackendError;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Where a session's weights are while it does not run.
+/// Where a session's constants are on the host while it does not run; for a GPU's session, where they would be if it fell back to the
+/// host. Slots are the device tier's.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum WeightResidency {
-    /// In the memory of its device.
+    /// Where ONNX Runtime puts them.
     #[default]
     InMemory,
     /// Some locked in memory ([`WeightPager::lock_and_stream`]), the rest on disk and read before each run.
@@ -93,7 +94,8 @@ pub struct WeightLocation {
     pub bytes: u64,
 }
 
-/// How the host keeps weights that are copied to a device: some in pinned memory, the rest in their files.
+/// How the host keeps weights that are copied to a device: some in pinned memory, the rest in their files, cached by the system unless
+/// `bypass_page_cache`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostCopy {
     /// Most bytes in pinned memory.

@@ -2,7 +2,7 @@
 //!
 //! A **tier** fetches the weights of whole stages before each run into a bounded amount of memory, ahead of need, and reuses the
 //! memory after the run. Invariant: at most one tier serves a stage; none serves a stage whose weights stay in memory. The order in
-//! which passes run stages must be known before a pass: all tiers share the prefetcher that follows it ([`prefetch`]). Which experts of a
+//! which passes run stages must be known before a pass: each tier has a [`prefetch`]er that follows it. Which experts of a
 //! mixture a pass uses is known only when its router has run: they have a cache ([`experts`]) instead of a place in that order.
 //!
 //! [`budget`] decides how many bytes of each partition stay in host memory.
@@ -25,7 +25,7 @@ use crate::telemetry::{Awaited, DeviceEvent, PerPhase, Phase, Recorder};
 
 /// Fetches the weights of the stages it serves.
 ///
-/// For each run of such a stage the engine calls, in this order: `fetch`, `wait`, the run, `release`. `prefetch` is called at load and
+/// Once per stage and pass the engine calls, in this order: `fetch`, `wait`, the runs of all items, `release`. `prefetch` is called at load and
 /// at the start of each pass; a tier also prefetches in `release`, when it has room again.
 pub(crate) trait WeightTier<B: Backend> {
     /// Whether this tier fetches the stage's weights.
