@@ -107,7 +107,9 @@ fn host_bytes(plan: &Plan) -> u64 {
     let on_host =
         || plan.partitions.iter().filter(|partition| partition.device == "cpu").map(|partition| &partition.bytes);
     let held: u64 = on_host().map(|bytes| bytes.weights.0 + bytes.kv.0).sum();
-    held + on_host().map(|bytes| bytes.workspace.0).max().unwrap_or(0)
+    // The layout of 4-bit kernels takes about a fifth more.
+    let layout = on_host().map(|bytes| bytes.weights.0 / 5).sum::<u64>();
+    held + layout + on_host().map(|bytes| bytes.workspace.0).max().unwrap_or(0)
 }
 
 fn library_args(cli: &Cli) -> &LibraryArgs {
