@@ -26,9 +26,10 @@ use cli::{Cli, Command, LibraryArgs, RuntimeArgs};
 use command::CommandContext;
 use console::Console;
 use error::ExecError;
-use hpp_engine::EngineError;
+use hpp_engine::{EngineError, all_on_host};
 use hpp_generate::PlanFile;
-use hpp_schema::{ByteSize, Plan};
+use hpp_schema::ByteSize;
+use hpp_schema::memory::PROCESS;
 use interrupt::Interrupt;
 use planning::CachedPlan;
 use settings::Task;
@@ -90,7 +91,8 @@ fn plan_models(task: &mut Task, console: &Console) -> Result<Vec<CachedPlan>, Ex
         of_itself = runtime.planning.draft_bits.map(|_| path.clone());
     }
     if let Some(draft) = of_itself {
-        let bytes = host_bytes(&PlanFile::open(&draft)?.plan);
+        // The plan of the model counts the process itself.
+        let bytes = all_on_host(&PlanFile::open(&draft)?.plan).saturating_sub(PROCESS);
         if let Some(left) = task.make_room_for_draft(bytes) {
             let [draft, left] = [ByteSize(bytes), left].map(ByteSize::human);
             console.info(&format!("memory: {draft} for the draft, {left} for the model"));
@@ -100,16 +102,6 @@ fn plan_models(task: &mut Task, console: &Console) -> Result<Vec<CachedPlan>, Ex
         paths.into_iter().try_for_each(|path| replace(path, runtime))?;
     }
     Ok(plans)
-}
-
-/// Host memory that a plan needs beside the process itself, bytes.
-fn host_bytes(plan: &Plan) -> u64 {
-    let on_host =
-        || plan.partitions.iter().filter(|partition| partition.device == "cpu").map(|partition| &partition.bytes);
-    let held: u64 = on_host().map(|bytes| bytes.weights.0 + bytes.kv.0).sum();
-    // The layout of 4-bit kernels takes about a fifth more.
-    let layout = on_host().map(|bytes| bytes.weights.0 / 5).sum::<u64>();
-    held + layout + on_host().map(|bytes| bytes.workspace.0).max().unwrap_or(0)
 }
 
 fn library_args(cli: &Cli) -> &LibraryArgs {

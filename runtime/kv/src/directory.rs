@@ -89,8 +89,8 @@ fn lock(directory: &Path) -> std::io::Result<Option<File>> {
     }
 }
 
-/// Creates directories that only this user may read: KV caches are conversations.
-fn private_directories() -> DirBuilder {
+/// Creates directories that only this user may read: KV caches and sessions are conversations.
+pub fn private_directories() -> DirBuilder {
     let mut builder = DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]

@@ -17,6 +17,7 @@ mod record_file;
 mod store;
 mod table;
 
+pub use directory::private_directories;
 pub use error::PageStoreError;
 pub use key::{Fingerprint, PageKey};
 pub use page::PageBytes;

@@ -3,10 +3,11 @@
 use crate::cli::KvArgs;
 use crate::error::ExecError;
 use etcetera::BaseStrategy;
+use hpp_generate::kv::private_directories;
 use hpp_generate::text::Message;
 use hpp_io::{read, write_file};
 use serde::{Deserialize, Serialize};
-use std::fs::{DirBuilder, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io;
 use std::path::PathBuf;
 
@@ -37,15 +38,6 @@ pub struct Conversation {
 pub struct SessionFile {
     path: PathBuf,
     _lock: File,
-}
-
-/// Creates directories that only this user may read: they hold conversations.
-fn private_directories() -> DirBuilder {
-    let mut builder = DirBuilder::new();
-    builder.recursive(true);
-    #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
-    builder
 }
 
 impl SessionFile {
