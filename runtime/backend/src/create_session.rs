@@ -158,10 +158,6 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
     }
 }
 
-/// Bytes on disk of prepared weights for each five bytes of the model: the layout that kernels want and, for most of it, compressed
-/// regions. 2.4 times a model of 4-bit weights was measured.
-const PREPARED_FOR_FIVE: u64 = 12;
-
 /// A session on the host with all weights mapped from files: if kernels want another layout, from a prepared file that has it.
 fn from_disk(
     runtime: &SharedRuntime,
@@ -176,8 +172,7 @@ fn from_disk(
         Some(prepared) => {
             let made_for = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());
             let make = |dir: &Path| {
-                let about = (spec.weight_bytes / 5).saturating_mul(PREPARED_FOR_FIVE);
-                reporter.preparing(spec.partition, prepared.dir, about);
+                reporter.preparing(spec.partition, prepared.dir);
                 let saving = saving(on_host(runtime, spec, true)?, dir, spec.partition)?;
                 let session = commit(saving, spec, control)?;
                 let read = disk::mapped_under(spec.weights_dir).unwrap_or_default();

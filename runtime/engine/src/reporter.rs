@@ -12,9 +12,9 @@ pub trait Reporter: Send + Sync {
     fn comparing(&self, _file: &str, _bytes: u64) {}
     /// Partition `index` of `count` is being loaded.
     fn loading(&self, _partition: &str, _index: usize, _count: usize) {}
-    /// The weights of a partition that is being loaded are written to `dir` in the layout that kernels want, once for all later
-    /// starts. `bytes`: about what all partitions will take there.
-    fn preparing(&self, _partition: &str, _dir: &Path, _about: u64) {}
+    /// The weights of a partition that is being loaded are written in the layout that kernels want, once for all later starts. `dir`
+    /// holds those of all partitions.
+    fn preparing(&self, _partition: &str, _dir: &Path) {}
     /// A partition runs on another provider than the plan prefers.
     fn fallback(&self, _partition: &str, _wanted: Provider, _got: Provider, _reason: &str) {}
     /// Something a person should know, once.

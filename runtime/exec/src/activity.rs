@@ -16,7 +16,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(5);
 pub struct Activity {
     what: String,
     progress: Option<ListPosition>,
-    output: Option<OutputDirectory>,
+    output: Option<PathBuf>,
     started: Instant,
     next_line: Instant,
 }
@@ -25,12 +25,6 @@ pub struct Activity {
 struct ListPosition {
     index: usize,
     count: usize,
-}
-
-/// A directory that the step fills.
-struct OutputDirectory {
-    path: PathBuf,
-    expected_bytes: u64,
 }
 
 impl Activity {
@@ -51,10 +45,11 @@ impl Activity {
         Self { progress: Some(ListPosition { index, count }), ..Self::step(what) }
     }
 
-    /// This step while it writes the prepared weights of a partition, `expected_bytes` in all, to `dir`.
-    pub fn preparing(self, partition: &str, dir: &Path, expected_bytes: u64) -> Self {
-        let what = format!("writing prepared weights for {partition}");
-        Self { what, output: Some(OutputDirectory { path: dir.to_owned(), expected_bytes }), ..self }
+    /// This step while it writes the prepared weights of a partition to `dir`, where those of all partitions are.
+    pub fn preparing(self, partition: &str, dir: &Path) -> Self {
+        let position = self.progress.as_ref().map(|at| format!(", partition {} of {}", at.index + 1, at.count));
+        let what = format!("writing prepared weights for {partition}{}", position.unwrap_or_default());
+        Self { what, output: Some(dir.to_owned()), ..self }
     }
 
     /// The step as successor of another: keeps the interval between lines, and the start of a list.
@@ -102,10 +97,8 @@ impl Activity {
     }
 
     fn text(&self) -> String {
-        let Some(OutputDirectory { path, expected_bytes }) = &self.output else { return self.what.clone() };
-        let written = bytes_in(path);
-        let (written, expected) = (ByteSize(written).human(), ByteSize((*expected_bytes).max(written)).human());
-        format!("{}: {written} of about {expected}, only at the first start", self.what)
+        let Some(dir) = &self.output else { return self.what.clone() };
+        format!("{}: {} on disk so far, only at the first start", self.what, ByteSize(bytes_in(dir)).human())
     }
 }
 
@@ -133,10 +126,11 @@ mod tests {
         assert_eq!(activity.line_if_due(), None, "not immediately");
         activity.next_line = Instant::now();
         assert!(activity.line_if_due().is_some());
-        let mut next = Activity::partition("cpu_2", 2, 4).after(activity).preparing("cpu_2", dir.path(), 12 << 20);
+        let mut next = Activity::partition("cpu_2", 2, 4).after(activity).preparing("cpu_2", dir.path());
         assert_eq!(next.line_if_due(), None, "one was just printed");
         next.next_line = Instant::now();
-        let line = "writing prepared weights for cpu_2: 3 MiB of about 12 MiB, only at the first start";
+        let line =
+            "writing prepared weights for cpu_2, partition 3 of 4: 3 MiB on disk so far, only at the first start";
         assert_eq!(next.line_if_due().as_deref(), Some(line));
     }
 }

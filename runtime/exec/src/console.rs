@@ -166,10 +166,10 @@ impl Reporter for Console {
         self.start(Activity::partition(partition, index, count));
     }
 
-    fn preparing(&self, partition: &str, dir: &Path, expected_bytes: u64) {
+    fn preparing(&self, partition: &str, dir: &Path) {
         let mut display = self.display();
         if let Some(activity) = display.activity.take() {
-            display.activity = Some(activity.preparing(partition, dir, expected_bytes));
+            display.activity = Some(activity.preparing(partition, dir));
         }
     }
 

@@ -16,15 +16,22 @@ impl OtherLoad {
         Self(CpuMonitor::start(None))
     }
 
-    /// A note for the user if other processes used much CPU time since the start. `None` also if the system does not report it.
-    pub fn note(&self) -> Option<String> {
+    /// Percent of the machine's CPU time that other processes took since the start, if so much that it disturbs. `None` also if the
+    /// system does not report it.
+    pub fn disturbing_percent(&self) -> Option<u64> {
         let time = self.0.since_start(None).filter(|time| time.total >= MIN_TICKS)?;
-        let percent = time.others * 100 / time.total;
-        (percent >= DISTURBING_PERCENT).then(|| {
-            format!(
-                "this machine is busy: {percent} % of its CPU time went to other processes during this run; timings are not \
-                 representative"
-            )
-        })
+        Some(time.others * 100 / time.total).filter(|percent| *percent >= DISTURBING_PERCENT)
     }
+
+    /// A note for the user if other processes disturbed since the start.
+    pub fn note(&self) -> Option<String> {
+        self.disturbing_percent().map(busy_note)
+    }
+}
+
+/// A note that other processes took `percent` of the machine's CPU time.
+pub fn busy_note(percent: u64) -> String {
+    format!(
+        "this machine is busy: {percent} % of its CPU time went to other processes during this run; timings are not representative"
+    )
 }

@@ -31,11 +31,15 @@ const USUAL_CACHE: u64 = 32 << 20;
 /// Memory that measuring may always use, even for a small model, bytes.
 const MINIMUM_HELD: u64 = 256 << 20;
 
+/// Last-level caches that must be read so that nothing else stays in them: replacement is not exactly least-recently-used.
+const CACHES_TO_EVICT: u64 = 4;
+
 /// Bytes to read between two runs so that caches are as cold as in a pass of the whole model: the weights and states that the rest
-/// of the model reads. Together with the bytes of the piece, which pass through the caches too, at most the size of the model's
-/// weights, which bounds memory.
-pub fn evict_bytes(read_by_rest: u64, all_weights: u64, held_by_piece: u64) -> u64 {
-    read_by_rest.min(all_weights.saturating_sub(held_by_piece))
+/// of the model reads, but no more than evicts `last_level_cache` for certain. Together with the bytes of the piece, which pass through
+/// the caches too, at most the size of the model's weights, which bounds memory.
+pub fn evict_bytes(read_by_rest: u64, all_weights: u64, held_by_piece: u64, last_level_cache: u64) -> u64 {
+    let enough = last_level_cache.saturating_mul(CACHES_TO_EVICT);
+    read_by_rest.min(all_weights.saturating_sub(held_by_piece)).min(enough)
 }
 
 /// Bytes that a run of blocks may hold in a case: 1.25 times the model's weights. A long prompt can be timed with one block,
@@ -77,9 +81,10 @@ mod tests {
 
     #[test]
     fn eviction_reads_as_much_as_the_rest_of_the_model() {
-        assert_eq!(evict_bytes(50, 100, 30), 50);
-        assert_eq!(evict_bytes(500, 100, 30), 70);
-        assert_eq!(evict_bytes(500, 10, 30), 0);
+        assert_eq!(evict_bytes(50, 100, 30, 1000), 50);
+        assert_eq!(evict_bytes(500, 100, 30, 1000), 70);
+        assert_eq!(evict_bytes(500, 10, 30, 1000), 0);
+        assert_eq!(evict_bytes(500, 100, 30, 10), 40);
         assert_eq!(most_held(400 << 20), 500 << 20);
         assert_eq!(most_held(1), MINIMUM_HELD);
     }

@@ -12,6 +12,13 @@ pub fn summary(summary: &QuantizeSummary) -> String {
     if summary.bytes_kept > 0 {
         text += &format!("; {} of them stay as floats too, for other operators", human(summary.bytes_kept));
     }
+    if summary.bytes_tied > 0 {
+        text += &format!(
+            "; embedding and head share {}: one copy in the file, two in memory and in the table of partitions, because the head's \
+             kernel packs its own",
+            human(summary.bytes_tied)
+        );
+    }
     if !summary.left.is_empty() {
         text += &format!("; left as they are: {}", summary.left_text());
     }

@@ -94,6 +94,12 @@ impl Trials<'_> {
         let measured = self.bench.run(self.args, self.analysis, &parts, plan)?;
         let (decode_ms, prefill_ms) = (measured.times.decode_ms, measured.times.prefill_ms);
         tracing::info!(plan = self.done.len() + 1, decode_ms, prefill_ms, ?predicted, "plan measured");
+        if let Some(percent) = measured.others_cpu_percent {
+            eprintln!(
+                "warning: other processes took {percent} % of the CPU time while this plan ran, so its times cannot be compared; use \
+                 --refine on an idle machine"
+            );
+        }
         self.done.push(Trial { partitioning, predicted, measured });
         Ok(&self.done[self.done.len() - 1])
     }

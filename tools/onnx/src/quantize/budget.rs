@@ -108,8 +108,7 @@ fn forms(job: &Job, readers: &[&Chosen], is_kept: bool) -> Result<Vec<Form>, Qua
 }
 
 fn bytes_of(job: &Job, format: BlockFormat) -> u64 {
-    let job = Job { format, ..job.clone() };
-    (job.matrix.columns * (job.number_bytes() + job.scale_bytes() + job.zero_point_bytes())) as u64
+    Job { format, ..job.clone() }.bytes()
 }
 
 /// Whether an operator other than these reads the floats of a weight, directly or transposed.

@@ -96,6 +96,11 @@ impl Job {
         if self.format.asymmetric { (self.blocks() * self.format.bits.count()).div_ceil(8) } else { 0 }
     }
 
+    /// Bytes of numbers, scales and zero points of all columns.
+    pub fn bytes(&self) -> u64 {
+        (self.matrix.columns * (self.number_bytes() + self.scale_bytes() + self.zero_point_bytes())) as u64
+    }
+
     /// Quantizes a range of columns. An [`io::Error`] of a number that is not finite wraps a [`NotFiniteError`].
     pub fn window(&self, columns: Range<usize>) -> io::Result<Window> {
         let mut result = Results::new(self, &columns);

@@ -122,6 +122,9 @@ pub struct QuantizeSummary {
     pub bytes_after: u64,
     /// Bytes of quantized weights whose floats stay for other operators.
     pub bytes_kept: u64,
+    /// Bytes of quantized weights that both a lookup and a matrix product read, as in models whose embedding and head are tied. A file
+    /// has them once. Memory has them twice, because the kernel of the product packs a copy for itself.
+    pub bytes_tied: u64,
     /// Number of matrices left for each reason.
     pub left: BTreeMap<LeftReason, usize>,
 }

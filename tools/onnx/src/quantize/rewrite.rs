@@ -248,6 +248,7 @@ impl<'a> Rewriter<'a> {
         import_domain(&mut model.proto);
         let bytes = laid_out.contents.bytes();
         summary.bytes_after = laid_out.bytes;
+        summary.bytes_tied = laid_out.bytes_tied;
         let path = model.dir().join(QUANTIZED_FILE);
         model.weights.files.push(WeightFile { location: QUANTIZED_FILE.to_owned(), path, bytes });
         Quantized { model, contents: laid_out.contents, summary }
@@ -307,6 +308,9 @@ impl<'a> Rewriter<'a> {
                 put(Part::ZeroPoints, vec![(zero_points, DType::Uint8, vec![columns, bytes])]);
             }
             laid_out.tensors.entry(names.source).or_default().extend(tensors);
+            if names.product.is_some() && names.table.is_some() {
+                laid_out.bytes_tied += self.jobs[job].bytes();
+            }
         }
         laid_out
     }
@@ -318,6 +322,8 @@ struct LaidOut {
     contents: VirtualFile,
     /// Bytes without those between the weights.
     bytes: u64,
+    /// Those that both a lookup and a product read.
+    bytes_tied: u64,
     /// New initializers by the index of the one they come from.
     tensors: BTreeMap<usize, Vec<(TensorProto, FileRange)>>,
 }

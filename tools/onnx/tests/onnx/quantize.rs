@@ -152,12 +152,13 @@ fn a_tied_weight_is_quantized_once_for_head_and_embedding() {
     assert_eq!(spans(&both, "table_Q4G32"), spans(&both, "table_Q4G32_table"));
     assert_eq!(weights(&both)["table_Q4G32_table"].1, [96, 32]);
     assert!(!weights(&both).contains_key("table"));
+    assert_eq!((both.summary.bytes_tied, both.summary.bytes_after), (96 * (32 + 8), 96 * (32 + 8)));
     assert_eq!((both.summary.bytes_kept, both.summary.formats.values().sum::<usize>()), (0, 1));
     // Without the embedding, its floats stay.
     let head = quantized(&model, &options()).unwrap();
     assert_eq!(operators(&head), ["Gather", "MatMulNBits"]);
     assert!(weights(&head).contains_key("table"));
-    assert_eq!(head.summary.bytes_kept, 96 * 64 * 4);
+    assert_eq!((head.summary.bytes_kept, head.summary.bytes_tied), (96 * 64 * 4, 0));
     // In other bits, there are two.
     let eight = QuantizeOptions { head: Choice::Bits(Bits::Eight), embedding: Choice::Same, ..options() };
     assert_eq!(quantized(&model, &eight).unwrap().summary.formats.values().collect::<Vec<_>>(), [&1, &1]);

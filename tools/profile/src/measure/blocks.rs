@@ -10,7 +10,7 @@ use crate::pieces::{Piece, Pieces, absolute};
 use crate::settings::unusable;
 use hpp_partition::Phase;
 use hpp_schema::probe::{Case, PartitionProbe, Reply, Request};
-use hpp_schema::{ProviderCosts, TimingStats, error_line};
+use hpp_schema::{Provider, ProviderCosts, TimingStats, error_line};
 use std::collections::VecDeque;
 
 /// A case without an answer yet.
@@ -104,11 +104,13 @@ impl ProfilingRun<'_> {
     /// Makes the cases of a job; records a failure for those that cannot be made.
     fn cases(&mut self, pieces: &Pieces, piece: &Piece, job: &ProbeJob) -> (Vec<Case>, VecDeque<PendingCase>) {
         let all = self.profile.model.weight_bytes.0;
+        // The caches of a device are not known.
+        let cache = if job.provider == Provider::Cpu { self.cache } else { u64::MAX };
         let (mut cases, mut waiting) = (Vec::new(), VecDeque::new());
         for (phase, tokens) in job.cases.iter().copied() {
             let rest = (0..self.profile.model.blocks.len()).filter(|block| !job.blocks.contains(block));
             let read: u64 = rest.map(|block| self.estimate.work(phase, tokens, block).bytes).sum();
-            let evict = evict_bytes(read, all, self.estimate.held(&job.blocks, phase, tokens));
+            let evict = evict_bytes(read, all, self.estimate.held(&job.blocks, phase, tokens), cache);
             match pieces.case(piece, phase, tokens, self.effort.repeats(phase), evict) {
                 Ok(case) => {
                     waiting.push_back(PendingCase { phase, tokens, name: case.name.clone() });

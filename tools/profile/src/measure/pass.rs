@@ -1,7 +1,7 @@
 //! Measures the cost of a token outside its partitions, with the model's skeleton.
 
 use super::{ProfilingRun, plausible};
-use crate::effort::Effort;
+use crate::effort::{Effort, evict_bytes};
 use crate::error::ProfileError;
 use crate::skeleton;
 use hpp_schema::probe::{PassProbe, Reply, Request};
@@ -48,7 +48,8 @@ impl ProfilingRun<'_> {
         };
         let tokens = TOKENS[usize::from(self.effort == Effort::Thorough)].min(self.analysis.context);
         // A pass of the model evicts the caches.
-        let evict_bytes = self.profile.model.weight_bytes.0.min(4 * self.cache);
+        let weights = self.profile.model.weight_bytes.0;
+        let evict_bytes = evict_bytes(weights, weights, 0, self.cache);
         let request = Request::Pass(PassProbe { plan, tokens, evict_bytes });
         let mut measured = Err("hpp-exec did not answer".to_owned());
         let failure = self.request(&request, |_, reply| {

@@ -34,6 +34,8 @@ pub struct BenchResult {
     pub transfer_ms: f64,
     /// Tokens decoded in a run, without the first one.
     pub decoded: f64,
+    /// Percent of the machine's CPU time that other processes took, if so much that it disturbs.
+    pub others_cpu_percent: Option<u64>,
 }
 
 /// Times of one partition, milliseconds.
@@ -53,6 +55,7 @@ struct BenchReport {
     decode_tokens_per_second: Option<Spread>,
     transfer_ms: Spread,
     stages: Vec<StageTimes>,
+    others_cpu_percent: Option<u64>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -143,6 +146,7 @@ impl BenchRunner {
             stages: report.stages,
             transfer_ms: report.transfer_ms.median,
             decoded: self.tokens.saturating_sub(1) as f64,
+            others_cpu_percent: report.others_cpu_percent,
         })
     }
 }

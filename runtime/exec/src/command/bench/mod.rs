@@ -11,7 +11,7 @@ use crate::cli::BenchArgs;
 use crate::error::ExecError;
 use crate::inputs::random_tokens;
 use crate::numbers::{counted, millis};
-use crate::other_load::OtherLoad;
+use crate::other_load::{OtherLoad, busy_note};
 use crate::runtime::{OnnxRuntime, OrtBackend};
 use hpp_engine::Telemetry;
 use hpp_generate::sampling::greedy;
@@ -63,13 +63,15 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         runs.push(run);
     }
     ctx.console.idle();
-    if let Some(note) = other_load.note() {
-        ctx.console.info(&format!("note: {note}"));
+    let others_cpu_percent = other_load.disturbing_percent();
+    if let Some(percent) = others_cpu_percent {
+        ctx.console.info(&format!("note: {}", busy_note(percent)));
     }
     if let (Some(file), Some(last)) = (trace, runs.last()) {
         write(file, args.trace.as_deref().unwrap_or(Path::new("")), &last.timeline)?;
     }
     let mut report: BenchReport = report(args, prompt_tokens, &plan, which.partitions.len(), &runs, &mut sequence);
+    report.others_cpu_percent = others_cpu_percent;
     // Unloads the plan, so that the paths of weights are measured alone.
     drop(sequence);
     if let Some(last) = runs.last() {

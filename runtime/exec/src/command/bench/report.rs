@@ -29,6 +29,9 @@ pub(super) struct BenchReport {
     /// Tokens of context.
     context: u64,
     runs: u32,
+    /// Percent of the machine's CPU time that other processes took during the runs; absent if so little that it does not disturb.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub others_cpu_percent: Option<u64>,
     load_ms: f64,
     time_to_first_token_ms: Spread,
     /// The passes of the prompt, without allocating state and sampling.
@@ -89,6 +92,7 @@ pub(super) fn report(
         decode_context: (decoded > 0).then(|| prompt_tokens as f64 + (decoded - 1) as f64 / 2.0),
         context: sequence.engine().context(),
         runs: args.runs,
+        others_cpu_percent: None,
         load_ms: millis(telemetry.load),
         time_to_first_token_ms: over_runs(&|run| run.first_token_ms),
         prefill_ms: over_runs(&|run| run.telemetry.prefill.millis()),
