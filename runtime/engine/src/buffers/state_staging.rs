@@ -131,6 +131,11 @@ impl<B: Backend> StateStaging<B> {
         }
     }
 
+    /// Whether a stage has states that are copied to a staging buffer for its runs.
+    pub fn has_states_of(&self, stage: StageId) -> bool {
+        self.assigned.keys().any(|(other, _)| *other == stage)
+    }
+
     /// Whether any state has a staging buffer of its own.
     pub fn any_exclusive(&self) -> bool {
         self.assigned.values().any(|assignment| assignment.exclusive)

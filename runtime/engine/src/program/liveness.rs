@@ -1,6 +1,6 @@
 //! Liveness of boundaries: those that are never live at the same time share buffers (linear-scan allocation).
 
-use super::schedule::ScheduledOp;
+use super::schedule::Schedule;
 use super::stage::{InputSource, OutputSink, Stage};
 use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId};
 use crate::telemetry::{PerPhase, Phase};
@@ -16,23 +16,16 @@ struct Lifetime {
 /// producer of the other. Where the phases run partitions in different orders, each boundary has an index of its own.
 pub(crate) fn share_buffers(
     stages: &IndexVec<StageId, Stage>,
-    schedules: &PerPhase<Vec<ScheduledOp>>,
+    schedules: &PerPhase<Schedule>,
     count: usize,
 ) -> IndexVec<BoundaryId, usize> {
-    let [prefill, decode] = [Phase::Prefill, Phase::Decode].map(|phase| partitions(&schedules[phase]));
+    let [prefill, decode] =
+        [Phase::Prefill, Phase::Decode].map(|phase| schedules[phase].partitions().collect::<Vec<PartitionId>>());
     if prefill != decode {
         return (0..count).collect();
     }
     let lifetimes = lifetimes(stages, &prefill, count);
     assign(&lifetimes).into_iter().collect()
-}
-
-fn partitions(schedule: &[ScheduledOp]) -> Vec<PartitionId> {
-    let run = |op: &ScheduledOp| match op {
-        ScheduledOp::Run(partition) => Some(*partition),
-        ScheduledOp::Copy(_) => None,
-    };
-    schedule.iter().filter_map(run).collect()
 }
 
 /// A boundary without a producer in the schedule lives always.

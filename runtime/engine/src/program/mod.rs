@@ -8,7 +8,7 @@ mod stage;
 
 pub(crate) use liveness::share_buffers;
 pub(crate) use resolve::{NameResolver, match_ports};
-pub(crate) use schedule::{BoundaryCopy, ScheduledOp, resolve as resolve_schedule};
+pub(crate) use schedule::{BoundaryCopy, Schedule, ScheduledRun, resolve as resolve_schedule};
 pub(crate) use shape::{PassShape, PassSizes, SymbolTable, token_axis};
 pub(crate) use stage::{InputSource, OutputSink, Routing, Stage, StageInput, StageOutput};
 
@@ -25,7 +25,7 @@ pub(crate) struct Program {
     /// Most tokens of one sequence.
     pub context: u64,
     pub stages: IndexVec<StageId, Stage>,
-    pub schedules: PerPhase<Vec<ScheduledOp>>,
+    pub schedules: PerPhase<Schedule>,
     pub layouts: IndexVec<StateId, StateLayout>,
     /// The boundary that holds the next-token logits.
     pub logits: Option<BoundaryId>,
@@ -62,13 +62,6 @@ impl Program {
 
     /// The stages that run in each phase, in the order of the schedule.
     pub fn run_order(&self, route: &Route) -> PerPhase<Vec<StageId>> {
-        PerPhase::new(|phase| {
-            let ops = self.schedules[phase].iter();
-            let partitions = ops.filter_map(|op| match op {
-                ScheduledOp::Run(partition) => Some(*partition),
-                ScheduledOp::Copy(_) => None,
-            });
-            partitions.map(|partition| route[phase][partition]).collect()
-        })
+        PerPhase::new(|phase| self.schedules[phase].partitions().map(|partition| route[phase][partition]).collect())
     }
 }

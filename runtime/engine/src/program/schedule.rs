@@ -6,13 +6,27 @@ use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId};
 use crate::port::MemoryId;
 use hpp_schema::{Plan, Step};
 
-/// One step of a schedule.
+/// The order in which a pass runs partitions.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Schedule {
+    pub runs: Vec<ScheduledRun>,
+    /// Copies after the last run.
+    pub final_copies: Vec<BoundaryCopy>,
+}
+
+/// A partition, run in the variant that the runtime's route gives for the phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum ScheduledOp {
-    /// Run a partition, in the variant that the runtime's route gives for the phase.
-    Run(PartitionId),
-    /// Copy boundaries to the memories of the stages that will read them.
-    Copy(Vec<BoundaryCopy>),
+pub(crate) struct ScheduledRun {
+    pub partition: PartitionId,
+    /// Copies before it, to the memories of the stages that will read them.
+    pub copies: Vec<BoundaryCopy>,
+}
+
+impl Schedule {
+    /// The partitions in order.
+    pub fn partitions(&self) -> impl Iterator<Item = PartitionId> {
+        self.runs.iter().map(|run| run.partition)
+    }
 }
 
 /// A boundary and the memories it is copied to.
@@ -29,13 +43,14 @@ pub(crate) fn resolve(
     stages: &IndexVec<StageId, Stage>,
     route: &IndexVec<PartitionId, StageId>,
     steps: &[Step],
-) -> Vec<ScheduledOp> {
-    let mut ops = Vec::with_capacity(steps.len());
+) -> Schedule {
+    let (mut runs, mut copies) = (Vec::with_capacity(steps.len()), Vec::new());
     for step in steps {
         match step {
             Step::Run(name) => {
                 let partition = plan.partitions.iter().position(|partition| partition.name == *name);
-                ops.extend(partition.map(|index| ScheduledOp::Run(PartitionId::new(index))));
+                let partition = partition.map(PartitionId::new);
+                runs.extend(partition.map(|partition| ScheduledRun { partition, copies: std::mem::take(&mut copies) }));
             }
             Step::Copy(copy) => {
                 let readers: Vec<&Stage> =
@@ -44,13 +59,13 @@ pub(crate) fn resolve(
                     copy.values.iter().any(|value| value == boundary.name)
                         && stages[route[boundary.producer]].device == copy.from
                 });
-                let copies =
-                    copied.map(|(boundary, _)| BoundaryCopy { boundary, memories: read_in(boundary, &readers) });
-                ops.push(ScheduledOp::Copy(copies.collect()));
+                copies.extend(
+                    copied.map(|(boundary, _)| BoundaryCopy { boundary, memories: read_in(boundary, &readers) }),
+                );
             }
         }
     }
-    ops
+    Schedule { runs, final_copies: copies }
 }
 
 /// The memories in which stages read a boundary.

@@ -107,6 +107,13 @@ impl Stage {
         })
     }
 
+    /// The memory of the device it runs on: another than the host's if any of its inputs and outputs lies there.
+    pub fn memory(&self) -> MemoryId {
+        let inputs = self.inputs.iter().map(|input| input.port.memory);
+        let mut memories = inputs.chain(self.outputs.iter().map(|output| output.port.memory));
+        memories.find(|memory| *memory != MemoryId::HOST).unwrap_or(MemoryId::HOST)
+    }
+
     /// The memory of its weights that are inputs; `None` where all weights are constants.
     pub fn weight_memory(&self) -> Option<MemoryId> {
         let weight = self.inputs.iter().find(|input| matches!(input.source, InputSource::Weight(_)));

@@ -6,7 +6,7 @@ use crate::buffers::{Buffer, about, size_of, upload};
 use crate::error::EngineError;
 use crate::ids::StageId;
 use crate::port::{Backend, Port, Session, Tensor};
-use crate::program::{InputSource, Program, ScheduledOp, StageInput, StageOutput};
+use crate::program::{InputSource, Program, StageInput, StageOutput};
 use crate::telemetry::Phase;
 use crate::tensor::HostTensor;
 use hpp_schema::{InputRole, OutputUse};
@@ -26,18 +26,14 @@ impl<B: Backend> Runtime<B> {
         let mut outputs = NamedTensors::new();
         self.lanes[0].boundaries.start_pass_of_unknown_shape();
         self.weights.start_pass(&self.pool, Phase::Prefill)?;
-        for op in &program.schedules.prefill {
-            match op {
-                ScheduledOp::Run(partition) => {
-                    let stage = self.route.prefill[*partition];
-                    self.infer_stage(program, stage, &mut bindings[stage], &given)?;
-                    self.collect_named(program, stage, &mut bindings[stage], &mut outputs)?;
-                }
-                ScheduledOp::Copy(copies) => {
-                    self.lanes[0].copy_boundaries(&self.pool, copies, &mut self.recorder)?;
-                }
-            }
+        let schedule = &program.schedules.prefill;
+        for run in &schedule.runs {
+            self.lanes[0].copy_boundaries(&self.pool, &run.copies, &mut self.recorder)?;
+            let stage = self.route.prefill[run.partition];
+            self.infer_stage(program, stage, &mut bindings[stage], &given)?;
+            self.collect_named(program, stage, &mut bindings[stage], &mut outputs)?;
         }
+        self.lanes[0].copy_boundaries(&self.pool, &schedule.final_copies, &mut self.recorder)?;
         self.synchronize()?;
         self.watch.check()?;
         self.recorder.passed(Phase::Prefill, 0, self.pool.since(start));

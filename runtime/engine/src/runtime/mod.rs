@@ -4,6 +4,7 @@ mod bind;
 mod infer;
 mod pages;
 mod pass;
+mod pipeline;
 mod route;
 mod row_batch;
 mod sequence;

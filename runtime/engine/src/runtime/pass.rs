@@ -6,8 +6,8 @@ use crate::buffers::PassInput;
 use crate::error::EngineError;
 use crate::ids::StageId;
 use crate::port::{Backend, Session, Timing};
-use crate::program::{BoundaryCopy, PassSizes, Program, ScheduledOp};
-use crate::telemetry::{DeviceEvent, Phase};
+use crate::program::{BoundaryCopy, PassSizes, Program, ScheduledRun};
+use crate::telemetry::{DeviceEvent, PerPhase, Phase};
 use crate::tensor::HostTensor;
 use std::collections::BTreeMap;
 
@@ -31,6 +31,11 @@ pub(super) struct PassItem<'a, B: Backend> {
 }
 
 impl<B: Backend> PassItem<'_, B> {
+    /// Whether the item has not failed and follows the schedule of one of these phases.
+    pub(super) fn runs_in(&self, phases: &[Phase]) -> bool {
+        self.error.is_none() && phases.contains(&self.phase)
+    }
+
     /// The index in the pass of the first position whose logits are computed.
     fn logits_from(&self) -> u64 {
         self.sizes.sequence - self.sizes.rows
@@ -148,103 +153,134 @@ impl<B: Backend> PassRunner<'_, '_, B> {
 
     /// Whether both phases run partitions in the same order.
     fn same_order(&self) -> bool {
-        let partitions = |phase| {
-            self.program.schedules[phase].iter().filter_map(|op| match op {
-                ScheduledOp::Run(partition) => Some(partition),
-                ScheduledOp::Copy(_) => None,
-            })
-        };
-        partitions(Phase::Prefill).eq(partitions(Phase::Decode))
+        let [prefill, decode] = Phase::BOTH.map(|phase| self.program.schedules[phase].partitions());
+        prefill.eq(decode)
     }
 
     /// The schedule of one phase, for its items.
     fn follow(&mut self, phase: Phase) -> Result<(), EngineError> {
-        for op in &self.program.schedules[phase] {
-            match op {
-                ScheduledOp::Run(partition) => {
-                    self.run_stage(self.runtime.route[phase][*partition], phase, &[phase])?
-                }
-                ScheduledOp::Copy(copies) => self.copy_boundaries(copies, phase)?,
-            }
+        let program = self.program;
+        let schedule = &program.schedules[phase];
+        if self.items.len() == 1 {
+            schedule.runs.iter().try_for_each(|run| self.run_alone(run, phase))?;
+        } else {
+            self.pipelines(phase).into_iter().try_for_each(|runs| self.run_pipeline(&schedule.runs[runs], phase))?;
         }
+        self.copy_boundaries(&schedule.final_copies, phase);
         Ok(())
+    }
+
+    /// A partition for all items of a phase.
+    pub(super) fn run_alone(&mut self, run: &ScheduledRun, phase: Phase) -> Result<(), EngineError> {
+        self.copy_boundaries(&run.copies, phase);
+        self.run_stage(self.runtime.route[phase][run.partition], phase, &[phase])
     }
 
     /// The schedules of both phases, partition by partition: a stage that both use runs all items at once.
     fn follow_both(&mut self) -> Result<(), EngineError> {
-        let mut decode = self.program.schedules.decode.iter();
-        for op in &self.program.schedules.prefill {
-            let partition = match op {
-                ScheduledOp::Run(partition) => *partition,
-                ScheduledOp::Copy(copies) => {
-                    self.copy_boundaries(copies, Phase::Prefill)?;
-                    continue;
-                }
-            };
-            for op in decode.by_ref() {
-                match op {
-                    ScheduledOp::Run(_) => break,
-                    ScheduledOp::Copy(copies) => self.copy_boundaries(copies, Phase::Decode)?,
-                }
-            }
-            let [for_prefill, for_decode] = Phase::BOTH.map(|phase| self.runtime.route[phase][partition]);
-            if for_prefill == for_decode {
-                self.run_stage(for_prefill, Phase::Prefill, &Phase::BOTH)?;
+        let program = self.program;
+        let PerPhase { prefill, decode } = &program.schedules;
+        for (for_prefill, for_decode) in prefill.runs.iter().zip(&decode.runs) {
+            self.copy_boundaries(&for_prefill.copies, Phase::Prefill);
+            self.copy_boundaries(&for_decode.copies, Phase::Decode);
+            let stages = Phase::BOTH.map(|phase| self.runtime.route[phase][for_prefill.partition]);
+            if stages[0] == stages[1] {
+                self.run_stage(stages[0], Phase::Prefill, &Phase::BOTH)?;
             } else {
-                self.run_stage(for_prefill, Phase::Prefill, &[Phase::Prefill])?;
-                self.run_stage(for_decode, Phase::Decode, &[Phase::Decode])?;
+                self.run_stage(stages[0], Phase::Prefill, &[Phase::Prefill])?;
+                self.run_stage(stages[1], Phase::Decode, &[Phase::Decode])?;
             }
         }
+        self.copy_boundaries(&prefill.final_copies, Phase::Prefill);
+        self.copy_boundaries(&decode.final_copies, Phase::Decode);
         Ok(())
     }
 
-    fn copy_boundaries(&mut self, copies: &[BoundaryCopy], phase: Phase) -> Result<(), EngineError> {
-        let Runtime { pool, lanes, recorder, .. } = &mut *self.runtime;
-        for item in self.items.iter_mut().filter(|item| item.error.is_none() && item.phase == phase) {
-            item.error = lanes[item.sequence.lane].copy_boundaries(pool, copies, recorder).err();
+    /// Copies boundaries of all items of a phase.
+    fn copy_boundaries(&mut self, copies: &[BoundaryCopy], phase: Phase) {
+        for index in 0..self.items.len() {
+            if self.items[index].runs_in(&[phase]) {
+                self.items[index].error = self.copy_item_boundaries(copies, index).err();
+            }
         }
-        Ok(())
+    }
+
+    /// Copies boundaries of one item.
+    fn copy_item_boundaries(&mut self, copies: &[BoundaryCopy], index: usize) -> Result<(), EngineError> {
+        let Runtime { pool, lanes, recorder, .. } = &mut *self.runtime;
+        lanes[self.items[index].sequence.lane].copy_boundaries(pool, copies, recorder)
     }
 
     /// Fetches a stage's weights, runs the items of `phases` and releases the weights. `phase`: one in whose order the stage is.
     fn run_stage(&mut self, id: StageId, phase: Phase, phases: &[Phase]) -> Result<(), EngineError> {
         self.runtime.check_cancelled()?;
-        let runs = |item: &PassItem<'_, B>| item.error.is_none() && phases.contains(&item.phase);
-        if !self.items.iter().any(runs) {
-            return Ok(());
-        }
+        let first = self.items.iter().position(|item| item.runs_in(phases));
+        let last = self.items.iter().rposition(|item| item.runs_in(phases));
+        let Some((first, last)) = first.zip(last) else { return Ok(()) };
         if self.runtime.weights.has_experts(id) {
             let selected = self.runtime.routed_experts(self.program, self.items, id, phases)?;
             self.runtime.weights.disk.select_experts(selected);
         }
-        let (weights, context) = self.runtime.weights();
-        weights.fetch(context, &self.program.stages, id, phase)?;
-        let (first, last) = (self.items.iter().position(runs), self.items.iter().rposition(runs));
-        for index in 0..self.items.len() {
-            if !runs(&self.items[index]) {
-                continue;
+        for item in first..=last {
+            if self.items[item].runs_in(phases) {
+                let turn = StageTurn { id, phase, item, is_first: item == first, is_last: item == last };
+                self.prepare(turn, &[])?;
+                self.run_item(turn)?;
             }
-            // Binding the first item overlaps with the fetch.
-            let bound = self.bind(index, id);
-            if Some(index) == first {
-                let (weights, context) = self.runtime.weights();
-                weights.wait(context, &self.program.stages, id)?;
-            }
-            let ran = bound.and_then(|()| self.run_item(index, id));
-            if Some(index) == last {
-                // Before outputs and states are copied, so that the next weights are fetched meanwhile; also after an error, because
-                // a cancelled run has used its weights.
-                let (weights, context) = self.runtime.weights();
-                weights.release(context, &self.program.stages, id)?;
-            }
-            self.items[index].error = ran.and_then(|()| self.after_run(index, id)).err();
         }
         self.runtime.check_cancelled()
     }
 
-    fn run_item(&mut self, index: usize, id: StageId) -> Result<(), EngineError> {
-        let item = &mut self.items[index];
-        let (phase, binding) = (item.phase, &mut item.sequence.bindings[id].binding);
-        self.runtime.run_session(self.program, id, phase, binding)
+    /// Copies boundaries of an item and binds it at a stage. Before the stage's first item, its weights are fetched; binding overlaps with
+    /// that. An item that has failed is left as it is.
+    pub(super) fn prepare(&mut self, turn: StageTurn, copies: &[BoundaryCopy]) -> Result<(), EngineError> {
+        let StageTurn { id, phase, item, is_first, .. } = turn;
+        if is_first {
+            let (weights, context) = self.runtime.weights();
+            weights.fetch(context, &self.program.stages, id, phase)?;
+        }
+        if self.items[item].error.is_none() {
+            let bound = self.copy_item_boundaries(copies, item).and_then(|()| self.bind(item, id));
+            self.items[item].error = bound.err();
+        }
+        if is_first {
+            let (weights, context) = self.runtime.weights();
+            weights.wait(context, &self.program.stages, id)?;
+        }
+        Ok(())
     }
+
+    /// Runs a prepared item at a stage and takes its outputs. After the stage's last item, its weights are released.
+    pub(super) fn run_item(&mut self, turn: StageTurn) -> Result<(), EngineError> {
+        let StageTurn { id, item: index, is_last, .. } = turn;
+        let item = &mut self.items[index];
+        if item.error.is_none() {
+            let (phase, binding) = (item.phase, &mut item.sequence.bindings[id].binding);
+            item.error = self.runtime.run_session(self.program, id, phase, binding).err();
+        }
+        if is_last {
+            // Before outputs and states are copied, so that the next weights are fetched meanwhile; also after an error, because
+            // a cancelled run has used its weights.
+            let (weights, context) = self.runtime.weights();
+            weights.release(context, &self.program.stages, id)?;
+        }
+        if self.items[index].error.is_none() {
+            self.items[index].error = self.after_run(index, id).err();
+        }
+        Ok(())
+    }
+}
+
+/// One item's turn at a stage.
+#[derive(Clone, Copy)]
+pub(super) struct StageTurn {
+    pub id: StageId,
+    /// A phase in whose order the stage is.
+    pub phase: Phase,
+    /// The index of the item.
+    pub item: usize,
+    /// Whether the stage has run no item of the pass yet.
+    pub is_first: bool,
+    /// Whether the stage will run no other item of the pass.
+    pub is_last: bool,
 }

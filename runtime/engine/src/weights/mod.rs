@@ -74,6 +74,11 @@ impl<B: Backend> WeightStore<B> {
         [&mut self.disk, &mut self.device]
     }
 
+    /// Whether the weights of a stage are fetched for each pass.
+    pub fn fetches(&self, stage: StageId) -> bool {
+        self.disk.serves(stage) || self.device.serves(stage)
+    }
+
     fn tier(&mut self, stage: StageId) -> Option<&mut dyn WeightTier<B>> {
         debug_assert!(self.tiers().iter().filter(|tier| tier.serves(stage)).count() <= 1, "one tier serves a stage");
         self.tiers().into_iter().find(|tier| tier.serves(stage))
