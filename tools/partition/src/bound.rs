@@ -7,8 +7,11 @@ use crate::{BlockPlacement, GpuCosts, Phase, Placement, Problem};
 /// The work of a phase, milliseconds without contention.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PhaseWork {
-    /// Everything that runs in sequence: computing, crossings, state swaps, the overhead of passes.
+    /// Everything that runs in sequence: computing, crossings, state swaps, the overhead of passes. In passes of several sequences
+    /// without what GPUs compute, which may overlap with all else.
     pub sequence: f64,
+    /// In passes of several sequences: what each GPU computes.
+    pub gpus: Vec<f64>,
     /// The part of the sequence that the host computes.
     pub host: f64,
     /// Copies to each GPU: streamed weights, boundaries and state.
@@ -24,13 +27,17 @@ impl PhaseWork {
         placement: BlockPlacement,
         phase: Phase,
     ) -> PhaseWork {
-        let mut work = PhaseWork { links: vec![0.0; problem.gpus.len()], ..PhaseWork::default() };
+        let none = vec![0.0; problem.gpus.len()];
+        let mut work = PhaseWork { links: none.clone(), gpus: none, ..PhaseWork::default() };
         let (place, passes) = (placement.in_phase(phase), problem.passes(phase));
         let mut ms = problem.block_ms_in_all(block, place, phase);
         if !previous.is_some_and(|previous| merges(problem, block, previous, place)) {
             ms += passes as f64 * problem.launch_ms(place);
         }
-        work.sequence += ms;
+        match place.gpu().filter(|_| problem.has_pipelines()) {
+            Some(gpu) => work.gpus[gpu] += ms,
+            None => work.sequence += ms,
+        }
         if place == Placement::Cpu {
             work.host += ms;
         }
@@ -61,12 +68,14 @@ impl PhaseWork {
         self.sequence += other.sequence;
         self.host += other.host;
         self.links.iter_mut().zip(&other.links).for_each(|(link, more)| *link += more);
+        self.gpus.iter_mut().zip(&other.gpus).for_each(|(gpu, more)| *gpu += more);
     }
 
     /// Lower bound of the time of every schedule of this work, milliseconds.
     pub fn lower_bound(&self, gpus: &[GpuCosts]) -> f64 {
         let with_link = |(link, gpu): (&f64, &GpuCosts)| lower_bound_with_link(self.sequence, self.host, *link, gpu);
-        self.links.iter().zip(gpus).map(with_link).fold(self.sequence, f64::max)
+        let links = self.links.iter().zip(gpus).map(with_link);
+        links.chain(self.gpus.iter().copied()).fold(self.sequence, f64::max)
     }
 }
 

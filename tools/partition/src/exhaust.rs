@@ -18,7 +18,7 @@ pub(crate) fn exhaust(evaluator: &mut Evaluator, allowed: &[Vec<BlockPlacement>]
     search.steps_left > 0
 }
 
-/// Lower bounds of the compute time of the remaining blocks.
+/// Lower bounds of the compute time of the remaining blocks that counts as [`PhaseWork::sequence`].
 #[derive(Clone, Copy, Default)]
 struct RestBound {
     /// Of each phase, milliseconds, with the fastest place of each block in that phase.
@@ -32,8 +32,11 @@ fn rest_bounds(evaluator: &Evaluator, allowed: &[Vec<BlockPlacement>]) -> Vec<Re
     let (problem, weights) = (evaluator.problem, evaluator.goal.weights);
     let mut bounds = vec![RestBound::default(); allowed.len() + 1];
     for block in (0..allowed.len()).rev() {
-        let ms =
-            |placement: &BlockPlacement, phase: Phase| problem.block_ms_in_all(block, placement.in_phase(phase), phase);
+        // What GPUs compute may overlap with everything else in passes of several sequences.
+        let ms = |placement: &BlockPlacement, phase: Phase| match placement.in_phase(phase) {
+            place if problem.has_pipelines() && place.gpu().is_some() => 0.0,
+            place => problem.block_ms_in_all(block, place, phase),
+        };
         let mut bound = bounds[block + 1];
         for phase in evaluator.goal.phases() {
             let fastest = allowed[block].iter().map(|placement| ms(placement, phase)).fold(f64::INFINITY, f64::min);
@@ -135,8 +138,9 @@ impl PartialPlacement {
     fn new(problem: &Problem) -> Self {
         let work = |phase: Phase| PhaseWork {
             sequence: problem.pass_overhead_ms * problem.passes(phase) as f64,
-            host: 0.0,
             links: vec![0.0; problem.gpus.len()],
+            gpus: vec![0.0; problem.gpus.len()],
+            ..PhaseWork::default()
         };
         PartialPlacement {
             work: Phase::BOTH.map(work),

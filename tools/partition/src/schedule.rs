@@ -6,7 +6,7 @@
 //! run, if neither phase computes on that device or if each pass returns the state in a new buffer; otherwise the state stays on the
 //! computing device until all prefill passes, or the decode pass, are done.
 
-use crate::transfer::{StateSwap, Tensors, Transfer};
+use crate::transfer::{Tensors, Transfer};
 use crate::{BlockPlacement, DeviceId, KvHome, Phase, Placement, Problem};
 use std::ops::Range;
 
@@ -74,36 +74,80 @@ pub(crate) fn may_merge(problem: &Problem, place: Placement) -> bool {
     }
 }
 
-/// The steps of one pass.
+/// The steps of one pass, by partition.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct PassSteps {
+    pub partitions: Vec<PartitionSteps>,
+    /// Transfers of state at the end of the phase, and the overhead of the pass.
+    pub end: Vec<ScheduleStep>,
+}
+
+impl PassSteps {
+    /// The part of one of several sequences.
+    pub fn of_one(mut self, sequences: u64) -> Self {
+        let partitions = self.partitions.iter_mut().flat_map(|partition| {
+            let PartitionSteps { crossing, swaps_in, compute, swaps_out } = partition;
+            crossing.iter_mut().chain(swaps_in).chain([compute]).chain(swaps_out)
+        });
+        for step in partitions.chain(&mut self.end) {
+            step.ms /= sequences as f64;
+            if let StepKind::To(_, bytes) | StepKind::From(_, bytes) = &mut step.kind {
+                *bytes /= sequences;
+            }
+        }
+        self
+    }
+}
+
+/// The steps of one partition.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct PartitionSteps {
+    /// Copies of boundaries from another device.
+    pub crossing: Vec<ScheduleStep>,
+    /// Transfers of state before the run.
+    pub swaps_in: Vec<ScheduleStep>,
+    pub compute: ScheduleStep,
+    /// Transfers of state after the run.
+    pub swaps_out: Vec<ScheduleStep>,
+}
+
+/// The steps of one pass, in order.
 pub(crate) fn steps(problem: &Problem, placements: &[BlockPlacement], phase: Phase, pass: usize) -> Vec<ScheduleStep> {
+    let PassSteps { partitions, end } = pass_steps(problem, placements, phase, pass);
+    let in_order = |PartitionSteps { crossing, swaps_in, compute, swaps_out }| {
+        crossing.into_iter().chain(swaps_in).chain([compute]).chain(swaps_out)
+    };
+    partitions.into_iter().flat_map(in_order).chain(end).collect()
+}
+
+/// The steps of one pass, by partition.
+pub(crate) fn pass_steps(problem: &Problem, placements: &[BlockPlacement], phase: Phase, pass: usize) -> PassSteps {
     let places = placements_in_phase(placements, phase);
-    let mut steps = Vec::new();
-    let mut at_end_of_phase = Vec::new();
+    let mut steps = PassSteps::default();
     for blocks in partitions(problem, &places) {
         let (first, place) = (blocks.start, places[blocks.start]);
+        let mut crossing = Vec::new();
         if first > 0 && places[first - 1].gpu() != place.gpu() {
             let (from, to) = (places[first - 1].gpu(), place.gpu());
-            let crossing = Transfer { from, to, tensors: problem.boundary(first, phase, pass) };
-            push_transfer(problem, crossing, first, &mut steps);
+            let transfer = Transfer { from, to, tensors: problem.boundary(first, phase, pass) };
+            push_transfer(problem, transfer, first, &mut crossing);
         }
-        let swaps: Vec<(usize, StateSwap)> = (blocks.clone())
-            .filter_map(|block| Some((block, problem.state_swap(block, placements[block], phase)?)))
-            .filter(|(_, swap)| !swap.until_phase_ends || phase == Phase::Decode)
-            .collect();
-        for (block, swap) in &swaps {
-            let [swap_in, _] = problem.pass_transfers(*block, *swap, phase, pass);
-            push_transfer(problem, swap_in, *block, &mut steps);
+        let (mut swaps_in, mut swaps_out) = (Vec::new(), Vec::new());
+        for block in blocks.clone() {
+            let Some(swap) = problem.state_swap(block, placements[block], phase) else { continue };
+            if swap.until_phase_ends && phase == Phase::Prefill {
+                continue;
+            }
+            let [swap_in, swap_out] = problem.pass_transfers(block, swap, phase, pass);
+            push_transfer(problem, swap_in, block, &mut swaps_in);
+            let out = if swap.until_phase_ends { &mut steps.end } else { &mut swaps_out };
+            push_transfer(problem, swap_out, block, out);
         }
         let ms = blocks.clone().map(|block| problem.block_ms(block, place, phase, pass)).sum::<f64>();
-        steps.push(ScheduleStep { kind: compute(place), ms: problem.launch_ms(place) + ms, blocks });
-        for (block, swap) in &swaps {
-            let [_, swap_out] = problem.pass_transfers(*block, *swap, phase, pass);
-            let steps = if swap.until_phase_ends { &mut at_end_of_phase } else { &mut steps };
-            push_transfer(problem, swap_out, *block, steps);
-        }
+        let compute = ScheduleStep { kind: compute(place), ms: problem.launch_ms(place) + ms, blocks };
+        steps.partitions.push(PartitionSteps { crossing, swaps_in, compute, swaps_out });
     }
-    steps.append(&mut at_end_of_phase);
-    steps.push(ScheduleStep { kind: StepKind::Pass, ms: problem.pass_overhead_ms, blocks: 0..places.len() });
+    steps.end.push(ScheduleStep { kind: StepKind::Pass, ms: problem.pass_overhead_ms, blocks: 0..places.len() });
     steps
 }
 

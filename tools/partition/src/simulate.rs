@@ -3,15 +3,20 @@
 //! A pass runs the partitions in order ([`crate::schedule`]). Meanwhile one copy engine per GPU prefetches the weights of streamed
 //! blocks, in order, into a slot ring, also for the next pass; a slot is free when its block has computed. The planner and the
 //! timeline (`--trace`) use the same simulation.
+//!
+//! Passes of several sequences overlap on different devices ([`pipeline`]), but for placements that stream weights to a GPU: those are
+//! simulated as if one run followed the other, which is an upper bound.
 
 mod machine;
+mod pipeline;
 mod record;
 
 use crate::memory::usage;
-use crate::schedule::{ScheduleStep, copies, handover, placements_in_phase, steps};
+use crate::schedule::{ScheduleStep, copies, handover, pass_steps, placements_in_phase, steps};
 use crate::{BlockPlacement, DeviceId, Phase, Placement, Problem};
 use hpp_schema::{Span, SpanKind, Timeline};
 use machine::Simulator;
+use pipeline::QueuedMachine;
 use record::{BETWEEN_PASSES, DISK, NoRecorder, SimulationObserver, SpanRecorder, lane_from, lane_to};
 
 /// Maximum number of tokens to simulate. If no period is found, the second half is taken as the steady state.
@@ -130,7 +135,11 @@ fn run<R: SimulationObserver>(
     phase: Phase,
     recorder: &mut R,
 ) -> Window {
-    let copies = copies(problem, &placements_in_phase(placements, phase));
+    let places = placements_in_phase(placements, phase);
+    if problem.has_pipelines() && !places.iter().any(|place| matches!(place, Placement::Streamed(_))) {
+        return run_queued(problem, placements, phase, recorder);
+    }
+    let copies = copies(problem, &places);
     match phase {
         Phase::Prefill => {
             let passes = problem.passes(phase);
@@ -148,6 +157,23 @@ fn run<R: SimulationObserver>(
             decode(Simulator::new(problem, copies, slots, None, recorder), &steps)
         }
     }
+}
+
+/// Simulates passes of several sequences without streamed weights. Every pass begins with idle devices, so that one decode pass is the
+/// steady state.
+fn run_queued<R: SimulationObserver>(
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    phase: Phase,
+    recorder: &mut R,
+) -> Window {
+    let sequences = problem.load.sequences;
+    let mut machine = QueuedMachine::new(problem.gpus.len(), sequences, recorder);
+    let passes = if phase == Phase::Decode { 1 } else { problem.passes(phase) };
+    for pass in 0..passes {
+        machine.run_pass(&pass_steps(problem, placements, phase, pass).of_one(sequences), pass as u64);
+    }
+    Window { start: 0.0, end: machine.now(), passes: passes as u64 }
 }
 
 /// Simulates tokens until the state of the copy engines repeats: the tokens in between are one period of the steady state.

@@ -87,6 +87,11 @@ impl Problem {
         }
     }
 
+    /// Whether devices may compute for different sequences of a pass at the same time.
+    pub(crate) fn has_pipelines(&self) -> bool {
+        self.load.sequences > 1 && !self.gpus.is_empty()
+    }
+
     /// Whether a placement computes the tokens of several sequences as rows of one run.
     fn computes_rows(&self, placements: &[BlockPlacement]) -> bool {
         self.batches_rows && placements.iter().all(|placement| placement.decode == Placement::Cpu)

@@ -1,6 +1,8 @@
 //! Time constraints: the time of a phase is at least each of these, for any order of blocks:
 //!
-//! - the partition sequence: computing, launches, crossings and state swaps one after another;
+//! - the partition sequence: computing, launches, crossings and state swaps one after another; in passes of several sequences without
+//!   what GPUs compute, because devices then compute at the same time;
+//! - in passes of several sequences, what each GPU computes;
 //! - each link: all copies to the GPU, and the contention with the host (see [`crate::bound`]);
 //! - slots: while no streamed block computes, at most one ring of copies can be made. So the partition sequence without the streamed
 //!   blocks, and the copies that do not fit into the rings before their runs, follow one another;
@@ -50,16 +52,24 @@ pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &Placeme
         streamed: vec![LinearExpr::default(); gpus],
         handover: LinearExpr::default(),
     };
+    let mut computing = vec![LinearExpr::default(); gpus];
     for (at, place) in order.places.iter().enumerate() {
         let compute = compute_ms(program, order, phase, at);
-        time.sequence.add(&compute, 1.0);
+        // Overlaps with everything else, at best.
+        let overlapping = place.gpu().filter(|_| program.problem.has_pipelines());
+        match overlapping {
+            Some(gpu) => computing[gpu].add(&compute, 1.0),
+            None => time.sequence.add(&compute, 1.0),
+        }
         let swaps = swap_ms(program, phase, *place, &mut time.links);
         time.sequence.add(&swaps, 1.0);
         match *place {
             Placement::Cpu => time.host = compute,
             Placement::Resident(_) => {}
             Placement::Streamed(gpu) => {
-                time.streamed[gpu].add(&compute, 1.0);
+                if overlapping.is_none() {
+                    time.streamed[gpu].add(&compute, 1.0);
+                }
                 time.streamed[gpu].add(&swaps, 1.0);
             }
         }
@@ -70,6 +80,10 @@ pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &Placeme
     }
     let sequence = time.with_handover(&time.sequence);
     program.model.at_least(&time.ms, &sequence);
+    for computing in computing.iter().filter(|computing| !computing.is_zero()) {
+        let with_handover = time.with_handover(computing);
+        program.model.at_least(&time.ms, &with_handover);
+    }
     for gpu in 0..gpus {
         if let Some(place) = order.places.iter().position(|place| *place == Placement::Streamed(gpu)) {
             let copies = weight_copies_ms(program, phase, gpu);

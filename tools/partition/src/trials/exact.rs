@@ -57,6 +57,18 @@ proptest! {
     }
 
     #[test]
+    fn several_sequences(seed: u64, blocks in 1usize..=4, sequences in 2u64..5, objective in objectives(), slots in 1u32..4) {
+        let problem = instance(seed, blocks, 1).with_sequences(sequences, false);
+        compare(&problem, &options(Mechanisms::All, objective, Some(slots)))?;
+    }
+
+    #[test]
+    fn several_sequences_on_two_gpus(seed: u64, blocks in 1usize..=5, sequences in 2u64..5, objective in objectives()) {
+        let problem = instance(seed, blocks, 2).with_sequences(sequences, false);
+        compare(&problem, &options(Mechanisms::ResidentCpu, objective, None))?;
+    }
+
+    #[test]
     fn resident_and_host(seed: u64, blocks in 1usize..=9, gpus in 0usize..=1, objective in objectives()) {
         compare(&instance(seed, blocks, gpus), &options(Mechanisms::ResidentCpu, objective, None))?;
     }

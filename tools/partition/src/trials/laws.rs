@@ -65,6 +65,33 @@ proptest! {
         }
     }
 
+    #[test]
+    fn several_sequences_overlap_at_best_on_different_devices(seed: u64, blocks in 1usize..9, gpus in 1usize..3, sequences in 2u64..6) {
+        let one = instance(seed, blocks, gpus);
+        let problem = one.with_sequences(sequences, false);
+        let mut placements = random_placements(&problem, seed ^ 1);
+        let resident = |place: Placement| place.gpu().map_or(Placement::Cpu, Placement::Resident);
+        for placement in &mut placements {
+            *placement = BlockPlacement { prefill: resident(placement.prefill), decode: resident(placement.decode) };
+        }
+        for phase in Phase::BOTH {
+            let slots = vec![0; gpus];
+            let simulation = simulate(&problem, &placements, &slots, phase);
+            // Each device computes one run after the other, and so does the thread that issues runs and copies.
+            for lane in (0..gpus).map(|gpu| format!("gpu{gpu}")) {
+                assert_disjoint(on(&simulation, &lane).collect())?;
+            }
+            let by_thread = |span: &&Span| span.lane != "disk" && !span.lane.starts_with("gpu");
+            assert_disjoint(simulation.timeline.spans.iter().filter(by_thread).collect())?;
+            // Not faster than one sequence, nor slower than one after the other.
+            let alone = simulate(&one, &placements, &slots, phase);
+            if simulation.disk_bytes == 0 && alone.disk_bytes == 0 {
+                prop_assert!(simulation.ms >= alone.ms * (1.0 - 1e-9), "{} and {}", simulation.ms, alone.ms);
+                prop_assert!(simulation.ms <= alone.ms * sequences as f64 * (1.0 + 1e-9), "{} and {}", simulation.ms, alone.ms);
+            }
+        }
+    }
+
     /// In prefill, which starts with empty rings, so that the timeline has every copy and every use.
     #[test]
     fn copies_and_streamed_blocks_wait_for_each_other_only(seed: u64, blocks in 1usize..9, slots in 1u32..5) {

@@ -37,6 +37,16 @@ proptest! {
     }
 
     #[test]
+    fn no_placement_of_several_sequences_beats_the_bound(seed: u64, blocks in 1usize..=4, gpus in 1usize..3, sequences in 2u64..5) {
+        let problem = instance(seed, blocks, gpus).with_sequences(sequences, false);
+        let best = brute_force(&problem, Mechanisms::All, Objective::Mixed, &[2]);
+        let bound = bound(&problem, [1.0, problem.load.new_tokens as f64], 2, Mechanisms::All);
+        if let (Some(best), Some(bound)) = (best, bound) {
+            prop_assert!(bound <= best * (1.0 + 1e-9), "bound {bound}, best {best}");
+        }
+    }
+
+    #[test]
     fn without_streaming_the_bound_is_the_best_objective(seed: u64, blocks in 1usize..=7) {
         let problem = instance(seed, blocks, 1);
         let best = brute_force(&problem, Mechanisms::ResidentCpu, Objective::Mixed, &[0]);
