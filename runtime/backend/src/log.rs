@@ -17,7 +17,9 @@ pub(crate) struct Log {
 const KEPT_ON_HOST: (&str, &str) = ("Force fallback to CPU execution for node ", " because");
 
 /// The starts of messages that are expected and not forwarded.
-const EXPECTED: [&str; 3] = [
+const EXPECTED: [&str; 4] = [
+    // Where the home directory cannot be written. Telemetry is off (`environment.rs`).
+    "Failed to persist telemetry device ID",
     // Every session on a device: shape arithmetic stays on the CPU. `create_session` checks the placement of the other nodes.
     "Some nodes were not assigned to the preferred",
     "Rerunning with verbose output",
@@ -55,9 +57,6 @@ impl Log {
             LogLevel::Warning | LogLevel::Error | LogLevel::Fatal => {
                 tracing::debug!(target: "onnxruntime", ?level, "{}", message.trim());
             }
-        }
-        if level < LogLevel::Warning || EXPECTED.iter().any(|known| message.starts_with(known)) {
-            return;
         }
         let message = message.trim();
         if level < LogLevel::Warning || EXPECTED.iter().any(|start| message.starts_with(start)) {

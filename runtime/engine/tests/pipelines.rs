@@ -99,7 +99,8 @@ fn a_timeline_shows_both_devices_computing() {
     passes(&mut engine, &backend, 3);
     let spans = engine.timeline().spans;
     let lane = |name: &str| {
-        let computes = spans.iter().filter(|span| span.lane == name && span.kind == SpanKind::Compute && span.pass == 1);
+        let computes =
+            spans.iter().filter(|span| span.lane == name && span.kind == SpanKind::Compute && span.pass == 1);
         computes.map(|span| (span.start_us, span.start_us + span.duration_us)).collect::<Vec<_>>()
     };
     let (gpu, cpu) = (lane("gpu0"), lane("cpu"));

@@ -56,6 +56,16 @@ impl PromptReadError {
 }
 
 impl TextSource {
+    /// Reads a message: as [`read`](Self::read), without the line break at the end of a file or of piped text.
+    pub fn read_message(&self) -> Result<String, PromptReadError> {
+        let mut text = self.read()?;
+        if !matches!(self, TextSource::Argument(_)) && text.ends_with('\n') {
+            text.pop();
+            text.truncate(text.strip_suffix('\r').unwrap_or(&text).len());
+        }
+        Ok(text)
+    }
+
     /// Reads the text; waits for the end of stdin if it comes from there.
     pub fn read(&self) -> Result<String, PromptReadError> {
         match self {
@@ -101,6 +111,18 @@ fn join(piped: String, prompt: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn messages_lose_the_line_break_at_the_end_of_a_file() {
+        let dir = tempfile::tempdir().unwrap();
+        for (written, message) in [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("a", "a"), ("", "")] {
+            let path = dir.path().join("prompt");
+            std::fs::write(&path, written).unwrap();
+            let source = TextSource::File(path);
+            assert_eq!((source.read_message().unwrap().as_str(), source.read().unwrap().as_str()), (message, written));
+        }
+        assert_eq!(TextSource::Argument("a\n".into()).read_message().unwrap(), "a\n");
+    }
 
     #[test]
     fn piped_text_goes_before_the_prompt_on_lines_of_its_own() {

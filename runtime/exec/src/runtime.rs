@@ -19,7 +19,14 @@ pub struct OnnxRuntime {
 impl OnnxRuntime {
     /// Finds and initialises ONNX Runtime.
     pub fn open(args: &LibraryArgs, console: &Arc<Console>) -> Result<Self, ExecError> {
-        Ok(Self { backend: OrtBackend::open(&options(args), Arc::clone(console) as _)? })
+        Self::open_with(args, &options(args), console)
+    }
+
+    fn open_with(args: &LibraryArgs, options: &OrtOptions, console: &Arc<Console>) -> Result<Self, ExecError> {
+        if let Some(warning) = too_many_threads(args.threads) {
+            console.warn(&warning);
+        }
+        Ok(Self { backend: OrtBackend::open(options, Arc::clone(console) as _)? })
     }
 
     /// [`open`](Self::open) with the settings that suit a plan.
@@ -27,7 +34,7 @@ impl OnnxRuntime {
         let is_limited_by_disk = is_limited_by_disk(plan, args.engine_options().weights);
         let waiting = if is_limited_by_disk { IdleThreads::Sleep } else { IdleThreads::Spin };
         let options = OrtOptions { wait_each_run: args.wait_each_run, waiting, ..options(&args.library) };
-        Ok(Self { backend: OrtBackend::open(&options, Arc::clone(console) as _)? })
+        Self::open_with(&args.library, &options, console)
     }
 
     /// The backend that runs partitions.
@@ -67,7 +74,30 @@ impl OnnxRuntime {
     }
 }
 
+/// A warning about more threads than processors, of which each pass waits for the slowest.
+fn too_many_threads(threads: Option<u16>) -> Option<String> {
+    let processors = std::thread::available_parallelism().ok()?.get();
+    let threads = usize::from(threads?);
+    (threads > processors).then(|| {
+        format!(
+            "{threads} threads on {processors} processors are slower than {processors}, and make loading and Ctrl-C slow; leave --threads \
+             out for one for each core"
+        )
+    })
+}
+
 /// ONNX Runtime's options for these arguments.
 pub fn options(args: &LibraryArgs) -> OrtOptions {
     OrtOptions { library: args.ort_lib.clone(), threads: args.threads.map(usize::from), ..OrtOptions::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn more_threads_than_processors_are_warned_of() {
+        assert_eq!([too_many_threads(None), too_many_threads(Some(1))], [None, None]);
+        assert!(too_many_threads(Some(u16::MAX)).unwrap().contains("65535 threads on"));
+    }
 }

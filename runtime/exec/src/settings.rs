@@ -195,7 +195,7 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
             return Err(usage("there is no prompt", hint));
         }
     };
-    if run.answer.system.is_some() && !run.answer.chat && prompt != PromptSource::Terminal {
+    if run.answer.system.is_some() && !run.answer.chat && run.session.is_none() && prompt != PromptSource::Terminal {
         return Err(usage("--system needs --chat", "add --chat, or write the system message into the prompt"));
     }
     if run.answer.chat && matches!(prompt, PromptSource::Tokens(_)) {
@@ -231,6 +231,11 @@ impl PromptArgs {
 }
 
 impl SamplingArgs {
+    /// Whether an option was given that only random choices use.
+    pub fn asks_for_random_choices(&self) -> bool {
+        self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.seed.is_some()
+    }
+
     /// The settings that were given.
     pub fn overrides(&self) -> SamplingOverrides {
         SamplingOverrides {

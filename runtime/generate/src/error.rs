@@ -5,6 +5,7 @@ use crate::grammar::GrammarError;
 use crate::sampling::SamplingError;
 use crate::text::{TemplateError, TokenizerError};
 use hpp_engine::{BackendError, EngineError};
+use hpp_schema::ByteSize;
 
 /// Why a generation failed.
 #[derive(Debug, thiserror::Error)]
@@ -69,8 +70,8 @@ impl GenerateError {
                 }
                 PromptError::NoTemplate => "leave --chat out to send the prompt as it is",
                 PromptError::NotALanguageModel => "run it on tensors: hpp-exec PLAN --inputs in.npz --outputs out.npz",
-                PromptError::TooLong { .. } => {
-                    "shorten the prompt, give a longer --context, or split again with a longer --context"
+                PromptError::TooLong { .. } | PromptError::TextTooLong { .. } => {
+                    "shorten the prompt, or give a longer --context, as far as the model was built for one"
                 }
             },
         })
@@ -98,6 +99,14 @@ pub enum PromptError {
     /// The model is not a language model.
     #[error("this model generates no text")]
     NotALanguageModel,
+    /// So much text that it cannot fit the context, however it is tokenized.
+    #[error("the prompt has {} of text and the context holds {context} tokens", ByteSize(*bytes).human())]
+    TextTooLong {
+        /// Bytes of the text.
+        bytes: u64,
+        /// Tokens that the context holds.
+        context: u64,
+    },
     /// More tokens than the context holds.
     #[error("the prompt has {tokens} tokens and the context holds {context}")]
     TooLong {

@@ -18,7 +18,7 @@ use hpp_generate::kv::PageStoreError;
 use hpp_generate::text::{Message, Role, TemplateError};
 use hpp_generate::{
     FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, ModelInputs, PlanFile,
-    PromptEncoder, SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
+    PromptEncoder, PromptError, SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::show;
 use rustyline::error::ReadlineError;
@@ -66,7 +66,10 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let mut chat = Chat { drafter, sequence, chunk, transcript, file, encoder: &encoder, request, context };
     match &settings.prompt {
         PromptSource::Text(source) => {
-            let line = source.read()?;
+            let line = source.read_message()?;
+            if line.trim().is_empty() {
+                return Err(GenerateError::from(PromptError::Empty).into());
+            }
             Ok(match chat.answer(&line, ctx)? {
                 Reply::Complete => 0,
                 Reply::Cancelled => INTERRUPTED,

@@ -18,6 +18,7 @@ use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
 use crate::tensors::LogitsFile;
 use hpp_generate::grammar::Grammar;
+use hpp_generate::sampling::SamplingMethod;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{
     FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, ModelInputs, PlanFile,
@@ -36,11 +37,15 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         true => PromptFormat::Chat { system: settings.run.answer.system.as_deref() },
         false => PromptFormat::Plain,
     };
-    let prompt = prompt_tokens(&settings.prompt, &encoder, &format, &|| {
+    let context = context_length(&plan, &settings.run.runtime);
+    let prompt = prompt_tokens(&settings.prompt, &encoder, &format, context, &|| {
         ctx.console.warn("the prompt is empty: the model generates text from nothing; give a prompt with -p");
     })?;
-    check_prompt(&prompt, context_length(&plan, &settings.run.runtime))?;
+    check_prompt(&prompt, context)?;
     let request = request(settings, &plan, &encoder, prompt)?;
+    if request.sampling.choice == SamplingMethod::Greedy && settings.run.answer.sampling.asks_for_random_choices() {
+        ctx.console.warn("--top-k, --top-p, --min-p and --seed change nothing at temperature 0; give --temperature");
+    }
     let inputs = ModelInputs {
         embeddings: open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?,
         extra: open_extra_inputs(&plan.plan, settings.run.inputs.as_deref())?,
@@ -228,6 +233,9 @@ fn report(
         let is_most = most.is_some_and(|most| sequence.context() >= most);
         let hint = if is_most { "the model has no more" } else { "give a larger --context" };
         ctx.console.warn(&format!("the context is full; {hint}"));
+    }
+    if generated.finish_reason == FinishReason::Length && request.grammar.is_some() {
+        ctx.console.warn("the answer ends before its JSON is complete; give a larger --max-new");
     }
     if let Some(warning) = slow_disk_warning(&sequence.engine().plan().predictions, generated, &telemetry) {
         ctx.console.warn(&warning);

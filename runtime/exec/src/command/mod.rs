@@ -136,11 +136,16 @@ enum PromptFormat<'a> {
     Chat { system: Option<&'a str> },
 }
 
-/// Reads the prompt and turns it into tokens. Calls `on_empty` if its text is empty.
+/// Bytes of text for each token of context beyond which a prompt is refused without being tokenized, which would take minutes: far more
+/// than a token of any vocabulary has.
+const MOST_BYTES_PER_TOKEN: u64 = 1024;
+
+/// Reads the prompt and turns it into tokens. `context`: tokens that a prompt may have at most. Calls `on_empty` if its text is empty.
 fn prompt_tokens(
     source: &PromptSource,
     encoder: &PromptEncoder,
     format: &PromptFormat<'_>,
+    context: u64,
     on_empty: &dyn Fn(),
 ) -> Result<Vec<u32>, ExecError> {
     let source = match source {
@@ -150,7 +155,13 @@ fn prompt_tokens(
     };
     // Fails before it waits for stdin.
     encoder.tokenizer()?;
-    let text = source.read()?;
+    let text = match format {
+        PromptFormat::Plain => source.read()?,
+        PromptFormat::Chat { .. } => source.read_message()?,
+    };
+    if text.len() as u64 > context.saturating_mul(MOST_BYTES_PER_TOKEN) {
+        return Err(PromptError::TextTooLong { bytes: text.len() as u64, context }.into());
+    }
     if text.trim().is_empty() {
         on_empty();
     }
@@ -178,9 +189,9 @@ mod tests {
     fn text_without_a_tokenizer_points_to_tokens() {
         let encoder = PromptEncoder::default();
         let text = PromptSource::Text(TextSource::Argument("x".into()));
-        let error = prompt_tokens(&text, &encoder, &PromptFormat::Plain, &|| {}).unwrap_err();
+        let error = prompt_tokens(&text, &encoder, &PromptFormat::Plain, 8, &|| {}).unwrap_err();
         assert!(error.hint().unwrap().contains("--tokens"));
         let tokens = PromptSource::Tokens(vec![3]);
-        assert_eq!(prompt_tokens(&tokens, &encoder, &PromptFormat::Plain, &|| {}).unwrap(), [3]);
+        assert_eq!(prompt_tokens(&tokens, &encoder, &PromptFormat::Plain, 8, &|| {}).unwrap(), [3]);
     }
 }

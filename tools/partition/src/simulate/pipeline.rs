@@ -103,9 +103,8 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
 fn pipeline_length(partitions: &[PartitionSteps]) -> usize {
     let device = |partition: &PartitionSteps| partition.compute.kind;
     let is_alone = |partition: &PartitionSteps| !(partition.swaps_in.is_empty() && partition.swaps_out.is_empty());
-    let joins = |pair: &&[PartitionSteps]| {
-        device(&pair[0]) != device(&pair[1]) && !is_alone(&pair[0]) && !is_alone(&pair[1])
-    };
+    let joins =
+        |pair: &&[PartitionSteps]| device(&pair[0]) != device(&pair[1]) && !is_alone(&pair[0]) && !is_alone(&pair[1]);
     1 + partitions.windows(2).take_while(joins).count()
 }
 

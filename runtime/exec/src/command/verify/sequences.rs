@@ -61,7 +61,9 @@ fn read_prompt(plan: &PlanFile, args: &VerifyArgs) -> Result<Vec<u32>, ExecError
     let context = context_length(plan, &args.runtime);
     let prompt = match args.prompt.source() {
         Some(PromptSource::Tokens(tokens)) => tokens,
-        Some(source) => prompt_tokens(&source, &PromptEncoder::open(plan, false)?, &PromptFormat::Plain, &|| {})?,
+        Some(source) => {
+            prompt_tokens(&source, &PromptEncoder::open(plan, false)?, &PromptFormat::Plain, context, &|| {})?
+        }
         None => random_tokens(RANDOM_PROMPT.min(context), plan.plan.model.vocab_size, args.seed),
     };
     check_prompt(&prompt, context)?;
