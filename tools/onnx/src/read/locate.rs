@@ -10,6 +10,8 @@ const KNOWN: [&str; 4] =
 
 /// The file in a directory that hpp-split wrote.
 const PLAN: &str = "plan.yaml";
+/// The unsplit model in that directory, where the plan holds weights of its own.
+const WHOLE: &str = "whole.onnx";
 
 /// Maximum size of a configuration; real ones have a few kilobytes.
 const MAX_CONFIG_BYTES: u64 = 16 << 20;
@@ -34,16 +36,30 @@ pub enum LocateError {
     OtherFormat { path: PathBuf, format: Format },
 }
 
+const GIVE_MODEL: &str = "give an ONNX file, or the directory that an exporter wrote";
+
 impl LocateError {
     /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
             LocateError::OtherFormat { path, format } => Some(format.export(path)),
-            LocateError::Missing { path } => hpp_io::hub_hint(path),
-            LocateError::IsPlan { .. } => {
-                Some("run it with hpp-exec, or give hpp-split the model that it was made from".to_owned())
+            LocateError::Missing { path } => Some(hpp_io::hub_hint(path).unwrap_or_else(|| GIVE_MODEL.to_owned())),
+            LocateError::NoneIn { .. } => {
+                Some("give the directory of one model, which holds an .onnx file, or the file itself".to_owned())
             }
-            _ => None,
+            LocateError::ConfigNames { .. } => {
+                Some("correct model.decoder.filename in it, or give the ONNX file itself".to_owned())
+            }
+            LocateError::IsPlan { path } => {
+                let dir = if path.is_dir() { Some(path.as_path()) } else { path.parent() };
+                let whole = dir.map(|dir| dir.join(WHOLE)).filter(|whole| whole.is_file());
+                let run = "run it with hpp-exec, or give hpp-split the model that it was made from";
+                Some(match whole {
+                    Some(whole) => format!("{run}; its unsplit model is {}", whole.display()),
+                    None => run.to_owned(),
+                })
+            }
+            LocateError::Io { .. } | LocateError::Several { .. } => None,
         }
     }
 }
@@ -97,6 +113,10 @@ fn named_by_genai(dir: &Path) -> Result<Option<PathBuf>, LocateError> {
     let inside = Path::new(filename).components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
     let path = dir.join(filename);
     if !inside || !path.is_file() {
+        // A plan has a copy of its model's configuration.
+        if dir.join(PLAN).is_file() {
+            return Err(LocateError::IsPlan { path: dir.to_owned() });
+        }
         return Err(LocateError::ConfigNames { config, filename: filename.into() });
     }
     Ok(Some(path))
