@@ -8,7 +8,7 @@ use hpp_partition::{Phase, Placement};
 
 const UNKNOWN: &str = "export again with an opset and operators that ONNX Runtime supports (torch.onnx.export takes opset_version); if \
                        a custom operator library provides them, give --allow-unknown-operators";
-const NO_KERNEL: &str = "export in float32 or float16, or with 4-bit weights, to compute on the CPU; or put these blocks on a GPU \
+const NO_KERNEL: &str = "export for the CPU (float32, float16 or 4-bit weights, and no operators of a GPU only) to compute there; or put these blocks on a GPU \
                          with more --vram or --assign; --allow-unknown-operators skips this check";
 
 /// Refuses opsets and operators that ONNX Runtime does not have.
