@@ -9,6 +9,7 @@ use hpp_io::print_line;
 use hpp_model::{Analysis, LogitsMode, PlannedState, analyse};
 use hpp_schema::{ByteSize, Shape, StateUpdate};
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -18,11 +19,21 @@ struct Inspection {
     layers: usize,
     classes: usize,
     weight_bytes: u64,
+    /// Weights that several blocks read; each of these blocks counts them, and `weight_bytes` counts them once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    shared: Vec<SharedWeights>,
     kv_bytes_per_token: u64,
     blocks: Vec<BlockInfo>,
     boundaries: Vec<BoundaryInfo>,
     states: Vec<StateInfo>,
     notes: Vec<String>,
+}
+
+/// Weights that the same blocks read.
+#[derive(Debug, Serialize)]
+struct SharedWeights {
+    blocks: Vec<String>,
+    bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -134,6 +145,7 @@ fn inspect(a: &Analysis) -> Inspection {
         layers: a.segmentation.layer_count(),
         classes: classes.len(),
         weight_bytes: a.graph.values.iter().filter_map(weight_bytes).sum(),
+        shared: shared_weights(a),
         kv_bytes_per_token: kv_bytes_per_token(a),
         boundaries: boundaries(a),
         blocks,
@@ -141,6 +153,25 @@ fn inspect(a: &Analysis) -> Inspection {
         notes: a.notes.clone(),
     }
 }
+
+/// The weights of more than one block, by the blocks that read them. Small constants are left out, as all layers may share some.
+fn shared_weights(a: &Analysis) -> Vec<SharedWeights> {
+    let mut readers: BTreeMap<ValueId, Vec<String>> = BTreeMap::new();
+    for block in &a.segmentation.blocks {
+        for weight in &block.weights {
+            readers.entry(*weight).or_default().push(block.label.clone());
+        }
+    }
+    let mut shared: BTreeMap<Vec<String>, u64> = BTreeMap::new();
+    for (id, blocks) in readers.into_iter().filter(|(_, blocks)| blocks.len() > 1) {
+        *shared.entry(blocks).or_default() += a.graph.weight(id).map_or(0, |weight| weight.bytes);
+    }
+    let shared = shared.into_iter().filter(|(_, bytes)| *bytes >= LEAST_SHARED);
+    shared.map(|(blocks, bytes)| SharedWeights { blocks, bytes }).collect()
+}
+
+/// Shared weights of fewer bytes are not reported.
+const LEAST_SHARED: u64 = 1024;
 
 fn weight_bytes(value: &hpp_graph::Value) -> Option<u64> {
     match &value.origin {
@@ -243,6 +274,12 @@ fn text(i: &Inspection, fold: Fold) -> String {
         ByteSize(i.weight_bytes).human(),
         ByteSize(i.kv_bytes_per_token).human()
     );
+    for SharedWeights { blocks, bytes } in &i.shared {
+        let (bytes, blocks) = (ByteSize(*bytes).human(), blocks_of(blocks));
+        text.push_str(&format!(
+            "\n{bytes} of weights are shared: {blocks}; each row counts them, the total counts them once"
+        ));
+    }
     text.push_str(&experts(&i.blocks));
     for note in &i.notes {
         text.push_str(&format!("\nnote: {note}"));
