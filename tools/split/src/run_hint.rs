@@ -5,7 +5,7 @@ use std::path::Path;
 
 /// `run it: hpp-exec ...`, with placeholders for the inputs that the user must supply.
 pub fn run_hint(path: &Path, plan: &Plan) -> String {
-    let path = path.display();
+    let path = quoted(&path.to_string_lossy());
     let user_inputs = user_inputs(plan);
     let inputs = if user_inputs.is_empty() { "" } else { " --inputs in.npz" };
     let command = match plan.model.kind {
@@ -35,6 +35,18 @@ pub fn run_hint(path: &Path, plan: &Plan) -> String {
     hint
 }
 
+/// A path as a word of a POSIX shell, in single quotes where it has other characters than letters, digits and `/._-+@%:,=`, or
+/// begins like an option.
+fn quoted(path: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-+@%:,=".contains(c);
+    match path {
+        "" => "''".to_owned(),
+        _ if path.starts_with('-') => quoted(&format!("./{path}")),
+        _ if path.chars().all(is_plain) => path.to_owned(),
+        _ => format!("'{}'", path.replace('\'', r"'\''")),
+    }
+}
+
 /// `name: dtype [shape]` of each input that the runtime cannot fill.
 fn user_inputs(plan: &Plan) -> Vec<String> {
     let runs_once = plan.model.kind == ModelKind::SingleRun;
@@ -48,4 +60,21 @@ fn user_inputs(plan: &Plan) -> Vec<String> {
         format!("{}: {} [{}]", input.name, input.dtype, sizes.join(", "))
     };
     plan.model.inputs.iter().filter(is_user_input).map(describe).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_quoted_for_the_shell_where_needed() {
+        for (path, word) in [
+            ("a/my-model.hpp/plan.yaml", "a/my-model.hpp/plan.yaml"),
+            ("my model.hpp/plan.yaml", "'my model.hpp/plan.yaml'"),
+            ("it's/$HOME", r"'it'\''s/$HOME'"),
+            ("-p/plan.yaml", "./-p/plan.yaml"),
+        ] {
+            assert_eq!(quoted(path), word);
+        }
+    }
 }
