@@ -1,6 +1,7 @@
 //! `--at-least` and `--first-token-within`: finds a plan that meets these targets, or reports the best achievable speed
 //! and the VRAM that would suffice.
 
+use crate::amount::{self, MEASURED};
 use crate::cli::SplitArgs;
 use crate::error::SplitError;
 use crate::input_errors::{InputError, InputErrors};
@@ -66,8 +67,14 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
     let missed_speed = targets.min_tokens_per_s.filter(|target| fastest < *target);
     let missed_latency = targets.max_first_token_ms.filter(|target| first > *target);
     let mut add = |what: String, targets: Targets, objective| {
-        let sufficient = sufficient_vram(request, targets, objective);
-        errors.0.push(InputError::new(format!("{what}; {sufficient}"), HINT));
+        let (sufficient, hint) = match sufficient_vram(request, targets, objective) {
+            Vram::NoGpu => ("the plan has no GPU".to_owned(), HINT),
+            Vram::None => ("no VRAM budget is sufficient on this machine".to_owned(), HINT_NO_VRAM),
+            Vram::Sufficient(bytes) => {
+                (format!("{} of VRAM on each GPU is sufficient", ByteSize(bytes).human_rounded_up()), HINT)
+            }
+        };
+        errors.0.push(InputError::new(format!("{what}; {sufficient}"), hint));
     };
     if let Some(target) = missed_speed {
         let what =
@@ -75,13 +82,16 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
         add(what, Targets { max_first_token_ms: None, ..targets }, Objective::Decode);
     }
     if let Some(target) = missed_latency {
-        let what =
-            format!("--first-token-within {target} ms is out of reach: the earliest is expected after {first:.0} ms");
+        let what = format!(
+            "--first-token-within {target} ms is out of reach: the earliest is expected after {}",
+            amount::time(first, MEASURED)
+        );
         add(what, Targets { min_tokens_per_s: None, ..targets }, Objective::Prefill);
     }
     if missed_speed.is_none() && missed_latency.is_none() {
         let what = format!(
-            "each target can be met alone, but no plan was found that meets both (best {fastest:.2} tokens/s, {first:.0} ms)"
+            "each target can be met alone, but no plan was found that meets both (best {fastest:.2} tokens/s, {})",
+            amount::time(first, MEASURED)
         );
         add(what, targets, Objective::Mixed);
     }
@@ -89,21 +99,31 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
 }
 
 const HINT: &str = "relax the target, raise --vram, or lower --prompt-tokens or --context";
+const HINT_NO_VRAM: &str = "relax the target, or lower --prompt-tokens or --context";
 
-/// The smallest VRAM budget with which a plan meets these targets, as a sentence.
-fn sufficient_vram(request: &PlanningRequest, targets: Targets, objective: Objective) -> String {
+/// The VRAM budget on each GPU with which a plan meets the targets.
+enum Vram {
+    NoGpu,
+    /// None is sufficient.
+    None,
+    /// The smallest, bytes.
+    Sufficient(u64),
+}
+
+/// The smallest VRAM budget with which a plan meets these targets.
+fn sufficient_vram(request: &PlanningRequest, targets: Targets, objective: Objective) -> Vram {
     let problem = &request.problem;
     if problem.gpus.is_empty() {
-        return "the plan has no GPU".to_owned();
+        return Vram::NoGpu;
     }
     let whole: u64 = problem.blocks.iter().flat_map(|block| &block.weights).map(|(_, bytes)| bytes).sum();
     let rest: u64 = problem.blocks.iter().map(|block| block.kv_bytes + block.workspace_bytes).sum();
     let all = whole.saturating_add(rest).saturating_mul(2).max(1 << 30);
     let meets = |vram| meets_with(request, targets, objective, vram);
     if !meets(all) {
-        return "no VRAM budget is sufficient on this machine".to_owned();
+        return Vram::None;
     }
-    format!("{} of VRAM on each GPU is sufficient", ByteSize(smallest(1 << 20, all, meets)).human())
+    Vram::Sufficient(smallest(1 << 20, all, meets))
 }
 
 /// Whether a plan with this VRAM budget on each GPU meets the targets.
