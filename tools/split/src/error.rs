@@ -43,6 +43,8 @@ pub enum SplitError {
         smallest: u64,
         /// Whether blocks could be on a GPU instead.
         has_gpus: bool,
+        /// Whether the host can compute and hold all blocks, so that the plan needs no GPU.
+        fits_host: bool,
         /// Demand and budget.
         source: OverBudget,
     },
@@ -107,13 +109,14 @@ impl SplitError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            SplitError::OverBudget { source, smallest, has_gpus, .. } => {
+            SplitError::OverBudget { source, smallest, has_gpus, fits_host, .. } => {
                 let smallest = ByteSize(*smallest);
                 let flag = if source.device == hpp_partition::DeviceId::Cpu { "--ram" } else { "--vram" };
                 let slots = if source.demand.ring > 0 { "give fewer --slots, " } else { "" };
                 let assign = if *has_gpus { ", or move blocks with --assign" } else { "" };
+                let without = if *fits_host { "; --vram 0 plans without the GPU" } else { "" };
                 format!(
-                    "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context{assign}",
+                    "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context{assign}{without}",
                     smallest.human_rounded_up(),
                     smallest.0
                 )
@@ -167,6 +170,16 @@ pub enum RefineError {
     /// The output of hpp-exec is not a benchmark report.
     #[error("hpp-exec printed something other than a measurement: {0}")]
     Output(String),
+    /// The CPU ran a partition of a GPU.
+    #[error(
+        "the partition {partition} is planned for {device}, and the CPU ran it: its times are not those of {device}"
+    )]
+    OtherDevice {
+        /// The partition.
+        partition: String,
+        /// Its device in the plan.
+        device: String,
+    },
     /// SIGINT or SIGTERM arrived.
     #[error("interrupted; nothing was written")]
     Interrupted,
@@ -179,6 +192,10 @@ impl RefineError {
             RefineError::Failed(_) => {
                 Some("the message of hpp-exec is above; without --refine the plan is written unmeasured")
             }
+            RefineError::OtherDevice { .. } => Some(
+                "--refine needs the devices that the plan is for: `hpp-exec devices` says why one is missing; or plan without a GPU \
+                 (--vram 0), or without --refine",
+            ),
             _ => None,
         }
     }

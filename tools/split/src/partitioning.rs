@@ -26,6 +26,8 @@ pub struct Partitioning {
     pub partitions: Vec<PartitionSpec>,
     /// Whether the user placed blocks (manual placement).
     pub is_manual: bool,
+    /// Whether its times were measured.
+    pub is_measured: bool,
     /// The minimum number of partitions that the user asked for.
     pub min_partitions: usize,
 }
@@ -170,7 +172,7 @@ impl Partitioning {
     /// survives only if the extra cuts cost nothing.
     pub fn new(request: &PlanningRequest, min_partitions: usize, solution: Solution, is_manual: bool) -> Self {
         let partitions = partitions(request, min_partitions, &solution.placements, &solution.slots);
-        Partitioning { solution, partitions, is_manual, min_partitions }.reevaluated(request)
+        Partitioning { solution, partitions, is_manual, is_measured: false, min_partitions }.reevaluated(request)
     }
 
     /// Positions of the blocks that begin a partition, without the first block.
@@ -213,6 +215,7 @@ impl Partitioning {
         let objective_ms = times.objective_ms(request.options.objective, request.scenario.new_tokens);
         let PredictedTimes { decode_ms, prefill_ms } = times;
         self.solution = Solution { decode_ms, prefill_ms, objective_ms, bound_ms: 0.0, proven: false, ..self.solution };
+        self.is_measured = true;
         self
     }
 
@@ -297,8 +300,17 @@ pub fn over_budget(request: &PlanningRequest) -> impl Fn(OverBudget) -> SplitErr
             DeviceId::Gpu(_) if request.default_margin => with_default_margin(source.demand.total()),
             _ => source.required_budget(),
         };
-        SplitError::OverBudget { what, smallest, has_gpus: !request.problem.gpus.is_empty(), source }
+        let has_gpus = !request.problem.gpus.is_empty();
+        let fits_host = matches!(source.device, DeviceId::Gpu(_)) && fits_host(&request.problem);
+        SplitError::OverBudget { what, smallest, has_gpus, fits_host, source }
     }
+}
+
+/// Whether the host can compute and hold all blocks.
+fn fits_host(problem: &Problem) -> bool {
+    let placements = vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()];
+    problem.cpu.iter().all(|cost| cost.decode_ms.is_finite())
+        && fits(problem, &placements, &vec![0; problem.gpus.len()], Mechanisms::ResidentCpu).is_ok()
 }
 
 fn refuse_missing_gpus<'a>(

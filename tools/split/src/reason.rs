@@ -3,11 +3,13 @@
 use crate::amount::{self, MEASURED};
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
+use crate::table;
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{Alternative, BlockPlacement, BlockRole, Objective, Placement, RunExplanation, explain_runs};
 use hpp_schema::ByteSize;
 
-/// One reason for each partition, in order.
+/// One reason for each partition, in order. Adjacent partitions on one device are moved together in the comparison with
+/// other devices, and share its result.
 pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<String> {
     if partitioning.is_manual {
         return vec!["placed manually".to_owned(); partitioning.partitions.len()];
@@ -20,10 +22,15 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
     let cuts = |placements: &[BlockPlacement]| partitioning.cuts_for(request, placements);
     let runs = explain_runs(&partitioning.problem(request), &request.options, &partitioning.solution, &cuts);
     let run_of = |partition: &PartitionSpec| runs.iter().find(|run| run.blocks.contains(&partition.blocks.start));
+    let sharing = |run: &RunExplanation| {
+        partitioning.partitions.iter().filter(|partition| run.blocks.contains(&partition.blocks.start)).count()
+    };
     partitioning
         .partitions
         .iter()
-        .map(|partition| run_of(partition).map_or(String::new(), |run| reason(request, partitioning, run)))
+        .map(|partition| {
+            run_of(partition).map_or(String::new(), |run| reason(request, partitioning, run, sharing(run)))
+        })
         .collect()
 }
 
@@ -48,18 +55,30 @@ fn without_gpus(partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> Stri
 
 const TABLE: &str = "embedding table: each token reads one row";
 
-fn reason(request: &PlanningRequest, partitioning: &Partitioning, run: &RunExplanation) -> String {
+/// The reason of each of the `sharing` partitions of a run.
+fn reason(request: &PlanningRequest, partitioning: &Partitioning, run: &RunExplanation, sharing: usize) -> String {
     let inside = &request.problem.blocks[run.blocks.clone()];
-    let table = inside.iter().all(|block| block.kind == BlockRole::Embedding);
-    if table && run.placement.decode == Placement::Cpu {
+    let is_table = inside.iter().all(|block| block.kind == BlockRole::Embedding);
+    if is_table && run.placement.decode == Placement::Cpu {
         return TABLE.to_owned();
     }
     let now = partitioning.solution.objective_ms;
+    let chosen = || if partitioning.is_measured { MEASURED_FASTEST } else { BEFORE_LAUNCHES }.to_owned();
     match best_alternative(run) {
         None => "no other device can compute it".to_owned(),
-        Some(other) => compared(request, other, now),
+        Some(other) if sharing == 1 => compared(request, other, now, "does").unwrap_or(chosen()),
+        Some(other) => {
+            let labels: Vec<String> = inside.iter().map(|block| block.label.clone()).collect();
+            let together = |reason| format!("{} together {reason}", table::blocks(&labels));
+            compared(request, other, now, "do").map_or(chosen(), together)
+        }
     }
 }
+
+/// The reason where another device is expected to be faster.
+const MEASURED_FASTEST: &str = "fastest of the measured plans";
+const BEFORE_LAUNCHES: &str =
+    "best before the launch of each partition is counted; with them, other devices may be faster";
 
 /// The best alternative: those that fit first, then the least time.
 fn best_alternative(run: &RunExplanation) -> Option<&Alternative> {
@@ -69,15 +88,19 @@ fn best_alternative(run: &RunExplanation) -> Option<&Alternative> {
     })
 }
 
-fn compared(request: &PlanningRequest, other: &Alternative, now: f64) -> String {
+/// What another device lacks or costs; `None` if it costs less than the placement, which takes `now` milliseconds. `verb` is
+/// "does" or "do".
+fn compared(request: &PlanningRequest, other: &Alternative, now: f64, verb: &str) -> Option<String> {
+    let more_ms = other.objective_ms - now;
     match &other.over_budget {
         Some(over_budget) => {
             let short = over_budget.required_budget().saturating_sub(over_budget.budget);
-            format!("does not fit on {}: {} too much", over_budget.device, ByteSize(short).human())
+            Some(format!("{verb} not fit on {}: {} too much", over_budget.device, ByteSize(short).human()))
         }
+        None if more_ms < 0.0 && !is_rounding(more_ms, now) => None,
         None => {
-            let change = difference(other.objective_ms - now, now, request.options.objective);
-            format!("{}: {change}", place_name(other.place))
+            let change = difference(more_ms, now, request.options.objective);
+            Some(format!("{}: {change}", place_name(other.place)))
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::request::PlanningRequest;
 use hpp_graph::PartitionGraph;
 use hpp_model::Analysis;
 use hpp_onnx::WorkDir;
-use hpp_schema::Plan;
+use hpp_schema::{Plan, Provider};
 use serde::Deserialize;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
@@ -54,8 +54,20 @@ struct BenchReport {
     time_to_first_token_ms: Spread,
     decode_tokens_per_second: Option<Spread>,
     transfer_ms: Spread,
-    stages: Vec<StageTimes>,
+    stages: Vec<BenchStage>,
     others_cpu_percent: Option<u64>,
+}
+
+/// A partition's device and times.
+#[derive(Debug, Deserialize)]
+struct BenchStage {
+    partition: String,
+    /// Its device in the plan.
+    device: String,
+    /// The execution provider that ran it.
+    provider: String,
+    #[serde(flatten)]
+    times: StageTimes,
 }
 
 #[derive(Debug, Deserialize)]
@@ -134,21 +146,27 @@ impl BenchRunner {
             let stderr = fs::read_to_string(&err).unwrap_or_default();
             return Err(RefineError::Failed(stderr.trim().to_owned()));
         }
-        self.parse(&fs::read_to_string(&out).map_err(failed)?)
+        parse(&fs::read_to_string(&out).map_err(failed)?, self.tokens)
     }
+}
 
-    fn parse(&self, text: &str) -> Result<BenchResult, RefineError> {
-        let report: BenchReport = serde_json::from_str(text).map_err(|error| RefineError::Output(error.to_string()))?;
-        let rate = report.decode_tokens_per_second.map(|spread| spread.median).filter(|rate| *rate > 0.0);
-        let rate = rate.ok_or_else(|| RefineError::Output("it decoded no tokens".to_owned()))?;
-        Ok(BenchResult {
-            times: PredictedTimes { decode_ms: 1e3 / rate, prefill_ms: report.time_to_first_token_ms.median },
-            stages: report.stages,
-            transfer_ms: report.transfer_ms.median,
-            decoded: self.tokens.saturating_sub(1) as f64,
-            others_cpu_percent: report.others_cpu_percent,
-        })
+/// The measurement of a run of `tokens` new tokens. Refuses one in which the CPU ran a partition that the plan has on a
+/// GPU: its times are not those of the planned device.
+fn parse(text: &str, tokens: u64) -> Result<BenchResult, RefineError> {
+    let report: BenchReport = serde_json::from_str(text).map_err(|error| RefineError::Output(error.to_string()))?;
+    let on_cpu = |stage: &&BenchStage| stage.device != "cpu" && stage.provider == Provider::Cpu.name();
+    if let Some(BenchStage { partition, device, .. }) = report.stages.iter().find(on_cpu) {
+        return Err(RefineError::OtherDevice { partition: partition.clone(), device: device.clone() });
     }
+    let rate = report.decode_tokens_per_second.map(|spread| spread.median).filter(|rate| *rate > 0.0);
+    let rate = rate.ok_or_else(|| RefineError::Output("it decoded no tokens".to_owned()))?;
+    Ok(BenchResult {
+        times: PredictedTimes { decode_ms: 1e3 / rate, prefill_ms: report.time_to_first_token_ms.median },
+        stages: report.stages.into_iter().map(|stage| stage.times).collect(),
+        transfer_ms: report.transfer_ms.median,
+        decoded: tokens.saturating_sub(1) as f64,
+        others_cpu_percent: report.others_cpu_percent,
+    })
 }
 
 /// Adds the times of a partition that begins with experts to those of the partition before, which is the other half of its block.
@@ -186,5 +204,38 @@ impl Interrupt {
 
     fn check(&self) -> Result<(), RefineError> {
         if self.0.load(Ordering::SeqCst) { Err(RefineError::Interrupted) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(provider: &str) -> String {
+        let spread = |ms: f64| serde_json::json!({ "median": ms });
+        let stage = |partition: &str, device: &str, provider: &str| {
+            serde_json::json!({
+                "partition": partition, "device": device, "provider": provider, "prefill_ms": 3.0, "decode_ms_per_token": 1.5
+            })
+        };
+        serde_json::json!({
+            "time_to_first_token_ms": spread(4.0),
+            "decode_tokens_per_second": spread(500.0),
+            "transfer_ms": spread(0.1),
+            "stages": [stage("cpu_0", "cpu", "CPU"), stage("gpu0_1", "gpu0", provider)],
+        })
+        .to_string()
+    }
+
+    #[test]
+    fn a_measurement_of_the_planned_devices_is_read() {
+        let result = parse(&report("WebGPU"), 8).unwrap();
+        assert_eq!((result.times.decode_ms, result.stages.len(), result.stages[1].decode_ms), (2.0, 2, 1.5));
+    }
+
+    #[test]
+    fn times_of_the_cpu_are_not_taken_for_those_of_a_gpu() {
+        let error = parse(&report("CPU"), 8).unwrap_err().to_string();
+        assert!(error.contains("gpu0_1") && error.contains("planned for gpu0"), "{error}");
     }
 }

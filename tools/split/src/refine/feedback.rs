@@ -237,6 +237,7 @@ mod tests {
             solution: evaluate(problem, &OPTIONS, placements, vec![0]),
             partitions: partitions.to_vec(),
             is_manual: false,
+            is_measured: false,
             min_partitions: 1,
         }
     }
@@ -259,6 +260,7 @@ mod tests {
             transfer_ms: transfer_ms(actual, &partitioning, Phase::Prefill)
                 + 5.0 * transfer_ms(actual, &partitioning, Phase::Decode),
             decoded: 5.0,
+            others_cpu_percent: None,
         }
     }
 
