@@ -39,6 +39,9 @@ pub enum Command {
     Inspect(InspectArgs),
 }
 
+/// The default of `--prompt-tokens`.
+pub const DEFAULT_PROMPT: u64 = 512;
+
 /// Options of `hpp-split inspect`.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
@@ -74,13 +77,13 @@ pub struct SplitArgs {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = values::memory)]
     pub margin: Option<ByteSize>,
     /// Tokens a sequence may grow to, such as 8192 or 8k (k is 1024) [default: the model's, 8192 at most].
-    #[arg(long, value_name = "TOKENS", value_parser = values::tokens)]
+    #[arg(long, short = 'c', value_name = "TOKENS", value_parser = values::tokens)]
     pub context: Option<u64>,
     /// Sequences in one pass.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub batch: u64,
     /// Prompt length that predictions and the objective assume.
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = values::tokens)]
+    #[arg(long, value_name = "TOKENS", default_value_t = DEFAULT_PROMPT, value_parser = values::tokens)]
     pub prompt_tokens: u64,
     /// Number of generated tokens that predictions and the objective assume; the time per token is the one at the
     /// middle of the answer.

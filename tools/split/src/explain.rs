@@ -120,8 +120,16 @@ fn other_context(
     let longest = analysis.config.context_length.unwrap_or(u64::MAX);
     let other = if twice <= longest { twice } else { analysis.context / 2 };
     let other = analyse(analysis.model.path(), Some(other), args.logits_mode())?;
-    let what = format!("{} tokens of context instead of {}", other.context, analysis.context);
     let other_request = PlanningRequest::new(args, &other, costs, &request.local, request.scenario.prefill_chunk)?;
+    let mut what = format!("{} tokens of context instead of {}", other.context, analysis.context);
+    let (now, then) = (request.scenario, other_request.scenario);
+    if (now.prompt, now.new_tokens) != (then.prompt, then.new_tokens) {
+        what += &format!(" (prompt of {} instead of {}", then.prompt, now.prompt);
+        if now.new_tokens != then.new_tokens {
+            what += &format!(", answer of {} instead of {}", then.new_tokens, now.new_tokens);
+        }
+        what += ")";
+    }
     let options = request.options;
     // Compare both without cuts: the other placement would have other cuts.
     let Solution { placements, slots, .. } = partitioning.solution.clone();

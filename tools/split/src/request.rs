@@ -1,6 +1,6 @@
 //! The planning request: costs and limits as a planning problem, planner options, and budgets as the plan records them.
 
-use crate::cli::{ExpertReads, KvHomeArg, LayerCount, SplitArgs};
+use crate::cli::{DEFAULT_PROMPT, ExpertReads, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
@@ -62,7 +62,10 @@ impl PlanningRequest {
             batch: scenario.batch,
             margin: ByteSize(budget.margin),
         };
-        let error = |finding: &hpp_schema::Finding| InputError::in_file(&costs.label(), finding);
+        let error = |finding: &hpp_schema::Finding| InputError {
+            hint: (finding.place == "gpus").then(|| missing_gpus_hint(costs)),
+            ..InputError::in_file(&costs.label(), finding)
+        };
         // Beside GPUs, few blocks or none compute on the host.
         let session_copies = if scenario.on_host { session_copies(&analysis.graph) } else { 0 };
         let budget = Budget { process: budget.process.saturating_add(session_copies), ..budget };
@@ -119,8 +122,8 @@ pub fn local_machine(args: &SplitArgs, costs: &Costs) -> LocalMachine {
     )
 }
 
-/// Notes on budgets taken from this machine, on given budgets that exceed its free memory, and on planned GPUs that it lacks.
-pub fn notes(args: &SplitArgs, request: &PlanningRequest) -> Vec<String> {
+/// Notes on a prompt that does not fit the context, on budgets taken from this machine, on given budgets that exceed its free memory, and on planned GPUs that it lacks.
+pub fn notes(args: &SplitArgs, request: &PlanningRequest, kind: ModelKind) -> Vec<String> {
     let local = &request.local;
     let default_gpus = local.host.is_some() && uses_local_gpus(args);
     let mut notes: Vec<String> = local.note(args.ram.is_none(), default_gpus).into_iter().collect();
@@ -128,6 +131,14 @@ pub fn notes(args: &SplitArgs, request: &PlanningRequest) -> Vec<String> {
         let [free, total] = [host.available, host.total].map(|bytes| ByteSize(bytes).human());
         let given = given.human();
         notes.push(format!("--ram {given} is more than this machine has free ({free} of {total})"));
+    }
+    let Scenario { prompt, new_tokens, context, .. } = request.scenario;
+    if kind != ModelKind::SingleRun && prompt < args.prompt_tokens && args.prompt_tokens != DEFAULT_PROMPT {
+        notes.push(format!(
+            "predictions assume a prompt of {prompt} tokens, not {}: with {new_tokens} new tokens, no more fit in {context} tokens of \
+             context",
+            args.prompt_tokens
+        ));
     }
     let (planned, found) = (request.problem.gpus.len(), local.gpus.len());
     if local.host.is_some() && planned > found {
@@ -143,6 +154,16 @@ pub fn notes(args: &SplitArgs, request: &PlanningRequest) -> Vec<String> {
         }
     }
     notes
+}
+
+/// What to do where the profile or the described machine has fewer GPUs than the plan.
+fn missing_gpus_hint(costs: &Costs) -> &'static str {
+    match costs {
+        Costs::Profile(..) => {
+            "profile the GPUs too (hpp-profile with --providers cpu,cuda or cpu,webgpu), or plan without a GPU: --vram 0"
+        }
+        _ => "give --vram a size for each GPU of the machine, or --vram 0 to plan without one",
+    }
 }
 
 /// Whether no option mentions GPUs, so that the plan uses those of this machine.

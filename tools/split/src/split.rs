@@ -77,7 +77,7 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     if let Some(note) = faults_note(analysis).filter(|_| !request.problem.gpus.is_empty()) {
         eprintln!("note: {note}");
     }
-    let local = request::notes(args, request);
+    let local = request::notes(args, request, analysis.kind);
     let longest =
         analysis.config.context_length.filter(|longest| *longest > analysis.context && args.context.is_none());
     if let Some(longest) = longest {

@@ -82,6 +82,40 @@ fn an_explanation_lists_costs_of_other_devices() {
     assert!(change["decode_ms"].as_f64().unwrap() < 0.0, "{change}");
 }
 
+/// A shorter context also shortens the prompt that the predictions assume.
+#[test]
+fn a_shortened_prompt_is_named() {
+    let text = run(&["--dry-run", "--vram", "7M", "--explain"]).success().stdout;
+    assert!(
+        text.contains(
+            "256 tokens of context instead of 512 (prompt of 192 instead of 384, answer of 64 instead of 128)"
+        ),
+        "{text}"
+    );
+    let done = run(&["--dry-run", "--vram", "0", "--prompt-tokens", "4000"]).success();
+    assert!(done.stderr.contains("a prompt of 384 tokens, not 4000"), "{}", done.stderr);
+    let short = planned(&["--vram", "0", "-c", "64"]);
+    assert_eq!(short.budgets.context, 64);
+}
+
+/// The rows of a model whose embedding and head share a weight sum to more than the total, and the text says so.
+#[test]
+fn shared_weights_are_shown_by_inspect() {
+    let inspect = |name: &str, json: &[&str]| {
+        let model = fixture(name);
+        split(&[&["inspect", model.to_str().unwrap()], json].concat()).success()
+    };
+    let tied = "genai/learned-llama-fp32-cpu";
+    let json = inspect(tied, &["--json"]).json();
+    let rows: u64 =
+        json["blocks"].as_array().unwrap().iter().map(|block| block["weight_bytes"].as_u64().unwrap()).sum();
+    let shared: u64 = json["shared"].as_array().unwrap().iter().map(|s| s["bytes"].as_u64().unwrap()).sum();
+    assert!(shared > 0 && rows > json["weight_bytes"].as_u64().unwrap(), "{json:#}");
+    let text = inspect(tied, &[]).stdout;
+    assert!(text.contains("of weights are shared: embedding, head; each row counts them"), "{text}");
+    assert!(!inspect(LLAMA, &[]).stdout.contains("shared: embedding"));
+}
+
 /// Reasons in the table and the explanation show the same times.
 #[test]
 fn the_explanation_and_the_table_agree() {
@@ -97,13 +131,25 @@ fn the_explanation_and_the_table_agree() {
         let reason = partition["reason"].as_str().unwrap();
         // `on the CPU: +3.21 ms per answer`.
         if reason.contains(" per answer") {
-            let said = |line: &str| line.trim() == reason;
+            // Partitions that are compared together name their blocks first.
+            let said = |line: &str| line.contains(" per answer") && reason.ends_with(line.trim());
             assert!(text.lines().any(said), "{reason:?} is not explained in\n{text}");
             compared += 1;
         }
     }
     assert!(compared > 0, "{text}");
     assert!(!text.contains("0.000000"), "{text}");
+}
+
+/// The cost of moving several partitions is not shown as that of each of them.
+#[test]
+fn a_reason_of_several_partitions_names_their_blocks() {
+    let plan = planned(&["--vram", "24M", "--gpu-layers", "auto", "--partitions", "99", "--machine", "rtx4090"]);
+    let shared: Vec<_> = plan.partitions.iter().filter(|partition| partition.reason.contains("per answer")).collect();
+    assert!(shared.len() > 1, "{plan:#?}");
+    for partition in shared {
+        assert!(partition.reason.contains("layers.0-3, head together "), "{}", partition.reason);
+    }
 }
 
 #[test]
@@ -137,6 +183,10 @@ fn a_missed_target_reports_the_best_speed_and_a_sufficient_budget() {
     assert!(done.stdout.is_empty());
     run(&["--dry-run", "--vram", "6M", "--at-least", "1e12"]).refusal(&["no VRAM budget is sufficient"]);
     run(&["--dry-run", "--vram", "0", "--at-least", "1e12"]).refusal(&["the plan has no GPU"]);
+    // The time is not rounded to 0, and the hint does not ask for the VRAM that does not help.
+    let soon = run(&["--dry-run", "--machine", "rtx4090", "--vram", "6M", "--first-token-within", "0.0001"]);
+    let soon = soon.refusal(&["expected after 0.", "no VRAM budget is sufficient", "hint: relax the target, or lower"]);
+    assert!(!soon.stderr.contains("after 0 ms"), "{}", soon.stderr);
 }
 
 /// A model that does not fit, on a machine with a slow host: the planner streams blocks, each through a slot.

@@ -67,7 +67,16 @@ fn budgets_beyond_the_machine_are_refused_with_numbers() {
     let laptop = machine("rtx4060-laptop.yaml");
     let done = run(&["--machine", &laptop, "--vram", "24G,1G", "--ram", "64G", "--dry-run"]);
     done.refusal(&["24 GiB", "8 GiB", "2 GPUs", "64 GiB", "32 GiB"]);
-    run(&["--machine", &machine("mini-pc.yaml"), "--vram", "1G", "--dry-run"]).refusal(&["1 GPUs", "has 0"]);
+    run(&["--machine", &machine("mini-pc.yaml"), "--vram", "1G", "--dry-run"]).refusal(&[
+        "1 GPU, but",
+        "has none",
+        "--vram 0",
+    ]);
+}
+
+#[test]
+fn a_gpu_that_is_too_small_is_not_needed() {
+    run(&["--vram", "64K"]).refusal(&["gpu0 is too small", "--vram 0 plans without the GPU"]);
 }
 
 #[test]
@@ -114,6 +123,22 @@ fn other_formats_than_onnx_are_refused() {
 #[test]
 fn a_batch_that_overflows_64_bits_is_refused() {
     run(&["--batch", "9223372036854775807", "--context", "64"]).refusal(&["the largest batch is 1048576"]);
+}
+
+/// What is no model gets a hint at what to give instead.
+#[test]
+fn paths_without_a_model_get_a_hint() {
+    split(&["nope"]).refusal(&["there is no model at nope", "hint: give an ONNX file, or"]);
+    let models = fixture("");
+    split(&[models.to_str().unwrap()]).refusal(&["there is no ONNX file in", "hint: give the directory of one model"]);
+    let dir = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+    write("genai_config.json", r#"{"model": {"decoder": {"filename": "model.onnx"}}}"#);
+    let path = dir.path().to_str().unwrap();
+    split(&[path]).refusal(&["names the model file", "hint: correct model.decoder.filename"]);
+    write("plan.yaml", "");
+    write("whole.onnx", "");
+    split(&[path]).refusal(&["is a plan, not a model", "its unsplit model is", "whole.onnx"]);
 }
 
 #[test]
