@@ -209,6 +209,11 @@ pub struct Device {
     /// scales. Absent if nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_layout: Option<ByteSize>,
+    /// Weights that are read from disk are stored compressed, without loss, where that takes at most this many of 1000 bytes: otherwise
+    /// decompressing them takes longer than reading them. Absent if nothing is read from disk, or reading is not the bottleneck.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1000))]
+    pub compress_permille: Option<u32>,
 }
 
 impl Plan {
@@ -259,7 +264,15 @@ pub fn in_slot(weights: &[WeightInput]) -> Vec<usize> {
 impl Device {
     /// A device without ring, window and cache of experts.
     pub fn new(name: impl Into<String>, kind: DeviceKind) -> Device {
-        Device { name: name.into(), kind, ring: None, window: None, expert_cache: None, kernel_layout: None }
+        Device {
+            name: name.into(),
+            kind,
+            ring: None,
+            window: None,
+            expert_cache: None,
+            kernel_layout: None,
+            compress_permille: None,
+        }
     }
 }
 

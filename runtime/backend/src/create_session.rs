@@ -22,8 +22,9 @@ use ort::session::Session;
 use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use tracing::info;
 
 /// A session, its provider, and the providers that were unavailable.
@@ -181,7 +182,9 @@ fn from_disk(
                 disk::forget(&read);
                 Ok(())
             };
-            let dir = disk::find_or_make(prepared, spec.partition, &made_for, make)?;
+            // Whatever saves reading: the partition is written in another layout anyway.
+            let limit = spec.compress_permille.map_or(1000, u64::from);
+            let dir = disk::find_or_make(prepared, spec.partition, &made_for, limit, make)?;
             sigbus::register(&[dir.join(disk::WEIGHTS)]);
             (dir.join(disk::MODEL), dir)
         }
@@ -197,8 +200,37 @@ fn from_disk(
             (_, error) => error,
         })?;
     let experts = experts_in(spec, &file, &dir)?;
-    let weights = SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some(), experts };
+    let compressed = match prepared {
+        Some(_) => Some(dir.clone()),
+        None => compressed_copy(runtime, spec, reporter),
+    };
+    let weights =
+        SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some(), compressed, experts };
     Ok(Made { session, processor: host_name(runtime), weights, packed: Vec::new() })
+}
+
+/// The directory of the compressed copy of weights that kernels take as the model has them, if the plan wants one. A copy only saves
+/// reading: if it cannot be written, the weights are read as they are, and later partitions do not try again.
+fn compressed_copy(runtime: &SharedRuntime, spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> Option<PathBuf> {
+    let is_read = spec.residency == WeightResidency::ReadFromDisk;
+    let (prepared, limit) = spec.prepared.zip(spec.compress_permille.map(u64::from)).filter(|_| is_read)?;
+    if runtime.is_copying_refused.load(Ordering::Relaxed) {
+        return None;
+    }
+    let begin = || {
+        let about = u128::from(spec.weight_bytes) * u128::from(limit) / 1000;
+        reporter.preparing(spec.partition, prepared.dir, u64::try_from(about).unwrap_or(u64::MAX));
+    };
+    match disk::find_or_copy(&prepared, spec.partition, [spec.file, spec.weights_dir], limit, begin) {
+        Ok(dir) => Some(dir),
+        Err(error) => {
+            runtime.is_copying_refused.store(true, Ordering::Relaxed);
+            reporter.warning(&format!(
+                "weights are read uncompressed, which takes longer: {error}. hpp-split --compress never plans for that"
+            ));
+            None
+        }
+    }
 }
 
 /// Where the weights of experts are that runs read by demand.

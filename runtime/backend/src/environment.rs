@@ -11,6 +11,7 @@ use hpp_schema::Provider;
 use ort::environment::{Environment, GlobalThreadPoolOptions};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How to initialise ONNX Runtime. The options of the first backend of a process apply to all.
@@ -79,6 +80,8 @@ pub(crate) struct SharedRuntime {
     streams: Mutex<BTreeMap<usize, Result<Arc<Streams>, String>>>,
     /// Whether each device computes in 16-bit floating point; only devices that were tested have an entry.
     pub f16: Mutex<BTreeMap<(Provider, usize), Option<String>>>,
+    /// Set once a compressed copy of weights could not be written.
+    pub is_copying_refused: AtomicBool,
     pub log: Arc<Log>,
 }
 
@@ -154,6 +157,7 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<SharedRunti
         wait_each_run: options.wait_each_run,
         streams: Mutex::default(),
         f16: Mutex::default(),
+        is_copying_refused: AtomicBool::new(false),
         log,
     })
 }

@@ -30,4 +30,4 @@ pub use os::{available_memory, machine_cores, machine_memory, memory_limit, proc
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;
 pub use session::{OrtSession, OrtTensor, OrtWeightPager};
-pub use weights::disk::read_rate;
+pub use weights::disk::{decompression_rate, read_rate};

@@ -198,6 +198,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
                 contents: &files::contents(self.plan, variant.file),
                 verify: self.options.verify == Verify::Full,
             }),
+            compress_permille: self.plan.devices.iter().find_map(|device| device.compress_permille),
         };
         let loaded = self.backend.load(&spec, self.control, self.reporter).map_err(failed)?;
         for (provider, reason) in &loaded.refused {

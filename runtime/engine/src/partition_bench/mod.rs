@@ -134,6 +134,7 @@ impl Spec<'_> {
             weights_are_inputs: false,
             has_host_file: false,
             prepared: None,
+            compress_permille: None,
         };
         let (partition, file) = (self.name.to_owned(), self.file.to_owned());
         backend.load(&spec, control, reporter).map_err(|source| EngineError::Load { partition, file, source })

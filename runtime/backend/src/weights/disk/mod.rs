@@ -4,11 +4,13 @@
 //! addresses can be replaced ([`mapping`]): by anonymous memory that direct reads fill before a run ([`reader`]) and that is evicted
 //! after it. Part of each session's weights stays locked. Where kernels want another layout, the session is created from a file that
 //! has it already ([`prepared`]), because memory in which ONNX Runtime packs weights itself is not mapped from a file. Regions of
-//! such a file that can be stored in fewer bytes are read compressed and decompressed in memory ([`compressed`]).
+//! weights that can be stored in fewer bytes are read compressed and decompressed in memory ([`compressed`]): of a prepared file, or of the
+//! model's own ([`copies`]).
 
 mod align;
 mod chunks;
 mod compressed;
+mod copies;
 mod direct;
 mod disk_rate;
 mod experts;
@@ -22,6 +24,8 @@ mod reader;
 mod stream;
 mod usage_probe;
 
+pub use compressed::rate::decompression_rate;
+pub(crate) use copies::find_or_copy;
 pub(super) use direct::{DirectFile, DirectReads};
 pub use disk_rate::read_rate;
 pub(crate) use experts::ExpertTensors;
@@ -29,7 +33,7 @@ pub(crate) use mapping::{Mapping, claim, forget, mapped_under};
 pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
 
 use crate::os;
-use compressed::CompressedRegion;
+use compressed::Compressed;
 use hpp_engine::port::{ChunkSize, Interval, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
 use open_files::OpenFiles;
@@ -74,8 +78,7 @@ pub(crate) enum SessionWeights {
 /// Weights that will be streamed.
 pub(crate) struct PendingWeights {
     probe: UsageProbe,
-    /// Regions that are stored compressed.
-    regions: Vec<CompressedRegion>,
+    compressed: Compressed,
     experts: ExpertTensors,
     readers: DiskReaders,
     partition: String,
@@ -91,6 +94,8 @@ pub(crate) struct SessionMappings {
     pub dir: PathBuf,
     /// Whether the files have the layout that kernels want.
     pub prepared: bool,
+    /// Where regions of the files are stored compressed; `None` if none are.
+    pub compressed: Option<PathBuf>,
     /// Weights of which a run reads the slices of some experts.
     pub experts: ExpertTensors,
 }
@@ -107,7 +112,7 @@ impl DiskReaders {
         partition: &str,
         reporter: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
-        let SessionMappings { residency, mappings, dir, prepared, experts } = weights;
+        let SessionMappings { residency, mappings, dir, prepared, compressed, experts } = weights;
         if matches!(residency, WeightResidency::InMemory | WeightResidency::Mapped { sparse_rows: false }) {
             return Ok(SessionWeights::InMemory);
         }
@@ -123,12 +128,12 @@ impl DiskReaders {
         // Creating a session leaves about 1 MiB of freed memory in the heap, which weights can use.
         os::trim_heap();
         let probe = UsageProbe::new(mappings, &dir, prepared);
-        let regions = if prepared { compressed::regions(&dir) } else { Ok(Vec::new()) };
-        let regions = regions.map_err(reading(partition))?;
+        let compressed = compressed.map(|stored| Compressed::open(&stored, &dir)).transpose();
+        let compressed = compressed.map_err(reading(partition))?.unwrap_or_default();
         self.reader().and_then(|reader| reader.prepare()).map_err(reading(partition))?;
         Ok(SessionWeights::Pending(PendingWeights {
             probe,
-            regions,
+            compressed,
             experts,
             readers: self.clone(),
             partition: partition.to_owned(),
@@ -146,7 +151,7 @@ impl DiskReaders {
 
 impl PendingWeights {
     fn lock_and_stream(self, locked: u64) -> Result<(StreamedWeights, Option<String>), BackendError> {
-        let PendingWeights { probe, regions, experts, readers, partition } = self;
+        let PendingWeights { probe, compressed, experts, readers, partition } = self;
         let failed = reading(&partition);
         let io = StreamingIo {
             reader: readers.reader().map_err(&failed)?,
@@ -157,7 +162,7 @@ impl PendingWeights {
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::take_over`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
-        let weights = unsafe { StreamedWeights::take_over(io, mappings, experts, &regions, locked) };
+        let weights = unsafe { StreamedWeights::take_over(io, mappings, experts, &compressed, locked) };
         let mut weights = weights.map_err(&failed)?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
         let (resident, stored) = (sum(|chunk| chunk.resident), sum(|chunk| chunk.stored));

@@ -1,7 +1,7 @@
 //! The streamed weights of one session: some are locked in memory, and the chunks of the rest are read before each run.
 
 use super::chunks::{ChunkRead, Files, WeightRange, in_huge_pages, lock_order, merge_adjacent, reads};
-use super::compressed::CompressedRegion;
+use super::compressed::Compressed;
 use super::mapping::{Access, Mapping};
 use super::open_files::OpenFiles;
 use super::page_pool::PagePool;
@@ -58,7 +58,7 @@ enum ChunkState {
 
 impl StreamedWeights {
     /// Takes over the mappings that ONNX Runtime made for a session. Reads and locks up to `locked` bytes, in [`lock_order`]; the rest is
-    /// absent, and so are `experts`, which are not among `mappings`. `regions` are stored compressed in the weights' directory.
+    /// absent, and so are `experts`, which are not among `mappings`. `compressed` are regions of them that are stored in another file.
     ///
     /// # Safety
     /// The mappings must belong to this session alone. The session must live longer than this and must not run while a chunk is
@@ -67,7 +67,7 @@ impl StreamedWeights {
         io: StreamingIo,
         mappings: Vec<Mapping>,
         experts: Vec<Vec<Mapping>>,
-        regions: &[CompressedRegion],
+        compressed: &Compressed,
         locked: u64,
     ) -> io::Result<Self> {
         let StreamingIo { reader, pool, files } = io;
@@ -77,7 +77,7 @@ impl StreamedWeights {
             // function's contract).
             unsafe { mapping.replace() }?;
         }
-        let (streamed, unlocked) = read_and_lock(&reader, lock_order(mappings, regions), locked, &mut files)?;
+        let (streamed, unlocked) = read_and_lock(&reader, lock_order(mappings, compressed), locked, &mut files)?;
         let merged = merge_adjacent(streamed.iter().map(|range| &range.mapping));
         let mut chunks = absent_chunks(&streamed, &merged, &mut files)?;
         // If the system does not lock memory, huge pages of locked weights may reach into these ranges; `new` frees them.
@@ -390,7 +390,7 @@ mod tests {
         for reader in Reader::each() {
             let (reader, pool, files, dir) =
                 (Rc::new(reader), Rc::default(), Arc::default(), tempfile::tempdir().unwrap());
-            let regions = |dir: &Path| super::super::compressed::regions(dir).unwrap();
+            let compressed = |dir: &Path| Compressed::open(dir, dir).unwrap();
             let mut read = Vec::new();
             for locked in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
                 let (bytes, map, mappings) = mapped(dir.path());
@@ -399,7 +399,8 @@ mod tests {
                 let io = StreamingIo { reader: Rc::clone(&reader), pool: Rc::clone(&pool), files: Arc::clone(&files) };
                 // SAFETY: the mapping outlives the weights, and is read only while all chunks are present.
                 let mut weights =
-                    unsafe { StreamedWeights::take_over(io, mappings, vec![], &regions(dir.path()), locked) }.unwrap();
+                    unsafe { StreamedWeights::take_over(io, mappings, vec![], &compressed(dir.path()), locked) }
+                        .unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
                     (0..weights.bytes().len())
@@ -414,10 +415,10 @@ mod tests {
                 read.push(weights.bytes().iter().map(|chunk| chunk.stored).sum::<u64>());
                 drop((weights, map));
             }
-            // 167,936 bytes are uncompressed; sums and scales take 16,384, and the numbers half of their size. Uncompressed bytes are
-            // locked first, and in the last case all are locked.
-            let half = 3 << 19;
-            assert_eq!(read[..2], [167_936 + 16_384 + half, 167_936 - 53_248 + 16_384 + half]);
+            // 163,840 bytes are uncompressed; sums and scales take 16,384, and numbers half of their size or 110,592. Uncompressed bytes
+            // are locked first, and in the last case all are locked.
+            let stored = 16_384 + (3 << 19) + 110_592;
+            assert_eq!(read[..2], [163_840 + stored, 163_840 - 53_248 + stored]);
             assert_eq!(read[5], 0);
             assert!(read.is_sorted_by(|more, less| less < more), "{read:?}");
         }

@@ -44,6 +44,11 @@ pub fn read_rate(_: &Path, _: u64) -> std::io::Result<f64> {
     Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "that is only possible on Linux so far"))
 }
 
+/// Infinite: nothing is decompressed.
+pub fn decompression_rate() -> f64 {
+    f64::INFINITY
+}
+
 /// A mapping of weights; none is ever listed.
 pub(crate) struct Mapping;
 
@@ -82,6 +87,8 @@ pub(crate) struct SessionMappings {
     pub dir: PathBuf,
     /// Whether the files have the layout that kernels want.
     pub prepared: bool,
+    /// Not used.
+    pub compressed: Option<PathBuf>,
 }
 
 /// Prepares a partition. Not called on systems that do not stream.
@@ -89,10 +96,22 @@ pub(crate) fn find_or_make(
     prepared: &Prepared<'_>,
     partition: &str,
     _: &str,
+    _: u64,
     make: impl FnOnce(&Path) -> Result<(), BackendError>,
 ) -> Result<PathBuf, BackendError> {
     let dir = prepared.dir.join(partition);
     make(&dir).map(|()| dir)
+}
+
+/// Copies nothing. Not called on systems that do not stream.
+pub(crate) fn find_or_copy(
+    prepared: &Prepared<'_>,
+    partition: &str,
+    _: [&Path; 2],
+    _: u64,
+    _: impl FnOnce(),
+) -> Result<PathBuf, BackendError> {
+    Ok(prepared.dir.join(partition))
 }
 
 impl DiskReaders {
