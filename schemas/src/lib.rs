@@ -3,6 +3,7 @@
 //! Types, parsing, checks and JSON Schemas. This crate opens no files, sessions or devices.
 
 mod check;
+pub mod compression;
 mod dim;
 mod document;
 mod dtype;

@@ -6,11 +6,6 @@ pub const PROCESS: u64 = 64 << 20;
 /// computes on the host when reading is the bottleneck.
 pub const READ_AHEAD: u64 = 16 << 20;
 
-/// Threads that decompress weights on a host of so many cores: most cores compute.
-pub fn decompressing_threads(cores: usize) -> usize {
-    (cores / 4).clamp(1, 4)
-}
-
 /// Granularity, tokens, of the layout of state that is kept in host memory and copied to a device: a change of layout
 /// copies all filled tokens.
 const STATE_STEP: u64 = 64;

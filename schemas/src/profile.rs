@@ -199,6 +199,8 @@ pub enum BandwidthPath {
     RamRead,
     /// Direct reads of the model's disk, which bypass the page cache.
     DiskRead,
+    /// Decompression of weights by one thread, in uncompressed bytes.
+    Decompress,
     /// Between host and device memory.
     Link {
         /// The provider of the device.

@@ -60,6 +60,8 @@ pub struct Decision<'a> {
     pub disk: Option<DiskStreaming>,
     /// How kernels pack the host's weights.
     pub packing: Packing,
+    /// Weights that are read from disk are compressed where that takes at most this many of 1000 bytes.
+    pub compress_permille: u32,
     /// Bytes that sessions on the host hold besides packed weights.
     pub session_copies: u64,
     /// The memory that holds state.
@@ -169,8 +171,9 @@ fn devices(decision: &Decision, partitions: &[Partition]) -> Vec<Device> {
     let window = decision.disk.as_ref().and_then(|disk| disk.window).map(ByteSize);
     let expert_cache = decision.disk.as_ref().and_then(|disk| disk.expert_cache).map(ByteSize);
     let kernel_layout = kernel_layout(decision, partitions).map(ByteSize);
-    let host =
-        Device { window, expert_cache, kernel_layout, ..Device::new(device_name(Placement::Cpu), DeviceKind::Cpu) };
+    let compress_permille = window.map(|_| decision.compress_permille);
+    let host = Device::new(device_name(Placement::Cpu), DeviceKind::Cpu);
+    let host = Device { window, expert_cache, kernel_layout, compress_permille, ..host };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 

@@ -31,7 +31,7 @@ pub use host::ThisHost;
 pub use host_kernels::host_kernels;
 pub use memory::HostMemory;
 pub use operators::{unknown_operators, without_cpu_kernel};
-pub use problem::{CostSource, problem, session_copies};
+pub use problem::{CostSource, packing, problem, session_copies};
 pub use states::PlannedState;
 pub use streams::shared_weights;
 pub use symbols::{PassSize, symbol_values};

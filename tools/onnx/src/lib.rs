@@ -35,7 +35,7 @@ pub use quantize::{
     QuantizeSummary, Quantized, Roles, quantize,
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
-pub use samples::looks_widened;
+pub use samples::{SampledNumbers, looks_widened, sample_numbers};
 pub use store::{
     ExternaliseError, LinkError, LinkOutcome, PackError, PackProgress, PackStats, RangeReadError, RoundError, Rounding,
     embed_structure, externalise, externalise_virtually, link, needs_externalising, pack, pack_virtually, predict_link,

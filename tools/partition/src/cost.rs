@@ -191,6 +191,7 @@ pub(crate) mod tests {
             cpu_launch_ms: 0.06,
             pass_overhead_ms: 0.0,
             disk_bytes_per_ms: None,
+            decompression: None,
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
             batches_rows: false,
             cuts: vec![],

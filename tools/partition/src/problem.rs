@@ -2,7 +2,7 @@
 //!
 //! Units are milliseconds and bytes. This crate does not know the source of the numbers (a profile, a machine file, assumptions).
 
-use crate::{BlockSpec, Budget};
+use crate::{BlockSpec, Budget, Decompression};
 
 /// The input of the planner.
 #[derive(Clone, Debug)]
@@ -19,6 +19,8 @@ pub struct Problem {
     pub pass_overhead_ms: f64,
     /// Disk read rate, bytes per millisecond; `None` if all weights must stay in memory.
     pub disk_bytes_per_ms: Option<f64>,
+    /// What decompressing the weights takes that are read; `None` if that is not counted.
+    pub decompression: Option<Decompression>,
     /// The memory limits.
     pub budget: Budget,
     /// The workload that the times are for.

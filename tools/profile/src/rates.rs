@@ -28,7 +28,8 @@ pub fn rates(profile: &Profile, roofline: &RooflineEstimator) -> Option<Machine>
         format!("{name}: link measured; memory and arithmetic are what the model's own blocks get there")
     }));
     let name = format!("{}, {} threads", profile.host.cpu, profile.host.threads);
-    let disk = disk.map(|read_gb_per_s| DiskRates { read_gb_per_s });
+    let decompress_gb_per_s = curve(profile, |path| *path == BandwidthPath::Decompress).and_then(rate);
+    let disk = disk.map(|read_gb_per_s| DiskRates { read_gb_per_s, decompress_gb_per_s });
     Some(Machine { hpp_machine: MACHINE_VERSION, name, sources, cpu, gpus, disk })
 }
 

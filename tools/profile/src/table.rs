@@ -121,6 +121,7 @@ fn machine(profile: &Profile, text: &mut String) {
         let path = match curve.path {
             BandwidthPath::RamRead => format!("memory read with {} threads", profile.host.threads),
             BandwidthPath::DiskRead => "disk read past the page cache".to_owned(),
+            BandwidthPath::Decompress => "weights decompressed by one thread".to_owned(),
             BandwidthPath::Link { provider, to_device, pinned } => {
                 let way = if to_device { "host to" } else { "host from" };
                 let kind = if pinned { "pinned" } else { "pageable" };

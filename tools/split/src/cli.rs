@@ -4,7 +4,7 @@ mod planning;
 mod quantize;
 mod values;
 
-pub use planning::{ExpertReads, ObjectiveArg, PlanningArgs};
+pub use planning::{CompressArg, ExpertReads, ObjectiveArg, PlanningArgs};
 pub use quantize::QuantizeArgs;
 pub use values::{KvHomeArg, LayerCount, VramRange};
 

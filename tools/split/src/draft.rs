@@ -45,6 +45,7 @@ pub fn draft(
         slots: &partitioning.solution.slots,
         disk: partitioning.disk_streaming(request),
         packing: request.problem.budget.packing,
+        compress_permille: request.compress_permille,
         session_copies: request.session_copies,
         budgets: request.recorded_budgets.clone(),
         kv: request.problem.budget.kv,

@@ -6,6 +6,7 @@
 
 mod amount;
 mod cli;
+mod compression;
 mod costs;
 mod destination;
 mod draft;

@@ -1,10 +1,12 @@
 //! The planning request: costs and limits as a planning problem, planner options, and budgets as the plan records them.
 
-use crate::cli::{DEFAULT_PROMPT, ExpertReads, KvHomeArg, LayerCount, SplitArgs};
+use crate::cli::{CompressArg, DEFAULT_PROMPT, ExpertReads, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
-use hpp_model::{Analysis, DEFAULT_CHUNK, Scenario, ThisHost, avoid_faults, problem, session_copies, widest_workspace};
+use hpp_model::{
+    Analysis, DEFAULT_CHUNK, Scenario, ThisHost, avoid_faults, packing, problem, session_copies, widest_workspace,
+};
 use hpp_partition::{Budget, KvHome, Options, Packing, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind};
@@ -31,6 +33,8 @@ pub struct PlanningRequest {
     pub options: Options,
     /// The limits that the plan records.
     pub recorded_budgets: Budgets,
+    /// Weights that are read from disk are compressed where that takes at most this many of 1000 bytes.
+    pub compress_permille: u32,
     /// `--movable`.
     pub movable: bool,
     /// Whether the margin on GPUs is the default.
@@ -71,6 +75,14 @@ impl PlanningRequest {
         let budget = Budget { process: budget.process.saturating_add(session_copies), ..budget };
         let mut problem = problem(analysis, scenario, costs.source(), budget)
             .map_err(|findings| InputErrors(findings.iter().map(error).collect()))?;
+        let compress_permille = match args.planning.compress {
+            CompressArg::Auto => costs.source().compress_permille(scenario.threads),
+            CompressArg::Always => 1000,
+            CompressArg::Never => 0,
+        };
+        if args.planning.compress != CompressArg::Auto {
+            problem.budget.packing = packing(&analysis.model, &analysis.graph, compress_permille);
+        }
         if args.planning.experts == ExpertReads::All {
             problem.blocks.iter_mut().for_each(|block| block.experts = None);
         }
@@ -90,6 +102,7 @@ impl PlanningRequest {
             single: None,
             options: args.planning.options(args.avoids_streaming()),
             recorded_budgets,
+            compress_permille,
             movable: args.movable,
             default_margin: args.margin.is_none(),
             allow_unknown_operators: args.allow_unknown_operators,

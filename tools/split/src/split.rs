@@ -1,6 +1,7 @@
 //! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
 use crate::cli::SplitArgs;
+use crate::compression::drop_useless_copies;
 use crate::costs::Costs;
 use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
@@ -37,6 +38,10 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
             }
             result => break result?,
         }
+    };
+    let partitioning = match drop_useless_copies(&mut request, args, &analysis, &partitioning) {
+        true => partition_blocks(&mut request, args, &analysis, &out_dir)?.0,
+        false => partitioning,
     };
     let partitioning = targets::enforce(&mut request, args, partitioning)?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };

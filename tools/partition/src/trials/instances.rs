@@ -71,6 +71,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
         cpu_launch_ms: d.between(0.0, 0.3),
         pass_overhead_ms: d.between(0.0, 0.5),
         disk_bytes_per_ms: d.one_in(2).then(|| d.between(50.0, 2000.0)),
+        decompression: None,
         budget: Budget {
             vram,
             ram,

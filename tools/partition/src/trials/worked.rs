@@ -39,6 +39,7 @@ pub fn four_layers() -> Problem {
         cpu_launch_ms: 0.0,
         pass_overhead_ms: 0.0,
         disk_bytes_per_ms: None,
+        decompression: None,
         budget: Budget { vram: vec![1000], ..Budget::default() },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
         batches_rows: false,

@@ -21,6 +21,7 @@ enum Ability {
     Memory,
     Arithmetic,
     Disk,
+    Decompression,
     Link(Provider),
     Contention(Provider),
 }
@@ -32,6 +33,7 @@ impl Ability {
             Ability::Memory => "reading memory".to_owned(),
             Ability::Arithmetic => "arithmetic".to_owned(),
             Ability::Disk => "reading the disk".to_owned(),
+            Ability::Decompression => "decompressing weights".to_owned(),
             Ability::Link(provider) => format!("copies to and from the {} device", provider_name(provider)),
             Ability::Contention(provider) => {
                 format!("copies to the {} device while the host computes", provider_name(provider))
@@ -45,6 +47,7 @@ impl Ability {
             Ability::Memory => curve(&|path| *path == BandwidthPath::RamRead),
             Ability::Arithmetic => machine.tflops.is_some(),
             Ability::Disk => curve(&|path| *path == BandwidthPath::DiskRead),
+            Ability::Decompression => curve(&|path| *path == BandwidthPath::Decompress),
             Ability::Link(of) => curve(&|path| matches!(path, BandwidthPath::Link { provider, .. } if *provider == of)),
             Ability::Contention(of) => machine.contention.iter().any(|contention| contention.provider == of),
         };
@@ -75,7 +78,7 @@ impl ProfilingRun<'_> {
     }
 
     fn missing_abilities(&self) -> Vec<Ability> {
-        let mut abilities = vec![Ability::Memory, Ability::Arithmetic, Ability::Disk];
+        let mut abilities = vec![Ability::Memory, Ability::Arithmetic, Ability::Disk, Ability::Decompression];
         for provider in &self.profile.settings.providers {
             if *provider != Provider::Cpu && unusable(*provider, &self.profile.host).is_none() {
                 abilities.extend([Ability::Link(*provider), Ability::Contention(*provider)]);
@@ -109,6 +112,7 @@ impl ProfilingRun<'_> {
                     &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 2 * MIB],
                 ),
             },
+            Ability::Decompression => MachineProbe::Decompress,
             Ability::Link(provider) => MachineProbe::Link {
                 provider,
                 bytes: some(

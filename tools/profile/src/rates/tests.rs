@@ -39,7 +39,10 @@ fn there_are_no_rates_before_all_of_the_host_is_measured() {
     assert!((machine.cpu.launch_us - 100.0).abs() < 1e-6, "{}", machine.cpu.launch_us);
     assert!(machine.gpus.is_empty() && machine.disk.is_none());
     profile.machine.curves.push(curve_of(BandwidthPath::DiskRead, &[(4096, 0.1), (1 << 20, 1.5), (1 << 24, 1.4)]));
-    assert_eq!(rates(&profile, &roofline).unwrap().disk.unwrap().read_gb_per_s, 1.5);
+    let disk = rates(&profile, &roofline).unwrap().disk.unwrap();
+    assert_eq!((disk.read_gb_per_s, disk.decompress_gb_per_s), (1.5, None));
+    profile.machine.curves.push(curve_of(BandwidthPath::Decompress, &[(2 << 20, 8.5)]));
+    assert_eq!(rates(&profile, &roofline).unwrap().disk.unwrap().decompress_gb_per_s, Some(8.5));
     assert_eq!(rates(&profile, &roofline).unwrap().check(), []);
 }
 

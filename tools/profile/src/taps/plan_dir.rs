@@ -129,6 +129,7 @@ impl Draft {
             budgets: Budgets { vram: vec![], ram: None, context: load.context, batch: load.batch, margin },
             disk: None,
             packing: Packing::default(),
+            compress_permille: 0,
             session_copies: 0,
             kv: KvHome::Device,
             parts: &parts,

@@ -41,6 +41,10 @@ pub struct PlanningArgs {
     /// Which experts of a mixture to read from disk where they do not fit in memory: those that a pass selects, or all.
     #[arg(long, value_enum, default_value_t = ExpertReads::Auto)]
     pub experts: ExpertReads,
+    /// Whether weights that are read from disk in each pass are stored compressed, without loss, and decompressed in memory: `auto` where
+    /// that is faster by the rates of this disk and processor.
+    #[arg(long, value_enum, default_value_t = CompressArg::Auto)]
+    pub compress: CompressArg,
     /// Slots in the ring of streamed weights on each GPU [default: 3 or 4, whichever is faster; 3 by hand].
     #[arg(long, value_name = "N")]
     pub slots: Option<u32>,
@@ -92,6 +96,17 @@ pub enum ExpertReads {
     Auto,
     /// All of them in every pass, in order.
     All,
+}
+
+/// `--compress`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CompressArg {
+    /// Weights for which reading less saves more time than decompressing takes.
+    Auto,
+    /// All weights that become smaller.
+    Always,
+    /// None.
+    Never,
 }
 
 /// `--mechanisms`.

@@ -212,6 +212,7 @@ mod tests {
             cpu_launch_ms: 0.01,
             pass_overhead_ms: 0.05,
             disk_bytes_per_ms: None,
+            decompression: None,
             budget: Budget { vram: vec![1 << 20], ..Budget::default() },
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 20, new_tokens: 5, passes: vec![10, 10] },
             batches_rows: false,

@@ -1,21 +1,22 @@
 //! Compressed copies of the weights that kernels take as the model has them (float32 weights): regions of the model's own weight files,
 //! stored in fewer bytes beside the plan. Everything else is still read from the model's files.
 //!
-//! A copy belongs to the bytes that it was made of: it records the identity of each weight file and a hash of the weights in it, and is
-//! made again if they differ. Where it cannot be written, weights are read from the model.
+//! A copy belongs to the bytes that it was made of: it records the identity of each weight file and a hash of what was compressed of it,
+//! and is made again if they differ.
 
 use super::align::tensors;
-use super::compressed::{COMPRESSED_FILE, REGIONS_FILE, RegionWriter};
+use super::compressed::{COMPRESSED_FILE, Compressed, CompressedRegion, REGIONS_FILE, RegionWriter};
 use super::prepared::{KeptDirectory, identity};
 use hpp_engine::BackendError;
 use hpp_engine::port::Prepared;
+use hpp_schema::FileIdentity;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// The file that records what a copy was made of.
+/// The file that records what a copy was made of: for each weight file its identity, a hash and its name.
 const SOURCES: &str = "sources";
 /// Bytes hashed at once.
 const PIECE: usize = 1 << 20;
@@ -46,22 +47,26 @@ pub(crate) fn find_or_copy(
         files: &[COMPRESSED_FILE, REGIONS_FILE],
         takes: format!("Compressed weights take at most {} % of the weights", limit.min(1000).div_ceil(10)),
     };
-    let sources = sources(model, weights_dir).map_err(wanted.failed())?;
     let write = |partial: &Path| -> io::Result<()> {
-        // The record first: a write to a source while it is copied is found by its identity.
-        let record = record(&sources)?;
+        let sources = sources(model, weights_dir)?;
+        let before = identities(&sources)?;
         let mut regions = RegionWriter::create(partial, limit)?;
         for Source { path, name, weights } in &sources {
             weights.iter().try_for_each(|weight| regions.add(path, name, *weight))?;
         }
         regions.finish()?;
-        fs::write(partial.join(SOURCES), record)
+        fs::write(partial.join(SOURCES), record(&Compressed::open(partial, weights_dir)?)?)?;
+        // What was compressed and what was hashed afterwards are the same bytes.
+        match identities(&sources)? == before {
+            true => Ok(()),
+            false => Err(io::Error::other("the weights were changed while they were compressed")),
+        }
     };
     let make = |partial: &Path| {
         begin();
         write(partial).map_err(wanted.failed())
     };
-    wanted.find_or_make(|dir| is_copy_of(dir, &sources, prepared.verify), make)
+    wanted.find_or_make(|dir| is_current(dir, weights_dir, prepared.verify), make)
 }
 
 /// The weights of a model file in files under a directory.
@@ -79,59 +84,73 @@ fn sources(model: &Path, weights_dir: &Path) -> io::Result<Vec<Source>> {
     Ok(files.into_iter().filter_map(source).collect())
 }
 
-/// The record of weight files: for each its identity and a hash of the weights.
-fn record(sources: &[Source]) -> io::Result<String> {
-    let line = |source: &Source| {
-        let file = File::open(&source.path)?;
-        Ok(format!("{} {}\n", identity(&file)?.replace(' ', "_"), hash(source, &file)?))
-    };
-    sources.iter().map(line).collect()
+fn identities(sources: &[Source]) -> io::Result<Vec<FileIdentity>> {
+    sources.iter().map(|source| Ok(FileIdentity::of(&fs::metadata(&source.path)?))).collect()
 }
 
-/// The hash of the weights in a file. Bytes past its end count as zeros.
-fn hash(source: &Source, file: &File) -> io::Result<String> {
+/// The regions of each file, in order.
+fn by_file(compressed: &Compressed) -> impl Iterator<Item = &[CompressedRegion]> {
+    compressed.regions.chunk_by(|a, b| a.file == b.file)
+}
+
+/// The record of the weight files of regions.
+fn record(compressed: &Compressed) -> io::Result<String> {
+    let line = |regions: &[CompressedRegion]| {
+        let file = File::open(&regions[0].file)?;
+        Ok(format!("{} {}\n", known_as(&file)?, hash(regions, &file)?))
+    };
+    by_file(compressed).map(line).collect()
+}
+
+/// The identity of a file as one word.
+fn known_as(file: &File) -> io::Result<String> {
+    Ok(identity(file)?.replace(' ', ":"))
+}
+
+/// The hash of regions of a file, which may end within the last.
+fn hash(regions: &[CompressedRegion], file: &File) -> io::Result<String> {
     let (mut hasher, mut buffer) = (blake3::Hasher::new(), vec![0; PIECE]);
-    hasher.update(source.name.as_os_str().as_encoded_bytes());
-    for (offset, length) in &source.weights {
-        hasher.update(&offset.to_le_bytes()).update(&length.to_le_bytes());
+    for CompressedRegion { offset, length, .. } in regions {
         let mut done = 0;
         while done < *length {
-            let size = PIECE.min(usize::try_from(length - done).unwrap_or(PIECE));
-            match file.read_at(&mut buffer[..size], offset + done)? {
+            let size = PIECE.min(length - done);
+            match file.read_at(&mut buffer[..size], offset + done as u64)? {
                 0 => break,
                 read => {
                     hasher.update(&buffer[..read]);
-                    done += read as u64;
+                    done += read;
                 }
             }
         }
-        crate::os::drop_cached(file, *offset, *length);
+        crate::os::drop_cached(file, *offset, *length as u64);
     }
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Whether a copy was made of the weights that these files have now: those of the same identity, or of the same hash (of every byte if
-/// `verify`).
-fn is_copy_of(dir: &Path, sources: &[Source], verify: bool) -> bool {
+/// Whether a copy is of the bytes that its weight files have now: those of the same identity, or of the same hash (also those of the same
+/// identity if `verify`).
+fn is_current(dir: &Path, weights_dir: &Path, verify: bool) -> bool {
     let found = || -> io::Result<bool> {
-        let recorded = fs::read_to_string(dir.join(SOURCES))?;
-        let is_known = |source: &Source, line: &str| -> io::Result<bool> {
-            let now = identity(&File::open(&source.path)?)?.replace(' ', "_");
-            Ok(now != "-" && line.split(' ').next() == Some(&now))
-        };
-        let mut known = recorded.lines().count() == sources.len() && !verify;
-        for (source, line) in sources.iter().zip(recorded.lines()) {
-            known = known && is_known(source, line)?;
+        let (recorded, compressed) = (fs::read_to_string(dir.join(SOURCES))?, Compressed::open(dir, weights_dir)?);
+        let lines: Vec<(&str, &str)> = recorded.lines().filter_map(|line| line.split_once(' ')).collect();
+        if lines.len() != by_file(&compressed).count() {
+            return Ok(false);
         }
-        if known {
+        let mut are_known = !verify;
+        for (regions, (known, _)) in by_file(&compressed).zip(&lines) {
+            let now = known_as(&File::open(&regions[0].file)?)?;
+            are_known = are_known && now != "-" && now == *known;
+        }
+        if are_known {
             return Ok(true);
         }
-        let now = record(sources)?;
-        let hashes = |text: &str| -> Vec<String> {
-            text.lines().map(|line| line.split(' ').next_back().unwrap_or_default().to_owned()).collect()
-        };
-        let is_same = hashes(&now) == hashes(&recorded);
-        if is_same {
+        let now = record(&compressed)?;
+        let is_same = now
+            .lines()
+            .filter_map(|line| line.split_once(' '))
+            .map(|(_, hash)| hash)
+            .eq(lines.iter().map(|(_, hash)| *hash));
+        if is_same && now != recorded {
             // If that fails, the next start hashes them again.
             drop(fs::write(dir.join(SOURCES), now));
         }
@@ -143,7 +162,6 @@ fn is_copy_of(dir: &Path, sources: &[Source], verify: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::super::align::tests::refers_to;
-    use super::super::compressed::Compressed;
     use super::*;
     use std::cell::Cell;
 
@@ -173,7 +191,7 @@ mod tests {
         let (regions, size) = (compressed.regions, fs::metadata(&compressed.stored).unwrap().len());
         assert_eq!((regions.len(), regions[0].length), (1, bytes.len()));
         assert!(size < bytes.len() as u64 * 36 / 100, "{size}");
-        assert!(regions[0].file.is_absolute() && regions[0].file.ends_with("weights"));
+        assert_eq!(regions[0].file, dir.path().join("weights").canonicalize().unwrap());
         // Touched, but the same bytes: hashed once, and the new identity recorded.
         let weights = dir.path().join("weights");
         let touch = || File::options().write(true).open(&weights).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
@@ -183,16 +201,17 @@ mod tests {
         assert_eq!((find(820), made.get()), (found.clone(), 1));
         assert_ne!(record(), before);
         // Another byte.
-        bytes[5] ^= 1;
+        bytes[6] ^= 1;
         fs::write(&weights, &bytes).unwrap();
         find(820);
         assert_eq!(made.get(), 2);
         // Another limit; nothing is that short.
         let none = find(100);
         assert_eq!((made.get(), Compressed::open(&none, dir.path()).unwrap().regions.len()), (3, 0));
+        assert_eq!((find(100), made.get()), (none, 3));
         assert!(!found.exists());
         // A damaged or missing part of the copy.
-        let found = find(820);
+        find(820);
         for name in [COMPRESSED_FILE, REGIONS_FILE, SOURCES] {
             let before = made.get();
             fs::write(found.join(name), "x").unwrap();
@@ -202,6 +221,29 @@ mod tests {
             find(820);
             assert_eq!(made.get(), before + 2, "{name}");
         }
+    }
+
+    #[test]
+    fn a_change_that_keeps_the_times_is_found_where_every_byte_is_verified() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut bytes = write_model(dir.path());
+        let kept = dir.path().join("prepared");
+        let find = |verify| {
+            let (mut made, prepared) = (false, Prepared { dir: &kept, contents: "a", verify });
+            let model = dir.path().join("model.onnx");
+            let found = find_or_copy(&prepared, "cpu_0", [&model, dir.path()], 820, || made = true).unwrap();
+            (made, found)
+        };
+        let (made, found) = find(false);
+        assert!(made && !find(true).0);
+        // As if the file system's clock had not moved: the record has the identity of the changed file.
+        bytes[6] ^= 1;
+        fs::write(dir.path().join("weights"), &bytes).unwrap();
+        let record = fs::read_to_string(found.join(SOURCES)).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let now = known_as(&File::open(dir.path().join("weights")).unwrap()).unwrap();
+        fs::write(found.join(SOURCES), format!("{now} {}", record.split_once(' ').unwrap().1)).unwrap();
+        assert_eq!([find(false).0, find(true).0, find(true).0], [false, true, false]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ pub(super) use staging::BUFFER;
 
 use super::open_files::ReadFrom;
 use calls::through_calls;
-use hpp_schema::memory::decompressing_threads;
+use hpp_schema::compression::decompressing_threads;
 use request::ReadRequest;
 use ring::{Wake, WakeableRing, through_ring};
 use shared::{Shared, ToDecompress};

@@ -31,7 +31,7 @@ pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
 fn device(curve: &BandwidthCurve) -> Option<Provider> {
     match curve.path {
         BandwidthPath::Link { provider, .. } => Some(provider),
-        BandwidthPath::RamRead | BandwidthPath::DiskRead => None,
+        BandwidthPath::RamRead | BandwidthPath::DiskRead | BandwidthPath::Decompress => None,
     }
 }
 
@@ -39,6 +39,7 @@ fn name_and_look(path: BandwidthPath) -> (&'static str, Look) {
     match path {
         BandwidthPath::RamRead => ("memory, read", Look(BLUE, MarkerShape::Circle)),
         BandwidthPath::DiskRead => ("disk, read past the cache", Look(PURPLE, MarkerShape::Square)),
+        BandwidthPath::Decompress => ("decompressing weights", Look(AMBER, MarkerShape::Diamond)),
         BandwidthPath::Link { to_device, pinned, .. } => match (to_device, pinned) {
             (true, true) => ("to the device, pinned", Look(VERMILION, MarkerShape::Triangle)),
             (true, false) => ("to the device, pageable", Look(AMBER, MarkerShape::Circle)),
