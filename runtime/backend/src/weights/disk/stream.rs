@@ -423,4 +423,33 @@ mod tests {
             assert!(read.is_sorted_by(|more, less| less < more), "{read:?}");
         }
     }
+
+    #[test]
+    fn damaged_compressed_bytes_are_an_error() {
+        for reader in Reader::each() {
+            let (reader, dir) = (Rc::new(reader), tempfile::tempdir().unwrap());
+            let (_, map, mappings) = mapped(dir.path());
+            let compressed = Compressed::open(dir.path(), dir.path()).unwrap();
+            let stored = std::fs::read(&compressed.stored).unwrap();
+            // The first byte that was stored of each code, in the order of their regions.
+            for region in compressed.regions.clone() {
+                let mut changed = stored.clone();
+                changed[region.parts().last().unwrap().at as usize] ^= 1;
+                std::fs::write(&compressed.stored, &changed).unwrap();
+                let io = StreamingIo { reader: Rc::clone(&reader), pool: Rc::default(), files: Arc::default() };
+                // SAFETY: the mapping outlives the weights, and nothing reads it.
+                let taken = unsafe { StreamedWeights::take_over(io, mappings.clone(), vec![], &compressed, 0) };
+                let mut weights = taken.unwrap();
+                let chunks = 0..weights.bytes().len();
+                chunks.clone().for_each(|chunk| weights.prefetch(chunk).unwrap());
+                let failed: Vec<String> = chunks
+                    .filter_map(|chunk| weights.wait(chunk, || Duration::ZERO).err())
+                    .map(|error| error.to_string())
+                    .collect();
+                assert!(matches!(&failed[..], [one] if one.contains("dense at offset") && one.contains("damaged: remove")), "{failed:?}");
+                assert!(weights.check().is_err());
+            }
+            drop(map);
+        }
+    }
 }
