@@ -446,7 +446,10 @@ mod tests {
                     .filter_map(|chunk| weights.wait(chunk, || Duration::ZERO).err())
                     .map(|error| error.to_string())
                     .collect();
-                assert!(matches!(&failed[..], [one] if one.contains("dense at offset") && one.contains("damaged: remove")), "{failed:?}");
+                assert!(
+                    matches!(&failed[..], [one] if one.contains("dense at offset") && one.contains("damaged: remove")),
+                    "{failed:?}"
+                );
                 assert!(weights.check().is_err());
             }
             drop(map);

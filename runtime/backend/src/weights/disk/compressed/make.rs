@@ -1,5 +1,6 @@
 //! Finds the regions of weights that can be compressed, and writes them.
 
+use super::checksum::checksum;
 use super::exponents::{GROUP, Tail};
 use super::region::{Code, CompressedRegion, PartShape, StoredPart};
 use super::sums::{SumLayout, candidates};
@@ -83,7 +84,7 @@ impl<'a> RegionWriter<'a> {
             // The first part tells about the others: do not encode all of a weight in vain.
             let is_long = stored.len() > shape.bytes
                 || Some(number) == first && !self.is_short(stored.len() as u64, original.concat().len());
-            region.sizes.push(StoredPart { bytes: stored.len(), checksum: crc32fast::hash(&stored) });
+            region.sizes.push(StoredPart { bytes: stored.len(), checksum: checksum(&stored) });
             if is_long || !is_lossless(region, shape, &stored, &original) {
                 return Ok(false);
             }

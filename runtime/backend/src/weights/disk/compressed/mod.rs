@@ -7,6 +7,7 @@
 //! pages, stored in *parts* that are decompressed independently and have a checksum each. Invariant: every region decompresses to the
 //! original bytes; [`make`] checks that when it writes one.
 
+mod checksum;
 mod exponents;
 pub(super) mod make;
 pub(super) mod rate;

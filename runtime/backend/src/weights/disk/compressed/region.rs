@@ -1,5 +1,6 @@
 //! A compressed region: its index entry, its parts, and how a part is compressed and decompressed.
 
+use super::checksum::checksum;
 use super::exponents::{GROUP, Tail, decode, encode};
 use super::sums::SumLayout;
 use super::words::Word;
@@ -46,7 +47,7 @@ pub(super) enum Code {
 pub(super) struct StoredPart {
     /// Stored bytes.
     pub bytes: usize,
-    /// Their CRC-32.
+    /// Their checksum.
     pub checksum: u32,
 }
 
@@ -199,7 +200,7 @@ impl CompressedRegion {
     /// Decompresses a part into the ranges that it fills; an error if its bytes are not those that were stored.
     pub fn decompress(&self, part: &RegionPart, stored: &[u8], fills: [&mut [u8]; 2]) -> Result<(), Damaged> {
         let stored = stored.get(..part.bytes).ok_or(Damaged)?;
-        if crc32fast::hash(stored) != part.checksum {
+        if checksum(stored) != part.checksum {
             return Err(Damaged);
         }
         self.code.decompress(part.is_encoded, stored, fills)
@@ -346,10 +347,8 @@ mod tests {
             let shapes = code.shapes(&encoded, region.length);
             let stored: Vec<Vec<u8>> =
                 shapes.iter().map(|part| code.store(part, part.fills.clone().map(|fill| &original[fill]))).collect();
-            region.sizes = stored
-                .iter()
-                .map(|stored| StoredPart { bytes: stored.len(), checksum: crc32fast::hash(stored) })
-                .collect();
+            region.sizes =
+                stored.iter().map(|stored| StoredPart { bytes: stored.len(), checksum: checksum(stored) }).collect();
             for (part, stored) in region.parts().iter().zip(&stored) {
                 let mut fills = part.fills.clone().map(|fill| vec![0; fill.len()]);
                 let [first, second] = &mut fills;
