@@ -159,6 +159,9 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
     }
 }
 
+/// Stored bytes of 1000 up to which prepared weights are compressed if the plan does not say.
+const CLEARLY_SHORTER: u64 = 600;
+
 /// A session on the host with all weights mapped from files: if kernels want another layout, from a prepared file that has it.
 fn from_disk(
     runtime: &SharedRuntime,
@@ -182,8 +185,7 @@ fn from_disk(
                 disk::forget(&read);
                 Ok(())
             };
-            // Whatever saves reading: the partition is written in another layout anyway.
-            let limit = spec.compress_permille.map_or(1000, u64::from);
+            let limit = spec.compress_permille.map_or(CLEARLY_SHORTER, u64::from);
             let dir = disk::find_or_make(prepared, spec.partition, &made_for, limit, make)?;
             sigbus::register(&[dir.join(disk::WEIGHTS)]);
             (dir.join(disk::MODEL), dir)
@@ -213,14 +215,12 @@ fn from_disk(
 /// reading: if it cannot be written, the weights are read as they are, and later partitions do not try again.
 fn compressed_copy(runtime: &SharedRuntime, spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> Option<PathBuf> {
     let is_read = spec.residency == WeightResidency::ReadFromDisk;
-    let (prepared, limit) = spec.prepared.zip(spec.compress_permille.map(u64::from)).filter(|_| is_read)?;
+    let (prepared, limit) =
+        spec.prepared.zip(spec.compress_permille.map(u64::from)).filter(|(_, limit)| is_read && *limit > 0)?;
     if runtime.is_copying_refused.load(Ordering::Relaxed) {
         return None;
     }
-    let begin = || {
-        let about = u128::from(spec.weight_bytes) * u128::from(limit) / 1000;
-        reporter.preparing(spec.partition, prepared.dir, u64::try_from(about).unwrap_or(u64::MAX));
-    };
+    let begin = || reporter.preparing(spec.partition, prepared.dir);
     match disk::find_or_copy(&prepared, spec.partition, [spec.file, spec.weights_dir], limit, begin) {
         Ok(dir) => Some(dir),
         Err(error) => {
