@@ -28,7 +28,8 @@ fn mix_row(lanes: &mut [u32; LANES], row: &[u8; LANES * WORD]) {
 }
 
 fn mix(state: u32, word: u32) -> u32 {
-    (state ^ word).wrapping_mul(FACTOR).rotate_left(15)
+    let product = (state ^ word).wrapping_mul(FACTOR);
+    product ^ product >> 15
 }
 
 #[cfg(test)]
