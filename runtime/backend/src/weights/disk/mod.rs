@@ -11,6 +11,7 @@ mod chunks;
 mod compressed;
 mod direct;
 mod disk_rate;
+mod expert_pages;
 mod experts;
 mod huge_pages;
 mod mapping;
@@ -30,6 +31,7 @@ pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
 
 use crate::os;
 use compressed::CompressedRegion;
+use expert_pages::ExpertPages;
 use hpp_engine::port::{ChunkSize, Interval, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
 use open_files::OpenFiles;
@@ -49,11 +51,12 @@ use usage_probe::UsageProbe;
 /// Whether weights can be streamed from disk on this system.
 pub(crate) const POSSIBLE: bool = true;
 
-/// The reader, page pool and open files that all streamed sessions of a backend share. The reader starts with the first session.
+/// The reader, pools of pages and open files that all streamed sessions of a backend share. The reader starts with the first session.
 #[derive(Clone, Default)]
 pub(crate) struct DiskReaders {
     reader: Rc<OnceCell<Rc<Reader>>>,
     pool: Rc<PagePool>,
+    expert_pages: Rc<ExpertPages>,
     files: Arc<OpenFiles>,
     /// Set once the user was warned that the system does not lock memory.
     unlocked: Rc<OnceCell<()>>,
@@ -151,6 +154,7 @@ impl PendingWeights {
         let io = StreamingIo {
             reader: readers.reader().map_err(&failed)?,
             pool: Rc::clone(&readers.pool),
+            expert_pages: Rc::clone(&readers.expert_pages),
             files: Arc::clone(&readers.files),
         };
         let (mappings, experts) = divide_experts(&experts, probe.used(), &readers.pool);

@@ -2,7 +2,8 @@
 
 use super::chunks::{ChunkRead, Files, WeightRange, in_huge_pages, lock_order, merge_adjacent, reads};
 use super::compressed::CompressedRegion;
-use super::mapping::{Access, Mapping};
+use super::expert_pages::ExpertPages;
+use super::mapping::{Mapping, forbid};
 use super::open_files::OpenFiles;
 use super::page_pool::PagePool;
 use super::page_region::PageRegions;
@@ -28,14 +29,17 @@ pub(crate) struct StreamedWeights {
     selected: Vec<u32>,
     /// The address ranges that the chunks fill that every run needs.
     memory: PageRegions,
+    /// Where experts get their pages.
+    expert_pages: Rc<ExpertPages>,
     /// Why the system refused to lock weights in memory, if it did: the system may then swap them.
     unlocked: Option<io::Error>,
 }
 
-/// The reader, the page pool and the open files, which all sessions share.
+/// The reader, the pools of pages and the open files, which all sessions share.
 pub(super) struct StreamingIo {
     pub reader: Rc<Reader>,
     pub pool: Rc<PagePool>,
+    pub expert_pages: Rc<ExpertPages>,
     pub files: Arc<OpenFiles>,
 }
 
@@ -44,7 +48,14 @@ struct StreamedChunk {
     state: ChunkState,
     /// The memory of a chunk of an expert. Access is forbidden while it is absent: a kernel that reads an expert that was not selected
     /// must not compute with zeros.
-    expert: Option<Mapping>,
+    expert: Option<ExpertMemory>,
+}
+
+/// The memory of a chunk of an expert.
+struct ExpertMemory {
+    addresses: Range<usize>,
+    /// The pieces that it consists of; none while it is absent.
+    pieces: Vec<Range<usize>>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -70,7 +81,7 @@ impl StreamedWeights {
         regions: &[CompressedRegion],
         locked: u64,
     ) -> io::Result<Self> {
-        let StreamingIo { reader, pool, files } = io;
+        let StreamingIo { reader, pool, expert_pages, files } = io;
         let mut files = Files::new(files);
         for mapping in mappings.iter().chain(experts.iter().flatten()) {
             // SAFETY: the session keeps it mapped, no other session uses it, and no run starts before its chunks are present (this
@@ -91,16 +102,16 @@ impl StreamedWeights {
         for parts in &experts {
             let first = chunks.len();
             for part in parts {
-                part.avoid_huge_pages();
                 // SAFETY: replaced above; the session does not run before the chunks of the experts that it uses are present.
-                unsafe { part.protect(Access::Forbidden) }?;
+                unsafe { forbid(&part.addresses()) }?;
                 chunks.extend(expert_chunks(part, &mut files)?);
             }
             of_experts.push(first..chunks.len());
         }
         let lengths = chunks[bytes.len()..].iter().map(|chunk| chunk.read.length as u64);
         bytes.extend(lengths.map(|length| ChunkSize { resident: length, stored: length }).collect::<Vec<_>>());
-        Ok(StreamedWeights { reader, bytes, chunks, experts: of_experts, selected: Vec::new(), memory, unlocked })
+        let (experts, selected) = (of_experts, Vec::new());
+        Ok(StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked })
     }
 
     /// The size of each chunk.
@@ -129,9 +140,11 @@ impl StreamedWeights {
         match self.chunks[chunk].state {
             ChunkState::Absent => {
                 let chunk = &mut self.chunks[chunk];
-                match &chunk.expert {
-                    // SAFETY: `take_over` replaced it and the session keeps it mapped.
-                    Some(memory) => unsafe { memory.protect(Access::Allowed) }.map_err(cannot_protect)?,
+                match &mut chunk.expert {
+                    Some(ExpertMemory { addresses, pieces }) => {
+                        // SAFETY: `take_over` made it inaccessible and the session keeps it mapped; `drop` tells the pool when that ends.
+                        *pieces = unsafe { self.expert_pages.acquire(addresses.clone()) }.map_err(no_memory)?;
+                    }
                     // SAFETY: the session does not run before the chunk is present, so nothing needs the contents of its regions.
                     None => unsafe { self.memory.acquire(&chunk.read.fills) },
                 }
@@ -173,16 +186,19 @@ impl StreamedWeights {
     pub fn evict(&mut self, chunk: usize) {
         self.wait_for_reads(chunk..chunk + 1);
         let chunk = &mut self.chunks[chunk];
-        if let Some(memory) = &chunk.expert {
-            // SAFETY: `take_over` replaced it and the session keeps it mapped; its read has finished, and the session does not run with
-            // this expert before it is present again. If the system refuses, the pages stay as they are.
-            drop(unsafe { memory.protect(Access::Forbidden) });
+        if let Some(memory) = &mut chunk.expert {
+            for piece in memory.pieces.drain(..) {
+                // SAFETY: the session keeps it mapped; its read has finished, and the session does not run with this expert before it is
+                // present again.
+                unsafe { self.expert_pages.release(piece) };
+            }
             chunk.state = ChunkState::Absent;
         }
     }
 
     /// Refuses a run while a chunk that it needs is absent.
     pub fn check(&self) -> Result<(), BackendError> {
+        self.expert_pages.close().map_err(no_memory)?;
         let experts =
             self.selected.iter().flat_map(|expert| self.experts.get(*expert as usize).cloned().into_iter().flatten());
         let mut needed = (0..self.always_needed()).chain(experts);
@@ -211,6 +227,9 @@ impl StreamedWeights {
 impl Drop for StreamedWeights {
     fn drop(&mut self) {
         self.wait_for_reads(0..self.chunks.len());
+        for memory in self.chunks.iter().filter_map(|chunk| chunk.expert.as_ref()) {
+            self.expert_pages.forget(memory.addresses.clone());
+        }
     }
 }
 
@@ -263,14 +282,14 @@ fn absent_chunks(
 
 /// The chunks of an expert's part of a mapping, each with the memory that it fills.
 fn expert_chunks(part: &Mapping, files: &mut Files) -> io::Result<Vec<StreamedChunk>> {
-    let (mut rest, mut chunks) = (Some(part.clone()), Vec::new());
     let range = WeightRange { mapping: part.clone(), region: None };
-    for read in reads(&range, 0..0, files)? {
-        let (memory, more) = rest.take().map_or((None, None), |rest| rest.split(read.length as u64));
-        chunks.push(StreamedChunk { read, state: ChunkState::Absent, expert: memory });
-        rest = more;
-    }
-    Ok(chunks)
+    let chunk = |read: ChunkRead| {
+        let addresses = read.fills.first().cloned().unwrap_or_default();
+        let expert = Some(ExpertMemory { addresses, pieces: Vec::new() });
+        StreamedChunk { read, state: ChunkState::Absent, expert }
+    };
+    // The pages of experts are contiguous wherever they are mapped, so all are read in place.
+    Ok(reads(&range, part.addresses(), files)?.into_iter().map(chunk).collect())
 }
 
 /// Reads locked weights.
@@ -304,7 +323,7 @@ impl MappedWeights {
     }
 }
 
-fn cannot_protect(error: io::Error) -> BackendError {
+fn no_memory(error: io::Error) -> BackendError {
     BackendError::Runtime {
         doing: "make room for an expert (hpp-split --experts all needs fewer mappings)".into(),
         cause: error.to_string(),
@@ -343,9 +362,9 @@ mod tests {
         let filled = [Mapping { start: pages.address() as usize, length: 2 * BYTES, offset: 0, path }];
         // SAFETY: pages of this test, which outlive the weights.
         let memory = unsafe { PageRegions::new(Rc::default(), &filled) };
-        let (experts, selected) = (Vec::new(), Vec::new());
+        let (experts, selected, expert_pages) = (Vec::new(), Vec::new(), Rc::default());
         let reader = Rc::new(reader);
-        (StreamedWeights { reader, bytes, chunks, experts, selected, memory, unlocked: None }, pages)
+        (StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked: None }, pages)
     }
 
     #[test]
@@ -396,7 +415,8 @@ mod tests {
                 let (bytes, map, mappings) = mapped(dir.path());
                 let start = mappings[0].start as *const u8;
                 let all = mappings.clone();
-                let io = StreamingIo { reader: Rc::clone(&reader), pool: Rc::clone(&pool), files: Arc::clone(&files) };
+                let (pool, files) = (Rc::clone(&pool), Arc::clone(&files));
+                let io = StreamingIo { reader: Rc::clone(&reader), pool, expert_pages: Rc::default(), files };
                 // SAFETY: the mapping outlives the weights, and is read only while all chunks are present.
                 let mut weights =
                     unsafe { StreamedWeights::take_over(io, mappings, vec![], &regions(dir.path()), locked) }.unwrap();
