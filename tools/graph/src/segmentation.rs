@@ -1,6 +1,7 @@
 //! The result of dividing a model into blocks: blocks with their classes, the values between them, and states.
 
 use crate::{NodeId, StatePair, ValueId, WeightUse};
+use std::collections::BTreeSet;
 
 /// A unit that the planner places as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,9 +85,10 @@ impl Segmentation {
         self.block_of[node.0 as usize]
     }
 
-    /// How many layers there are.
+    /// How many layers there are; one that is divided counts once.
     pub fn layer_count(&self) -> usize {
-        self.blocks.iter().filter(|b| matches!(b.kind, BlockKind::Layer(_))).count()
+        let layer = |block: &Block| if let BlockKind::Layer(layer) = block.kind { Some(layer) } else { None };
+        self.blocks.iter().filter_map(layer).collect::<BTreeSet<_>>().len()
     }
 
     /// Weights that globals use, each once.

@@ -284,6 +284,14 @@ fn name(model: &Model) -> String {
 }
 
 impl Analysis {
+    /// The experts of the mixtures in the first `layers` layers as blocks of their own, which the planner keeps on the host. `None` if
+    /// none of these layers has a mixture in one operator.
+    pub fn with_experts_apart(mut self, layers: u32) -> Option<Analysis> {
+        let (segmentation, found) = self.segmentation.with_experts_apart(&self.graph, layers);
+        self.segmentation = segmentation;
+        (found > 0).then_some(self)
+    }
+
     /// Adds a note that the context length is assumed, where states depend on it.
     fn with_assumed_context(mut self) -> Self {
         if self.kind != ModelKind::SingleRun {

@@ -16,6 +16,8 @@ pub struct BlockSpec {
     pub streamed: Streamed,
     /// Its experts, which are among its weights, if the host reads them from disk by demand.
     pub experts: Option<Experts>,
+    /// Whether the user keeps it on the host.
+    pub on_host: bool,
     /// State at the planned context and batch, in bytes.
     pub kv_bytes: u64,
     /// Number of state tensors. Each is copied separately.
@@ -147,6 +149,7 @@ pub(crate) mod tests {
             weights: vec![(key, weights)],
             streamed: Streamed::whole(weights),
             experts: None,
+            on_host: false,
             kv_bytes: kv,
             kv_tensors: 2,
             kv_grows: None,

@@ -42,11 +42,14 @@ pub fn divide(
             parts,
         });
     }
-    let nodes: Vec<(usize, NodeId)> = specs
-        .iter()
-        .zip(&wanted)
-        .filter_map(|(spec, mixture)| mixture.as_ref().map(|mixture| (spec.blocks.start, mixture.node)))
-        .collect();
+    let is_divided = |spec: &PartitionSpec, mixture: &Mixture| {
+        !mixture.is_routed_before(&analysis.graph, &analysis.segmentation.blocks[spec.blocks.start])
+    };
+    let node = |(spec, mixture): (&PartitionSpec, &Option<Mixture>)| {
+        let mixture = mixture.as_ref().filter(|mixture| is_divided(spec, mixture))?;
+        Some((spec.blocks.start, mixture.node))
+    };
+    let nodes: Vec<(usize, NodeId)> = specs.iter().zip(&wanted).filter_map(node).collect();
     let segmentation = analysis.segmentation.divided_at_experts(&analysis.graph, &nodes);
     let mut divided =
         Divided { specs: Vec::new(), mixtures: Vec::new(), origins: Vec::new(), segmentation, parts: Vec::new() };
@@ -59,9 +62,12 @@ pub fn divide(
             divided.mixtures.push(mixture);
             divided.origins.push(origin);
         };
-        add(spec.blocks.len(), None);
-        if mixture.is_some() {
-            add(1, mixture);
+        match mixture {
+            Some(mixture) if is_divided(spec, &mixture) => {
+                add(spec.blocks.len(), None);
+                add(1, Some(mixture));
+            }
+            mixture => add(spec.blocks.len(), mixture),
         }
     }
     divided.parts =

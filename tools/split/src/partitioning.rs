@@ -116,7 +116,8 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool
     let Some(assign) = &args.assign else { return Ok((solution, is_manual)) };
     let places = assign.placements(&problem.blocks)?;
     refuse_missing_gpus(request, places.iter().flatten())?;
-    let named = places.into_iter().map(|place| place.map(BlockPlacement::both));
+    let named = places.into_iter().zip(&problem.blocks);
+    let named = named.map(|(place, block)| place.filter(|_| !block.on_host).map(BlockPlacement::both));
     let placements = named.zip(solution.placements).map(|(named, placement)| named.unwrap_or(placement)).collect();
     Ok((evaluate_manual(request, args, placements, &solution.slots), true))
 }

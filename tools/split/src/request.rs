@@ -74,6 +74,7 @@ impl PlanningRequest {
         if args.planning.experts == ExpertReads::All {
             problem.blocks.iter_mut().for_each(|block| block.experts = None);
         }
+        avoid_gpus(&mut problem);
         // Manual placement may override this; the plan still lists no provider that computes a block wrongly.
         if manual_gpus(args) == 0 {
             avoid_faults(&mut problem, analysis, costs.source());
@@ -109,6 +110,17 @@ impl PlanningRequest {
     /// The problem for one sequence.
     pub fn single(&self) -> &Problem {
         self.single.as_ref().unwrap_or(&self.problem)
+    }
+}
+
+/// Sets the cost of the blocks that the user keeps on the host to infinity on GPUs, so that no planner places them there.
+fn avoid_gpus(problem: &mut Problem) {
+    for gpu in &mut problem.gpus {
+        let kept = gpu.blocks.iter_mut().zip(&problem.blocks).filter(|(_, block)| block.on_host);
+        kept.for_each(|(cost, _)| {
+            cost.decode_ms = f64::INFINITY;
+            cost.prefill_ms.fill(f64::INFINITY);
+        });
     }
 }
 

@@ -11,7 +11,7 @@ use crate::refine::{TrialRun, refine};
 use crate::request::PlanningRequest;
 use crate::sequences::choose_sequences;
 use crate::{interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace};
-use hpp_graph::PartitionGraph;
+use hpp_graph::{EXPERTS_SUFFIX, PartitionGraph};
 use hpp_model::{Analysis, analyse_quantized, faulty_blocks};
 use hpp_partition::Objective;
 use hpp_schema::{Plan, Provider};
@@ -66,11 +66,22 @@ fn read_inputs(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
     let hint =
         "hpp-split MODEL, an ONNX file or the directory that an exporter wrote; `hpp-split --help` lists the options";
     let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
-    let options = args.quantize.options();
-    let analysis = analyse_quantized(path, args.context, args.logits_mode(), options.as_ref())?;
+    let analysis = analyse(path, args.context, args)?;
     operators::check(&analysis, args.allow_unknown_operators)?;
     costs.check_origin(&analysis, args.planning.allow_other_machine)?;
     Ok((analysis, costs))
+}
+
+/// Analyses a model as the settings say: quantized, with experts apart.
+pub fn analyse(path: &Path, context: Option<u64>, args: &SplitArgs) -> Result<Analysis, SplitError> {
+    let analysis = analyse_quantized(path, context, args.logits_mode(), args.quantize.options().as_ref())?;
+    let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
+    analysis.with_experts_apart(layers).ok_or_else(|| {
+        SplitError::setting(
+            "--cpu-moe and --n-cpu-moe place experts, and these layers have no mixture in one operator (QMoE or MoE)",
+            "`hpp-split inspect` lists the layers with experts; --assign places whole layers",
+        )
+    })
 }
 
 fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &PlanningRequest) {
@@ -100,14 +111,19 @@ fn faults_note(analysis: &Analysis) -> Option<String> {
     let (_, fault) = faulty.first()?;
     let blocks: Vec<_> = faulty.iter().map(|(block, _)| analysis.segmentation.blocks[*block].label.as_str()).collect();
     Some(format!(
-        "{}'s {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md)",
+        "{}'s {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md){}",
         Provider::Webgpu.name(),
         fault.operator,
         fault.what,
         blocks.len(),
         analysis.segmentation.blocks.len(),
         blocks[0],
-        blocks[blocks.len() - 1]
+        blocks[blocks.len() - 1],
+        if blocks.iter().any(|label| !label.ends_with(EXPERTS_SUFFIX)) {
+            "; with --cpu-moe the rest of these layers may compute on WebGPU"
+        } else {
+            ""
+        }
     ))
 }
 

@@ -124,6 +124,7 @@ fn block(d: &mut Random, i: usize) -> BlockSpec {
         kv_bytes: if d.one_in(3) { 0 } else { d.below(300) },
         kv_tensors: 1 + d.below(3),
         kv_grows: d.one_in(4).then(|| GrowingState { fixed: d.below(100), token: d.below(3) }),
+        on_host: false,
         kv_filled: None,
         workspace_bytes: d.below(60),
         boundary_bytes: 1 + d.below(20),

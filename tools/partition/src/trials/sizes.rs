@@ -53,6 +53,7 @@ fn block(number: u32, kind: BlockRole, parameters: u64, active: u64, kv_bytes: u
         kv_bytes,
         kv_tensors: 2,
         kv_grows: None,
+        on_host: false,
         kv_filled: None,
         workspace_bytes: 256 << 20,
         boundary_bytes: 16 << 10,

@@ -16,6 +16,7 @@ pub fn four_layers() -> Problem {
         kv_bytes: 0,
         kv_tensors: 2,
         kv_grows: None,
+        on_host: false,
         kv_filled: None,
         workspace_bytes: 0,
         boundary_bytes: 0,

@@ -187,6 +187,7 @@ mod tests {
             kv_bytes: 10,
             kv_tensors: 2,
             kv_grows: None,
+            on_host: false,
             kv_filled: None,
             workspace_bytes: 10,
             boundary_bytes: 1000,
