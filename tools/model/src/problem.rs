@@ -11,9 +11,14 @@ mod roofline;
 
 use crate::{Analysis, PlannedState, Scenario, streams};
 use hpp_partition::{Budget, GpuCosts, Problem, Workload, condensed};
-use hpp_schema::{ByteSize, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State, StateUpdate};
+use hpp_schema::{
+    ByteSize, ExpertStatistics, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State, StateUpdate,
+};
 pub use packing::session_copies;
 use passes::passes;
+
+/// Steps in which hit rates of caches for experts are given to the planner.
+const HIT_RATE_STEPS: usize = 32;
 
 /// The source of costs.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +62,22 @@ impl CostSource<'_> {
                 self.rates().and_then(|machine| machine.disk).map(|disk| disk.read_gb_per_s)
             }
         }
+    }
+
+    /// Hit rates of LRU caches for the experts of all layers together, in steps of the share of all experts, as a profile's corpus visited
+    /// them; empty without one.
+    fn expert_hits(&self) -> Vec<f64> {
+        let CostSource::Profile(Profile { corpus: Some(corpus), .. }) = self else { return Vec::new() };
+        let layers = &corpus.statistics.experts;
+        let visits: u64 = layers.iter().map(ExpertStatistics::visits).sum();
+        let hits = |step: usize| {
+            let of_layer = |layer: &ExpertStatistics| {
+                let cached = layer.counts.len() * step / HIT_RATE_STEPS;
+                layer.lru_hit_rate(cached).unwrap_or(0.0) * layer.visits() as f64
+            };
+            layers.iter().map(of_layer).sum::<f64>() / visits as f64
+        };
+        if visits == 0 { Vec::new() } else { (0..=HIT_RATE_STEPS).map(hits).collect() }
     }
 
     /// The machine's rates, if known.
@@ -108,6 +129,7 @@ pub fn problem(
             budget: Budget { packing: packing::packing(&analysis.model, &analysis.graph), ..budget },
             load: workload,
             batches_rows: batches_rows(analysis),
+            expert_hits: source.expert_hits(),
             cuts: Vec::new(),
         }),
         Ok(_) => Err(findings),

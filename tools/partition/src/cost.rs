@@ -196,6 +196,7 @@ pub(crate) mod tests {
             disk_bytes_per_ms: None,
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
             batches_rows: false,
+            expert_hits: vec![],
             cuts: vec![],
             blocks,
             budget,

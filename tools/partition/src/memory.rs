@@ -186,7 +186,7 @@ impl MemoryUsage {
             Some(memory) => {
                 let experts = self.expert_reads[phase as usize];
                 reads.computed = reads.computed.saturating_sub(experts.all);
-                (memory.rest_locked, memory.read_bytes(experts))
+                (memory.rest_locked, memory.read_bytes(experts, &problem.expert_hits))
             }
         };
         if share >= 1.0 {

@@ -37,10 +37,14 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
         .collect()
 }
 
-/// The reason for a partition of blocks that the user keeps on the host.
+/// The reason for a partition with blocks that the user keeps on the host.
 fn kept_on_host(request: &PlanningRequest, partition: &PartitionSpec) -> Option<&'static str> {
-    let is_kept = request.problem.blocks[partition.blocks.clone()].iter().all(|block| block.on_host);
-    is_kept.then_some("experts on the CPU, as asked")
+    let blocks = &request.problem.blocks[partition.blocks.clone()];
+    match blocks.iter().filter(|block| block.on_host).count() {
+        0 => None,
+        kept if kept == blocks.len() => Some("experts on the CPU, as asked"),
+        _ => Some("on the CPU with its experts, which were asked to be there"),
+    }
 }
 
 /// The reason in a plan without GPUs.

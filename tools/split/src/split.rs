@@ -10,7 +10,7 @@ use crate::partitioning::{Partitioning, place_blocks};
 use crate::refine::{TrialRun, refine};
 use crate::request::PlanningRequest;
 use crate::sequences::choose_sequences;
-use crate::{interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace};
+use crate::{experts, interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace};
 use hpp_graph::{EXPERTS_SUFFIX, PartitionGraph};
 use hpp_model::{Analysis, analyse_quantized, faulty_blocks};
 use hpp_partition::Objective;
@@ -41,6 +41,9 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let partitioning = targets::enforce(&mut request, args, partitioning)?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
     let PlanDraft { partitioning, parts, plan } = draft(&request, &analysis, partitioning, source)?;
+    if let Some(note) = experts::note_of_whole_mixtures(&request, &analysis, &partitioning) {
+        eprintln!("note: {note}");
+    }
     if let Some(path) = &args.planning.trace {
         trace::write(&request, &partitioning, path)?;
     }

@@ -130,6 +130,42 @@ fn machine_files_give_roofline_costs() {
     assert_eq!(problem.gpus[0].compute_contention, 1.26);
 }
 
+/// Two layers of four experts, one with three times the visits of the other.
+#[test]
+fn hit_rates_of_expert_caches_come_from_the_corpus_of_a_profile() {
+    let analysis = llama();
+    let mut profile = profile(&analysis);
+    let hits = |profile: &Profile| {
+        let (scenario, source) = (scenario(100, 512), CostSource::Profile(profile));
+        problem(&analysis, scenario, source, Budget::default()).unwrap().expert_hits
+    };
+    assert_eq!(hits(&profile), []);
+    let layer = |visits: u64, reuse_distances: [u64; 4]| ExpertStatistics {
+        block: "layers.0".into(),
+        top_k: 1,
+        tokens: visits,
+        counts: vec![visits / 4; 4],
+        reuse_distances: reuse_distances.to_vec(),
+        first_visits: visits - reuse_distances.iter().sum::<u64>(),
+        oracle_hits: vec![0; 4],
+    };
+    profile.corpus = Some(CorpusStatistics {
+        hash: String::new(),
+        prompts_done: 1,
+        prompts_in_all: None,
+        skipped: vec![],
+        skipped_in_all: 0,
+        statistics: Statistics {
+            experts: vec![layer(40, [4, 8, 8, 16]), layer(120, [30, 0, 60, 18])],
+            ..Statistics::default()
+        },
+    });
+    let found = hits(&profile);
+    // With room for 0, 1, 2, 3 and 4 of the four.
+    let at = [0, 8, 16, 24, 32].map(|step| (found[step] * 160.0).round() as u64);
+    assert_eq!((found.len(), at), (33, [0, 34, 42, 110, 144]));
+}
+
 #[test]
 fn the_embedding_reads_a_row_and_a_longer_context_costs_more() {
     let analysis = llama();

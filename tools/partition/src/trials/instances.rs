@@ -82,6 +82,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
         },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
         batches_rows: false,
+        expert_hits: vec![],
         cuts: if d.one_in(5) { vec![d.below(blocks as u64) as usize] } else { vec![] },
     }
 }

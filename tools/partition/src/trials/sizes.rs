@@ -107,6 +107,7 @@ fn problem(blocks: Vec<BlockSpec>, machine: TrialMachine, prompt: u64, new_token
         budget: Budget { vram: vec![machine.vram], ram: machine.ram, margin: GIB / 2, ..Budget::default() },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: prompt, new_tokens, passes: vec![prompt] },
         batches_rows: false,
+        expert_hits: vec![],
         cuts: vec![],
     }
 }

@@ -43,6 +43,7 @@ pub fn four_layers() -> Problem {
         budget: Budget { vram: vec![1000], ..Budget::default() },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
         batches_rows: false,
+        expert_hits: vec![],
         cuts: vec![],
     }
 }

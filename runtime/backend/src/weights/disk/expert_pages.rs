@@ -5,7 +5,7 @@
 //! moved (`mremap`) in pieces: each piece stays contiguous wherever it is mapped, is filled by direct reads without a copy, and is
 //! neither freed nor allocated again. Reads into fresh small pages, or copies to them, took five to twenty times as long (RUNTIME.md).
 
-use super::mapping::{HUGE, close, forbid, free_pages, move_pages, permit, replace};
+use super::mapping::{HUGE, close, forbid, free_pages, most_mappings, move_pages, permit, replace};
 use crate::os::Pages;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -16,6 +16,9 @@ use std::ops::Range;
 const ARENA: usize = 64 << 20;
 /// Bytes of a small page.
 const PAGE: usize = 4096;
+/// One in this many mappings of the process may be a range of an expert. Each takes one while it has pages, and most have none: ranges
+/// without pages that follow each other are one mapping.
+const MAPPING_DIVISOR: usize = 2;
 
 /// The pages of the experts of all streamed sessions.
 ///
@@ -23,6 +26,8 @@ const PAGE: usize = 4096;
 pub(crate) struct ExpertPages(RefCell<State>);
 
 struct State {
+    /// How many more ranges may be registered.
+    ranges_left: usize,
     /// Address ranges in which new pages are allocated before they move to an expert.
     arenas: Vec<Pages>,
     /// The part of the last arena that was not used yet.
@@ -42,11 +47,21 @@ struct FreePiece {
 
 impl Default for ExpertPages {
     fn default() -> Self {
-        ExpertPages(RefCell::new(State { arenas: Vec::new(), fresh: 0..0, free: BTreeMap::new(), movable: true }))
+        let ranges_left = most_mappings() / MAPPING_DIVISOR;
+        let (arenas, free) = (Vec::new(), BTreeMap::new());
+        ExpertPages(RefCell::new(State { ranges_left, arenas, fresh: 0..0, free, movable: true }))
     }
 }
 
 impl ExpertPages {
+    /// Registers address ranges of experts; false if that would exceed the process's limit on mappings.
+    pub fn register(&self, ranges: usize) -> bool {
+        let state = &mut *self.0.borrow_mut();
+        let left = state.ranges_left.checked_sub(ranges);
+        state.ranges_left = left.unwrap_or(state.ranges_left);
+        left.is_some()
+    }
+
     /// Gives pages to an address range, which may be accessed from now on; returns the pieces that it consists of, for
     /// [`release`](Self::release). Without enough free pages new ones are allocated.
     ///
@@ -100,9 +115,11 @@ impl ExpertPages {
         self.0.borrow_mut().free.iter_mut().filter(|(_, piece)| piece.is_open).try_for_each(open)
     }
 
-    /// Drops the free pages in an address range that will be unmapped.
+    /// Unregisters an address range that will be unmapped, and drops the free pages in it.
     pub fn forget(&self, addresses: Range<usize>) {
-        self.0.borrow_mut().free.retain(|at, _| !addresses.contains(at));
+        let state = &mut *self.0.borrow_mut();
+        state.ranges_left += 1;
+        state.free.retain(|at, _| !addresses.contains(at));
     }
 }
 
@@ -277,6 +294,16 @@ mod tests {
         unsafe { pages.acquire(ranges[2].clone()) }.unwrap();
         assert!(has_mark(&ranges[2], 7) && !is_accessible(ranges[0].start));
         assert_eq!(pages.account(), (340 * PAGE, 0));
+    }
+
+    #[test]
+    fn no_more_ranges_are_registered_than_the_process_may_have_mappings() {
+        let pages = ExpertPages::default();
+        pages.0.borrow_mut().ranges_left = 3;
+        assert!(pages.register(2) && !pages.register(2) && pages.register(1));
+        let (_all, ranges) = ranges(&[1, 1]);
+        ranges.into_iter().for_each(|range| pages.forget(range));
+        assert!(pages.register(2) && !pages.register(1));
     }
 
     #[test]

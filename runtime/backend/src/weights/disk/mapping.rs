@@ -12,6 +12,15 @@ use std::path::{Path, PathBuf};
 /// Bytes of a huge page.
 pub(super) const HUGE: usize = 2 << 20;
 
+/// The limit on mappings of a process, if the system does not report it.
+const DEFAULT_MAX_MAPPINGS: usize = 65_530;
+
+/// How many mappings this process may have.
+pub(super) fn most_mappings() -> usize {
+    let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    allowed.and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT_MAX_MAPPINGS)
+}
+
 /// A private mapping of whole pages of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {

@@ -44,7 +44,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::{MappedWeights, StreamedWeights, StreamingIo};
+use stream::{MappedWeights, StreamedWeights, StreamingIo, expert_ranges};
 use tracing::{debug, info};
 use usage_probe::UsageProbe;
 
@@ -157,7 +157,7 @@ impl PendingWeights {
             expert_pages: Rc::clone(&readers.expert_pages),
             files: Arc::clone(&readers.files),
         };
-        let (mappings, experts) = divide_experts(&experts, probe.used(), &readers.pool);
+        let (mappings, experts) = divide_experts(&experts, probe.used(), &readers.expert_pages);
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::take_over`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
@@ -184,10 +184,10 @@ impl PendingWeights {
 fn divide_experts(
     experts: &ExpertTensors,
     mappings: Vec<Mapping>,
-    pool: &PagePool,
+    pages: &ExpertPages,
 ) -> (Vec<Mapping>, Vec<Vec<Mapping>>) {
     let (rest, divided) = experts.divide(mappings.clone());
-    match pool.register(divided.iter().map(Vec::len).sum()) {
+    match pages.register(divided.iter().flatten().map(expert_ranges).sum()) {
         true => (rest, divided),
         false => (mappings, Vec::new()),
     }

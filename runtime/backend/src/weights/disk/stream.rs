@@ -1,6 +1,6 @@
 //! The streamed weights of one session: some are locked in memory, and the chunks of the rest are read before each run.
 
-use super::chunks::{ChunkRead, Files, WeightRange, in_huge_pages, lock_order, merge_adjacent, reads};
+use super::chunks::{ChunkRead, Files, MAX_READ, WeightRange, in_huge_pages, lock_order, merge_adjacent, reads};
 use super::compressed::CompressedRegion;
 use super::expert_pages::ExpertPages;
 use super::mapping::{Mapping, forbid};
@@ -290,6 +290,11 @@ fn expert_chunks(part: &Mapping, files: &mut Files) -> io::Result<Vec<StreamedCh
     };
     // The pages of experts are contiguous wherever they are mapped, so all are read in place.
     Ok(reads(&range, part.addresses(), files)?.into_iter().map(chunk).collect())
+}
+
+/// How many address ranges [`expert_chunks`] makes of a part.
+pub(super) fn expert_ranges(part: &Mapping) -> usize {
+    part.length.div_ceil(MAX_READ as usize)
 }
 
 /// Reads locked weights.
