@@ -3,7 +3,8 @@
 //! The slices of experts follow each other in memory and are smaller than huge pages or not aligned to them. But disks fill memory fastest
 //! where it is physically contiguous, because a request to a disk takes a limited number of ranges. So pages come from huge pages and are
 //! moved (`mremap`) in pieces: each piece stays contiguous wherever it is mapped, is filled by direct reads without a copy, and is
-//! neither freed nor allocated again. Reads into fresh small pages, or copies to them, took five to twenty times as long (RUNTIME.md).
+//! neither freed nor allocated again. Reads into small pages ran at a quarter of the rate, and copies to fresh pages took longer than the reads
+//! (RUNTIME.md).
 
 use super::mapping::{HUGE, close, forbid, free_pages, most_mappings, move_pages, permit, replace};
 use crate::os::Pages;
