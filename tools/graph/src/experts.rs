@@ -13,9 +13,6 @@ const ROUTER: usize = 1;
 /// The optional input with the weights of the selected experts, which select nothing.
 const AGGREGATION: usize = 14;
 
-/// The end of the label of a block that begins with a mixture; before it comes the label of the layer.
-pub const EXPERTS_SUFFIX: &str = ".experts";
-
 /// Slices with fewer bytes (biases) are not worth reads of their own: their weights belong to what every pass needs. hpp-backend has the
 /// same limit.
 const MIN_SLICE: u64 = 16 << 10;
@@ -150,12 +147,13 @@ impl Segmentation {
             first.nodes = first_nodes;
             first.weights = self.weights.used_by_all(first.nodes.iter().copied());
             let second = Block {
-                label: format!("{}{EXPERTS_SUFFIX}", first.label),
+                label: format!("{}.experts", first.label),
                 kind: first.kind,
                 nodes: second_nodes,
                 states: vec![],
                 weights: vec![],
                 class: ClassId(first.class.0),
+                is_experts: true,
             };
             let second = Block { weights: self.weights.used_by_all(second.nodes.iter().copied()), ..second };
             for owner in block_of.iter_mut().flatten().filter(|owner| **owner > block) {

@@ -6,7 +6,8 @@ use std::collections::BTreeSet;
 /// A unit that the planner places as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// `embedding`, `layers.3`, `head`; `stem`, `blocks.3` in models without layers.
+    /// `embedding`, `layers.3`, `head`; `stem`, `blocks.3` in models without layers; `layers.3.experts` for the second half of a divided
+    /// layer.
     pub label: String,
     /// Its kind.
     pub kind: BlockKind,
@@ -19,6 +20,8 @@ pub struct Block {
     pub weights: Vec<ValueId>,
     /// Blocks of one class are the same graph with different weights.
     pub class: ClassId,
+    /// Whether it is the second half of a layer that was divided before its mixture.
+    pub is_experts: bool,
 }
 
 /// Blocks with equal class are the same graph with different weights. Numbered from 0 in order of first appearance.

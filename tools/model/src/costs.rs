@@ -4,7 +4,7 @@
 use crate::Analysis;
 use crate::states::PlannedState;
 use crate::symbols::{PassSize, symbol_values};
-use hpp_graph::{BlockKind, EXPERTS_SUFFIX, Graph, Mixture, NodeId, Segmentation, ValueId, infer};
+use hpp_graph::{BlockKind, Graph, Mixture, NodeId, Segmentation, ValueId, infer};
 use hpp_partition as plan;
 use hpp_schema::{ModelInput, State, StateUpdate, Symbols};
 use std::collections::BTreeSet;
@@ -73,7 +73,7 @@ pub fn blocks(
             kv_tensors: counter.states_of(index).count() as u64,
             kv_grows: counter.growth(index),
             // Only `Analysis::with_experts_apart` makes such blocks.
-            on_host: block.label.ends_with(EXPERTS_SUFFIX),
+            on_host: block.is_experts,
             kv_filled: counter.filled_state(index, scenario.context),
             workspace_bytes: counter.workspace(&block.nodes, &widest.symbols, scenario),
             boundary_bytes: entering().map(|id| counter.bytes(id, &one_token.symbols)).sum(),

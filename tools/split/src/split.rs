@@ -11,7 +11,7 @@ use crate::refine::{TrialRun, refine};
 use crate::request::PlanningRequest;
 use crate::sequences::choose_sequences;
 use crate::{experts, interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace};
-use hpp_graph::{EXPERTS_SUFFIX, PartitionGraph};
+use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, analyse_quantized, faulty_blocks};
 use hpp_partition::Objective;
 use hpp_schema::{Plan, Provider};
@@ -112,21 +112,20 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
 fn faults_note(analysis: &Analysis) -> Option<String> {
     let faulty = faulty_blocks(analysis, Provider::Webgpu);
     let (_, fault) = faulty.first()?;
-    let blocks: Vec<_> = faulty.iter().map(|(block, _)| analysis.segmentation.blocks[*block].label.as_str()).collect();
+    let blocks: Vec<&Block> = faulty.iter().map(|(block, _)| &analysis.segmentation.blocks[*block]).collect();
+    let advice = match fault.operator == "QMoE" && blocks.iter().any(|block| !block.is_experts) {
+        true => "; with --cpu-moe the rest of these layers may compute on WebGPU",
+        false => "",
+    };
     Some(format!(
-        "{}'s {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md){}",
+        "{}'s {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md){advice}",
         Provider::Webgpu.name(),
         fault.operator,
         fault.what,
         blocks.len(),
         analysis.segmentation.blocks.len(),
-        blocks[0],
-        blocks[blocks.len() - 1],
-        if blocks.iter().any(|label| !label.ends_with(EXPERTS_SUFFIX)) {
-            "; with --cpu-moe the rest of these layers may compute on WebGPU"
-        } else {
-            ""
-        }
+        blocks[0].label,
+        blocks[blocks.len() - 1].label,
     ))
 }
 
