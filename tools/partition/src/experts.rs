@@ -106,8 +106,8 @@ mod tests {
         let half = ExpertMemory { cache: 1600, rest_locked: 1.0 };
         assert_eq!(half.read_bytes(experts, &[]), 500);
         // As measured instead, less what a pass evicts that selects a quarter; between two points on a line.
-        assert_eq!(half.read_bytes(experts, &[0.0, 0.8, 1.0]), 800 - 480);
-        assert_eq!(half.read_bytes(experts, &[0.0, 0.8, 1.0, 1.0]), 800 - 540);
+        assert_eq!(half.read_bytes(experts, &[0.0, 0.75, 1.0]), 350);
+        assert_eq!(half.read_bytes(experts, &[0.0, 0.75, 1.0, 1.0]), 275);
         // A prompt that selects all has no hits, and a cache for all reads nothing.
         assert_eq!(half.read_bytes(ExpertReads { visited: 3200, ..experts }, &[0.0, 1.0]), 3200);
         assert_eq!(divide(4000).read_bytes(experts, &[]), 0);
