@@ -1,6 +1,7 @@
 //! Reads a model and determines its graph, blocks, states, roles of inputs and outputs, and configuration.
 
 use crate::config::ModelConfig;
+use crate::context_limit::{ContextLimit, context_limit};
 use crate::costs::Scenario;
 use crate::error::ModelError;
 use crate::roles;
@@ -91,7 +92,7 @@ pub fn analyse_quantized(
         ms = started.elapsed().as_millis(),
         "model read"
     );
-    let config = ModelConfig::read(model.dir())?;
+    let mut config = ModelConfig::read(model.dir())?;
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
     let (mut graph, mut segmentation) = infer_and_segment(&model)?;
     let mut quantized = None;
@@ -115,7 +116,10 @@ pub fn analyse_quantized(
         }
     }
     notes.extend(segmentation.undecided.iter().cloned());
-    let planned = planned_context(context, config.context_length)?;
+    let limit = context_limit(&graph);
+    notes.extend(limit_note(config.context_length, limit.as_ref()));
+    let planned = planned_context(context, config.context_length, limit.as_ref())?;
+    config.context_length = config.context_length.into_iter().chain(limit.map(|limit| limit.tokens)).min();
     let mut analysis = describe(model, graph, segmentation, config, planned.unwrap_or(DEFAULT_CONTEXT), notes);
     refuse_states_without_axes(&analysis)?;
     refuse_states_beyond_64_bits(&analysis)?;
@@ -212,20 +216,38 @@ fn refuse_states_beyond_64_bits(analysis: &Analysis) -> Result<(), ModelError> {
     ))
 }
 
-/// Context length to plan for; `None` if neither the user nor the model gives one.
-fn planned_context(asked: Option<u64>, model: Option<u64>) -> Result<Option<u64>, ModelError> {
-    match (asked, model) {
+/// Context length to plan for; `None` if neither the user nor the model's configuration or graph gives one.
+fn planned_context(
+    asked: Option<u64>,
+    configured: Option<u64>,
+    limit: Option<&ContextLimit>,
+) -> Result<Option<u64>, ModelError> {
+    let most = configured.into_iter().chain(limit.map(|limit| limit.tokens)).min();
+    match (asked, limit) {
         (Some(0), _) => {
             Err(ModelError::setting("a context of 0 tokens holds nothing", "give --context a number of tokens"))
         }
-        (Some(asked), Some(most)) if asked > most => Err(ModelError::setting(
-            format!("--context {asked} is longer than the {most} tokens this model was built for"),
+        (Some(asked), Some(ContextLimit { tokens, table })) if asked > *tokens => Err(ModelError::setting(
+            format!("--context {asked} is longer than the {tokens} rows of {table}, the model's table of positions"),
+            "lower --context, or export the model again with a larger table",
+        )),
+        (Some(asked), _) if most.is_some_and(|most| asked > most) => Err(ModelError::setting(
+            format!("--context {asked} is longer than the {} tokens this model was built for", most.unwrap_or(asked)),
             "lower --context to what the model's configuration allows",
         )),
         (Some(asked), _) => Ok(Some(asked)),
-        (None, Some(most)) => Ok(Some(most.clamp(1, DEFAULT_CONTEXT))),
-        (None, None) => Ok(None),
+        (None, _) => Ok(most.map(|most| most.clamp(1, DEFAULT_CONTEXT))),
     }
+}
+
+/// A configuration that claims a longer context than the graph has positions.
+fn limit_note(configured: Option<u64>, limit: Option<&ContextLimit>) -> Option<String> {
+    let ContextLimit { tokens, table } = limit?;
+    let claimed = configured.filter(|claimed| claimed > tokens)?;
+    Some(format!(
+        "the model's configuration claims {claimed} tokens of context, and its table of positions {table} has {tokens} rows: the limit is \
+         {tokens}"
+    ))
 }
 
 fn describe(

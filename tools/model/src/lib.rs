@@ -6,6 +6,7 @@
 mod analyse;
 mod assemble;
 mod config;
+mod context_limit;
 mod costs;
 mod error;
 mod faults;

@@ -1,0 +1,123 @@
+//! The longest context that a graph can compute: the rows of its tables of positions.
+
+use crate::roles;
+use hpp_graph::{Graph, Node, NodeId, Origin, ValueId};
+use hpp_schema::InputRole;
+use std::collections::BTreeSet;
+
+/// The smallest table of positions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContextLimit {
+    /// Its rows: positions from 0 to below this have one.
+    pub tokens: u64,
+    /// Its name.
+    pub table: String,
+}
+
+/// The smallest of the caches of rotary embeddings and of the tables that positions index; `None` without such a table. A table
+/// whose first rows are not for positions allows fewer tokens than it has rows.
+pub fn context_limit(graph: &Graph) -> Option<ContextLimit> {
+    let tables = graph.node_ids().flat_map(|id| position_tables(graph, graph.node(id)));
+    let limits =
+        tables.filter_map(|id| Some(ContextLimit { tokens: rows(graph, id)?, table: graph.value(id).name.clone() }));
+    limits.min_by_key(|limit| limit.tokens)
+}
+
+/// Rows of a weight with two axes.
+fn rows(graph: &Graph, id: ValueId) -> Option<u64> {
+    graph.weight(id)?;
+    match graph.value(id).shape.as_deref()? {
+        [rows, _] => rows.as_fixed(),
+        _ => None,
+    }
+}
+
+/// The inputs of a node that are tables with a row for each position.
+fn position_tables(graph: &Graph, node: &Node) -> Vec<ValueId> {
+    let input = |at: usize| node.inputs.get(at).copied().flatten();
+    let caches: &[usize] = match (node.domain.as_str(), node.op_type.as_str()) {
+        ("com.microsoft", "GroupQueryAttention") => &[7, 8],
+        ("com.microsoft", "RotaryEmbedding") => &[2, 3],
+        ("" | "ai.onnx", "RotaryEmbedding") if input(3).is_some() => &[1, 2],
+        ("" | "ai.onnx", "Gather") if node.int("axis").unwrap_or(0) == 0 => {
+            return input(0)
+                .filter(|_| input(1).is_some_and(|indices| are_positions(graph, indices)))
+                .into_iter()
+                .collect();
+        }
+        _ => &[],
+    };
+    caches.iter().filter_map(|at| input(*at)).collect()
+}
+
+/// Whether integers are positions of tokens: they come from a count (`Range`, `CumSum`) or from the input of positions, and depend on
+/// no values of other inputs than the attention mask. They may depend on the shapes of all inputs.
+fn are_positions(graph: &Graph, indices: ValueId) -> bool {
+    let mut counts = false;
+    let mut seen: BTreeSet<ValueId> = BTreeSet::new();
+    let mut open = vec![indices];
+    while let Some(id) = open.pop() {
+        if !seen.insert(id) {
+            continue;
+        }
+        match &graph.value(id).origin {
+            Origin::Weight(_) => {}
+            Origin::Input => match roles::input_role(graph, id) {
+                InputRole::PositionIds => counts = true,
+                InputRole::AttentionMask => {}
+                _ => return false,
+            },
+            Origin::Node { node, .. } => counts |= open_inputs(graph, *node, &mut open),
+        }
+    }
+    counts
+}
+
+/// Adds the inputs whose values a node reads; returns whether the node counts.
+fn open_inputs(graph: &Graph, id: NodeId, open: &mut Vec<ValueId>) -> bool {
+    let node = graph.node(id);
+    if !matches!(node.op_type.as_str(), "Shape" | "Size") {
+        open.extend(node.inputs.iter().flatten().chain(&node.captures));
+    }
+    matches!(node.op_type.as_str(), "Range" | "CumSum")
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{LogitsMode, ModelError, analyse};
+    use std::path::{Path, PathBuf};
+
+    fn fixture(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name)
+    }
+
+    fn context(path: &Path, asked: Option<u64>) -> Result<(u64, Option<u64>), ModelError> {
+        analyse(path, asked, LogitsMode::All).map(|analysis| (analysis.context, analysis.config.context_length))
+    }
+
+    #[test]
+    fn a_table_of_positions_limits_the_context() {
+        let gpt = fixture("torch/gpt-dynamo");
+        assert_eq!(context(&gpt, None).unwrap(), (256, Some(256)));
+        assert_eq!(context(&gpt, Some(64)).unwrap(), (64, Some(256)));
+        let refusal = context(&gpt, Some(257)).unwrap_err();
+        assert!(refusal.to_string().contains("--context 257 is longer than the 256 rows of"), "{refusal}");
+    }
+
+    /// A model without a configuration, or with one that claims more than the caches of its rotary embeddings hold.
+    #[test]
+    fn rotary_caches_limit_the_context() {
+        let dir = tempfile::tempdir().unwrap();
+        for entry in std::fs::read_dir(fixture("genai/llama3-fp32-cpu")).unwrap().flatten() {
+            if !entry.file_name().to_string_lossy().ends_with(".json") {
+                std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
+            }
+        }
+        assert_eq!(context(dir.path(), None).unwrap(), (512, Some(512)));
+        std::fs::write(dir.path().join("config.json"), r#"{"max_position_embeddings": 4096}"#).unwrap();
+        let analysis = analyse(dir.path(), None, LogitsMode::All).unwrap();
+        assert_eq!((analysis.context, analysis.config.context_length), (512, Some(512)));
+        assert!(analysis.notes.iter().any(|note| note.contains("claims 4096 tokens")), "{:?}", analysis.notes);
+        assert!(context(dir.path(), Some(513)).is_err());
+    }
+}
