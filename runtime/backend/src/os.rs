@@ -133,6 +133,11 @@ pub fn memory_limit() -> Option<u64> {
     limits.min()
 }
 
+/// The resident set size of this process in bytes; 0 where the system does not report it.
+pub fn resident_memory() -> u64 {
+    resident().1.unwrap_or(0)
+}
+
 /// The memory in bytes that this process can still allocate: the least of the machine's available memory and what each control group's
 /// limit leaves, reclaimable page cache included; `None` if unknown.
 pub fn available_memory() -> Option<u64> {

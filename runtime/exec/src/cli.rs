@@ -430,6 +430,17 @@ pub struct ServeArgs {
     /// How sequences share a pass.
     #[command(flatten)]
     pub batch: BatchArgs,
+    /// Host memory for all models together; those that it does not hold beside others are loaded when a request needs them, and idle ones
+    /// unloaded for them [default: the free memory of this machine].
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<ByteSize>,
+    /// Load each model when a request needs it, none at the start [default: those that fit are loaded at the start].
+    #[arg(long)]
+    pub on_demand: bool,
+    /// Unload a model that had no request for so many seconds; the next request loads it again [default: only to make room for
+    /// another model].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub idle_timeout: Option<u64>,
     /// Most waiting requests of a model; further ones get status 429.
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub queue: usize,
@@ -480,6 +491,9 @@ pub struct KvArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 128, env = "HPP_KV_PAGE")]
     #[arg(value_parser = clap::value_parser!(u64).range(16..=4096))]
     pub kv_page: u64,
+    /// Memory of which pages take a share where the plan has no limit.
+    #[arg(skip)]
+    pub limit: Option<ByteSize>,
 }
 
 /// A plan with the name that requests give it.

@@ -277,6 +277,7 @@ impl RuntimeArgs {
             sequences: None,
             row_batching: RowBatching::default(),
             reserved: 0,
+            others: 0,
             cancel: None,
         }
     }

@@ -83,7 +83,7 @@ impl Answers {
                         let offset = offsets.as_mut().map(|offsets| offsets.answer_token(id));
                         scores.push(ReportedToken { id, offset, logprobs });
                     }
-                    Some(RequestEvent::Token { .. } | RequestEvent::Text(_)) => {}
+                    Some(RequestEvent::Token { .. } | RequestEvent::Text(_) | RequestEvent::Embedding(_)) => {}
                     Some(RequestEvent::Finished(generated)) => break *generated,
                     Some(RequestEvent::Failed(error)) => return Err(error.about(format.prompt_field())),
                     None => return Err(ApiError::engine_gone()),
@@ -200,7 +200,7 @@ impl ChunkWriter {
 
     fn event(&mut self, index: usize, event: RequestEvent) {
         match event {
-            RequestEvent::Token { logprobs: None, .. } => {}
+            RequestEvent::Token { logprobs: None, .. } | RequestEvent::Embedding(_) => {}
             RequestEvent::Token { id, .. } if self.model.ends_text(id) && !self.echoes[index] => {}
             RequestEvent::Token { id, logprobs } => {
                 let offset = self.offsets[index].as_mut().map(|offsets| offsets.answer_token(id));

@@ -23,10 +23,7 @@ pub struct Server {
 
 impl Server {
     pub fn new(args: &[&str]) -> Self {
-        let mut plan = PlanDir::new(MODEL, 512);
-        plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());
-        plan.save();
-        Self::start(plan, args)
+        Self::start(chat_plan(MODEL), args)
     }
 
     pub fn start(plan: PlanDir, args: &[&str]) -> Self {
@@ -104,6 +101,14 @@ impl Server {
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// A plan of a model that chats.
+pub fn chat_plan(model: &str) -> PlanDir {
+    let mut plan = PlanDir::new(model, 512);
+    plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());
+    plan.save();
+    plan
 }
 
 fn spawn(plan: &PlanDir, args: &[&str]) -> (Child, String) {
