@@ -31,7 +31,8 @@ def refused(kind, call, param=None):
 
 MESSAGES = [{"role": "user", "content": "What is ownership?"}]
 TOOLS = [{"type": "function", "function": {"name": "find", "description": "Finds a page", "parameters": {
-    "type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"]}}}]
+    "type": "object", "properties": {"name": {"type": "string", "maxLength": 12}}, "required": ["name"],
+    "additionalProperties": False}}}]
 
 
 @check
@@ -60,7 +61,7 @@ def chat_whole_and_streamed(client, chat, _):
 
 @check
 def the_streaming_helper(client, chat, _):
-    with client.chat.completions.stream(model=chat, messages=MESSAGES, max_tokens=10) as stream:
+    with client.chat.completions.stream(model=chat, messages=MESSAGES) as stream:
         kinds = {event.type for event in stream}
         assert {"chunk", "content.delta"} <= kinds, kinds
         assert stream.get_final_completion().choices[0].message.content
@@ -87,7 +88,7 @@ def several_answers_seeds_and_stops(client, chat, _):
 
 @check
 def required_tools(client, chat, _):
-    answer = client.chat.completions.create(model=chat, messages=MESSAGES, tools=TOOLS, tool_choice="required", max_tokens=60,
+    answer = client.chat.completions.create(model=chat, messages=MESSAGES, tools=TOOLS, tool_choice="required", max_tokens=200,
                                             parallel_tool_calls=False)
     call = answer.choices[0].message.tool_calls[0]
     assert answer.choices[0].finish_reason == "tool_calls" and call.function.name == "find"
@@ -95,7 +96,7 @@ def required_tools(client, chat, _):
     talk = [*MESSAGES, answer.choices[0].message.model_dump(exclude_none=True),
             {"role": "tool", "tool_call_id": call.id, "content": "a page"}]
     assert client.chat.completions.create(model=chat, messages=talk, tools=TOOLS, max_tokens=5).choices
-    stream = client.chat.completions.create(model=chat, messages=MESSAGES, tools=TOOLS, tool_choice="required", max_tokens=60,
+    stream = client.chat.completions.create(model=chat, messages=MESSAGES, tools=TOOLS, tool_choice="required", max_tokens=200,
                                             parallel_tool_calls=False, stream=True)
     arguments = "".join(call.function.arguments for chunk in stream for choice in chunk.choices
                         for call in choice.delta.tool_calls or [])

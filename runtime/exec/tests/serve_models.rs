@@ -140,6 +140,28 @@ fn a_load_that_fails_is_an_error_of_its_requests_only() {
 }
 
 #[test]
+fn a_plan_that_is_replaced_while_it_serves_is_loaded_again() {
+    let plan = chat_plan(OTHER);
+    let server = serve(&plan, &[]);
+    let asked = request("b", "What is ownership?");
+    let first = server.ok(CHAT, &asked);
+    let path = plan.file("model.onnx.data");
+    let weights = std::fs::read(&path).unwrap();
+    // The same inode, so that the server's mapping changes too.
+    let longer: Vec<u8> = weights.iter().copied().chain([0; 64]).collect();
+    std::fs::write(&path, &longer).unwrap();
+    let (status, error) = server.refused(CHAT, &asked);
+    assert_eq!(status, 500);
+    assert!(error["message"].as_str().unwrap().contains("model.onnx.data"), "{error}");
+    wait_for_state(&server, "b", "unloaded");
+    let (status, error) = server.refused(CHAT, &asked);
+    assert_eq!(status, 503, "{error}");
+    server.ok(CHAT, &request(MODEL, "What is ownership?"));
+    std::fs::write(&path, &weights).unwrap();
+    assert_eq!(server.ok(CHAT, &asked)["choices"], first["choices"]);
+}
+
+#[test]
 fn idle_models_are_unloaded_and_a_shutdown_ends_a_server_without_models() {
     let plan = chat_plan(OTHER);
     let mut server = serve(&plan, &["--idle-timeout", "1"]);

@@ -588,6 +588,8 @@ impl<B: Backend> EngineThread<B> {
             Ok(finished) => finished.into_iter().for_each(|finished| self.finish(finished)),
             Err(error) => {
                 tracing::error!(error = hpp_schema::error_line(&error), "a pass failed");
+                // The next request loads the engine again.
+                self.is_closed |= error.needs_reload();
                 self.end_all(&error.into());
             }
         }

@@ -3,7 +3,7 @@
 use super::{PlanDir, command};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use ureq::http::Response;
@@ -27,7 +27,26 @@ impl Server {
     }
 
     pub fn start(plan: PlanDir, args: &[&str]) -> Self {
-        let (child, url) = spawn(&plan, args);
+        let started = spawn(&plan, args);
+        Self::of(plan, started, args)
+    }
+
+    /// A server that may open this many files and connections.
+    #[cfg(unix)]
+    pub fn with_descriptors(descriptors: u64, args: &[&str]) -> Self {
+        let plan = chat_plan(MODEL);
+        let serve = serve_command(&plan, args);
+        let mut limited = Command::new("sh");
+        limited.args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"")]);
+        limited.arg(serve.get_program()).args(serve.get_args());
+        for (name, value) in serve.get_envs() {
+            value.map(|value| limited.env(name, value));
+        }
+        let started = listening(limited);
+        Self::of(plan, started, args)
+    }
+
+    fn of(plan: PlanDir, (child, url): (Child, String), args: &[&str]) -> Self {
         let agent = Agent::config_builder().http_status_as_error(false).timeout_global(Some(WAIT)).build().into();
         let key = args.iter().position(|arg| *arg == "--api-key").map(|at| args[at + 1].to_owned());
         Server { plan, child, url, agent, key }
@@ -111,13 +130,19 @@ pub fn chat_plan(model: &str) -> PlanDir {
     plan
 }
 
+fn serve_command(plan: &PlanDir, args: &[&str]) -> Command {
+    let mut serve = command(["serve", plan.path().to_str().unwrap(), "--port", "0"]);
+    serve.args(args);
+    serve
+}
+
 fn spawn(plan: &PlanDir, args: &[&str]) -> (Child, String) {
-    let mut child = command(["serve", plan.path().to_str().unwrap(), "--port", "0"])
-        .args(args)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    listening(serve_command(plan, args))
+}
+
+/// A started server, and where it listens.
+fn listening(mut serve: Command) -> (Child, String) {
+    let mut child = serve.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let (send, address) = channel();
     let stderr = BufReader::new(child.stderr.take().unwrap());
     std::thread::spawn(move || {

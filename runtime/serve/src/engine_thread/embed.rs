@@ -36,6 +36,7 @@ impl<B: Backend> EngineThread<B> {
                 RequestEvent::Embedding(vector)
             }
             Err(error) => {
+                self.is_closed |= error.needs_reload();
                 self.metrics.ended("failed");
                 RequestEvent::Failed(error.into())
             }
