@@ -7,7 +7,7 @@ let running = null;
 /* Whether the running answer has no token yet. */
 let waiting = false;
 /* The models as the server described them last. */
-let list = [];
+let served = [];
 
 const chat = () => store.chats[Math.min(store.now, store.chats.length - 1)];
 /* Where the browser's storage is full or forbidden, the conversation goes on and is not kept. */
@@ -94,26 +94,26 @@ function request() {
 }
 
 /* Whether each model is loaded, beside its name; the chosen one stays chosen. */
-function drawModels(list) {
+function drawModels() {
   const words = m => m.state === "loaded" ? m.id : `${m.id} (${m.state})`;
   const options = [...$("model").options], chosen = $("model").value || store.settings.model;
-  if (list.length === options.length && list.every((m, i) => m.id === options[i].value)) {
-    list.forEach((m, i) => { options[i].textContent = words(m); });
+  if (served.length === options.length && served.every((m, i) => m.id === options[i].value)) {
+    served.forEach((m, i) => { options[i].textContent = words(m); });
     return;
   }
-  $("model").replaceChildren(...list.map(m => new Option(words(m), m.id)));
-  if (list.some(m => m.id === chosen)) $("model").value = chosen;
+  $("model").replaceChildren(...served.map(m => new Option(words(m), m.id)));
+  if (served.some(m => m.id === chosen)) $("model").value = chosen;
 }
 
 /* Looks at the models, and at what the machine does while its panel is open. */
 async function look() {
   const isOpen = $("machine").open;
-  if (document.hidden || !isOpen && !waiting && list.every(m => m.state === "loaded")) return;
+  if (document.hidden || !isOpen && !waiting && served.every(m => m.state === "loaded")) return;
   try {
     const [models, text] = await Promise.all([fetch("v1/models", { headers: headers() }).then(r => r.json()),
       isOpen ? fetch("metrics", { headers: headers() }).then(r => r.text()) : ""]);
-    list = models.data;
-    drawModels(list);
+    served = models.data;
+    drawModels();
     drawWaiting();
     if (isOpen) machine(text);
   } catch { $("state").textContent = "The server does not answer."; }
@@ -121,7 +121,7 @@ async function look() {
 
 /* Below an answer that waits for its model. */
 function drawWaiting() {
-  const state = list.find(m => m.id === $("model").value)?.state;
+  const state = served.find(m => m.id === $("model").value)?.state;
   if (!waiting) return;
   $("talk").lastElementChild.querySelector(".foot").textContent =
     state === "loaded" ? "" : state === "loading" ? "The model is being loaded." : "Waits for memory to load the model.";
@@ -134,12 +134,12 @@ function machine(text) {
   const value = (metric, more = "") => Number(text.split("\n").find(l =>
     l.startsWith(metric + "{") && l.includes(`model="${name}"`) && l.includes(more))?.split(" ").at(-1) || 0);
   const tier = (metric, tier) => value(metric, `tier="${tier}"`);
-  const model = list.find(m => m.id === name);
+  const model = served.find(m => m.id === name);
   const hits = tier("hpp_kv_hits_total", "ram") + tier("hpp_kv_hits_total", "disk"), misses = value("hpp_kv_misses_total");
   const passes = value("hpp_passes_total");
   const lines = (model?.placement || []).map(p => `${p.device}: ${size(p.bytes)} of weights ${p.weights}` +
     (p.pinned_bytes === undefined ? "" : `, ${size(p.pinned_bytes)} of them stay in RAM`));
-  if (list.length > 1) lines.unshift(...list.map(m => `${m.id}: ${m.state}, needs about ${size(m.memory.host)} of RAM`));
+  if (served.length > 1) lines.unshift(...served.map(m => `${m.id}: ${m.state}, needs about ${size(m.memory.host)} of RAM`));
   if (model?.error) lines.push(model.error);
   lines.push(`requests: ${value("hpp_requests_running")} running, ${value("hpp_requests_waiting")} waiting`);
   lines.push(`states: ${size(value("hpp_state_bytes"))}, ${value("hpp_idle_sequences")} idle sequences`);
@@ -274,8 +274,8 @@ async function models() {
     const answer = await response.json();
     if (response.status === 401) throw new Error("Enter the API key in the settings.");
     if (!response.ok) throw new Error(answer.error?.message);
-    list = answer.data;
-    drawModels(list);
+    served = answer.data;
+    drawModels();
     look();
   } catch (error) { $("title").textContent = error.message || "the server does not answer"; }
 }
