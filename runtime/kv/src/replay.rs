@@ -140,7 +140,7 @@ fn compare(trace: Trace) {
 
 #[test]
 fn the_default_policy_is_no_worse_than_the_better_of_the_others() {
-    compare(Trace { conversations: 60, turns: 900 });
+    compare(Trace { conversations: 40, turns: 600 });
 }
 
 #[test]
