@@ -139,7 +139,7 @@ function machine(text) {
   const passes = value("hpp_passes_total");
   const lines = (model?.placement || []).map(p => `${p.device}: ${size(p.bytes)} of weights ${p.weights}` +
     (p.pinned_bytes === undefined ? "" : `, ${size(p.pinned_bytes)} of them stay in RAM`));
-  if (served.length > 1) lines.unshift(...served.map(m => `${m.id}: ${m.state}, needs about ${size(m.memory.host)} of RAM`));
+  if (served.length > 1) lines.unshift(...served.map(m => `${m.id}: ${m.state}, ${size(m.memory.host)} of RAM`));
   if (model?.error) lines.push(model.error);
   lines.push(`requests: ${value("hpp_requests_running")} running, ${value("hpp_requests_waiting")} waiting`);
   lines.push(`states: ${size(value("hpp_state_bytes"))}, ${value("hpp_idle_sequences")} idle sequences`);
