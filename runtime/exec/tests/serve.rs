@@ -116,7 +116,7 @@ fn states_survive_kill_9_with_the_same_bits() {
     let again = server.ok("/v1/completions", &request);
     assert!(cached_tokens(&again) >= 128, "{again}");
     assert_eq!(again["choices"], first["choices"]);
-    assert!(server.metric(&format!("hpp_kv_hits_total{{model=\"{MODEL}\",tier=\"disk\"}}")) >= 8.0);
+    server.wait_until(&format!("hpp_kv_hits_total{{model=\"{MODEL}\",tier=\"disk\"}}"), |hits| hits >= 8.0);
     // Another process may not write there.
     let path = server.plan.path().to_str().unwrap().to_owned();
     let second = support::hpp_exec(["serve", &path, "--port", "0", args[0], args[1], args[2], args[3]]);
@@ -415,35 +415,6 @@ fn hostile_clients_get_errors_and_harm_nobody() {
     assert_eq!(answer["usage"]["completion_tokens"], json!(3));
     drop((silent, halves));
     assert_eq!(server.get("/health").status(), 200);
-}
-
-#[cfg(unix)]
-#[test]
-fn slow_readers_and_more_connections_than_descriptors_harm_nobody() {
-    let server = Server::with_descriptors(128, &["--max-sequences", "8"]);
-    let address = server.url.strip_prefix("http://").unwrap();
-    let connect = || TcpStream::connect(address).unwrap();
-    let body =
-        json!({"prompt": "Once upon a time", "max_tokens": 400, "ignore_eos": true, "stream": true, "logprobs": 5})
-            .to_string();
-    let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    // Four clients that never read what they asked for.
-    let mut slow: Vec<TcpStream> = (0..4).map(|_| connect()).collect();
-    for stream in &mut slow {
-        stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body.as_bytes())).unwrap();
-    }
-    let asked = json!({"prompt": "Once upon", "max_tokens": 3, "ignore_eos": true});
-    assert_eq!(server.ok("/v1/completions", &asked)["usage"]["completion_tokens"], json!(3));
-    // The system accepts them and the server cannot, until some leave.
-    let many: Vec<TcpStream> = (0..400).map(|_| connect()).collect();
-    std::thread::sleep(std::time::Duration::from_millis(200));
-    drop(many);
-    assert_eq!(server.ok("/v1/completions", &asked)["usage"]["completion_tokens"], json!(3));
-    drop(slow);
-    server.wait_for(&format!("hpp_requests_running{{model=\"{MODEL}\"}}"), 0.0);
 }
 
 #[test]

@@ -31,21 +31,6 @@ impl Server {
         Self::of(plan, started, args)
     }
 
-    /// A server that may open this many files and connections.
-    #[cfg(unix)]
-    pub fn with_descriptors(descriptors: u64, args: &[&str]) -> Self {
-        let plan = chat_plan(MODEL);
-        let serve = serve_command(&plan, args);
-        let mut limited = Command::new("sh");
-        limited.args(["-c", &format!("ulimit -n {descriptors} && exec \"$0\" \"$@\"")]);
-        limited.arg(serve.get_program()).args(serve.get_args());
-        for (name, value) in serve.get_envs() {
-            value.map(|value| limited.env(name, value));
-        }
-        let started = listening(limited);
-        Self::of(plan, started, args)
-    }
-
     fn of(plan: PlanDir, (child, url): (Child, String), args: &[&str]) -> Self {
         let agent = Agent::config_builder().http_status_as_error(false).timeout_global(Some(WAIT)).build().into();
         let key = args.iter().position(|arg| *arg == "--api-key").map(|at| args[at + 1].to_owned());
@@ -114,8 +99,13 @@ impl Server {
 
     /// Waits until a metric has a value.
     pub fn wait_for(&self, line: &str, value: f64) {
+        self.wait_until(line, |found| found == value);
+    }
+
+    /// Waits until a metric is as it should be.
+    pub fn wait_until(&self, line: &str, is_right: impl Fn(f64) -> bool) {
         let started = Instant::now();
-        while self.metric(line) != value {
+        while !is_right(self.metric(line)) {
             assert!(started.elapsed() < WAIT, "{line} stays {}", self.metric(line));
             std::thread::sleep(Duration::from_millis(20));
         }

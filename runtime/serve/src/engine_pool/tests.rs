@@ -1,3 +1,5 @@
+//! A pool whose loads never end, fail or panic: what its requests are told.
+
 use super::*;
 use crate::engine_thread::{Client, EngineTask, LoadContext, LoadedEngine, RequestEvent};
 use crate::metrics::Metrics;
