@@ -4,12 +4,14 @@
 //! Paths are relative to the plan's directory. Unknown fields are refused. A plan is untrusted input:
 //! [`Plan::check`](crate::Plan::check) must pass before any file that it names is opened.
 
+mod draft;
 mod generation;
 mod host_kernels;
 mod partition;
 mod predictions;
 mod state;
 
+pub use draft::*;
 pub use generation::*;
 pub use host_kernels::*;
 pub use partition::*;
@@ -49,6 +51,9 @@ pub struct Plan {
     /// Tokenizer, special tokens and sampling defaults; absent for models that are not language models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationConfig>,
+    /// The draft that the model has of itself; absent if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<OwnDraft>,
     /// Predicted times.
     pub predictions: Predictions,
     /// Every file that this plan depends on, with its size and hashes.
@@ -391,4 +396,6 @@ pub enum FileRole {
     Weights,
     /// Tokenizer or chat template.
     Text,
+    /// The plan of the model's own draft.
+    Draft,
 }

@@ -76,6 +76,7 @@ impl Plan {
             partitions: vec![partition],
             schedule: Schedule { prefill: steps.clone(), decode: steps, ..self.schedule.clone() },
             buffers: vec![],
+            draft: None,
             predictions: Predictions::default(),
             model,
             ..self.clone()

@@ -41,4 +41,3 @@ pub use reporter::{ProviderFallback, Reporter, Silent, fallback_warnings, listed
 pub use runtime::{LogitRows, NamedTensors, PageLayout, Sequence, StepInput, WorkItem};
 pub use telemetry::{Counter, PassTelemetry, Phase, StageTelemetry, Telemetry};
 pub use tensor::{HostTensor, Logits};
-pub use weights::budget::all_on_host;

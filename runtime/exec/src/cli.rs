@@ -82,13 +82,13 @@ pub struct RunArgs {
     pub answer: AnswerArgs,
     /// Speculative decoding: draft tokens and verify several in one pass over the weights. The text stays the same. It is faster if
     /// drafts are often right and a pass of several tokens costs little more than a pass of one, as with streamed weights. Drafting
-    /// pauses while it does not pay [default: `draft` with --draft, else `off`].
+    /// pauses while it does not pay [default: `draft` with --draft or if the plan has a draft of its model, else `off`].
     #[arg(long, value_enum, value_name = "HOW")]
     pub speculate: Option<SpeculateArg>,
-    /// The draft model or its plan: a smaller model with the same tokenizer. Its memory comes on top of this plan's. Or int4 or int8: the
-    /// model itself, quantized once and kept in the cache; of --ram it gets what it needs, and the model the rest.
-    #[arg(long, value_name = "MODEL|PLAN|int4|int8")]
-    pub draft: Option<PathBuf>,
+    /// The draft model or its plan: a smaller model with the same tokenizer. Its memory comes on top of this plan's. Or, for a MODEL, int4
+    /// or int8: its own quantized weights, made with the plan; they take their part of --ram, and the model gets the rest.
+    #[arg(long, value_name = "MODEL|PLAN|int4|int8", value_parser = draft)]
+    pub draft: Option<DraftArg>,
     /// Draft this many tokens for each pass, even if that does not pay; for comparison [default: the number that pays most].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
     pub draft_tokens: Option<u8>,
@@ -311,16 +311,32 @@ pub struct LibraryArgs {
     pub quiet: bool,
 }
 
+/// `--draft`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DraftArg {
+    /// Another model, or its plan.
+    Model(PathBuf),
+    /// The model itself with weights of so many bits.
+    OfItself(DraftBits),
+}
+
+/// Parses `--draft`. A file with the name of a number of bits is a model.
+fn draft(text: &str) -> Result<DraftArg, String> {
+    let path = PathBuf::from(text);
+    let bits = DraftBits::named(&path).filter(|_| !path.exists());
+    Ok(bits.map_or(DraftArg::Model(path), DraftArg::OfItself))
+}
+
 /// `--speculate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SpeculateArg {
-    /// `draft` if --draft is given, else `ngram`.
+    /// `draft` if there is a draft model, else `ngram`.
     Auto,
     /// One token per pass.
     Off,
     /// Draft the tokens that followed the previous occurrence of the last tokens (prompt lookup).
     Ngram,
-    /// Draft with the model of --draft.
+    /// Draft with the draft that the plan has of its model, or with another model.
     Draft,
 }
 
@@ -390,6 +406,9 @@ pub struct JobsArgs {
     /// How sequences share a pass.
     #[command(flatten)]
     pub batch: BatchArgs,
+    /// Speculative decoding of each sequence, while it pays [default: off].
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub speculate: Option<SpeculateArg>,
     /// Default settings of the prompts.
     #[command(flatten)]
     pub defaults: AnswerArgs,
@@ -445,9 +464,12 @@ pub struct ServeArgs {
     /// Where states of prompts are kept.
     #[command(flatten)]
     pub kv: KvArgs,
-    /// Speculative decoding with n-grams of the text, while that pays. Answers of fp32 models stay the same. In models that round
-    /// activations, near ties between tokens may be decided differently from run to run.
-    #[arg(long)]
+    /// Speculative decoding, while it pays. Answers of fp32 models stay the same. In models that round activations, near ties between
+    /// tokens may be decided differently from run to run [default: `draft` if the plan has a draft of its model, else `off`].
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub speculate: Option<SpeculateArg>,
+    /// The same as --speculate ngram.
+    #[arg(long, conflicts_with = "speculate")]
     pub ngram: bool,
     /// Seconds for requests to finish after Ctrl-C or SIGTERM.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]

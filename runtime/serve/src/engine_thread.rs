@@ -10,7 +10,7 @@ use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
 use hpp_engine::Backend;
 use hpp_generate::kv::{LoadTicket, PageLookup};
-use hpp_generate::speculate::{NgramDrafter, Speculation};
+use hpp_generate::speculate::Drafts;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, FinishReason, Finished, GenerateError, Generated, Generation, GenerationEvent};
 use hpp_generate::{GenerationRequest, RequestId, TokenSequence};
@@ -39,8 +39,8 @@ pub struct LoadedEngine<B: Backend> {
     pub max_sequences: usize,
     /// Turns tokens into text.
     pub tokenizer: Option<TextTokenizer>,
-    /// Whether to use speculative decoding with n-grams.
-    pub ngram_drafts: bool,
+    /// How requests draft tokens in speculative decoding.
+    pub drafts: Drafts<B>,
 }
 
 /// Limits of one engine.
@@ -174,11 +174,11 @@ pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
             None => engine.batch.prompt_chunk().min(GRID),
         };
         let _ = loaded.send(Ok(()));
-        let LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts } = engine;
+        let LoadedEngine { batch, max_sequences, tokenizer, drafts } = engine;
         let thread = EngineThread {
             batch,
             tokenizer,
-            ngram_drafts,
+            drafts,
             grid,
             max_sequences: max_sequences.max(1),
             inbox,
@@ -226,7 +226,7 @@ struct Running {
 struct EngineThread<B: Backend> {
     batch: Batch<B>,
     tokenizer: Option<TextTokenizer>,
-    ngram_drafts: bool,
+    drafts: Drafts<B>,
     grid: usize,
     max_sequences: usize,
     inbox: Receiver<EngineCommand>,
@@ -242,7 +242,7 @@ struct EngineThread<B: Backend> {
     stop: Arc<AtomicBool>,
 }
 
-impl<B: Backend> EngineThread<B> {
+impl<B: Backend + 'static> EngineThread<B> {
     fn run(mut self) {
         while self.receive() {
             if self.stop.load(Ordering::SeqCst) {
@@ -363,10 +363,7 @@ impl<B: Backend> EngineThread<B> {
         let Submission { request, events, deadline, top_logprobs, arrived, hints } = submission;
         let prompt_tokens = request.prompt.len() as u64;
         let generation = Generation::new(request, self.tokenizer.clone(), self.grid);
-        let generation = match self.ngram_drafts {
-            true => generation.speculate(Speculation::new(Box::<NgramDrafter>::default())),
-            false => generation,
-        };
+        let generation = self.drafts.speculate(generation);
         match self.batch.add_to(sequence, generation, hints.session.as_deref(), self.grid) {
             Ok((id, kept)) => {
                 self.batch.set_priority(id, hints.priority);

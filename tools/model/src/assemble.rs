@@ -94,6 +94,7 @@ pub fn assemble(decision: &Decision) -> Plan {
         schedule,
         buffers,
         generation: generation(decision.analysis),
+        draft: None,
         predictions: decision.predictions.clone(),
         files: vec![],
         seal: None,

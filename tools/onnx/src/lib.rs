@@ -41,7 +41,7 @@ pub use store::{
     embed_structure, externalise, externalise_virtually, link, needs_externalising, pack, pack_virtually, predict_link,
     round,
 };
-pub use tensor::{TensorError, TensorProblem, TensorShape};
+pub use tensor::{TensorError, TensorProblem, TensorShape, is_external};
 pub use virtual_file::{VirtualFile, VirtualFiles};
 pub use weights::{FileRange, QUANTIZED_FILE, Storage, WeightError, WeightFile, Weights};
 pub use work_dir::WorkDir;

@@ -5,7 +5,7 @@ mod quantize;
 mod values;
 
 pub use planning::{ExpertReads, ObjectiveArg, PlanningArgs};
-pub use quantize::QuantizeArgs;
+pub use quantize::{DraftArg, QuantizeArgs};
 pub use values::{KvHomeArg, LayerCount, VramRange};
 
 use clap::{ArgAction, Args, Parser, Subcommand};
@@ -56,7 +56,7 @@ pub struct InspectArgs {
 }
 
 /// Options of `hpp-split`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct SplitArgs {
     /// An ONNX file, or the directory that an exporter wrote.
     #[arg(required_unless_present = "machine")]

@@ -17,6 +17,9 @@ pub enum SplitError {
     /// The model cannot be read or analysed.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The model cannot be quantized for a draft.
+    #[error("cannot make a draft of the model (--draft)")]
+    Draft(#[source] Box<ModelError>),
     /// The model was read but cannot be cut.
     #[error("cannot cut the model")]
     Cut(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -119,6 +122,9 @@ impl SplitError {
                 )
             }
             SplitError::Model(error) => error.hint()?,
+            SplitError::Draft(_) => {
+                "omit --draft; a smaller model with the same tokens can draft too: hpp-exec --draft PLAN".to_owned()
+            }
             SplitError::Setting { hint, .. } => (*hint).to_owned(),
             SplitError::LogFilter(error) => error.hint().to_owned(),
             SplitError::Output(error) => error.hint()?.to_owned(),

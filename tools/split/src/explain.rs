@@ -8,7 +8,7 @@ use crate::error::SplitError;
 use crate::partitioning::Partitioning;
 use crate::predicted::round;
 use crate::reason::{difference, is_rounding, place_name};
-use crate::request::PlanningRequest;
+use crate::request::{Limits, PlanningRequest};
 use crate::table;
 use hpp_model::{Analysis, analyse};
 use hpp_partition::{BlockPlacement, Change, DeviceId, Explanation, RunExplanation, Solution, change, evaluate};
@@ -121,7 +121,8 @@ fn other_context(
     let other = if twice <= longest { twice } else { analysis.context / 2 };
     let other = analyse(analysis.model.path(), Some(other), args.logits_mode())?;
     let what = format!("{} tokens of context instead of {}", other.context, analysis.context);
-    let other_request = PlanningRequest::new(args, &other, costs, &request.local, request.scenario.prefill_chunk)?;
+    let limits = Limits { longest_pass: request.scenario.prefill_chunk, ..request.limits };
+    let other_request = PlanningRequest::new(args, &other, costs, &request.local, limits)?;
     let options = request.options;
     // Compare both without cuts: the other placement would have other cuts.
     let Solution { placements, slots, .. } = partitioning.solution.clone();

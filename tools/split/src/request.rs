@@ -16,7 +16,7 @@ const HOST_RESERVE_DIVISOR: u64 = 16;
 /// A pass on the host may use the memory budget divided by this for its activations: the rest is for weights.
 const WORKSPACE_DIVISOR: u64 = 8;
 /// Tokens that a pass on the host takes even if their activations exceed that: more than a KV page of 128.
-const MIN_CHUNK: u64 = 192;
+pub const MIN_CHUNK: u64 = 192;
 
 /// A planning problem and how to solve it.
 #[derive(Clone, Debug)]
@@ -39,22 +39,41 @@ pub struct PlanningRequest {
     pub allow_unknown_operators: bool,
     /// Bytes that sessions on the host hold besides packed weights, part of the process's own.
     pub session_copies: u64,
+    /// What limits the plan beside its budgets.
+    pub limits: Limits,
+    /// Whether tables stay memory-mapped where host memory holds them too.
+    pub maps_tables: bool,
     /// Memory of this machine; empty where the plan is for another machine.
     pub local: LocalMachine,
 }
 
+/// What limits a plan beside its budgets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most tokens of a pass.
+    pub longest_pass: u64,
+    /// Bytes of the host budget that something else takes, such as the model's own draft.
+    pub reserved: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { longest_pass: u64::MAX, reserved: 0 }
+    }
+}
+
 impl PlanningRequest {
-    /// Builds the request from the settings, for passes of at most `longest_pass` tokens; reports all obstacles at once.
+    /// Builds the request from the settings; reports all obstacles at once.
     pub fn new(
         args: &SplitArgs,
         analysis: &Analysis,
         costs: &Costs,
         local: &LocalMachine,
-        longest_pass: u64,
+        limits: Limits,
     ) -> Result<Self, InputErrors> {
         let (budget, recorded_vram) = budget(args, costs, local);
         let mut scenario = scenario(analysis, args, costs, &budget, local);
-        scenario.prefill_chunk = scenario.prefill_chunk.min(longest_pass);
+        scenario.prefill_chunk = scenario.prefill_chunk.min(limits.longest_pass);
         let mut recorded_budgets = Budgets {
             vram: recorded_vram.into_iter().map(ByteSize).collect(),
             ram: budget.ram.map(ByteSize),
@@ -65,7 +84,8 @@ impl PlanningRequest {
         let error = |finding: &hpp_schema::Finding| InputError::in_file(&costs.label(), finding);
         // Beside GPUs, few blocks or none compute on the host.
         let session_copies = if scenario.on_host { session_copies(&analysis.graph) } else { 0 };
-        let budget = Budget { process: budget.process.saturating_add(session_copies), ..budget };
+        let process = [session_copies, limits.reserved].into_iter().fold(budget.process, u64::saturating_add);
+        let budget = Budget { process, ..budget };
         let mut problem = problem(analysis, scenario, costs.source(), budget)
             .map_err(|findings| InputErrors(findings.iter().map(error).collect()))?;
         if args.planning.experts == ExpertReads::All {
@@ -91,6 +111,8 @@ impl PlanningRequest {
             default_margin: args.margin.is_none(),
             allow_unknown_operators: args.allow_unknown_operators,
             session_copies,
+            limits,
+            maps_tables: false,
             local: local.clone(),
         })
     }

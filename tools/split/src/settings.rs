@@ -17,6 +17,7 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     refining(args, &mut errors);
     throughput(args, &mut errors);
     quantizing(args, &mut errors);
+    drafting(args, &mut errors);
     errors
 }
 
@@ -151,4 +152,20 @@ fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
         "--quantize auto chooses the blocks, and its formats are symmetric",
         "omit --quantize-block and --quantize-asymmetric, or give --quantize int4 or int8",
     );
+}
+
+fn drafting(args: &SplitArgs, errors: &mut InputErrors) {
+    let Some(draft) = args.quantize.draft else { return };
+    let bits = args.quantize.options().map(|options| options.format.bits.count());
+    errors.require(
+        !args.quantize.is_auto() && bits.is_none_or(|bits| bits > draft.bits().count()),
+        "--draft is for a model with more bits than the draft, and --quantize leaves no more",
+        "omit --quantize, or combine --quantize int8 with --draft int4",
+    );
+    errors.require(
+        args.planning.sweep_vram.is_none(),
+        "--sweep-vram writes no plan, so it has no draft",
+        "omit --draft or --sweep-vram",
+    );
+    errors.require(args.batch == 1, "a draft is for passes of one sequence", "omit --draft, or --batch");
 }

@@ -6,9 +6,10 @@ use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
+use crate::own_draft::OwnDraft;
 use crate::partitioning::{Partitioning, place_blocks};
 use crate::refine::{TrialRun, refine};
-use crate::request::PlanningRequest;
+use crate::request::{Limits, PlanningRequest};
 use crate::sequences::choose_sequences;
 use crate::{interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace};
 use hpp_graph::PartitionGraph;
@@ -24,8 +25,11 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     }
     let (analysis, costs) = read_inputs(args)?;
     let local = request::local_machine(args, &costs);
-    let mut request = PlanningRequest::new(args, &analysis, &costs, &local, u64::MAX)?;
+    let own_draft = OwnDraft::plan(args, &analysis, &costs)?;
+    let reserved = own_draft.as_ref().map_or(0, |draft| draft.host_memory);
+    let mut request = PlanningRequest::new(args, &analysis, &costs, &local, Limits { reserved, ..Limits::default() })?;
     print_notes(args, &analysis, &costs, &request);
+    own_draft.iter().for_each(|draft| eprintln!("{}", draft.note()));
     if let Some(range) = args.planning.sweep_vram {
         return sweep::run(&request, args, range, &costs.label());
     }
@@ -33,7 +37,8 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let (partitioning, trials) = loop {
         match partition_blocks(&mut request, args, &analysis, &out_dir) {
             Err(SplitError::OverBudget { .. }) if let Some(pass) = request.shorter_pass() => {
-                request = PlanningRequest::new(args, &analysis, &costs, &local, pass)?;
+                let limits = Limits { longest_pass: pass, ..request.limits };
+                request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
             }
             result => break result?,
         }
@@ -44,7 +49,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if let Some(path) = &args.planning.trace {
         trace::write(&request, &partitioning, path)?;
     }
-    let plan = write(args, &analysis, &parts, plan, &out_dir)?;
+    let plan = write(args, &analysis, own_draft.as_ref(), &parts, plan, &out_dir)?;
     let explanation = match args.planning.explain {
         true => Some(explain(&request, &partitioning, args, &analysis, &costs)?),
         false => None,
@@ -138,6 +143,7 @@ fn default_out(analysis: &Analysis) -> PathBuf {
 fn write(
     args: &SplitArgs,
     analysis: &Analysis,
+    own_draft: Option<&OwnDraft>,
     parts: &[PartitionGraph],
     plan: Plan,
     out_dir: &Path,
@@ -150,9 +156,9 @@ fn write(
         movable: args.movable,
     };
     if args.dry_run {
-        return PlanWriter::dry_run(options, analysis, out_dir, parts, plan);
+        return PlanWriter::dry_run(options, analysis, own_draft, out_dir, parts, plan);
     }
-    let writer = PlanWriter::begin(options, analysis, out_dir)?;
+    let writer = PlanWriter::begin(options, analysis, own_draft, out_dir)?;
     if let Some(partial) = writer.partial_directory() {
         interrupt::name_partial_directory(partial.to_owned());
     }

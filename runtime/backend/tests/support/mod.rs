@@ -183,6 +183,7 @@ impl Recorded {
             },
             buffers: vec![],
             generation: None,
+            draft: None,
             predictions: Predictions::default(),
             files: vec![self.record(file)],
             seal: None,

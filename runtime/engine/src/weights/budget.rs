@@ -214,7 +214,7 @@ fn activations(plan: &Plan, fallen_back: &[&Partition]) -> u64 {
 
 /// Bytes of host memory that the whole plan would take there: an estimate. The layout of 4-bit kernels takes about a fifth more
 /// (docs/RUNTIME.md, Compression).
-pub fn all_on_host(plan: &Plan) -> u64 {
+fn all_on_host(plan: &Plan) -> u64 {
     let weights = plan.partitions.iter().map(|partition| partition.bytes.weights.0).fold(0, u64::saturating_add);
     let states = plan.states.iter().map(|state| state.bytes.0).fold(0, u64::saturating_add);
     let activations = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max().unwrap_or(0);

@@ -1,14 +1,16 @@
 //! `hpp-exec serve PLAN`: models over HTTP.
 
+use super::drafts::DraftChoice;
 use super::kv_cache::open_cache;
 use super::sequences::{fitting_sequences, planned_sequences};
 use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
-use crate::cli::{NamedPlan, ServeArgs};
+use crate::cli::{NamedPlan, ServeArgs, SpeculateArg};
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::interrupt::Interrupt;
 use crate::numbers::counted;
 use crate::runtime::OrtBackend;
+use crate::settings::DraftMethod;
 use hpp_engine::EngineOptions;
 use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model};
 use hpp_schema::{Plan, Residency};
@@ -133,11 +135,14 @@ fn start(
         encoder,
     };
     let tokenizer = settings.encoder.tokenizer.clone();
+    let speculate = if args.ngram { Some(SpeculateArg::Ngram) } else { args.speculate };
+    let draft = DraftChoice::open(&DraftMethod::resolve(speculate, None)?, &plan, &settings.encoder, ctx.console)?;
     let (console, interrupt) = (Arc::clone(ctx.console), ctx.interrupt.clone());
     let args = args.clone();
     let load = move |wake| {
-        let (batch, max_sequences) = load_model(&plan, &args, inputs, wake, &console, &interrupt)?;
-        Ok(LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts: args.ngram })
+        let (batch, max_sequences) = load_model(&plan, &args, &draft, inputs, wake, &console, &interrupt)?;
+        let drafts = draft.load(&plan.plan, max_sequences, &args.runtime, &console, &interrupt)?;
+        Ok(LoadedEngine { batch, max_sequences, tokenizer, drafts })
     };
     let metrics = metrics.model(&name);
     ServedModel::start(settings, load, metrics, shutdown.stop_flag())
@@ -146,6 +151,7 @@ fn start(
 fn load_model(
     plan: &PlanFile,
     args: &ServeArgs,
+    draft: &DraftChoice,
     inputs: ModelInputs,
     wake: WakeFn,
     console: &Arc<Console>,
@@ -153,7 +159,7 @@ fn load_model(
 ) -> Result<(Batch<OrtBackend>, usize), ExecError> {
     let (runtime, asked) = (&args.runtime, args.max_sequences);
     let wanted = asked.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES));
-    let reserved = args.kv.ram(&plan.plan);
+    let reserved = args.kv.ram(&plan.plan).saturating_add(draft.memory(wanted));
     let row_batching = args.batch.engine_option();
     let options = EngineOptions { sequences: Some(wanted), row_batching, reserved, ..runtime.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, runtime, options, console, interrupt)?;

@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 
 /// Cost sources, objective and planner options.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Planning")]
 pub struct PlanningArgs {
     /// Plan with times that hpp-profile measured for this model on this machine.

@@ -31,6 +31,39 @@ pub struct QuantizeArgs {
     /// `--quantize auto`, whose budget counts it].
     #[arg(long, value_enum, value_name = "int4|int8|none|same", requires = "quantize")]
     pub quantize_embedding: Option<ChoiceArg>,
+    /// Write a draft of the model beside the plan: its own weights rounded to 4 or 8 bits, for speculative decoding without
+    /// another model. It stays in host memory, within --ram. hpp-exec drafts with it unless told otherwise.
+    #[arg(long, value_enum, value_name = "int4|int8")]
+    pub draft: Option<DraftArg>,
+}
+
+/// `--draft`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DraftArg {
+    /// 4 bits.
+    Int4,
+    /// 8 bits.
+    Int8,
+}
+
+impl DraftArg {
+    /// The bits.
+    pub fn bits(self) -> Bits {
+        match self {
+            DraftArg::Int4 => Bits::Four,
+            DraftArg::Int8 => Bits::Eight,
+        }
+    }
+
+    /// How the draft is quantized: in blocks of 32, symmetric, the embedding not at all, so that its bytes are those of the model.
+    pub fn options(self) -> QuantizeOptions {
+        QuantizeOptions {
+            format: BlockFormat { bits: self.bits(), block_size: 32, asymmetric: false },
+            budget: None,
+            head: Choice::Same,
+            embedding: Choice::None,
+        }
+    }
 }
 
 /// `--quantize`.

@@ -104,7 +104,7 @@ impl BenchRunner {
         let target = self.dir.path().join("plan");
         let options = WriteOptions { movable: args.movable, ..WriteOptions::default() };
         let has_experts: Vec<bool> = plan.partitions.iter().map(|partition| partition.experts.is_some()).collect();
-        PlanWriter::begin(options, analysis, &target)?.finish(parts, plan)?;
+        PlanWriter::begin(options, analysis, None, &target)?.finish(parts, plan)?;
         let result = self.interrupt.check().and_then(|()| self.bench(args, &target));
         let remove_failed = |source| SplitError::Io { action: "remove", path: target.clone(), source };
         fs::remove_dir_all(&target).map_err(remove_failed)?;
