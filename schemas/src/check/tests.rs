@@ -2,8 +2,8 @@
 
 use super::Severity;
 use crate::{
-    Achieved, ByteSize, CopyStep, DType, Dim, InputRole, ModelKind, ObjectiveKind, OutputUse, Plan, PrefillVariant,
-    Provider, Residency, Ring, StateUpdate, Step, WeightInput,
+    Achieved, ByteSize, CopyStep, DType, Dim, FileRecord, FileRole, InputRole, ModelKind, ObjectiveKind, OutputUse,
+    OwnDraft, Plan, PrefillVariant, Provider, Residency, Ring, StateUpdate, Step, WeightInput,
 };
 
 fn valid_plan() -> Plan {
@@ -268,4 +268,39 @@ fn every_finding_is_reported_at_once() {
     for place in ["budgets.context", "partitions[0].file", "schedule.decode"] {
         assert!(places.iter().any(|found| found == place), "{place} in {places:?}");
     }
+}
+
+/// The valid plan with a draft.
+fn with_draft(plan: &mut Plan) {
+    let record = FileRecord { path: "draft/plan.yaml".into(), role: FileRole::Draft, ..plan.files[0].clone() };
+    plan.files.push(record);
+    let [all, one] = [64 << 20, 1 << 20].map(ByteSize);
+    let own = OwnDraft { plan: "draft/plan.yaml".into(), bits: 4, host_memory: all, sequence_memory: one };
+    plan.draft = Some(own);
+    plan.budgets.ram = Some(ByteSize(1 << 30));
+}
+
+#[test]
+fn drafts() {
+    let mut plan = valid_plan();
+    with_draft(&mut plan);
+    let errors: Vec<_> = plan.check().into_iter().filter(|found| found.severity == Severity::Error).collect();
+    assert!(errors.is_empty(), "{errors:#?}");
+    let refuses = |place: &str, words: &str, change: &dyn Fn(&mut OwnDraft)| {
+        refuses(place, words, |plan| {
+            with_draft(plan);
+            change(plan.draft.as_mut().unwrap());
+        });
+    };
+    refuses("draft.plan", "out of the plan's directory", &|draft| draft.plan = "../plan.yaml".into());
+    refuses("draft.plan", "with the role draft", &|draft| draft.plan = "gpu_0.onnx".into());
+    refuses("draft.bits", "4 or 8", &|draft| draft.bits = 3);
+    refuses("draft.sequence_memory", "for a sequence", &|draft| draft.sequence_memory = ByteSize(65 << 20));
+    refuses("draft.host_memory", "nothing of budgets.ram", &|draft| draft.host_memory = ByteSize(1 << 30));
+    // A draft that is added, changed or removed breaks the seal.
+    let sealed = crate::Seal::of(&plan).unwrap();
+    plan.draft.as_mut().unwrap().bits = 8;
+    assert_eq!(sealed.differences(&plan).unwrap(), ["draft"]);
+    plan.draft = None;
+    assert_eq!(sealed.differences(&plan).unwrap(), ["draft"]);
 }
