@@ -6,7 +6,7 @@ use crate::error::ModelError;
 use crate::roles;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
-use hpp_onnx::{Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, quantize};
+use hpp_onnx::{Candidates, Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, quantize};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
 use std::path::Path;
 use std::time::Instant;
@@ -144,6 +144,12 @@ fn infer_and_segment(model: &Model) -> Result<(Graph, Segmentation), ModelError>
     infer::infer(&mut graph);
     let segmentation = segment(&graph);
     Ok((graph, segmentation))
+}
+
+/// The matrices of a model whose formats may be chosen, with the errors of each format. The model must not be quantized already.
+pub fn quantization_candidates(analysis: &Analysis, options: &QuantizeOptions) -> Result<Candidates, ModelError> {
+    let roles = quantize_roles(&analysis.graph, &analysis.segmentation);
+    Ok(Candidates::measure(&analysis.model, &analysis.graph, &roles, options)?)
 }
 
 /// The nodes of the head, and the inputs that hold token ids.

@@ -20,7 +20,10 @@ mod states;
 mod streams;
 mod symbols;
 
-pub use analyse::{Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse, analyse_quantized};
+pub use analyse::{
+    Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse, analyse_quantized,
+    quantization_candidates,
+};
 pub use assemble::{Decision, DiskStreaming, PartitionSpec, assemble};
 pub use config::{ConfigError, ModelConfig};
 pub use costs::{Scenario, blocks, widest_workspace};

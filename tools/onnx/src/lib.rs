@@ -31,8 +31,8 @@ pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
 pub use model::Model;
 pub use note::{BranchChoice, Note};
 pub use quantize::{
-    Bits, BlockFormat, Choice, LeftReason, MIN_ELEMENTS, NotFiniteError, NothingReason, QuantizeError, QuantizeOptions,
-    QuantizeSummary, Quantized, Roles, quantize,
+    Bits, BlockFormat, Candidate, Candidates, Choice, Form, LeftReason, MIN_ELEMENTS, NotFiniteError, NothingReason,
+    QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, ScaleRule, quantize,
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use samples::looks_widened;

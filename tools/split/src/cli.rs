@@ -5,7 +5,7 @@ mod quantize;
 mod values;
 
 pub use planning::{ExpertReads, ObjectiveArg, PlanningArgs};
-pub use quantize::{DraftArg, QuantizeArgs};
+pub use quantize::QuantizeArgs;
 pub use values::{KvHomeArg, LayerCount, VramRange};
 
 use clap::{ArgAction, Args, Parser, Subcommand};

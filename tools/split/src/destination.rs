@@ -45,6 +45,12 @@ impl Destination {
         Ok(Destination { staging, base: resolved(&target), dry_files: VirtualFiles::new(), hard_links: vec![] })
     }
 
+    /// Writes to an existing directory, for files that are used while this process runs.
+    pub fn at(directory: &Path) -> Self {
+        let (staging, base) = (Some(directory.to_owned()), resolved(directory));
+        Destination { staging, base, dry_files: VirtualFiles::new(), hard_links: vec![] }
+    }
+
     /// A directory in this one. In a dry run its files are known here once they are [adopted](Self::adopt).
     pub fn directory(&self, name: &str) -> Result<Self, SplitError> {
         let staging = self.staging.as_ref().map(|staging| staging.join(name));

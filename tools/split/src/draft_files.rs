@@ -1,7 +1,7 @@
 //! Writes the files of a model's own draft into a directory of the plan: partitions, quantized weights, `plan.yaml`.
 //!
 //! A partition that holds nothing but weights of the model (the embedding) refers to the model's own file, so that both
-//! map the same pages. All other weights are in one file beside the draft's plan.
+//! map the same pages, and nothing is written twice. All other weights are in one file beside the draft's plan.
 
 use crate::destination::Destination;
 use crate::error::SplitError;
@@ -11,7 +11,7 @@ use crate::records::Records;
 use hpp_model::host_kernels;
 use hpp_onnx::proto::{ModelProto, TensorProto};
 use hpp_onnx::{Extractor, QUANTIZED_FILE, is_external, needs_externalising, walk};
-use hpp_schema::{ByteSize, FileRecord, FileRole, HostKernels, InputRole, OwnDraft as DraftRecord, Plan, Residency};
+use hpp_schema::{ByteSize, FileRecord, FileRole, HostKernels, InputRole, OwnDraft as DraftRecord, Plan};
 use std::collections::{BTreeSet, HashMap};
 
 /// The directory of a draft in that of the plan.
@@ -26,8 +26,9 @@ pub struct ModelWeights(HashMap<String, TensorProto>);
 
 impl ModelWeights {
     /// Those of these files.
-    pub fn of(protos: &[(String, ModelProto)]) -> Self {
-        let initializers = protos.iter().flat_map(|(_, proto)| proto.graph.iter()).flat_map(|graph| &graph.initializer);
+    pub fn of<'a>(protos: impl IntoIterator<Item = &'a ModelProto>) -> Self {
+        let graphs = protos.into_iter().flat_map(|proto| proto.graph.iter());
+        let initializers = graphs.flat_map(|graph| &graph.initializer);
         let external = initializers.filter(|tensor| is_external(tensor).unwrap_or(false));
         ModelWeights(external.map(|tensor| (tensor.name().to_owned(), tensor.clone())).collect())
     }
@@ -67,7 +68,7 @@ pub fn write(
         let extracted = extractor.part(&partition.name, part);
         let proto = extracted.map_err(|error| SplitError::Extract { name, source: Box::new(error) })?;
         partition.host_kernels = HostKernels { packed: own.model.host_kernels.packed, ..host_kernels(&proto) };
-        let shared = weights.refer(&proto).filter(|_| partition.residency == Residency::Mapped);
+        let shared = weights.refer(&proto);
         partition.weights_dir = if shared.is_some() { above(weights_dir(plan)) } else { ".".to_owned() };
         files.push((partition.file.clone(), shared.is_some(), shared.unwrap_or(proto)));
     }

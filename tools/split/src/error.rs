@@ -1,5 +1,6 @@
 //! Every error of this command, and its report on stderr.
 
+use crate::calibrate::{CorpusError, DivergenceError};
 use crate::exec::ExecNotFound;
 use crate::input_errors::InputErrors;
 use crate::output::OutputError;
@@ -66,6 +67,12 @@ pub enum SplitError {
     /// The command line or a file it names has errors.
     #[error(transparent)]
     InputErrors(#[from] InputErrors),
+    /// `--calibration` names a file that is no corpus.
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+    /// hpp-exec could not measure what quantizing costs.
+    #[error(transparent)]
+    Divergence(#[from] DivergenceError),
     /// `--refine` could not measure a plan.
     #[error(transparent)]
     Refine(#[from] RefineError),
@@ -105,7 +112,11 @@ impl SplitError {
             _ => {}
         }
         eprintln!("{}", hpp_schema::error_report(self, self.hint().as_deref()));
-        ExitCode::from(if matches!(self, SplitError::Refine(RefineError::Interrupted)) { 130 } else { 1 })
+        let is_interrupted = matches!(
+            self,
+            SplitError::Refine(RefineError::Interrupted) | SplitError::Divergence(DivergenceError::Interrupted)
+        );
+        ExitCode::from(if is_interrupted { 130 } else { 1 })
     }
 
     fn hint(&self) -> Option<String> {
@@ -129,6 +140,16 @@ impl SplitError {
             SplitError::LogFilter(error) => error.hint().to_owned(),
             SplitError::Output(error) => error.hint()?.to_owned(),
             SplitError::Refine(error) => error.hint()?.to_owned(),
+            SplitError::Corpus(CorpusError::Read { .. }) => return None,
+            SplitError::Corpus(_) => {
+                "give --calibration one JSON object a line, such as {\"prompt\": \"...\"}; texts like those the model is for"
+                    .to_owned()
+            }
+            SplitError::Divergence(DivergenceError::NoExec(_)) => {
+                "install hpp-exec beside hpp-split, or set HPP_EXEC to its path".to_owned()
+            }
+            SplitError::Divergence(DivergenceError::Interrupted) => return None,
+            SplitError::Divergence(_) => "without --calibration, bits are chosen by squared errors".to_owned(),
             SplitError::Stdout(_) => "free space where stdout goes, or send it elsewhere".to_owned(),
             SplitError::Write(error) if error.source.kind() == io::ErrorKind::StorageFull => {
                 "free space, or write the file on another disk".to_owned()

@@ -136,7 +136,7 @@ impl<'a> PlanWriter<'a> {
         }
         let weights_dir =
             if self.options.pack { self.pack(&model, &mut protos)? } else { self.link_weights(&model, &plan)? };
-        let model_weights = ModelWeights::of(&protos);
+        let model_weights = ModelWeights::of(protos.iter().map(|(_, proto)| proto));
         let has_slots_file = self.weights_to_inputs(&model, &mut plan, &mut protos, &weights_dir)?;
         for (name, proto) in &protos {
             let failed = |e| SplitError::Extract { name: name.clone(), source: Box::new(e) };

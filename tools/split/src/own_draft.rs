@@ -3,7 +3,7 @@
 //! Its embedding stays as it is and is memory-mapped from the model's own weights, so that both share its pages.
 
 use crate::amount::{self, ESTIMATED};
-use crate::cli::{DraftArg, PlanningArgs, QuantizeArgs, SplitArgs};
+use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::costs::Costs;
 use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
@@ -40,7 +40,12 @@ impl OwnDraft {
         let of_itself = (Some(analysis.context), LogitsMode::Requested, Some(&bits.options()));
         let quantized = analyse_quantized(analysis.model.path(), of_itself.0, of_itself.1, of_itself.2);
         let quantized = quantized.map_err(|error| SplitError::Draft(Box::new(error)))?;
-        let args = &arguments(args, bits);
+        Ok(Some(Self::of(quantized, args, costs, 1)?))
+    }
+
+    /// Plans a quantized model to stay in host memory, in at least so many partitions.
+    pub fn of(quantized: Analysis, args: &SplitArgs, costs: &Costs, partitions: usize) -> Result<Self, SplitError> {
+        let args = &arguments(args, partitions);
         // A profile holds times of the model's own weights.
         let assumed = Costs::Assumed;
         let costs = if matches!(costs, Costs::Profile(..)) { &assumed } else { costs };
@@ -52,8 +57,8 @@ impl OwnDraft {
         let partitioning = place_blocks(&request, args)?;
         let PlanDraft { partitioning, parts, plan } = draft(&request, &quantized, partitioning, costs.label())?;
         let (host_memory, sequence_memory) = memory(&request, &partitioning);
-        let bits = bits.bits().count() as u32;
-        Ok(Some(OwnDraft { analysis: quantized, parts, plan, bits, host_memory, sequence_memory }))
+        let bits = args.quantize.draft.map_or(0, |bits| bits.bits().count() as u32);
+        Ok(OwnDraft { analysis: quantized, parts, plan, bits, host_memory, sequence_memory })
     }
 
     /// What it is and takes, for people.
@@ -83,21 +88,20 @@ fn check(analysis: &Analysis) -> Result<(), SplitError> {
     }
 }
 
-/// The arguments that plan the draft: on the host, without a budget, as few partitions as possible.
-fn arguments(args: &SplitArgs, bits: DraftArg) -> SplitArgs {
+/// The arguments that plan the draft: on the host, without a budget.
+fn arguments(args: &SplitArgs, partitions: usize) -> SplitArgs {
     let planning = PlanningArgs { refine: None, stream: None, mechanisms: None, slots: None, ..args.planning.clone() };
     SplitArgs {
         vram: vec![ByteSize(0)],
         ram: None,
         margin: None,
         planning,
-        quantize: QuantizeArgs { draft: Some(bits), ..args.quantize },
         gpu_layers: None,
         assign: None,
         movable: false,
-        kv: crate::cli::KvHomeArg::Follow,
+        kv: KvHomeArg::Follow,
         max_partitions: None,
-        partitions: 1,
+        partitions,
         all_logits: false,
         ..args.clone()
     }

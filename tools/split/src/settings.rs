@@ -137,15 +137,25 @@ fn refining(args: &SplitArgs, errors: &mut InputErrors) {
 
 fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
     errors.require(
-        args.quantize.quantize.is_none() || args.planning.profile.is_none(),
+        args.quantize.quantize.is_none() || args.planning.profile.is_none() || args.quantize.is_auto(),
         "--profile holds times of the model as it is, and --quantize changes them",
         "split without --profile first, then profile the whole.onnx of that plan and split it with the profile",
     );
     let options = &args.quantize;
     errors.require(
-        options.is_auto() == options.bits_budget.is_some(),
-        "--quantize auto chooses bits within --bits-budget, and only one of them was given",
-        "give both, or --quantize int4 or int8",
+        options.is_auto() == (options.bits_budget.is_some() || options.max_kl.is_some()),
+        "--quantize auto chooses bits within --bits-budget or --max-kl, and only one of them was given",
+        "give --quantize auto and a limit, or --quantize int4 or int8",
+    );
+    errors.require(
+        options.is_auto() || options.calibration.is_none(),
+        "--calibration is for --quantize auto",
+        "omit it, or give --quantize auto and --bits-budget or --max-kl",
+    );
+    errors.require(
+        options.max_kl.is_none_or(|most| most.is_finite() && most > 0.0),
+        "--max-kl is not a divergence",
+        "give nats above 0, such as 0.02",
     );
     errors.require(
         !options.is_auto() || (!options.quantize_asymmetric && options.quantize_block == 32),

@@ -11,7 +11,7 @@ use crate::partitioning::{Partitioning, place_blocks};
 use crate::refine::{TrialRun, refine};
 use crate::request::{Limits, PlanningRequest};
 use crate::sequences::choose_sequences;
-use crate::{interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace};
+use crate::{calibrate, interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace};
 use hpp_graph::PartitionGraph;
 use hpp_model::{Analysis, analyse_quantized, faulty_blocks};
 use hpp_partition::Objective;
@@ -71,11 +71,17 @@ fn read_inputs(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
     let hint =
         "hpp-split MODEL, an ONNX file or the directory that an exporter wrote; `hpp-split --help` lists the options";
     let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
-    let options = args.quantize.options();
+    let options = calibrate::options(args, path, &costs)?;
     let analysis = analyse_quantized(path, args.context, args.logits_mode(), options.as_ref())?;
     operators::check(&analysis, args.allow_unknown_operators)?;
-    costs.check_origin(&analysis, args.planning.allow_other_machine)?;
-    Ok((analysis, costs))
+    match options {
+        // Of a profile only the sensitivity of blocks counts: its times are of other weights.
+        Some(_) => Ok((analysis, costs.without_profile())),
+        None => {
+            costs.check_origin(&analysis, args.planning.allow_other_machine)?;
+            Ok((analysis, costs))
+        }
+    }
 }
 
 fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &PlanningRequest) {

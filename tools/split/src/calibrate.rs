@@ -1,0 +1,258 @@
+//! `--quantize auto` by measurement: how much each matrix matters for the answers, from the divergence (KL) that rounding
+//! it alone causes; and which of several proposals is best, from the divergence of the whole model.
+//!
+//! With a corpus (`--calibration`) hpp-exec measures both, on different prompts. Without one, a profile that measured the
+//! sensitivity of blocks (`hpp-profile --sensitivity`) gives the first.
+
+mod corpus;
+mod divergence;
+mod trial;
+
+pub use corpus::CorpusError;
+pub use divergence::DivergenceError;
+
+use crate::amount::digits;
+use crate::cli::SplitArgs;
+use crate::costs::Costs;
+use crate::error::SplitError;
+use corpus::Corpus;
+use hpp_model::{Analysis, LogitsMode, analyse, quantization_candidates};
+use hpp_onnx::{Bits, BlockFormat, Candidate, Candidates, QuantizeOptions};
+use hpp_schema::ByteSize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use trial::Trials;
+
+/// Most groups of matrices whose rounding is measured. Models with more matrices are measured block by block, and those with more
+/// blocks several blocks at a time.
+const MOST_GROUPS: usize = 64;
+/// Steps of the search for the smallest size with `--max-kl`: the range of sizes is halved in each.
+const STEPS: usize = 7;
+
+/// The formats of weights by name; `None`: floats.
+pub type Formats = BTreeMap<String, Option<BlockFormat>>;
+
+/// The quantization options with measured formats, if the arguments ask for them.
+pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<QuantizeOptions>, SplitError> {
+    let Some(options) = args.quantize.options() else { return Ok(None) };
+    let is_measured = args.quantize.calibration.is_some() || matches!(costs, Costs::Profile(..));
+    if !args.quantize.is_auto() || !is_measured {
+        return Ok(Some(options));
+    }
+    let analysis = analyse(path, args.context, LogitsMode::Requested)?;
+    // Sensitivity does not depend on the machine.
+    costs.check_origin(&analysis, true)?;
+    let candidates = quantization_candidates(&analysis, &options)?;
+    let formats = match &args.quantize.calibration {
+        Some(corpus) => {
+            let corpus = Corpus::read(corpus)?;
+            let mut measured = Measured::begin(args, &analysis, &candidates, options.clone(), costs, corpus)?;
+            match (args.quantize.max_kl, options.budget) {
+                (Some(most), budget) => measured.smallest_within(most, budget)?,
+                (None, budget) => measured.best_within(budget.unwrap_or(u64::MAX))?.0,
+            }
+        }
+        None => {
+            let sensitivities = block_sensitivities(costs);
+            if sensitivities.is_empty() {
+                return Err(SplitError::setting(
+                    "the profile does not say how sensitive blocks are to rounding",
+                    "profile with hpp-profile --sensitivity, or give --calibration or neither",
+                ));
+            }
+            let groups = groups_of(&analysis, &candidates, by_block(&analysis));
+            let damage: Vec<f64> =
+                groups.iter().map(|group| sensitivities.get(&group.label).copied().unwrap_or(0.0)).collect();
+            let importance = importance(&candidates, &groups, &damage);
+            candidates
+                .choose(options.budget.unwrap_or(u64::MAX), |matrix| importance[&matrix.name])
+                .map_err(quantize)?
+        }
+    };
+    Ok(Some(QuantizeOptions { budget: None, formats: Some(formats), ..options }))
+}
+
+fn quantize(error: hpp_onnx::QuantizeError) -> SplitError {
+    SplitError::Model(error.into())
+}
+
+/// The divergence that rounding a block to 4 bits causes, by label, as the profile measured it.
+fn block_sensitivities(costs: &Costs) -> BTreeMap<String, f64> {
+    let Costs::Profile(profile, _) = costs else { return BTreeMap::new() };
+    let of_four = profile.sensitivity.iter().filter(|sensitivity| sensitivity.bits == 4);
+    of_four.filter_map(|sensitivity| Some((sensitivity.block.clone(), sensitivity.kl?))).collect()
+}
+
+/// Matrices that are rounded together to measure how much they matter.
+struct Group {
+    label: String,
+    /// Names of the matrices.
+    matrices: BTreeSet<String>,
+}
+
+/// The label of the block that reads a matrix first.
+fn by_block(analysis: &Analysis) -> impl Fn(&Candidate) -> String + '_ {
+    |matrix| {
+        let blocks = &analysis.segmentation.blocks;
+        let reads = |block: &&hpp_graph::Block| matrix.nodes.iter().any(|node| block.nodes.contains(node));
+        blocks.iter().find(reads).map(|block| block.label.clone()).unwrap_or_default()
+    }
+}
+
+fn groups_of(analysis: &Analysis, candidates: &Candidates, label: impl Fn(&Candidate) -> String) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    let order: BTreeMap<&str, usize> =
+        analysis.segmentation.blocks.iter().enumerate().map(|(at, block)| (block.label.as_str(), at)).collect();
+    for matrix in &candidates.matrices {
+        let label = label(matrix);
+        match groups.iter_mut().find(|group| group.label == label) {
+            Some(group) => drop(group.matrices.insert(matrix.name.clone())),
+            None => groups.push(Group { label, matrices: [matrix.name.clone()].into() }),
+        }
+    }
+    groups.sort_by_key(|group| order.get(group.label.as_str()).copied().unwrap_or(0));
+    groups
+}
+
+/// For each matrix the damage of a unit of squared error: that of its group, spread over the squared errors of the group's matrices in 4
+/// bits. Divergence grows with the square of small errors.
+fn importance(candidates: &Candidates, groups: &[Group], damage: &[f64]) -> BTreeMap<String, f64> {
+    let error = |name: &String| {
+        let matrix = candidates.matrices.iter().find(|matrix| matrix.name == *name);
+        matrix.and_then(four_bits).map_or(0.0, |form| form.error)
+    };
+    let mut importance = BTreeMap::new();
+    for (group, damage) in groups.iter().zip(damage) {
+        let errors: f64 = group.matrices.iter().map(error).sum();
+        let unit = if errors > 0.0 { damage / errors } else { 0.0 };
+        importance.extend(group.matrices.iter().map(|name| (name.clone(), unit)));
+    }
+    importance
+}
+
+/// The form of a matrix in 4 bits that is measured: blocks of 32, else the smallest.
+fn four_bits(matrix: &Candidate) -> Option<&hpp_onnx::Form> {
+    let is = |form: &&hpp_onnx::Form, block: Option<usize>| {
+        form.format
+            .is_some_and(|format| format.bits == Bits::Four && block.is_none_or(|size| format.block_size == size))
+    };
+    matrix.forms.iter().find(|form| is(form, Some(32))).or_else(|| matrix.forms.iter().find(|form| is(form, None)))
+}
+
+/// A model whose matrices were rounded one group after another.
+struct Measured<'a> {
+    trials: Trials<'a>,
+    candidates: &'a Candidates,
+    /// Damage of a unit of squared error, by matrix.
+    importance: BTreeMap<String, f64>,
+}
+
+impl<'a> Measured<'a> {
+    fn begin(
+        args: &'a SplitArgs,
+        analysis: &'a Analysis,
+        candidates: &'a Candidates,
+        options: QuantizeOptions,
+        costs: &'a Costs,
+        corpus: Corpus,
+    ) -> Result<Self, SplitError> {
+        let mut trials = Trials::begin(args, analysis, options, costs, corpus)?;
+        let groups = match candidates.matrices.len() {
+            ..=MOST_GROUPS => groups_of(analysis, candidates, |matrix| matrix.name.clone()),
+            _ => merged(groups_of(analysis, candidates, by_block(analysis))),
+        };
+        let mut damage = Vec::new();
+        for (at, group) in groups.iter().enumerate() {
+            eprintln!("calibration: {} of {}, {} in 4 bits", at + 1, groups.len(), group.label);
+            let in_group = candidates.matrices.iter().filter(|matrix| group.matrices.contains(&matrix.name));
+            let formats = in_group.map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));
+            let divergence = trials.divergence(&formats.collect(), Purpose::Sensitivity)?;
+            tracing::info!(group = group.label, divergence, "group of matrices rounded");
+            damage.push(divergence);
+        }
+        let importance = importance(candidates, &groups, &damage);
+        Ok(Measured { trials, candidates, importance })
+    }
+
+    /// The formats within a budget with the least divergence among some proposals, and that divergence.
+    fn best_within(&mut self, budget: u64) -> Result<(Formats, f64), SplitError> {
+        let measured = &self.importance;
+        let mut proposals = vec![
+            ("measured damage", self.candidates.choose(budget, |matrix| measured[&matrix.name]).map_err(quantize)?),
+            ("squared errors", self.candidates.choose(budget, |_| 1.0).map_err(quantize)?),
+            (
+                "both",
+                self.candidates.choose(budget, |matrix| measured[&matrix.name].max(0.0).sqrt()).map_err(quantize)?,
+            ),
+        ];
+        for (at, (_, formats)) in proposals.clone().iter().enumerate().rev() {
+            if proposals[..at].iter().any(|(_, earlier)| earlier == formats) {
+                proposals.remove(at);
+            }
+        }
+        let mut best: Option<(Formats, f64)> = None;
+        for (name, formats) in proposals {
+            let divergence = self.trials.divergence(&formats, Purpose::Choice)?;
+            let bytes = ByteSize(self.candidates.bytes(&formats)).human();
+            eprintln!("calibration: bits by {name}: {bytes}, KL {} nats", digits(divergence, 3));
+            if best.as_ref().is_none_or(|(_, least)| divergence < *least) {
+                best = Some((formats, divergence));
+            }
+        }
+        best.ok_or_else(|| SplitError::setting("no formats fit", "raise --bits-budget"))
+    }
+
+    /// The smallest formats whose divergence stays below `most`, within a budget.
+    fn smallest_within(&mut self, most: f64, budget: Option<u64>) -> Result<Formats, SplitError> {
+        let largest = budget.unwrap_or(u64::MAX).min(self.candidates.all.saturating_sub(1));
+        let (mut too_small, mut enough) = (self.candidates.smallest(), largest);
+        let (formats, divergence) = self.best_within(too_small.min(largest))?;
+        if divergence <= most {
+            return Ok(formats);
+        }
+        let (mut formats, divergence) = self.best_within(largest)?;
+        if divergence > most {
+            return Err(SplitError::setting(
+                format!(
+                    "with {} of weights the KL is {} nats, and --max-kl is {most}",
+                    ByteSize(largest).human(),
+                    digits(divergence, 3)
+                ),
+                "raise --max-kl, or --bits-budget if it was given",
+            ));
+        }
+        for _ in 0..STEPS {
+            let middle = too_small + (enough - too_small) / 2;
+            let (tried, divergence) = self.best_within(middle)?;
+            if divergence <= most {
+                (formats, enough) = (tried, middle);
+            } else {
+                too_small = middle;
+            }
+        }
+        Ok(formats)
+    }
+}
+
+/// Joins neighbours until there are few enough groups.
+fn merged(groups: Vec<Group>) -> Vec<Group> {
+    let together = groups.len().div_ceil(MOST_GROUPS);
+    let join = |groups: &[Group]| Group {
+        label: match groups {
+            [first, .., last] => format!("{} to {}", first.label, last.label),
+            [one] => one.label.clone(),
+            [] => String::new(),
+        },
+        matrices: groups.iter().flat_map(|group| group.matrices.iter().cloned()).collect(),
+    };
+    groups.chunks(together.max(1)).map(join).collect()
+}
+
+/// Which prompts of the corpus a divergence is measured with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    /// To learn how much a group of matrices matters.
+    Sensitivity,
+    /// To choose among proposals.
+    Choice,
+}
