@@ -12,11 +12,13 @@ use crate::destination::Destination;
 use crate::draft_files::{self, ModelWeights};
 use crate::error::SplitError;
 use crate::files::{PlanWriter, WriteOptions};
+use crate::local_machine::LocalMachine;
 use crate::output::PLAN_FILE;
 use crate::own_draft::OwnDraft;
 use hpp_model::{Analysis, LogitsMode, analyse, analyse_quantized};
 use hpp_onnx::{QuantizeOptions, WorkDir};
-use hpp_schema::Plan;
+use hpp_schema::memory::PROCESS;
+use hpp_schema::{ByteSize, Plan};
 use std::fs;
 use std::path::PathBuf;
 
@@ -52,7 +54,8 @@ impl<'a> Trials<'a> {
         let dir = WorkDir::new(&parent, ".hpp-calibration-").map_err(failed)?;
         let probe = DivergenceProbe::start()?;
         let own = analyse(analysis.model.path(), args.context, LogitsMode::Requested)?;
-        let OwnDraft { analysis: own, parts, plan, .. } = OwnDraft::of(own, args, costs, 1)?;
+        let OwnDraft { analysis: own, parts, plan, host_memory, .. } = OwnDraft::of(own, args, costs, 1)?;
+        check_memory(host_memory.saturating_add(PROCESS), LocalMachine::detect(false).ram())?;
         let write = WriteOptions { in_place: true, ..WriteOptions::default() };
         let reference = PlanWriter::begin(write, &own, None, &dir.path().join("reference"))?.finish(&parts, plan)?.plan;
         let weights = ModelWeights::of([analysis.model.proto()]);
@@ -78,5 +81,31 @@ impl<'a> Trials<'a> {
         let failed = |source| SplitError::Io { action: "remove", path: other.clone(), source };
         fs::remove_dir_all(&other).map_err(failed)?;
         Ok(divergence)
+    }
+}
+
+/// Refuses a model that this machine's memory does not hold: it would be read from disk once for each of many measurements.
+fn check_memory(needed: u64, free: Option<u64>) -> Result<(), SplitError> {
+    match free {
+        Some(free) if free < needed => {
+            let [needed, free] = [needed, free].map(|bytes| ByteSize(bytes).human());
+            Err(SplitError::setting(
+                format!("--calibration runs the whole model in memory, which takes {needed}, and {free} are free"),
+                "profile the model with hpp-profile --sensitivity and give --profile instead, or omit --calibration",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_memory_does_not_hold_is_refused_with_both_numbers() {
+        let error = check_memory(3 << 30, Some(2 << 30)).unwrap_err().to_string();
+        assert!(error.contains("3 GiB") && error.contains("2 GiB are free"), "{error}");
+        assert!(check_memory(3 << 30, Some(3 << 30)).is_ok() && check_memory(3 << 30, None).is_ok());
     }
 }
