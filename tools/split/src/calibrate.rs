@@ -45,11 +45,13 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
     let candidates = quantization_candidates(&analysis, &options)?;
     let formats = match &args.quantize.calibration {
         Some(corpus) => {
-            let corpus = Corpus::read(corpus)?;
-            let mut measured = Measured::begin(args, &analysis, &candidates, options.clone(), costs, corpus)?;
-            match (args.quantize.max_kl, options.budget) {
-                (Some(most), budget) => measured.smallest_within(most, budget)?,
-                (None, budget) => measured.best_within(budget.unwrap_or(u64::MAX))?.0,
+            let mut trials = Trials::begin(args, &analysis, options.clone(), costs, Corpus::read(corpus)?)?;
+            let importance = measure_importance(&mut trials, &analysis, &candidates)?;
+            let measure = &mut |formats: &Formats| trials.divergence(formats, Purpose::Choice);
+            let mut search = Search { candidates: &candidates, importance, measure };
+            match args.quantize.max_kl {
+                Some(most) => search.smallest_within(most, options.budget)?,
+                None => search.best_within(options.budget.unwrap_or(u64::MAX))?.0,
             }
         }
         None => {
@@ -139,60 +141,52 @@ fn four_bits(matrix: &Candidate) -> Option<&hpp_onnx::Form> {
     matrix.forms.iter().find(|form| is(form, Some(32))).or_else(|| matrix.forms.iter().find(|form| is(form, None)))
 }
 
-/// A model whose matrices were rounded one group after another.
-struct Measured<'a> {
-    trials: Trials<'a>,
+/// How much each group of matrices matters: rounds one after another.
+fn measure_importance(
+    trials: &mut Trials,
+    analysis: &Analysis,
+    candidates: &Candidates,
+) -> Result<BTreeMap<String, f64>, SplitError> {
+    let groups = match candidates.matrices.len() {
+        ..=MOST_GROUPS => groups_of(analysis, candidates, |matrix| matrix.name.clone()),
+        _ => merged(groups_of(analysis, candidates, by_block(analysis))),
+    };
+    let mut damage = Vec::new();
+    for (at, group) in groups.iter().enumerate() {
+        eprintln!("calibration: {} of {}, {} in 4 bits", at + 1, groups.len(), group.label);
+        let in_group = candidates.matrices.iter().filter(|matrix| group.matrices.contains(&matrix.name));
+        let formats = in_group.map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));
+        let divergence = trials.divergence(&formats.collect(), Purpose::Sensitivity)?;
+        tracing::info!(group = group.label, divergence, "group of matrices rounded");
+        damage.push(divergence);
+    }
+    Ok(importance(candidates, &groups, &damage))
+}
+
+/// Proposes formats and lets `measure` judge them by their divergence, nats.
+struct Search<'a> {
     candidates: &'a Candidates,
     /// Damage of a unit of squared error, by matrix.
     importance: BTreeMap<String, f64>,
+    measure: &'a mut dyn FnMut(&Formats) -> Result<f64, SplitError>,
 }
 
-impl<'a> Measured<'a> {
-    fn begin(
-        args: &'a SplitArgs,
-        analysis: &'a Analysis,
-        candidates: &'a Candidates,
-        options: QuantizeOptions,
-        costs: &'a Costs,
-        corpus: Corpus,
-    ) -> Result<Self, SplitError> {
-        let mut trials = Trials::begin(args, analysis, options, costs, corpus)?;
-        let groups = match candidates.matrices.len() {
-            ..=MOST_GROUPS => groups_of(analysis, candidates, |matrix| matrix.name.clone()),
-            _ => merged(groups_of(analysis, candidates, by_block(analysis))),
-        };
-        let mut damage = Vec::new();
-        for (at, group) in groups.iter().enumerate() {
-            eprintln!("calibration: {} of {}, {} in 4 bits", at + 1, groups.len(), group.label);
-            let in_group = candidates.matrices.iter().filter(|matrix| group.matrices.contains(&matrix.name));
-            let formats = in_group.map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));
-            let divergence = trials.divergence(&formats.collect(), Purpose::Sensitivity)?;
-            tracing::info!(group = group.label, divergence, "group of matrices rounded");
-            damage.push(divergence);
-        }
-        let importance = importance(candidates, &groups, &damage);
-        Ok(Measured { trials, candidates, importance })
-    }
-
+impl Search<'_> {
     /// The formats within a budget with the least divergence among some proposals, and that divergence.
     fn best_within(&mut self, budget: u64) -> Result<(Formats, f64), SplitError> {
-        let measured = &self.importance;
-        let mut proposals = vec![
-            ("measured damage", self.candidates.choose(budget, |matrix| measured[&matrix.name]).map_err(quantize)?),
-            ("squared errors", self.candidates.choose(budget, |_| 1.0).map_err(quantize)?),
-            (
-                "both",
-                self.candidates.choose(budget, |matrix| measured[&matrix.name].max(0.0).sqrt()).map_err(quantize)?,
-            ),
-        ];
-        for (at, (_, formats)) in proposals.clone().iter().enumerate().rev() {
-            if proposals[..at].iter().any(|(_, earlier)| earlier == formats) {
-                proposals.remove(at);
+        let measured = |matrix: &Candidate| self.importance.get(&matrix.name).copied().unwrap_or(0.0).max(0.0);
+        let mut proposals: Vec<(&str, Formats)> = Vec::new();
+        let by: [(&str, &dyn Fn(&Candidate) -> f64); 3] =
+            [("measured damage", &measured), ("squared errors", &|_| 1.0), ("both", &|matrix| measured(matrix).sqrt())];
+        for (name, importance) in by {
+            let formats = self.candidates.choose(budget, importance).map_err(quantize)?;
+            if proposals.iter().all(|(_, earlier)| *earlier != formats) {
+                proposals.push((name, formats));
             }
         }
         let mut best: Option<(Formats, f64)> = None;
         for (name, formats) in proposals {
-            let divergence = self.trials.divergence(&formats, Purpose::Choice)?;
+            let divergence = (self.measure)(&formats)?;
             let bytes = ByteSize(self.candidates.bytes(&formats)).human();
             eprintln!("calibration: bits by {name}: {bytes}, KL {} nats", digits(divergence, 3));
             if best.as_ref().is_none_or(|(_, least)| divergence < *least) {
@@ -212,12 +206,9 @@ impl<'a> Measured<'a> {
         }
         let (mut formats, divergence) = self.best_within(largest)?;
         if divergence > most {
+            let [size, divergence] = [ByteSize(largest).human(), digits(divergence, 3)];
             return Err(SplitError::setting(
-                format!(
-                    "with {} of weights the KL is {} nats, and --max-kl is {most}",
-                    ByteSize(largest).human(),
-                    digits(divergence, 3)
-                ),
+                format!("with {size} of weights the KL is {divergence} nats, and --max-kl is {most}"),
                 "raise --max-kl, or --bits-budget if it was given",
             ));
         }
@@ -255,4 +246,83 @@ enum Purpose {
     Sensitivity,
     /// To choose among proposals.
     Choice,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hpp_onnx::{Form, ScaleRule};
+
+    /// Matrices of 1000 numbers in 4, 8 and 32 bits. The errors of "b" are a hundred times those of the others.
+    fn candidates(names: &[&str]) -> Candidates {
+        let format = |bits| BlockFormat { bits, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes };
+        let forms = |scale: f64| {
+            let forms =
+                [(Some(format(Bits::Four)), 500, 1.0), (Some(format(Bits::Eight)), 1000, 0.01), (None, 4000, 0.0)];
+            forms.map(|(format, bytes, error)| Form { format, bytes, error: error * scale }).to_vec()
+        };
+        let matrix = |name: &&str| {
+            let forms = forms(if *name == "b" { 1.0 } else { 0.01 });
+            Candidate { name: (*name).to_owned(), nodes: vec![], forms }
+        };
+        Candidates { matrices: names.iter().map(matrix).collect(), all: 4000 * names.len() as u64 + 100, others: 100 }
+    }
+
+    /// The divergence of a model in which all errors matter alike.
+    fn divergence(candidates: &Candidates, formats: &Formats) -> f64 {
+        let error =
+            |matrix: &Candidate| matrix.forms.iter().find(|form| form.format == formats[&matrix.name]).unwrap().error;
+        candidates.matrices.iter().map(error).sum()
+    }
+
+    fn bits(formats: &Formats) -> String {
+        let bits =
+            |format: &Option<BlockFormat>| format.map_or("32".to_owned(), |format| format.bits.count().to_string());
+        formats.values().map(bits).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn the_matrix_that_matters_gets_the_bits_and_the_divergence_decides() {
+        let candidates = candidates(&["a", "b", "c"]);
+        let groups = ["a", "b", "c"].map(|name| Group { label: name.into(), matrices: [name.to_owned()].into() });
+        let right = importance(&candidates, &groups, &[0.01, 1.0, 0.01]);
+        // Wrong measurements lose against squared errors.
+        let wrong = importance(&candidates, &groups, &[1.0, 0.0, 0.01]);
+        for importance in [right, wrong] {
+            let mut tried = 0;
+            let measure = &mut |formats: &Formats| {
+                tried += 1;
+                Ok(divergence(&candidates, formats))
+            };
+            let mut search = Search { candidates: &candidates, importance, measure };
+            let (formats, kl) = search.best_within(2100).unwrap();
+            assert_eq!((bits(&formats).as_str(), kl), ("4 8 4", divergence(&candidates, &formats)));
+            assert!((1..=3).contains(&tried));
+        }
+    }
+
+    #[test]
+    fn the_smallest_size_below_a_divergence_is_found() {
+        let candidates = candidates(&["a", "b", "c"]);
+        let groups = ["a", "b", "c"].map(|name| Group { label: name.into(), matrices: [name.to_owned()].into() });
+        let find = |most: f64, budget: Option<u64>| {
+            let importance = importance(&candidates, &groups, &[0.01, 1.0, 0.01]);
+            let measure = &mut |formats: &Formats| Ok(divergence(&candidates, formats));
+            Search { candidates: &candidates, importance, measure }.smallest_within(most, budget)
+        };
+        assert_eq!(bits(&find(2.0, None).unwrap()), "4 4 4");
+        assert_eq!(bits(&find(0.05, None).unwrap()), "4 8 4");
+        assert_eq!(bits(&find(0.0105, None).unwrap()), "8 8 8");
+        let error = find(0.0105, Some(2100)).unwrap_err().to_string();
+        assert!(error.contains("--max-kl is 0.0105"), "{error}");
+    }
+
+    #[test]
+    fn neighbours_are_measured_together_where_there_are_many_blocks() {
+        let group = |at: usize| Group { label: format!("layers.{at}"), matrices: [at.to_string()].into() };
+        let joined = merged((0..130).map(group).collect());
+        assert!(joined.len() <= MOST_GROUPS && joined[0].label == "layers.0 to layers.2");
+        assert_eq!(joined.iter().map(|group| group.matrices.len()).sum::<usize>(), 130);
+        assert_eq!(merged(vec![group(7)])[0].label, "layers.7");
+    }
 }

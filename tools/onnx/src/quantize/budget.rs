@@ -52,7 +52,7 @@ pub struct Candidates {
     /// Bytes of all weights as they are.
     pub all: u64,
     /// Bytes of the weights that are not among the matrices.
-    others: u64,
+    pub others: u64,
 }
 
 impl Candidates {
