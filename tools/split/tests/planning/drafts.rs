@@ -51,22 +51,21 @@ fn a_draft_is_a_plan_inside_the_plan_and_maps_the_models_own_embedding() {
 
 #[test]
 fn the_memory_of_a_draft_is_part_of_the_budget() {
-    let dir = tempfile::tempdir().unwrap();
     let model = fixture(LEARNED).to_str().unwrap().to_owned();
-    let planned = |name: &str, more: &[&str]| -> Plan {
-        let out = dir.path().join(name);
-        let paths = [&*model, "--context", "64", "--ram", "74M", "--out", out.to_str().unwrap()];
-        split(&[&paths[..], more].concat()).success();
-        read(&out.join("plan.yaml"))
+    let dry = |ram: &str, more: &[&str]| {
+        split(&[&[&*model, "--context", "64", "--ram", ram, "--dry-run", "--json"], more].concat())
     };
-    let locked = |plan: &Plan| plan.partitions.iter().filter_map(|partition| partition.bytes.locked).map(|b| b.0).sum();
-    let (alone, with) = (planned("alone", &[]), planned("with", &["--draft", "int4"]));
-    assert_eq!((alone.budgets.ram, &alone.draft), (with.budgets.ram, &None));
-    let (before, after): (u64, u64) = (locked(&alone), locked(&with));
-    let streams = |plan: &Plan| plan.partitions.iter().any(|partition| partition.residency == Residency::Streamed);
-    assert!(streams(&with) && (!streams(&alone) || after < before), "{before} and {after}");
-    let refused = split(&[&*model, "--ram", "70M", "--draft", "int8", "--dry-run"]);
-    refused.refusal(&["does not fit in host memory", "the smallest sufficient --ram"]);
+    let smallest = |more: &[&str]| -> u64 {
+        let said = dry("66M", more).refusal(&["does not fit in host memory", "the smallest sufficient --ram"]).stderr;
+        let bytes = said.rsplit_once(" bytes)").unwrap().0.rsplit_once('(').unwrap().1;
+        bytes.parse().unwrap()
+    };
+    let draft = ["--draft", "int4"];
+    let (alone, with) = (smallest(&[]), smallest(&draft));
+    let plan: Plan = serde_json::from_str(&dry("120M", &draft).success().stdout).unwrap();
+    assert_eq!(with - alone, plan.draft.unwrap().host_memory.0);
+    assert_eq!(plan.budgets.ram.unwrap().0, 120 << 20, "the budget is that of both");
+    dry(&format!("{with}B"), &draft).success();
 }
 
 #[test]
