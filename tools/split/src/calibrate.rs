@@ -163,6 +163,9 @@ fn measure_importance(
     Ok(importance(candidates, &groups, &damage))
 }
 
+/// The damage of a unit of squared error of a matrix.
+type Importance<'a> = &'a dyn Fn(&Candidate) -> f64;
+
 /// Proposes formats and lets `measure` judge them by their divergence, nats.
 struct Search<'a> {
     candidates: &'a Candidates,
@@ -176,7 +179,7 @@ impl Search<'_> {
     fn best_within(&mut self, budget: u64) -> Result<(Formats, f64), SplitError> {
         let measured = |matrix: &Candidate| self.importance.get(&matrix.name).copied().unwrap_or(0.0).max(0.0);
         let mut proposals: Vec<(&str, Formats)> = Vec::new();
-        let by: [(&str, &dyn Fn(&Candidate) -> f64); 3] =
+        let by: [(&str, Importance); 3] =
             [("measured damage", &measured), ("squared errors", &|_| 1.0), ("both", &|matrix| measured(matrix).sqrt())];
         for (name, importance) in by {
             let formats = self.candidates.choose(budget, importance).map_err(quantize)?;

@@ -23,7 +23,7 @@ pub enum DraftChoice {
     /// The text itself.
     Ngram,
     /// A draft model.
-    Model(DraftPlan),
+    Model(Box<DraftPlan>),
 }
 
 /// The plan of a draft model.
@@ -56,7 +56,7 @@ impl DraftChoice {
             return Err(unfit(&format!("it reads {}, and a draft model gets token ids only", input.name)));
         }
         check_tokens(plan, encoder, &file)?;
-        Ok(DraftChoice::Model(DraftPlan { file, memory: 0, sequence_memory: 0 }))
+        Ok(DraftChoice::Model(Box::new(DraftPlan { file, memory: 0, sequence_memory: 0 })))
     }
 
     /// The draft that a plan has of its own model.
@@ -80,13 +80,13 @@ impl DraftChoice {
         let file = PlanFile::open(&plan.resolve(&draft.plan))?;
         check_vocabulary(plan, &file)?;
         let (memory, sequence_memory) = (draft.host_memory.0, draft.sequence_memory.0);
-        Ok(DraftChoice::Model(DraftPlan { file, memory, sequence_memory }))
+        Ok(DraftChoice::Model(Box::new(DraftPlan { file, memory, sequence_memory })))
     }
 
     /// Bytes of the plan's host memory that drafting for this many sequences takes.
     pub fn memory(&self, sequences: u64) -> u64 {
-        let DraftChoice::Model(DraftPlan { memory, sequence_memory, .. }) = self else { return 0 };
-        memory.saturating_add(sequence_memory.saturating_mul(sequences.saturating_sub(1)))
+        let DraftChoice::Model(draft) = self else { return 0 };
+        draft.memory.saturating_add(draft.sequence_memory.saturating_mul(sequences.saturating_sub(1)))
     }
 
     /// Loads the draft model, if there is one, for at most `sequences` texts at once. `plan` is the plan of the model that verifies.
@@ -102,7 +102,7 @@ impl DraftChoice {
         let file = match self {
             DraftChoice::None => return Ok(Drafts { origin: DraftOrigin::None, length }),
             DraftChoice::Ngram => return Ok(Drafts { origin: DraftOrigin::Ngram, length }),
-            DraftChoice::Model(DraftPlan { file, .. }) => file,
+            DraftChoice::Model(draft) => draft.file,
         };
         // A draft model with a shorter context drafts until its context is full.
         let most = file.plan.model.context_length.unwrap_or(u64::MAX);
