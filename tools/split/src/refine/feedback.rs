@@ -259,6 +259,7 @@ mod tests {
             transfer_ms: transfer_ms(actual, &partitioning, Phase::Prefill)
                 + 5.0 * transfer_ms(actual, &partitioning, Phase::Decode),
             decoded: 5.0,
+            others_cpu_percent: None,
         }
     }
 
