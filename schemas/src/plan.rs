@@ -16,7 +16,7 @@ pub use partition::*;
 pub use predictions::*;
 pub use state::*;
 
-use crate::{ByteSize, DType, Seal, Shape};
+use crate::{ByteSize, DType, Provider, ProviderOptions, Seal, Shape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -209,6 +209,10 @@ pub struct Device {
     /// scales. Absent if nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_layout: Option<ByteSize>,
+    /// Options for the providers of its partitions, by provider; those given to `hpp-exec` replace them. Options that name files or
+    /// directories are refused here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub provider_options: BTreeMap<Provider, ProviderOptions>,
 }
 
 impl Plan {
@@ -259,7 +263,15 @@ pub fn in_slot(weights: &[WeightInput]) -> Vec<usize> {
 impl Device {
     /// A device without ring, window and cache of experts.
     pub fn new(name: impl Into<String>, kind: DeviceKind) -> Device {
-        Device { name: name.into(), kind, ring: None, window: None, expert_cache: None, kernel_layout: None }
+        Device {
+            name: name.into(),
+            kind,
+            ring: None,
+            window: None,
+            expert_cache: None,
+            kernel_layout: None,
+            provider_options: BTreeMap::new(),
+        }
     }
 }
 
@@ -281,29 +293,6 @@ pub enum DeviceKind {
     Cpu,
     /// An accelerator with its own memory.
     Gpu,
-}
-
-/// An ONNX Runtime execution provider.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Provider {
-    /// NVIDIA CUDA.
-    Cuda,
-    /// The WebGPU plugin (Vulkan, Metal or Direct3D 12 underneath).
-    Webgpu,
-    /// The CPU provider.
-    Cpu,
-}
-
-impl Provider {
-    /// Its name in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Provider::Cuda => "CUDA",
-            Provider::Webgpu => "WebGPU",
-            Provider::Cpu => "CPU",
-        }
-    }
 }
 
 /// The steps of each phase, in order.

@@ -12,10 +12,12 @@ pub mod discover;
 mod environment;
 mod loading;
 mod log;
+mod openvino;
 mod os;
 mod pages;
 mod plugin;
 mod probe;
+mod provider_devices;
 mod raw;
 mod session;
 #[cfg_attr(not(target_os = "linux"), path = "sigbus/elsewhere.rs")]

@@ -104,7 +104,7 @@ fn decoding_on_a_device_maps_nothing() {
     plan.devices = vec![Device::new("gpu0", DeviceKind::Gpu)];
     plan.budgets.vram = vec![ByteSize(1 << 30)];
     plan.partitions[0].device = "gpu0".into();
-    plan.partitions[0].providers = vec![Provider::Webgpu];
+    plan.partitions[0].providers = vec![Provider::WEBGPU];
     plan.states.iter_mut().for_each(|state| state.device = "gpu0".into());
     assert_eq!(counted(&model, &plan), [0, 0]);
 }

@@ -3,7 +3,7 @@
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use hpp_generate::kv::EvictionPolicy;
 use hpp_generate::sampling::SettingRange;
-use hpp_schema::ByteSize;
+use hpp_schema::{ByteSize, Provider, ProviderLibraryArg, ProviderOptionArg};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -229,9 +229,10 @@ pub struct RuntimeArgs {
     /// files completely if they are small (256 MiB in all), new on this machine or modified, and samples of the others.
     #[arg(long)]
     pub verify_weights: bool,
-    /// Execution providers to try for partitions on a GPU, best first, instead of the plan's list.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
-    pub providers: Vec<ProviderArg>,
+    /// Execution providers to try, best first, instead of the plan's list: cuda, webgpu, openvino, cpu or any other that hpp-exec
+    /// devices lists. Partitions on the host take those of the list that compute from host memory.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub providers: Vec<Provider>,
     /// Size of the context in tokens, prompt and answer together, such as 4096 or 8k [default: the plan's].
     #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "N", value_parser = context)]
     pub context: Option<u64>,
@@ -299,6 +300,14 @@ pub struct LibraryArgs {
     /// The ONNX Runtime library to use (libonnxruntime.so, .dylib or .dll).
     #[arg(long, value_name = "PATH")]
     pub ort_lib: Option<PathBuf>,
+    /// The library of a plug-in provider, by the name that plans and --providers use. Repeatable; before HPP_EP_LIBS, which has the
+    /// same form, and before the Python packages beside ONNX Runtime.
+    #[arg(long, value_name = "NAME=PATH")]
+    pub ep_lib: Vec<ProviderLibraryArg>,
+    /// An option of a provider, as the provider documents it. Repeatable; replaces the plan's. `device_type` chooses among its devices
+    /// (hpp-exec devices).
+    #[arg(long, value_name = "NAME.KEY=VALUE")]
+    pub ep_option: Vec<ProviderOptionArg>,
     /// Threads that all partitions share [default: one for each physical core].
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
@@ -334,17 +343,6 @@ pub enum WeightReadsArg {
     OnTime,
     /// Page by page from memory-mapped files; the operating system decides which pages stay in memory.
     Mapped,
-}
-
-/// An execution provider of `--providers`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ProviderArg {
-    /// NVIDIA CUDA.
-    Cuda,
-    /// The WebGPU plugin.
-    Webgpu,
-    /// The CPU.
-    Cpu,
 }
 
 /// How several sequences share a pass.
@@ -674,7 +672,7 @@ mod tests {
             ("p --repetition-penalty 0", "above 0"),
             ("p --outputs o.npz", "--inputs"),
             ("p --threads 0", "1.."),
-            ("p --providers vulkan", "webgpu"),
+            ("p --providers Vulkan", "cannot be the name"),
             ("p -q -v", "cannot be used with"),
             ("verify", "<PLAN|MODEL>"),
             ("p -c 8x", "4k"),

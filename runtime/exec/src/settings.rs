@@ -4,8 +4,7 @@ use crate::cli::{
     AutoPlanArgs, BatchArgs, DraftBits, RowBatchingArg, SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg,
 };
 use crate::cli::{
-    BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, ProviderArg, RunArgs, RuntimeArgs,
-    ServeArgs,
+    BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, RunArgs, RuntimeArgs, ServeArgs,
 };
 use crate::console::Level;
 use crate::error::ExecError;
@@ -260,7 +259,7 @@ impl RuntimeArgs {
     /// The options for loading an engine, without a cancel handle.
     pub fn engine_options(&self) -> EngineOptions {
         // With the CPU first in the list, running there is no fallback.
-        let strict = self.strict && self.providers.first() != Some(&ProviderArg::Cpu);
+        let strict = self.strict && self.providers.first() != Some(&Provider::CPU);
         EngineOptions {
             fallback: if strict { Fallback::Refuse } else { Fallback::Report },
             context: self.context,
@@ -280,11 +279,6 @@ impl RuntimeArgs {
             cancel: None,
         }
     }
-
-    /// Providers that replace the plan's; empty to keep them.
-    pub fn providers(&self) -> Vec<Provider> {
-        self.providers.iter().map(|p| (*p).into()).collect()
-    }
 }
 
 impl BatchArgs {
@@ -294,16 +288,6 @@ impl BatchArgs {
             RowBatchingArg::Exact => RowBatching::Exact,
             RowBatchingArg::On => RowBatching::On,
             RowBatchingArg::Off => RowBatching::Off,
-        }
-    }
-}
-
-impl From<ProviderArg> for Provider {
-    fn from(arg: ProviderArg) -> Self {
-        match arg {
-            ProviderArg::Cuda => Provider::Cuda,
-            ProviderArg::Webgpu => Provider::Webgpu,
-            ProviderArg::Cpu => Provider::Cpu,
         }
     }
 }

@@ -38,12 +38,39 @@ fn names() {
     refuses("partitions[0]", "reserved", |p| p.partitions[0].name = "state".into());
     refuses("partitions[0].device", "no device", |p| p.partitions[0].device = "gpu7".into());
     refuses("partitions[0].providers", "empty", |p| p.partitions[0].providers.clear());
-    refuses("partitions[0].providers", "twice", |p| p.partitions[0].providers.push(Provider::Cpu));
-    refuses("partitions[1].providers", "on the host", |p| p.partitions[1].providers.push(Provider::Cuda));
+    refuses("partitions[0].providers", "twice", |p| p.partitions[0].providers.push(Provider::CPU));
+    refuses("partitions[1].providers", "on the host", |p| p.partitions[1].providers.push(Provider::CUDA));
+    let mut plan = valid_plan();
+    plan.partitions[1].providers.insert(0, Provider::OPENVINO);
+    assert_eq!(plan.check(), [], "its tensors lie in host memory");
     refuses("partitions[0].inputs[1]", "twice", |p| p.partitions[0].inputs[1].name = "input_ids".into());
     refuses("model.inputs[0]", "name is empty", |p| p.model.inputs[0].name.clear());
     refuses("buffers[0]", "no partition", |p| p.buffers[0].value = "elsewhere".into());
     refuses("buffers[0]", "no device", |p| p.buffers[0].device = "tpu".into());
+}
+
+#[test]
+fn provider_options() {
+    let option = |plan: &mut Plan, provider: &str, key: &str, value: &str| {
+        let options = [(key.to_owned(), value.to_owned())].into();
+        plan.devices[0].provider_options.insert(provider.parse().unwrap(), options);
+        plan.partitions[0].providers.insert(0, "mystery".parse().unwrap());
+    };
+    let mut plan = valid_plan();
+    option(&mut plan, "mystery", "precision", "F32");
+    assert_eq!(plan.check(), []);
+    let read = Plan::from_yaml(&plan.to_yaml().unwrap()).unwrap();
+    assert_eq!(read, plan);
+    let edited = plan.to_yaml().unwrap().replace("precision: F32", "precision: F16");
+    assert!(Plan::from_yaml(&edited).unwrap_err().to_string().contains("devices"), "options are sealed");
+    refuses("devices[0].provider_options.absent", "no partition", |p| option(p, "absent", "precision", "F32"));
+    for (key, value) in
+        [("cache_dir", "x"), ("backend_path", "x"), ("a", "/etc/x"), ("load_config", r#"{"CACHE_DIR":"x"}"#)]
+    {
+        refuses("devices[0].provider_options.mystery", "may not name files", |p| option(p, "mystery", key, value));
+    }
+    refuses("devices[0].provider_options.mystery", "not empty", |p| option(p, "mystery", "", "x"));
+    refuses("devices[0].provider_options.mystery", "exceeds", |p| option(p, "mystery", "a", &"x".repeat(5000)));
 }
 
 #[test]
@@ -165,7 +192,7 @@ fn prefill(plan: &Plan, device: &str) -> Option<PrefillVariant> {
         device: device.into(),
         residency: Residency::Streamed,
         file,
-        providers: vec![Provider::Cuda],
+        providers: vec![Provider::CUDA],
         weights,
         host_file: None,
     })

@@ -12,6 +12,7 @@ mod roofline;
 use crate::{Analysis, PlannedState, Scenario, streams};
 use hpp_partition::{Budget, GpuCosts, Problem, Workload, condensed};
 use hpp_schema::{ByteSize, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State, StateUpdate};
+pub use measured::ProviderTimes;
 pub use packing::session_copies;
 use passes::passes;
 

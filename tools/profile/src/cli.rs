@@ -1,7 +1,7 @@
 //! The command line as clap parses it. The module `settings` turns it into what to measure.
 
 use clap::{ArgAction, Parser};
-use hpp_schema::Provider;
+use hpp_schema::{Provider, ProviderLibraryArg, ProviderOptionArg};
 use std::path::PathBuf;
 
 /// Measure an ONNX model on this machine: the time of each part under each execution provider, the bandwidth of memory, links
@@ -19,8 +19,14 @@ pub struct Cli {
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
     /// Execution providers to measure [default: cpu, and every provider with a device on this machine].
-    #[arg(long, value_name = "cpu,webgpu,cuda", value_delimiter = ',', value_parser = provider)]
+    #[arg(long, value_name = "cpu,cuda,openvino,..", value_delimiter = ',')]
     pub providers: Vec<Provider>,
+    /// The library of a plug-in provider, by the name that --providers uses. Repeatable; for hpp-exec, which measures.
+    #[arg(long, value_name = "NAME=PATH")]
+    pub ep_lib: Vec<ProviderLibraryArg>,
+    /// An option of a provider, as the provider documents it. Repeatable; for hpp-exec, and recorded in the profile.
+    #[arg(long, value_name = "NAME.KEY=VALUE")]
+    pub ep_option: Vec<ProviderOptionArg>,
     /// The profile to write.
     #[arg(long, value_name = "FILE", default_value = "profile.yaml")]
     pub out: PathBuf,
@@ -90,24 +96,6 @@ pub struct Cli {
     pub timeout: Option<f64>,
 }
 
-fn provider(text: &str) -> Result<Provider, String> {
-    match text.trim().to_ascii_lowercase().as_str() {
-        "cpu" => Ok(Provider::Cpu),
-        "webgpu" => Ok(Provider::Webgpu),
-        "cuda" => Ok(Provider::Cuda),
-        _ => Err("providers are cpu, webgpu and cuda".to_owned()),
-    }
-}
-
-/// The provider's name on the command line.
-pub fn provider_name(provider: Provider) -> &'static str {
-    match provider {
-        Provider::Cpu => "cpu",
-        Provider::Webgpu => "webgpu",
-        Provider::Cuda => "cuda",
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,16 +108,18 @@ mod tests {
             "hpp-profile",
             "m",
             "--providers",
-            "cpu,WebGPU",
+            "cpu,webgpu,npu",
             "--contexts",
             "128,2048",
             "--quick",
             "-q",
         ]);
-        assert_eq!(cli.providers, [Provider::Cpu, Provider::Webgpu]);
+        assert_eq!(cli.providers, [Provider::CPU, Provider::WEBGPU, "npu".parse().unwrap()]);
         assert_eq!((cli.contexts, cli.quick, cli.quiet), (vec![128, 2048], true, true));
         for wrong in [
-            &["--providers", "tpu"][..],
+            &["--providers", "T P U"][..],
+            &["--ep-lib", "npu"],
+            &["--ep-option", "npu"],
             &["--skip-bad"],
             &["--resume", "--force"],
             &["--retry-failures"],

@@ -152,6 +152,12 @@ fn child_arguments(cli: &Cli) -> Result<Vec<std::ffi::OsString>, ProfileError> {
     if let Some(library) = &cli.ort_lib {
         arguments.extend(["--ort-lib".into(), library.clone().into_os_string()]);
     }
+    for library in &cli.ep_lib {
+        arguments.extend(["--ep-lib".into(), library.to_string().into()]);
+    }
+    for option in &cli.ep_option {
+        arguments.extend(["--ep-option".into(), option.to_string().into()]);
+    }
     Ok(arguments)
 }
 

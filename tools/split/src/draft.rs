@@ -43,6 +43,8 @@ pub fn draft(
         mixtures: &divided.mixtures,
         segmentation: &divided.segmentation,
         slots: &partitioning.solution.slots,
+        providers: &request.providers,
+        movable: request.movable,
         disk: partitioning.disk_streaming(request),
         packing: request.problem.budget.packing,
         session_copies: request.session_copies,

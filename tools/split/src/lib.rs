@@ -15,6 +15,7 @@ mod experts;
 mod explain;
 mod files;
 mod group;
+mod host_providers;
 mod input_errors;
 mod inspect;
 mod interrupt;

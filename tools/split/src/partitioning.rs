@@ -253,7 +253,7 @@ fn partitions(
             tables: disk.is_some(),
             movable: request.movable,
         };
-        group(&request.problem, placements, min_partitions, rules)
+        group(&request.problem, placements, min_partitions, rules, &request.providers.host)
     };
     // Each partition holds constants of its own: weights that fit in host memory as one partition may not fit as
     // several. The second pass decides about disk streaming with the cuts of the first.

@@ -2,12 +2,16 @@
 
 use crate::cli::{ExpertReads, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
+use crate::host_providers::{PhaseWeights, choose_host_providers};
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
-use hpp_model::{Analysis, DEFAULT_CHUNK, Scenario, ThisHost, avoid_faults, problem, session_copies, widest_workspace};
-use hpp_partition::{Budget, KvHome, Options, Packing, Problem};
+use hpp_model::{
+    Analysis, CostSource, DEFAULT_CHUNK, ProviderPolicy, Scenario, ThisHost, avoid_faults, problem, session_copies,
+    widest_workspace,
+};
+use hpp_partition::{Budget, KvHome, Objective, Options, Packing, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
-use hpp_schema::{Budgets, ByteSize, ModelKind};
+use hpp_schema::{Budgets, ByteSize, ModelKind, names_a_file, provider_options};
 
 /// Device memory for manual placement without a budget: no limit.
 const UNLIMITED: u64 = 1 << 50;
@@ -39,6 +43,8 @@ pub struct PlanningRequest {
     pub allow_unknown_operators: bool,
     /// Bytes that sessions on the host hold besides packed weights, part of the process's own.
     pub session_copies: u64,
+    /// The providers of partitions.
+    pub providers: ProviderPolicy,
     /// Memory of this machine; empty where the plan is for another machine.
     pub local: LocalMachine,
 }
@@ -81,9 +87,11 @@ impl PlanningRequest {
             problem.budget.ram = Some(ram);
             recorded_budgets.ram = Some(ByteSize(ram));
         }
+        let providers = providers(args, analysis, costs, scenario, &mut problem);
         Ok(PlanningRequest {
             scenario,
             problem,
+            providers,
             single: None,
             options: args.planning.options(args.avoids_streaming()),
             recorded_budgets,
@@ -154,6 +162,41 @@ fn uses_local_gpus(args: &SplitArgs) -> bool {
 /// `--vram 0`.
 fn excludes_gpus(args: &SplitArgs) -> bool {
     matches!(args.vram.as_slice(), [ByteSize(0)])
+}
+
+/// The providers that the user or the table names, and on the host those that the profile found fastest: if host memory holds the model
+/// twice, because another provider keeps a copy of its weights in its own layout.
+fn providers(
+    args: &SplitArgs,
+    analysis: &Analysis,
+    costs: &Costs,
+    scenario: Scenario,
+    problem: &mut Problem,
+) -> ProviderPolicy {
+    let planning = &args.planning;
+    let gpus = (!planning.providers.is_empty()).then(|| planning.providers.clone());
+    let mut policy = ProviderPolicy { host: Vec::new(), gpus, options: provider_options(&planning.ep_option) };
+    let CostSource::Profile(profile) = costs.source() else { return policy };
+    for (provider, options) in &profile.settings.provider_options {
+        policy.options.entry(*provider).or_insert_with(|| options.clone());
+    }
+    for options in policy.options.values_mut() {
+        options.retain(|key, value| !names_a_file(key, value));
+    }
+    let twice = max_host_bytes(problem).saturating_mul(2);
+    if problem.budget.ram.is_some_and(|ram| ram < twice) {
+        return policy;
+    }
+    let candidates = if planning.providers.is_empty() { &profile.settings.providers } else { &planning.providers };
+    let new_tokens = problem.load.new_tokens as f64;
+    let (decode, prefill) = match planning.options(args.avoids_streaming()).objective {
+        Objective::Decode => (1.0, 0.0),
+        Objective::Prefill => (0.0, 1.0),
+        Objective::Mixed | Objective::Throughput => (new_tokens, 1.0),
+    };
+    policy.host =
+        choose_host_providers(problem, analysis, profile, scenario, candidates, PhaseWeights { decode, prefill });
+    policy
 }
 
 /// Upper bound on the host memory of any placement: every block on the host as a partition of its own.

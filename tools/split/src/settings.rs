@@ -2,6 +2,7 @@
 
 use crate::cli::{LayerCount, ObjectiveArg, SplitArgs};
 use crate::input_errors::InputErrors;
+use hpp_schema::names_a_file;
 
 /// Largest batch: byte sizes of states and activations of a larger one may overflow 64 bits.
 const MAX_BATCH: u64 = 1 << 20;
@@ -17,7 +18,25 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     refining(args, &mut errors);
     throughput(args, &mut errors);
     quantizing(args, &mut errors);
+    provider_options(args, &mut errors);
     errors
+}
+
+/// A plan may be moved to another machine or come from someone else: it records no options that name files.
+fn provider_options(args: &SplitArgs, errors: &mut InputErrors) {
+    for option in &args.planning.ep_option {
+        errors.require(
+            !names_a_file(&option.key, &option.value),
+            format!("--ep-option {option}: a plan may not name files for a provider"),
+            "give it to hpp-exec, which takes the same option",
+        );
+        let listed = args.planning.providers.contains(&option.provider) || args.planning.profile.is_some();
+        errors.require(
+            listed,
+            format!("--ep-option {option}: no partition would list the provider"),
+            "name it in --providers, such as --providers openvino,cpu",
+        );
+    }
 }
 
 fn sizes(args: &SplitArgs, errors: &mut InputErrors) {

@@ -96,12 +96,12 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
 
 /// Names the blocks that the plan keeps off WebGPU because WebGPU computes one of their operators wrongly.
 fn faults_note(analysis: &Analysis) -> Option<String> {
-    let faulty = faulty_blocks(analysis, Provider::Webgpu);
+    let faulty = faulty_blocks(analysis, Provider::WEBGPU);
     let (_, fault) = faulty.first()?;
     let blocks: Vec<_> = faulty.iter().map(|(block, _)| analysis.segmentation.blocks[*block].label.as_str()).collect();
     Some(format!(
         "{}'s {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md)",
-        Provider::Webgpu.name(),
+        Provider::WEBGPU.name(),
         fault.operator,
         fault.what,
         blocks.len(),

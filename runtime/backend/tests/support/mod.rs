@@ -166,7 +166,7 @@ impl Recorded {
                 residency: Residency::Resident,
                 prefill: None,
                 experts: None,
-                providers: vec![Provider::Cpu],
+                providers: vec![Provider::CPU],
                 blocks: vec![],
                 inputs: partition_inputs,
                 outputs: partition_outputs.collect(),

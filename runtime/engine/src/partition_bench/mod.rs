@@ -116,9 +116,9 @@ impl Spec<'_> {
         control: &B::Control,
         reporter: &dyn Reporter,
     ) -> Result<Loaded<B::Session, B::WeightPager>, EngineError> {
-        let device = match provider {
-            Provider::Cpu => Device::new("cpu", DeviceKind::Cpu),
-            Provider::Cuda | Provider::Webgpu => Device::new("gpu0", DeviceKind::Gpu),
+        let device = match provider.uses_host_memory() {
+            true => Device::new("cpu", DeviceKind::Cpu),
+            false => Device::new("gpu0", DeviceKind::Gpu),
         };
         let spec = SessionSpec {
             partition: self.name,

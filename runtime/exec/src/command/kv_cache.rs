@@ -93,7 +93,8 @@ fn fingerprint(
     let seal = Seal::of(plan).and_then(|seal| serde_json::to_string(&seal)).map_err(ExecError::Fingerprint)?;
     let stages = engine.telemetry().stages;
     let places: Vec<String> = stages.iter().map(|stage| format!("{:?} {}", stage.provider, stage.processor)).collect();
-    let library = OnnxRuntime::open_for(plan, runtime, console)?.backend().results_depend_on();
+    let providers = stages.iter().map(|stage| stage.provider);
+    let library = OnnxRuntime::open_for(plan, runtime, console)?.backend().results_depend_on(providers);
     // How weights are packed depends on it.
     let memory = format!("{:?}", memory_limit());
     let (page, context) = (page_tokens.to_string(), engine.context().to_string());

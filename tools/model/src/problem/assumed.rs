@@ -14,7 +14,7 @@ pub const DISK_GB_PER_S: f64 = 2.0;
 pub fn machine(gpus: usize) -> Machine {
     let gpu = |index| GpuRates {
         name: format!("gpu{index}"),
-        provider: Provider::Cuda,
+        provider: Provider::CUDA,
         memory: ByteSize(u64::MAX),
         memory_gb_per_s: 450.0,
         tflops: 30.0,

@@ -57,8 +57,8 @@ fn profile(analysis: &Analysis) -> Profile {
         let block = blocks.iter().find(|block| block.class == class).unwrap().label.clone();
         let layer = block.starts_with("layers");
         let providers = vec![
-            costs(Provider::Cpu, Some(if layer { 0.2 } else { 9.0 })),
-            costs(Provider::Cuda, layer.then_some(0.3)),
+            costs(Provider::CPU, Some(if layer { 0.2 } else { 9.0 })),
+            costs(Provider::CUDA, layer.then_some(0.3)),
         ];
         ClassCosts { class, block, providers }
     };
@@ -78,7 +78,8 @@ fn profile(analysis: &Analysis) -> Profile {
         },
         date: "2025-01-01T00:00:00Z".into(),
         settings: ProfileSettings {
-            providers: vec![Provider::Cpu, Provider::Cuda],
+            provider_options: Default::default(),
+            providers: vec![Provider::CPU, Provider::CUDA],
             contexts: vec![128],
             prefill_tokens: vec![128],
             quick: true,
@@ -242,7 +243,7 @@ fn everything_missing_in_a_profile_is_reported_at_once() {
     let analysis = llama();
     let mut profile = profile(&analysis);
     let last = profile.classes.len() - 1;
-    profile.classes[0].providers.retain(|costs| costs.provider == Provider::Cpu);
+    profile.classes[0].providers.retain(|costs| costs.provider == Provider::CPU);
     profile.classes[1].providers[0].prefill.fit = None;
     profile.classes.remove(last);
     profile.model.blocks[2].label = "layers.77".into();
@@ -347,6 +348,6 @@ fn no_plan_places_a_block_on_a_provider_that_computes_it_wrongly() {
         blocks.filter(|(_, placement)| on_gpu(*placement)).map(|(block, _)| block.label.clone()).collect::<Vec<_>>()
     };
     let count_layers = |labels: Vec<String>| labels.iter().filter(|label| label.starts_with("layers")).count();
-    assert_eq!(count_layers(on_gpu(Provider::Cuda)), 4, "a GPU is faster");
-    assert_eq!(count_layers(on_gpu(Provider::Webgpu)), 0);
+    assert_eq!(count_layers(on_gpu(Provider::CUDA)), 4, "a GPU is faster");
+    assert_eq!(count_layers(on_gpu(Provider::WEBGPU)), 0);
 }

@@ -1,7 +1,6 @@
 //! Measures the machine: memory bandwidth, arithmetic, disk, links, and contention between links and host.
 
 use super::ProfilingRun;
-use crate::cli::provider_name;
 use crate::effort::Effort;
 use crate::error::ProfileError;
 use crate::pieces::absolute;
@@ -32,9 +31,9 @@ impl Ability {
             Ability::Memory => "reading memory".to_owned(),
             Ability::Arithmetic => "arithmetic".to_owned(),
             Ability::Disk => "reading the disk".to_owned(),
-            Ability::Link(provider) => format!("copies to and from the {} device", provider_name(provider)),
+            Ability::Link(provider) => format!("copies to and from the {} device", provider.id()),
             Ability::Contention(provider) => {
-                format!("copies to the {} device while the host computes", provider_name(provider))
+                format!("copies to the {} device while the host computes", provider.id())
             }
         }
     }
@@ -77,7 +76,7 @@ impl ProfilingRun<'_> {
     fn missing_abilities(&self) -> Vec<Ability> {
         let mut abilities = vec![Ability::Memory, Ability::Arithmetic, Ability::Disk];
         for provider in &self.profile.settings.providers {
-            if *provider != Provider::Cpu && unusable(*provider, &self.profile.host).is_none() {
+            if !provider.uses_host_memory() && unusable(*provider, &self.profile.host).is_none() {
                 abilities.extend([Ability::Link(*provider), Ability::Contention(*provider)]);
             }
         }

@@ -2,6 +2,7 @@
 
 use super::{LayerCount, VramRange};
 use clap::{Args, ValueEnum};
+use hpp_schema::{Provider, ProviderOptionArg};
 use std::path::PathBuf;
 
 /// Cost sources, objective and planner options.
@@ -18,6 +19,15 @@ pub struct PlanningArgs {
     /// `--machine list` lists the presets.
     #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<PathBuf>,
+
+    /// Execution providers that partitions may use, best first. Those on GPUs list all of them [default: docs/PROVIDERS.md]; on the
+    /// host, --profile decides among those that it measured and that compute from host memory [default: all that it measured].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub providers: Vec<Provider>,
+    /// An option of a provider, as the provider documents it; the plan records it. Repeatable. Options that name files are given to
+    /// hpp-exec instead.
+    #[arg(long, value_name = "NAME.KEY=VALUE")]
+    pub ep_option: Vec<ProviderOptionArg>,
 
     /// Planning algorithm.
     #[arg(long, value_enum, default_value_t = PlannerArg::Exact)]

@@ -95,7 +95,7 @@ fn host_figure(curves: &[&BandwidthCurve]) -> Figure {
     };
     let bound = "Weights that every token reads cannot be read faster than that.".to_owned();
     Figure {
-        id: "fig-host",
+        id: "fig-host".into(),
         title: "Memory and disk".into(),
         caption: "Reading with the threads used for computing, by size of the piece; both logarithmic.".into(),
         findings: curves.iter().filter_map(finding).chain([bound]).collect(),
@@ -118,7 +118,7 @@ fn link_figure(view: &ReportView<'_>, curves: &[&BandwidthCurve]) -> Figure {
     }
     findings.push("Pieces on the rising part of a curve pay mostly for starting the copy.".to_owned());
     Figure {
-        id: "fig-links",
+        id: "fig-links".into(),
         title: "Links to the devices".into(),
         caption: "Copies between host and device memory, by size of the piece; both logarithmic.".into(),
         findings,
