@@ -4,6 +4,7 @@
 #
 #   deps.sh ort      ONNX Runtime from PyPI                          (make demo)
 #   deps.sh test     the same, with onnx and the WebGPU plugin       (make test)
+#   deps.sh openvino  OpenVINO's plug-in, in an environment of its own, so that only its tests find it   (make test)
 #   deps.sh vulkan   a software Vulkan, out of Debian's packages     (make test)
 #   deps.sh chromium  a Chromium, out of Debian's packages; prints its path     (make test)
 #   deps.sh wheel    pip and auditwheel, in an environment of their own (make wheel)
@@ -14,6 +15,7 @@ cd "$(dirname "$0")/../.."
 
 ORT_VERSION=1.31.1
 WEBGPU_VERSION=0.4.0
+OPENVINO_VERSION=1.8.1
 ONNX_VERSION=1.23.2
 GENAI_VERSION=0.18.0
 LLAMA_CPP_VERSION=0.3.36
@@ -107,10 +109,11 @@ install_llama_cpp() {
 case ${1:-} in
     ort) install .deps/venv "onnxruntime==$ORT_VERSION" ;;
     test) install .deps/venv "onnxruntime==$ORT_VERSION" && install .deps/venv "onnx==$ONNX_VERSION" && install .deps/venv "onnxruntime-ep-webgpu==$WEBGPU_VERSION" ;;
+    openvino) install .deps/openvino --no-deps "onnxruntime-ep-openvino==$OPENVINO_VERSION" ;;
     vulkan) fetch_vulkan ;;
     chromium) fetch_chromium ;;
     wheel) install .deps/wheel-venv "auditwheel==$AUDITWHEEL_VERSION" ;;
     bench) install .deps/bench-venv "onnxruntime==$ORT_VERSION" "onnx==$ONNX_VERSION" "onnxruntime-genai==$GENAI_VERSION" ;;
     llama-cpp) install_llama_cpp ;;
-    *) sed -n '2,11p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,12p' "$0" >&2; exit 2 ;;
 esac
