@@ -150,6 +150,8 @@ fn refuse_unsuitable(spec: &SessionSpec<'_>, provider: Provider) -> Result<(), B
         "its weights are inputs, and this provider takes them as constants only"
     } else if on_host && spec.residency != WeightResidency::InMemory {
         "its weights are read from disk, and this provider keeps all of them in memory"
+    } else if !on_host && provider.uses_host_memory() {
+        "it is planned for a GPU beside partitions of other providers, and with a provider of host memory such a split gave wrong results"
     } else {
         return Ok(());
     };
