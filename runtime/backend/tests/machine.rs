@@ -2,6 +2,7 @@
 
 mod support;
 
+#[cfg(target_os = "linux")]
 use hpp_engine::port::Backend as _;
 use hpp_engine::{
     BackendError, CancelHandle, Engine, EngineError, EngineOptions, Fallback, LogitRows, Logits, Reporter, Silent,
