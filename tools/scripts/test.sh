@@ -37,6 +37,12 @@ else
     echo "test: SKIPPED the tests that open pages in a browser (tools/scripts/deps.sh chromium says why above)" >&2
 fi
 
+if [ -x .deps/ray-venv/bin/python ]; then
+    export HPP_RAY_PYTHON=$PWD/.deps/ray-venv/bin/python
+else
+    echo "test: SKIPPED the test on a Ray cluster (make test-ray installs Ray and runs it)" >&2
+fi
+
 python3 -m unittest discover -q -s tools/bench
 cargo build --workspace --locked --bins
 cargo build --locked -p hpp-python

@@ -2,7 +2,7 @@
 //! leaves the previous contents, or nothing.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// File name of the plan in its directory.
@@ -93,7 +93,9 @@ impl OutputDir {
     /// Writes and syncs a file.
     pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), OutputError> {
         let path = self.staging.join(name);
-        io_context("write", &path, fs::write(&path, bytes).and_then(|()| File::open(&path)?.sync_all()))
+        // Windows flushes only through a handle that may write.
+        let written = File::create(&path).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
+        io_context("write", &path, written)
     }
 
     /// Renames the staging directory into place, in exchange for an existing plan, which it then removes.
