@@ -142,7 +142,14 @@ fn wants_constants(spec: &SessionSpec<'_>) -> BackendError {
 
 /// Whether weights that do not stay in memory can be read from a file.
 fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
-    if spec.residency == WeightResidency::InMemory || !disk::POSSIBLE {
+    if spec.residency == WeightResidency::InMemory {
+        return false;
+    }
+    if let Some(why) = disk::refusal() {
+        if spec.residency == WeightResidency::ReadFromDisk {
+            reporter
+                .warning(&format!("the weights of {} stay in memory, whatever the plan says: {why}", spec.partition));
+        }
         return false;
     }
     match &spec.host_kernels.unsaved {

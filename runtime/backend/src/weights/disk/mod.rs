@@ -28,6 +28,7 @@ pub(crate) use experts::ExpertTensors;
 pub(crate) use mapping::{Mapping, claim, forget, mapped_under};
 pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
 
+use super::file::SECTOR;
 use crate::os;
 use compressed::CompressedRegion;
 use hpp_engine::port::{ChunkSize, Interval, WeightResidency};
@@ -46,8 +47,18 @@ use stream::{MappedWeights, StreamedWeights, StreamingIo};
 use tracing::{debug, info};
 use usage_probe::UsageProbe;
 
-/// Whether weights can be streamed from disk on this system.
-pub(crate) const POSSIBLE: bool = true;
+/// Why weights cannot be streamed from disk on this system, if so. Mappings are replaced in steps of [`SECTOR`] bytes, and some kernels for
+/// aarch64 have larger pages.
+pub(crate) fn refusal() -> Option<String> {
+    // SAFETY: the call takes no pointer.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    refusal_of(u64::try_from(page).unwrap_or(SECTOR))
+}
+
+fn refusal_of(page: u64) -> Option<String> {
+    (page > SECTOR)
+        .then(|| format!("the pages of this system have {page} bytes, and streaming from disk needs {SECTOR}"))
+}
 
 /// The reader, page pool and open files that all streamed sessions of a backend share. The reader starts with the first session.
 #[derive(Clone, Default)]
@@ -284,4 +295,15 @@ impl SessionWeights {
 
 fn reading(partition: &str) -> impl Fn(io::Error) -> BackendError {
     move |error| BackendError::Runtime { doing: format!("read the weights of {partition}"), cause: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn larger_pages_are_refused() {
+        assert_eq!(refusal_of(SECTOR), None);
+        assert!(refusal_of(65_536).is_some_and(|why| why.contains("65536 bytes")));
+    }
 }

@@ -15,8 +15,10 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Whether weights can be streamed from disk on this system.
-pub(crate) const POSSIBLE: bool = false;
+/// Why weights cannot be streamed from disk on this system.
+pub(crate) fn refusal() -> Option<String> {
+    Some("weights are streamed from disk on Linux only, and the system decides which of them stay in memory".to_owned())
+}
 /// The graph of a prepared partition.
 pub(crate) const MODEL: &str = "model.onnx";
 /// Its weights.
@@ -90,20 +92,16 @@ pub(crate) fn find_or_make(
 }
 
 impl DiskReaders {
-    /// Leaves the weights where they are, and warns if the plan streams them.
+    /// Leaves the weights where they are.
     ///
     /// # Safety
     /// No requirements; unsafe only to match the Linux version.
     pub unsafe fn take_over(
         &self,
-        weights: SessionMappings,
-        partition: &str,
-        reporter: &dyn Reporter,
+        _: SessionMappings,
+        _: &str,
+        _: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
-        if weights.residency == WeightResidency::ReadFromDisk {
-            let what = "weights are streamed from disk on Linux only; the system decides which of them stay in memory";
-            reporter.warning(&format!("{partition}: {what}"));
-        }
         Ok(SessionWeights)
     }
 }
