@@ -65,12 +65,10 @@ def jobs(
         HppError: no node has processors. Failures of a node are raised where the dataset is used.
     """
     computing = computing_nodes()
-    placed: dict[str, Any] = {"scheduling_strategy": "SPREAD"}
+    placed = dict(ray_options or {})
     if ray_options is None:
         memory = min(node["Resources"].get("memory", 0) for node in computing)
         placed["memory"] = int(MEMORY * memory)
-    else:
-        placed.update(ray_options)
     return dataset.map_batches(
         Engine,
         fn_constructor_args=(plans, os.fspath(Path(work).absolute())),
