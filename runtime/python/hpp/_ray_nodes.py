@@ -46,7 +46,8 @@ def plan_for(plans: Plans, kind: str) -> str:
 
 def computing_nodes() -> list[dict[str, Any]]:
     """The living nodes that have processors, as `ray.nodes()` describes them."""
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+    all_nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes = [node for node in all_nodes if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     if not nodes:
         raise HppError("no node of the Ray cluster has processors", "start nodes with ray start")
     return nodes

@@ -242,14 +242,16 @@ def server(
         ray_options: resources of an engine, for `ray_actor_options`.
         options: options of `hpp-exec serve --help`, with `_` for `-`: `threads=8`, `kv_disk="64G"`.
     """
-    engines = serve.deployment(
-        EngineReplica,
+    routing = RequestRouterConfig(request_router_class=ROUTER)  # type: ignore[arg-type]
+    replicas = serve.deployment(
         name="engines",
         num_replicas=nodes or len(computing_nodes()),
         max_replicas_per_node=1,
         max_ongoing_requests=ongoing,
-        request_router_config=RequestRouterConfig(request_router_class=ROUTER),
+        request_router_config=routing,
         ray_actor_options=dict(ray_options or {"num_cpus": 1}),
-    ).bind(plans, os.fspath(Path(kv_dir).absolute()), options)
-    front = serve.deployment(Front, name="front", max_ongoing_requests=ongoing * 16)
-    return front.bind(engines, api_key)
+    )
+    engines = replicas(EngineReplica).bind(plans, os.fspath(Path(kv_dir).absolute()), options)
+    front = serve.deployment(name="front", max_ongoing_requests=ongoing * 16)
+    application: serve.Application = front(Front).bind(engines, api_key)
+    return application
