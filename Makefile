@@ -17,12 +17,13 @@ PREFIX ?= /usr/local
 COMMANDS := hpp-split hpp-profile hpp-exec hpp-fixtures
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: help deps demo demo-disk install completions shell-files wheel test fuzz kill schemas bench bench-deps bench-llama-cpp clean-deps
+.PHONY: help deps demo demo-disk install completions shell-files wheel test test-ray fuzz kill schemas bench bench-deps bench-llama-cpp clean-deps
 
 help:
 	@echo "make demo    fetch ONNX Runtime, build, split a small model, run it"
 	@echo "make demo-disk  a model four times larger than the memory it may use: generate, profile, split, run (3 GB of disk)"
 	@echo "make test    fetch what the tests need, run them all"
+	@echo "make test-ray    the tests on a local Ray cluster of two nodes (installs Ray into .deps: 750 MB)"
 	@echo "make install PREFIX=DIR  commands, shell completions and man pages (ONNX Runtime comes from pip or ORT_DYLIB_PATH)"
 	@echo "make wheel   a Python wheel with the module and the commands, in out/wheels (docs/PYTHON.md)"
 	@echo "make completions         shell completions and man pages alone, in out/share"
@@ -72,6 +73,14 @@ wheel:
 test:
 	@tools/scripts/deps.sh test
 	@tools/scripts/test.sh
+
+# Ray is large, so make test does not install it and skips this test unless it is there.
+test-ray: deps
+	@tools/scripts/deps.sh ray
+	cargo build --locked --workspace --bins
+	cargo build --locked -p hpp-python
+	HPP_COMMANDS_ARE_BUILT=1 HPP_RAY_PYTHON=$(CURDIR)/.deps/ray-venv/bin/python tools/scripts/with-deps.sh \
+		cargo test --locked -p hpp-end-to-end --test python -- --nocapture on_a_ray_cluster
 
 # MINUTES=, SEED=, CASES= (or KILLS=) bound a campaign, ONLY=plan keeps it to one target or writer, and REPLAY=plan:0123456789abcdef
 # runs one case again.

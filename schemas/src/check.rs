@@ -11,6 +11,7 @@ mod states;
 mod tests;
 
 use crate::Plan;
+pub use names::names_a_file;
 use std::fmt;
 
 /// Severity of a finding.

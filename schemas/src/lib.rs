@@ -3,6 +3,7 @@
 //! Types, parsing, checks and JSON Schemas. This crate opens no files, sessions or devices.
 
 mod check;
+pub mod compression;
 mod dim;
 mod document;
 mod dtype;
@@ -12,6 +13,7 @@ pub mod memory;
 mod plan;
 pub mod probe;
 mod profile;
+mod provider;
 mod provider_faults;
 mod read;
 mod sample;
@@ -22,7 +24,7 @@ mod timeline;
 mod unsplit;
 mod words;
 
-pub use check::{Finding, Severity};
+pub use check::{Finding, Severity, names_a_file};
 pub use dim::{Dim, DimError, Shape, Symbols};
 pub use document::DocumentError;
 pub use dtype::DType;
@@ -30,6 +32,7 @@ pub use identity::{FileIdentity, Known, VERIFIED_FILE, Verified};
 pub use machine::*;
 pub use plan::*;
 pub use profile::*;
+pub use provider::*;
 pub use provider_faults::{PROVIDER_FAULTS, ProviderFault};
 pub use read::{PlanError, plan_json_schema};
 pub use sample::sample_ranges;

@@ -107,6 +107,10 @@ pub struct DiskRates {
     /// Direct reads of large blocks, in 1e9 bytes per second.
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub read_gb_per_s: f64,
+    /// Decompression by one thread of weights that are stored compressed, in 1e9 uncompressed bytes per second; absent if not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
+    pub decompress_gb_per_s: Option<f64>,
 }
 
 const FORMAT: DocumentFormat = DocumentFormat { what: "machine file", header: "hpp_machine", version: MACHINE_VERSION };

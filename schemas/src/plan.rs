@@ -4,19 +4,21 @@
 //! Paths are relative to the plan's directory. Unknown fields are refused. A plan is untrusted input:
 //! [`Plan::check`](crate::Plan::check) must pass before any file that it names is opened.
 
+mod draft;
 mod generation;
 mod host_kernels;
 mod partition;
 mod predictions;
 mod state;
 
+pub use draft::*;
 pub use generation::*;
 pub use host_kernels::*;
 pub use partition::*;
 pub use predictions::*;
 pub use state::*;
 
-use crate::{ByteSize, DType, Seal, Shape};
+use crate::{ByteSize, DType, Provider, ProviderOptions, Seal, Shape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -49,6 +51,9 @@ pub struct Plan {
     /// Tokenizer, special tokens and sampling defaults; absent for models that are not language models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<GenerationConfig>,
+    /// The draft that the model has of itself; absent if it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<OwnDraft>,
     /// Predicted times.
     pub predictions: Predictions,
     /// Every file that this plan depends on, with its size and hashes.
@@ -209,6 +214,15 @@ pub struct Device {
     /// scales. Absent if nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_layout: Option<ByteSize>,
+    /// Weights that are read from disk are stored compressed, without loss, where that takes at most this many of 1000 bytes: otherwise
+    /// decompressing them takes longer than reading them. Absent if nothing is read from disk, or reading is not the bottleneck.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(max = 1000))]
+    pub compress_permille: Option<u32>,
+    /// Options for the providers of its partitions, by provider; those given to `hpp-exec` replace them. Options that name files or
+    /// directories are refused here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub provider_options: BTreeMap<Provider, ProviderOptions>,
 }
 
 impl Plan {
@@ -259,7 +273,16 @@ pub fn in_slot(weights: &[WeightInput]) -> Vec<usize> {
 impl Device {
     /// A device without ring, window and cache of experts.
     pub fn new(name: impl Into<String>, kind: DeviceKind) -> Device {
-        Device { name: name.into(), kind, ring: None, window: None, expert_cache: None, kernel_layout: None }
+        Device {
+            name: name.into(),
+            kind,
+            ring: None,
+            window: None,
+            expert_cache: None,
+            kernel_layout: None,
+            compress_permille: None,
+            provider_options: BTreeMap::new(),
+        }
     }
 }
 
@@ -281,29 +304,6 @@ pub enum DeviceKind {
     Cpu,
     /// An accelerator with its own memory.
     Gpu,
-}
-
-/// An ONNX Runtime execution provider.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Provider {
-    /// NVIDIA CUDA.
-    Cuda,
-    /// The WebGPU plugin (Vulkan, Metal or Direct3D 12 underneath).
-    Webgpu,
-    /// The CPU provider.
-    Cpu,
-}
-
-impl Provider {
-    /// Its name in messages.
-    pub fn name(self) -> &'static str {
-        match self {
-            Provider::Cuda => "CUDA",
-            Provider::Webgpu => "WebGPU",
-            Provider::Cpu => "CPU",
-        }
-    }
 }
 
 /// The steps of each phase, in order.
@@ -391,4 +391,6 @@ pub enum FileRole {
     Weights,
     /// Tokenizer or chat template.
     Text,
+    /// The plan of the model's own draft.
+    Draft,
 }

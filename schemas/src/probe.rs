@@ -183,6 +183,8 @@ pub enum MachineProbe {
         /// Sizes of single reads, bytes.
         bytes: Vec<u64>,
     },
+    /// Decompression of weights by one thread.
+    Decompress,
     /// Copies between host and device, in both directions, from pinned memory if possible and from pageable memory.
     Link {
         /// The provider of the device.

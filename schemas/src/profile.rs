@@ -10,9 +10,10 @@ mod costs;
 pub use costs::*;
 
 use crate::document::{self, DocumentError, DocumentFormat};
-use crate::{ByteSize, Finding, Machine, Provider, Statistics};
+use crate::{ByteSize, Finding, Machine, Provider, ProviderOptions, Statistics};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 
 /// The profile version that this build reads and writes.
 pub const PROFILE_VERSION: u32 = 1;
@@ -130,6 +131,9 @@ pub struct ProfileSettings {
     /// Requested providers.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub providers: Vec<Provider>,
+    /// Options that the providers got, by provider.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub provider_options: BTreeMap<Provider, ProviderOptions>,
     /// Context lengths at which decoding was measured, tokens.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub contexts: Vec<u64>,
@@ -199,6 +203,8 @@ pub enum BandwidthPath {
     RamRead,
     /// Direct reads of the model's disk, which bypass the page cache.
     DiskRead,
+    /// Decompression of weights by one thread, in uncompressed bytes.
+    Decompress,
     /// Between host and device memory.
     Link {
         /// The provider of the device.

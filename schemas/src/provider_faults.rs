@@ -3,7 +3,7 @@
 //!
 //! docs/PROVIDERS.md has the evidence for each row, and `tools/bench/provider_repeats.py` repeats the measurement.
 
-use crate::plan::Provider;
+use crate::Provider;
 
 /// An operator that a provider computes wrongly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub struct ProviderFault {
 /// All known faults. Remove a row when `provider_repeats.py` finds no difference with the ONNX Runtime that the project
 /// uses.
 pub const PROVIDER_FAULTS: [ProviderFault; 1] = [ProviderFault {
-    provider: Provider::Webgpu,
+    provider: Provider::WEBGPU,
     operator: "QMoE",
     what: "loses tokens of a prompt on their way to experts, at random: the same input gives other outputs from run to run",
 }];

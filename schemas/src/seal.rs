@@ -33,6 +33,9 @@ pub struct Seal {
     pub schedule: String,
     /// Of `buffers`.
     pub buffers: String,
+    /// Of `draft`; absent if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<String>,
     /// Of `files`.
     pub files: String,
 }
@@ -55,6 +58,7 @@ impl Seal {
             states: digest("states", &plan.states)?,
             schedule: digest("schedule", &plan.schedule)?,
             buffers: digest("buffers", &plan.buffers)?,
+            draft: plan.draft.as_ref().map(|draft| digest("draft", draft)).transpose()?,
             files: digest("files", &plan.files)?,
         })
     }
@@ -83,6 +87,8 @@ impl Seal {
         compare("states", &self.states, &now.states);
         compare("schedule", &self.schedule, &now.schedule);
         compare("buffers", &self.buffers, &now.buffers);
+        let none = String::new();
+        compare("draft", self.draft.as_ref().unwrap_or(&none), now.draft.as_ref().unwrap_or(&none));
         compare("files", &self.files, &now.files);
         Ok(places)
     }

@@ -39,7 +39,8 @@ impl Plan {
             ..self.model.clone()
         };
         let device = self.devices.iter().find(|device| device.kind == DeviceKind::Cpu).cloned();
-        let device = device.unwrap_or_else(|| crate::Device::new("cpu", DeviceKind::Cpu));
+        let mut device = device.unwrap_or_else(|| crate::Device::new("cpu", DeviceKind::Cpu));
+        device.provider_options.clear();
         let mut inputs: Vec<PartitionInput> = model.inputs.iter().map(model_input).collect();
         inputs.extend(self.states.iter().map(state_input));
         let states = self.states.iter().map(|state| State {
@@ -61,7 +62,7 @@ impl Plan {
             host_file: None,
             prefill: None,
             experts: None,
-            providers: vec![Provider::Cpu],
+            providers: vec![Provider::CPU],
             blocks: self.partitions.iter().flat_map(|partition| partition.blocks.clone()).collect(),
             inputs,
             outputs,
@@ -76,10 +77,16 @@ impl Plan {
             partitions: vec![partition],
             schedule: Schedule { prefill: steps.clone(), decode: steps, ..self.schedule.clone() },
             buffers: vec![],
+            draft: None,
             predictions: Predictions::default(),
             model,
             ..self.clone()
         })
+    }
+
+    /// Whether this is a plan of the unsplit model, as [`unsplit`](Self::unsplit) makes it.
+    pub fn is_unsplit(&self) -> bool {
+        matches!(&self.partitions[..], [only] if only.name == WHOLE)
     }
 
     fn present(&self, state: &State) -> Option<PartitionOutput> {

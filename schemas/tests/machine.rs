@@ -67,7 +67,7 @@ fn each_error_names_its_place() {
         ("compute: 1.2", "compute: 0.8", "gpus[0].contention.compute: 0.8 is less than 1"),
         ("memory: 24 GiB", "memory: 24 pounds", "gpus[0].memory: cannot read size"),
         ("memory: 24 GiB", "memory: 0", "gpus[0].memory: memory of 0 bytes"),
-        ("provider: cuda", "provider: tpu", "gpus[0].provider: \"tpu\" is none of cuda, webgpu, cpu"),
+        ("provider: cuda", "provider: TPU", "gpus[0].provider: \"TPU\" cannot be the name of a provider"),
         ("provider: cuda", "provider: cpu", "gpus[0].provider: the cpu provider computes on the host"),
         ("name: card", "nome: card\n    name: card", "gpus[0].nome: there is no such field"),
         ("name: test", "name: 7", "name: 7 is not text"),

@@ -40,7 +40,7 @@ fn partition() -> Request {
         weights_dir: ".".into(),
         host_kernels: HostKernels { packed: true, ..HostKernels::default() },
         weight_bytes: 1 << 40,
-        provider: Provider::Webgpu,
+        provider: Provider::WEBGPU,
         cases: vec![Case {
             name: "decode at 128".into(),
             inputs: fills.map(feed).into(),
@@ -62,8 +62,8 @@ fn requests_round_trip_on_one_line() {
     assert_eq!(machine(MachineProbe::Arithmetic), r#"{"request":"machine","path":"arithmetic"}"#);
     machine(MachineProbe::RamRead { bytes: vec![1, 2] });
     machine(MachineProbe::DiskRead { file: "weights".into(), bytes: vec![4096] });
-    machine(MachineProbe::Link { provider: Provider::Cuda, bytes: vec![] });
-    machine(MachineProbe::Contention { provider: Provider::Webgpu, bytes: 1 });
+    machine(MachineProbe::Link { provider: Provider::CUDA, bytes: vec![] });
+    machine(MachineProbe::Contention { provider: Provider::WEBGPU, bytes: 1 });
     let contents =
         [PromptContent::Text("a\nb".into()), PromptContent::Messages(vec![]), PromptContent::Tokens(vec![7])];
     round_trip(&Request::Observe(ObserveProbe {
@@ -79,7 +79,7 @@ fn replies_round_trip_on_one_line() {
     let timing = TimingStats { runs: 3, median_ms: 1.25, p10_ms: 1.0, p90_ms: 2.0 };
     round_trip(&Reply::Measured { case: "c".into(), timing, peak_resident: None });
     let points = vec![BandwidthPoint { bytes: 1, gb_per_s: 0.5 }];
-    let path = BandwidthPath::Link { provider: Provider::Cuda, to_device: true, pinned: false };
+    let path = BandwidthPath::Link { provider: Provider::CUDA, to_device: true, pinned: false };
     round_trip(&Reply::Bandwidth { curves: vec![BandwidthCurve { path, points }] });
     round_trip(&Reply::Contention { compute: 1.0, link: 1.5 });
     round_trip(&Reply::Failed { reason: "no \"device\"\n".into() });

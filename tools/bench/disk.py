@@ -166,6 +166,35 @@ def under(shop, model, part, compute, measured):
     ]
 
 
+def compressed(shop):
+    """float32 weights of bfloat16 precision from disk: compressed as the planner decides, over reading them as they are."""
+    shape = (SMALL if shop.small else SHAPES)["fp32"]
+    model = shop.model(f"large-fp32-bf16{'-small' if shop.small else ''}", *shape, "--rounded", "bf16")
+    limit, measured, rows = limit_of(model, 0.25), profiled(shop, "fp32-bf16", model), []
+    sides = {}
+    for side in ("auto", "never"):
+        asked = (*plan_options(limit), "--profile", measured, "--compress", side)
+        plan, _ = shop.split(model, f"disk/compressed-{side}", *asked)
+        expected = json.loads(measure.run([shop.binary("hpp-split"), model, "--dry-run", "--json", *asked])["stdout"])
+        # Copies are written once, before the measurements.
+        bench(shop, plan, None)
+        sides[side] = (plan, 1000 / expected["predictions"]["decode_ms"])
+    runs = measure.in_turns(shop.rounds, **{side: lambda plan=plan: cold(shop, model, plan, limit) for side, (plan, _) in sides.items()})
+    what = "decode with 25% of the model's size as memory, fp32 of bf16 precision"
+    on, off = (list(map(speed, runs[side])) for side in ("auto", "never"))
+    over = compared(f"{what}: compressed over plain", on, off, 1.25, "tok/s")
+    read = [runs[side][-1]["disk"]["bytes"] / NEW / 2**20 for side in ("auto", "never")]
+    over["result"] += f", {read[0]:.0f} and {read[1]:.0f} MiB a token"
+    rows.append(over)
+    for side, values in (("auto", on), ("never", off)):
+        predicted = sides[side][1]
+        error = Rounds(predicted / measured - 1 for measured in values)
+        rows.append(row(f"{what}, --compress {side}: predicted with a quick profile", f"{predicted:.3g} tok/s",
+                        f"{statistics.median(values):.3g} tok/s",
+                        f"{error.median:+.0%} ({error.spread[0]:+.0%} to {error.spread[1]:+.0%})", "within 15 %", error.verdict(-0.15, 0.15)))
+    return rows
+
+
 def model_that_fits(shop):
     """A plan with a memory budget that holds everything, over one without a budget: the overhead of the tiers if they are not needed."""
     rows = []

@@ -26,9 +26,9 @@ def grown(shop, dtype):
     return shop.made(f"grown-{dtype}-{layers}-{width}", "grow", source, "--layers", layers, "--intermediate", width)
 
 
-def tokens_per_second(shop, plan, limit, prompt, *options):
+def tokens_per_second(shop, plan, limit, prompt, *options, new=NEW):
     """Tokens per second of decoding, prompt and loading excluded, under a memory limit with a cold cache if there is one; and the answer."""
-    command = [shop.binary("hpp-exec"), plan, *prompt, "-n", NEW, "--json", "--ignore-eos", "--threads", shop.threads, "--quiet", *options]
+    command = [shop.binary("hpp-exec"), plan, *prompt, "-n", new, "--json", "--ignore-eos", "--threads", shop.threads, "--quiet", *options]
     if limit is None:
         answer = json.loads(measure.run(command)["stdout"])
     else:

@@ -4,9 +4,11 @@
 #
 #   deps.sh ort      ONNX Runtime from PyPI                          (make demo)
 #   deps.sh test     the same, with onnx and the WebGPU plugin       (make test)
+#   deps.sh openvino  OpenVINO's plug-in, in an environment of its own, so that only its tests find it   (make test)
 #   deps.sh vulkan   a software Vulkan, out of Debian's packages     (make test)
 #   deps.sh chromium  a Chromium, out of Debian's packages; prints its path     (make test)
 #   deps.sh wheel    pip and auditwheel, in an environment of their own (make wheel)
+#   deps.sh ray      Ray, in an environment of its own: 750 MB    (make test-ray)
 #   deps.sh bench    onnxruntime-genai, in an environment of its own (make bench)
 #   deps.sh llama-cpp  llama-cpp-python, built from source           (make bench-llama-cpp)
 set -euo pipefail
@@ -14,11 +16,13 @@ cd "$(dirname "$0")/../.."
 
 ORT_VERSION=1.31.1
 WEBGPU_VERSION=0.4.0
+OPENVINO_VERSION=1.8.1
 ONNX_VERSION=1.23.2
 GENAI_VERSION=0.18.0
 LLAMA_CPP_VERSION=0.3.36
 GGUF_VERSION=0.19.0
 AUDITWHEEL_VERSION=6.8.2
+RAY_VERSION=2.60.0
 
 say() { echo "deps: $*" >&2; }
 
@@ -107,10 +111,12 @@ install_llama_cpp() {
 case ${1:-} in
     ort) install .deps/venv "onnxruntime==$ORT_VERSION" ;;
     test) install .deps/venv "onnxruntime==$ORT_VERSION" && install .deps/venv "onnx==$ONNX_VERSION" && install .deps/venv "onnxruntime-ep-webgpu==$WEBGPU_VERSION" ;;
+    openvino) install .deps/openvino --no-deps "onnxruntime-ep-openvino==$OPENVINO_VERSION" ;;
     vulkan) fetch_vulkan ;;
     chromium) fetch_chromium ;;
     wheel) install .deps/wheel-venv "auditwheel==$AUDITWHEEL_VERSION" ;;
+    ray) install .deps/ray-venv "ray[data,serve]==$RAY_VERSION" "onnxruntime==$ORT_VERSION" ;;
     bench) install .deps/bench-venv "onnxruntime==$ORT_VERSION" "onnx==$ONNX_VERSION" "onnxruntime-genai==$GENAI_VERSION" ;;
     llama-cpp) install_llama_cpp ;;
-    *) sed -n '2,11p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,13p' "$0" >&2; exit 2 ;;
 esac

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the whole test suite, including the tests on a WebGPU device and in a browser if these are available. With CI=true a missing one is
-# an error.
+# Runs the whole test suite, including the tests on a WebGPU device, on OpenVINO and in a browser if these are available. With CI=true a
+# missing one is an error, except for OpenVINO.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 scripts=tools/scripts
@@ -28,6 +28,19 @@ else
     echo "test: SKIPPED the tests that need a WebGPU device (tools/scripts/with-webgpu.sh says why above)" >&2
 fi
 
+# OpenVINO's plug-in may offer no device on the processor of this machine: that is said, and no error even in CI.
+probe='
+import os, sys, onnxruntime as ort
+ort.register_execution_provider_library("openvino", os.environ["HPP_OPENVINO_LIB"])
+sys.exit(not any(d.ep_name == "OpenVINOExecutionProvider" for d in ort.get_ep_devices()))'
+
+openvino=()
+if $scripts/deps.sh openvino && $scripts/with-openvino.sh $scripts/with-deps.sh python3 -c "$probe"; then
+    openvino=($scripts/with-openvino.sh)
+else
+    echo "test: SKIPPED the tests of OpenVINO: its plug-in is missing or offers no device on this processor" >&2
+fi
+
 if chromium=$($scripts/deps.sh chromium); then
     export HPP_CHROMIUM=$chromium
 elif [ "${CI:-}" = true ]; then
@@ -37,9 +50,15 @@ else
     echo "test: SKIPPED the tests that open pages in a browser (tools/scripts/deps.sh chromium says why above)" >&2
 fi
 
+if [ -x .deps/ray-venv/bin/python ]; then
+    export HPP_RAY_PYTHON=$PWD/.deps/ray-venv/bin/python
+else
+    echo "test: SKIPPED the test on a Ray cluster (make test-ray installs Ray and runs it)" >&2
+fi
+
 python3 -m unittest discover -q -s tools/bench
 cargo build --workspace --locked --bins
 cargo build --locked -p hpp-python
 cargo test --workspace --locked --no-run
 export HPP_COMMANDS_ARE_BUILT=1
-exec "${device[@]}" $scripts/with-deps.sh "${runner[@]}" "$@"
+exec "${openvino[@]}" "${device[@]}" $scripts/with-deps.sh "${runner[@]}" "$@"

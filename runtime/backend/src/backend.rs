@@ -1,12 +1,13 @@
 //! Implements the engine's `Backend` port.
 
 use crate::buffer::OrtBuffer;
-use crate::create_session::{Made, devices_of, find_device, provide};
+use crate::create_session::{Made, provide};
 use crate::environment::{OpenError, OrtOptions, SharedRuntime, open};
 use crate::loading::Loading;
 use crate::os;
 use crate::pages;
 use crate::probe;
+use crate::provider_devices::{devices_of, find_device};
 use crate::raw::copy::{copy, wait_for_untimed_runs};
 use crate::raw::memory::{HostPages, Memory};
 use crate::raw::run::OrtControl;
@@ -20,7 +21,7 @@ use hpp_engine::port::{
     WeightResidency,
 };
 use hpp_engine::{BackendError, Reporter};
-use hpp_schema::{DType, Provider};
+use hpp_schema::{DType, Device, DeviceKind, Provider};
 use std::cell::RefCell;
 use std::ops::Range;
 use std::path::Path;
@@ -67,7 +68,7 @@ impl OrtBackend {
 
     /// The memory of a provider's device, by its name in plans (`gpu0`); needs no session on the device.
     pub fn device_memory(&self, provider: Provider, device: &str) -> Result<MemoryId, BackendError> {
-        let (_, device) = find_device(&self.runtime, provider, device)?;
+        let device = find_device(&self.runtime, provider, &Device::new(device, DeviceKind::Gpu))?.device;
         self.add_spaces(provider)?;
         let spaces = self.spaces.borrow();
         let space = spaces.iter().find(|space| space.belongs_to(&device));
@@ -106,17 +107,20 @@ impl OrtBackend {
         Ok(memory)
     }
 
-    /// Adds the memory space of every device of a provider.
+    /// Adds the memory space of every device of a provider that keeps tensors there.
     fn add_spaces(&self, provider: Provider) -> Result<(), BackendError> {
+        if provider.uses_host_memory() {
+            return Ok(());
+        }
         for (number, device) in devices_of(&self.runtime, provider).into_iter().enumerate() {
             let known = self.spaces.borrow().iter().any(|space| space.belongs_to(&device));
             if !known {
                 let id = MemoryId(self.spaces.borrow().len() as u32);
                 let (lock, streams) = (self.runtime.device_lock(provider), self.runtime.streams(provider, number));
                 tracing::info!(
-                    provider = provider.name(),
+                    provider = provider.id(),
                     number,
-                    device = crate::create_session::describe(&device),
+                    device = crate::provider_devices::describe(&device),
                     streams = streams.is_some(),
                     "device in use"
                 );
@@ -183,9 +187,7 @@ impl Backend for OrtBackend {
     ) -> Result<Loaded<OrtSession, OrtWeightPager>, BackendError> {
         let loading = Loading::begin();
         let provided = provide(&self.runtime, spec, control, reporter, &loading)?;
-        if provided.provider != Provider::Cpu {
-            self.add_spaces(provided.provider)?;
-        }
+        self.add_spaces(provided.provider)?;
         let Made { session, processor, weights, packed } = provided.made;
         let is_mapped = weights.prepared && matches!(weights.residency, WeightResidency::Mapped { .. });
         let stays_mapped = is_mapped.then(|| weights.dir.join(crate::weights::disk::WEIGHTS));
@@ -194,15 +196,16 @@ impl Backend for OrtBackend {
         let weights = unsafe { self.readers.take_over(weights, spec.partition, reporter) }?;
         self.packed.borrow_mut().extend(packed);
         let lock = self.runtime.device_lock(provided.provider);
-        let streams = match provided.provider {
-            Provider::Cuda => {
-                let (number, _) = find_device(&self.runtime, Provider::Cuda, &spec.device.name)?;
-                self.runtime.streams(Provider::Cuda, number)
+        let streams = match provided.provider.facts().user_streams {
+            true => {
+                let number = find_device(&self.runtime, provided.provider, spec.device)?.number;
+                self.runtime.streams(provided.provider, number)
             }
-            Provider::Webgpu | Provider::Cpu => None,
+            false => None,
         };
         let spaces = self.spaces.borrow().clone();
-        let parts = SessionParts { session, weights, spaces, lock, streams, mapped: stays_mapped };
+        let provider = provided.provider;
+        let parts = SessionParts { session, weights, spaces, lock, streams, mapped: stays_mapped, provider };
         let (session, weights) = OrtSession::new(parts)?;
         let (provider, refused) = (provided.provider, provided.refused);
         Ok(Loaded { session, weights, provider, processor, refused })

@@ -7,23 +7,24 @@ use crate::loading::Loading;
 use crate::os;
 use crate::pages;
 use crate::probe;
+use crate::provider_devices::{ProviderDevice, describe, find_device};
 use crate::raw::assignment::{Assigned, assigned};
 use crate::raw::failed;
 use crate::raw::run::OrtControl;
+use crate::raw::session_memory::HostTensors;
 use crate::sigbus;
 use crate::weights::disk::{self, ExpertTensors, SessionMappings};
 use hpp_engine::port::{Fallback, SessionSpec, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
-use hpp_schema::{DeviceKind, PROVIDER_FAULTS, Provider, ProviderFault};
-use ort::device::Device;
+use hpp_schema::{Device, DeviceKind, PROVIDER_FAULTS, Provider, ProviderFault};
 use ort::ep::ArenaExtendStrategy;
-use ort::memory::DeviceType;
 use ort::session::Session;
 use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use tracing::info;
 
 /// A session, its provider, and the providers that were unavailable.
@@ -42,7 +43,8 @@ pub(crate) struct Made {
     pub packed: Vec<Range<usize>>,
 }
 
-/// Tries the partition's providers in order. A partition planned for a GPU may fall back to the host, unless the options refuse that.
+/// Tries the partition's providers in order. A partition planned for another provider may fall back to the CPU's,
+/// unless the options refuse that.
 pub(crate) fn provide(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
@@ -50,24 +52,25 @@ pub(crate) fn provide(
     reporter: &dyn Reporter,
     loading: &Loading,
 ) -> Result<Provided, BackendError> {
-    let wants_gpu = spec.device.kind == DeviceKind::Gpu;
+    let is_fallback =
+        spec.device.kind == DeviceKind::Gpu || spec.providers.first().is_some_and(|p| *p != Provider::CPU);
     let mut order = spec.providers.to_vec();
-    if !order.contains(&Provider::Cpu) {
-        order.push(Provider::Cpu);
+    if !order.contains(&Provider::CPU) {
+        order.push(Provider::CPU);
     }
     let mut refused = Vec::new();
     for provider in order {
-        let is_refused = wants_gpu && spec.fallback == Fallback::Refuse;
-        if provider == Provider::Cpu && (is_refused || spec.has_host_file) {
+        let is_refused = is_fallback && spec.fallback == Fallback::Refuse;
+        if provider == Provider::CPU && (is_refused || spec.has_host_file) {
             break;
         }
         match attempt(runtime, spec, provider, LoadContext { control, reporter, loading }) {
             Ok(made) => return Ok(Provided { made, provider, refused }),
             Err(BackendError::Stopped) => return Err(BackendError::Stopped),
             // An error of the CPU provider is not a question of availability: it is reported unchanged.
-            Err(error) if provider == Provider::Cpu => return Err(error),
+            Err(error) if provider == Provider::CPU => return Err(error),
             Err(error) => {
-                info!(partition = spec.partition, provider = provider.name(), %error, "provider refused");
+                info!(partition = spec.partition, provider = provider.id(), %error, "provider refused");
                 refused.push((provider, error.to_string()));
             }
         }
@@ -94,7 +97,7 @@ fn attempt(
     let in_memory =
         |session, processor, packed| Made { session, processor, weights: SessionMappings::default(), packed };
     match provider {
-        Provider::Cpu => {
+        Provider::CPU => {
             if spec.weights_are_inputs && spec.host_kernels.constant_weights {
                 return Err(wants_constants(spec));
             }
@@ -117,18 +120,43 @@ fn attempt(
             let (session, packed) = pages::watch(|| commit(builder, spec, control));
             Ok(in_memory(session?, host_name(runtime), packed))
         }
-        Provider::Cuda | Provider::Webgpu => {
-            let (number, device) = find_device(runtime, provider, &spec.device.name)?;
-            let description = describe(&device);
+        _ => {
+            refuse_unsuitable(spec, provider)?;
+            let found = find_device(runtime, provider, spec.device)?;
+            let description = describe(&found.device);
             runtime.log.take_kept_on_host();
-            let session = commit(on_device(runtime, spec, provider, number, device)?, spec, control)?;
-            prove(&session, spec, provider, &runtime.log.take_kept_on_host(), reporter)?;
+            let (number, ort_name) = (found.number, found.ort_name.clone());
+            let session = commit(on_device(runtime, spec, provider, found)?, spec, control)?;
+            let placement = NodePlacement { spec, provider, ort_name: &ort_name };
+            placement.prove(&session, &runtime.log.take_kept_on_host(), reporter)?;
+            if provider.uses_host_memory() && HostTensors::of(&session)?.is_none() {
+                let cause =
+                    "it takes tensors in the memory of its device, and HPP's table does not say that HPP may use that";
+                let doing = format!("run {} on {}", spec.partition, provider.name());
+                return Err(BackendError::Runtime { doing, cause: cause.into() });
+            }
             if probe::uses_f16(&session) {
-                ask_for_f16(runtime, provider, &spec.device.name)?;
+                ask_for_f16(runtime, spec.device, provider, number)?;
             }
             Ok(in_memory(session, description, Vec::new()))
         }
     }
+}
+
+/// Refuses partitions that a provider cannot compute, whatever its operators: weights as inputs, or weights read from disk in each pass.
+fn refuse_unsuitable(spec: &SessionSpec<'_>, provider: Provider) -> Result<(), BackendError> {
+    let facts = provider.facts();
+    let on_host = spec.device.kind == DeviceKind::Cpu;
+    let why = if spec.weights_are_inputs && !facts.weights_as_inputs {
+        "its weights are inputs, and this provider takes them as constants only"
+    } else if on_host && spec.residency != WeightResidency::InMemory {
+        "its weights are read from disk, and this provider keeps all of them in memory"
+    } else if !on_host && provider.uses_host_memory() {
+        "it is planned for a GPU beside partitions of other providers, and with a provider of host memory such a split gave wrong results"
+    } else {
+        return Ok(());
+    };
+    Err(BackendError::Runtime { doing: format!("run {} on {}", spec.partition, provider.name()), cause: why.into() })
 }
 
 fn wants_constants(spec: &SessionSpec<'_>) -> BackendError {
@@ -142,7 +170,14 @@ fn wants_constants(spec: &SessionSpec<'_>) -> BackendError {
 
 /// Whether weights that do not stay in memory can be read from a file.
 fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
-    if spec.residency == WeightResidency::InMemory || !disk::POSSIBLE {
+    if spec.residency == WeightResidency::InMemory {
+        return false;
+    }
+    if let Some(why) = disk::refusal() {
+        if spec.residency == WeightResidency::ReadFromDisk {
+            reporter
+                .warning(&format!("the weights of {} stay in memory, whatever the plan says: {why}", spec.partition));
+        }
         return false;
     }
     match &spec.host_kernels.unsaved {
@@ -157,6 +192,9 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
         }
     }
 }
+
+/// Stored bytes of 1000 up to which prepared weights are compressed if the plan does not say.
+const CLEARLY_SHORTER: u64 = 600;
 
 /// A session on the host with all weights mapped from files: if kernels want another layout, from a prepared file that has it.
 fn from_disk(
@@ -181,7 +219,8 @@ fn from_disk(
                 disk::forget(&read);
                 Ok(())
             };
-            let dir = disk::find_or_make(prepared, spec.partition, &made_for, make)?;
+            let limit = spec.compress_permille.map_or(CLEARLY_SHORTER, u64::from);
+            let dir = disk::find_or_make(prepared, spec.partition, &made_for, limit, make)?;
             sigbus::register(&[dir.join(disk::WEIGHTS)]);
             (dir.join(disk::MODEL), dir)
         }
@@ -197,8 +236,35 @@ fn from_disk(
             (_, error) => error,
         })?;
     let experts = experts_in(spec, &file, &dir)?;
-    let weights = SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some(), experts };
+    let compressed = match prepared {
+        Some(_) => Some(dir.clone()),
+        None => compressed_copy(runtime, spec, reporter),
+    };
+    let weights =
+        SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some(), compressed, experts };
     Ok(Made { session, processor: host_name(runtime), weights, packed: Vec::new() })
+}
+
+/// The directory of the compressed copy of weights that kernels take as the model has them, if the plan wants one. A copy only saves
+/// reading: if it cannot be written, the weights are read as they are, and later partitions do not try again.
+fn compressed_copy(runtime: &SharedRuntime, spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> Option<PathBuf> {
+    let is_read = spec.residency == WeightResidency::ReadFromDisk;
+    let (prepared, limit) =
+        spec.prepared.zip(spec.compress_permille.map(u64::from)).filter(|(_, limit)| is_read && *limit > 0)?;
+    if runtime.is_copying_refused.load(Ordering::Relaxed) {
+        return None;
+    }
+    let begin = || reporter.preparing(spec.partition, prepared.dir);
+    match disk::find_or_copy(&prepared, spec.partition, [spec.file, spec.weights_dir], limit, begin) {
+        Ok(dir) => Some(dir),
+        Err(error) => {
+            runtime.is_copying_refused.store(true, Ordering::Relaxed);
+            reporter.warning(&format!(
+                "weights are read uncompressed, which takes longer: {error}. hpp-split --compress never plans for that"
+            ));
+            None
+        }
+    }
 }
 
 /// Where the weights of experts are that runs read by demand.
@@ -264,13 +330,13 @@ fn on_device(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     provider: Provider,
-    number: usize,
-    device: Device<'_>,
+    found: ProviderDevice<'_>,
 ) -> Result<SessionBuilder, BackendError> {
     let prepared = builder(runtime, spec)?.with_config_entry("session.record_ep_graph_assignment_info", "1");
+    let number = found.number;
     let prepared = match provider {
         // The library is also registered as a plugin, for its memory and copies; sessions use the built-in CUDA provider.
-        Provider::Cuda => prepared.and_then(|builder| {
+        Provider::CUDA => prepared.and_then(|builder| {
             let cuda = ort::ep::CUDA::default()
                 .with_device_id(i32::try_from(number).unwrap_or(i32::MAX))
                 .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested);
@@ -281,16 +347,25 @@ fn on_device(
             };
             builder.with_execution_providers([cuda.build().error_on_failure()])
         }),
-        _ => prepared.and_then(|builder| builder.with_devices([device], None)),
+        _ => prepared.and_then(|builder| {
+            let options = found.prefixed_options();
+            info!(partition = spec.partition, provider = provider.id(), ?options, "session on a device");
+            builder.with_devices([found.device], Some(&options))
+        }),
     };
-    prepared.map_err(failed(format!("prepare a session for {} on a device", spec.partition)))
+    prepared.map_err(failed(format!("prepare a session for {} on {}", spec.partition, provider.name())))
 }
 
 /// Refuses a device that does not compute in 16-bit floating point; tests each device once.
-fn ask_for_f16(runtime: &SharedRuntime, provider: Provider, name: &str) -> Result<(), BackendError> {
-    let (number, device) = find_device(runtime, provider, name)?;
+fn ask_for_f16(
+    runtime: &SharedRuntime,
+    device: &Device,
+    provider: Provider,
+    number: usize,
+) -> Result<(), BackendError> {
     let mut answers = runtime.f16.lock().unwrap_or_else(PoisonError::into_inner);
-    let ask = || probe::computes_in_f16(runtime, device).err().map(|error| error.to_string());
+    let test = || probe::computes_in_f16(runtime, find_device(runtime, provider, device)?.device);
+    let ask = || test().err().map(|error| error.to_string());
     match answers.entry((provider, number)).or_insert_with(ask) {
         None => Ok(()),
         Some(cause) => Err(BackendError::Runtime { doing: format!("use {}", provider.name()), cause: cause.clone() }),
@@ -316,90 +391,68 @@ fn commit(mut builder: SessionBuilder, spec: &SessionSpec<'_>, control: &OrtCont
     })
 }
 
-/// The plan's `gpuN` is the provider's device number N.
-pub(crate) fn find_device<'r>(
-    runtime: &'r SharedRuntime,
+/// Which provider has each node of a session that was made for one.
+struct NodePlacement<'a> {
+    spec: &'a SessionSpec<'a>,
     provider: Provider,
-    name: &str,
-) -> Result<(usize, Device<'r>), BackendError> {
-    let absent = |cause: String| BackendError::Runtime { doing: format!("use {}", provider.name()), cause };
-    let plugin = runtime.plugins.get(&runtime.environment, provider);
-    if let Some(problem) = plugin.and_then(|plugin| plugin.problem.clone()) {
-        return Err(absent(problem));
-    }
-    let number: usize = name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().unwrap_or(0);
-    let mut devices = devices_of(runtime, provider);
-    let count = devices.len();
-    if number < count {
-        return Ok((number, devices.swap_remove(number)));
-    }
-    Err(absent(match count {
-        0 => "it finds no device on this machine".into(),
-        _ => format!("the plan uses {name}, and it finds {count} on this machine"),
-    }))
+    ort_name: &'a str,
 }
 
-/// A provider's accelerators, in its own order.
-pub(crate) fn devices_of(runtime: &SharedRuntime, provider: Provider) -> Vec<Device<'_>> {
-    runtime.plugins.get(&runtime.environment, provider);
-    let is_of_provider = |device: &Device<'_>| device.ep().is_ok_and(|ep| ep == long_name(provider));
-    runtime
-        .environment
-        .devices()
-        .filter(is_of_provider)
-        .filter(|d| d.hardware_device().ty() != DeviceType::CPU)
-        .collect()
-}
-
-/// Reports the nodes that the device did not take; if fallback is refused, only shape bookkeeping may run on the host.
-fn prove(
-    session: &Session,
-    spec: &SessionSpec<'_>,
-    provider: Provider,
-    on_purpose: &BTreeSet<String>,
-    reporter: &dyn Reporter,
-) -> Result<(), BackendError> {
-    let elsewhere = |node: &Assigned| {
-        node.provider != long_name(provider) && !is_bookkeeping(&node.operator) && !on_purpose.contains(&node.name)
-    };
-    let nodes = assigned(session)?;
-    if let Some(warning) = fault(&nodes, spec.partition, provider) {
-        reporter.warning(&warning);
-    }
-    let nodes: Vec<Assigned> = nodes.into_iter().filter(elsewhere).collect();
-    let Some(first) = nodes.first() else { return Ok(()) };
-    let mut operators: Vec<&str> = nodes.iter().map(|node| node.operator.as_str()).collect();
-    operators.sort_unstable();
-    operators.dedup();
-    let message = format!(
-        "{} leaves {} nodes of {} to {} ({}; first {:?})",
-        provider.name(),
-        nodes.len(),
-        spec.partition,
-        first.provider,
-        operators.join(", "),
-        first.name
-    );
-    match spec.fallback {
-        Fallback::Refuse => {
-            Err(BackendError::Runtime { doing: format!("keep {} on its device", spec.partition), cause: message })
+impl NodePlacement<'_> {
+    /// Reports the nodes that the device did not take; if fallback is refused, only shape bookkeeping may run on the host. A provider
+    /// that takes no node is refused.
+    fn prove(
+        &self,
+        session: &Session,
+        on_purpose: &BTreeSet<String>,
+        reporter: &dyn Reporter,
+    ) -> Result<(), BackendError> {
+        let (spec, name) = (self.spec, self.provider.name());
+        let elsewhere = |node: &Assigned| {
+            node.provider != self.ort_name && !is_bookkeeping(&node.operator) && !on_purpose.contains(&node.name)
+        };
+        let nodes = assigned(session)?;
+        if !nodes.is_empty() && nodes.iter().all(|node| node.provider != self.ort_name) {
+            let cause = format!("it takes none of its {} nodes", nodes.len());
+            return Err(BackendError::Runtime { doing: format!("run {} on {name}", spec.partition), cause });
         }
-        Fallback::Report => {
-            reporter.warning(&message);
-            Ok(())
+        if let Some(warning) = self.fault(&nodes) {
+            reporter.warning(&warning);
+        }
+        let nodes: Vec<Assigned> = nodes.into_iter().filter(elsewhere).collect();
+        let Some(first) = nodes.first() else { return Ok(()) };
+        let mut operators: Vec<&str> = nodes.iter().map(|node| node.operator.as_str()).collect();
+        operators.sort_unstable();
+        operators.dedup();
+        let message = format!(
+            "{name} leaves {} nodes of {} to {} ({}; first {:?})",
+            nodes.len(),
+            spec.partition,
+            first.provider,
+            operators.join(", "),
+            first.name
+        );
+        match spec.fallback {
+            Fallback::Refuse => {
+                Err(BackendError::Runtime { doing: format!("keep {} on its device", spec.partition), cause: message })
+            }
+            Fallback::Report => {
+                reporter.warning(&message);
+                Ok(())
+            }
         }
     }
-}
 
-/// The warning about a provider that runs an operator which it is known to compute wrongly.
-fn fault(nodes: &[Assigned], partition: &str, provider: Provider) -> Option<String> {
-    let taken = |fault: &&ProviderFault| {
-        let is_there = |node: &Assigned| node.operator == fault.operator && node.provider == long_name(fault.provider);
-        fault.provider == provider && nodes.iter().any(is_there)
-    };
-    let fault = PROVIDER_FAULTS.iter().find(taken)?;
-    let (name, operator, what) = (provider.name(), fault.operator, fault.what);
-    Some(format!("do not trust the answer: {name} computes {operator} of {partition} and {what}"))
+    /// The warning about a provider that runs an operator which it is known to compute wrongly.
+    fn fault(&self, nodes: &[Assigned]) -> Option<String> {
+        let taken = |fault: &&ProviderFault| {
+            let is_there = |node: &Assigned| node.operator == fault.operator && node.provider == self.ort_name;
+            fault.provider == self.provider && nodes.iter().any(is_there)
+        };
+        let fault = PROVIDER_FAULTS.iter().find(taken)?;
+        let (name, operator, what) = (self.provider.name(), fault.operator, fault.what);
+        Some(format!("do not trust the answer: {name} computes {operator} of {} and {what}", self.spec.partition))
+    }
 }
 
 /// Operators on shapes, indices and masks that providers leave to the host on purpose.
@@ -433,25 +486,6 @@ fn is_bookkeeping(operator: &str) -> bool {
     OPERATORS.contains(&operator)
 }
 
-/// ONNX Runtime's name of a provider.
-pub(crate) fn long_name(provider: Provider) -> &'static str {
-    match provider {
-        Provider::Cuda => "CUDAExecutionProvider",
-        Provider::Webgpu => "WebGpuExecutionProvider",
-        Provider::Cpu => "CPUExecutionProvider",
-    }
-}
-
 fn host_name(runtime: &SharedRuntime) -> String {
     format!("{} threads", runtime.threads)
-}
-
-/// The description of a device.
-pub(crate) fn describe(device: &Device<'_>) -> String {
-    if let Some(description) = crate::raw::library::description(device) {
-        return description;
-    }
-    let hardware = device.hardware_device();
-    let vendor = hardware.vendor().unwrap_or_default();
-    format!("{vendor} {:?} {:#06x}", hardware.ty(), hardware.id()).trim().to_owned()
 }

@@ -1,12 +1,13 @@
 //! Reports the library, providers and devices of this machine, for `hpp-exec devices`.
 
 use crate::backend::OrtBackend;
-use crate::create_session::{devices_of, long_name};
 use crate::cuda;
 use crate::discover::TriedLibrary;
 use crate::os;
+use crate::provider_devices::{describe, devices_of, kind_name};
 use crate::raw::library;
-use hpp_schema::Provider;
+use hpp_schema::{Evidence, PROVIDER_FACTS, Provider};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// The library, providers and devices of this machine.
@@ -24,7 +25,7 @@ pub struct SystemReport {
     pub threads: usize,
     /// This machine's memory in bytes, total and available, where the system reports it.
     pub memory: (Option<u64>, Option<u64>),
-    /// Providers in a plan's order of preference.
+    /// The providers of the table, then those that are installed or named beside them.
     pub providers: Vec<ProviderReport>,
     /// ONNX Runtime's names of all providers that the library was built with; HPP plans for those in `providers`.
     pub built_in: Vec<String>,
@@ -37,8 +38,10 @@ pub struct SystemReport {
 pub struct ProviderReport {
     /// The provider.
     pub provider: Provider,
-    /// Its common name.
-    pub name: &'static str,
+    /// ONNX Runtime's name for it, if known.
+    pub ort_name: Option<String>,
+    /// How far its use was tested.
+    pub evidence: Evidence,
     /// The library that contains it.
     pub source: ProviderSource,
     /// Its version, if it reports one.
@@ -65,6 +68,10 @@ pub enum ProviderSource {
 pub struct DeviceReport {
     /// Its name in plans.
     pub plan_name: String,
+    /// `CPU`, `GPU` or `NPU`.
+    pub kind: &'static str,
+    /// The name of its vendor, if known.
+    pub vendor: Option<String>,
     /// The vendor's name for it, if the driver reports one.
     pub description: String,
     /// Its memory in bytes, if the provider or the driver reports it.
@@ -79,7 +86,8 @@ impl OrtBackend {
         let runtime = &self.runtime;
         let built_in = library::built_in_providers();
         let cuda = cuda::cards();
-        let providers = [Provider::Cuda, Provider::Webgpu, Provider::Cpu];
+        let providers: Vec<Provider> = PROVIDER_FACTS.iter().filter_map(|facts| facts.provider).collect();
+        let others = runtime.plugins.others();
         SystemReport {
             library: runtime.found.path.clone(),
             version: self.version(),
@@ -88,18 +96,20 @@ impl OrtBackend {
             threads: runtime.threads,
             memory: os::machine_memory(),
             providers: providers
-                .map(|provider| self.report(provider, cuda.as_ref().map(|(_, cards)| &cards[..])))
-                .into(),
+                .into_iter()
+                .chain(others)
+                .map(|provider| self.report(provider, cuda.as_ref().map_or(&[], |(_, cards)| &cards[..])))
+                .collect(),
             built_in,
             cuda_driver: cuda.map(|(version, _)| version),
         }
     }
 
-    /// Whether a provider has a usable device on this machine.
+    /// Whether a provider has a usable device on this machine, or the user named its library, so that the reason why it has none is news.
     pub fn has_device(&self, provider: Provider) -> bool {
         let plugin = self.runtime.plugins.get(&self.runtime.environment, provider);
-        let is_registered = plugin.is_none_or(|plugin| plugin.problem.is_none());
-        provider == Provider::Cpu || is_registered && !devices_of(&self.runtime, provider).is_empty()
+        let has_device = || plugin.problem.is_none() && !devices_of(&self.runtime, provider).is_empty();
+        provider == Provider::CPU || plugin.is_named || has_device()
     }
 
     /// The ONNX Runtime library, and the threads that all partitions share.
@@ -107,54 +117,86 @@ impl OrtBackend {
         (&self.runtime.found.path, self.runtime.threads)
     }
 
-    /// What decides the bits of a plan's results beside the plan: the library, the threads that share the work, the processor.
-    pub fn results_depend_on(&self) -> String {
+    /// What decides the bits of the results of a plan that runs on these providers, beside the plan: the library, the threads that share
+    /// the work, the processor, the providers' versions and options.
+    pub fn results_depend_on(&self, providers: impl Iterator<Item = Provider>) -> String {
         let (library, threads) = (ort::info(), self.runtime.threads);
-        format!("{library}, {threads} threads, {}, {}", os::processor_name(), os::processor_features())
+        let host = format!("{library}, {threads} threads, {}, {}", os::processor_name(), os::processor_features());
+        let plugins: BTreeSet<Provider> = providers.filter(|provider| *provider != Provider::CPU).collect();
+        plugins.into_iter().fold(host, |text, provider| {
+            let version = self.provider_version(provider);
+            format!("{text}; {provider:?} {version:?} {:?}", self.runtime.provider_options.get(&provider))
+        })
+    }
+
+    /// Why a provider that the user named does not exist here: it is neither in HPP's table, nor named with a library, nor installed.
+    /// `None` if it exists, which does not mean that it finds a device.
+    pub fn unknown_provider(&self, provider: Provider) -> Option<String> {
+        let plugins = &self.runtime.plugins;
+        if provider.facts().provider.is_some() || plugins.others().contains(&provider) {
+            return None;
+        }
+        let known = PROVIDER_FACTS.iter().filter_map(|facts| facts.provider).chain(plugins.others());
+        let names: Vec<String> = known.map(|known| known.id().to_owned()).collect();
+        Some(format!("there is no provider {:?}; there are {}", provider.id(), names.join(", ")))
+    }
+
+    fn provider_version(&self, provider: Provider) -> Option<String> {
+        let plugin = self.runtime.plugins.get(&self.runtime.environment, provider);
+        let mut known = self.runtime.environment.devices();
+        let own = known.find(|device| device.ep().is_ok_and(|ep| Some(ep) == plugin.ort_name.as_deref()));
+        own.and_then(|device| library::version(&device))
     }
 
     /// The library's version: that of the CPU provider, which it always contains.
     fn version(&self) -> String {
-        let mut devices = self.runtime.environment.devices();
-        let host = devices.find(|device| device.ep().is_ok_and(|ep| ep == long_name(Provider::Cpu)));
-        host.and_then(|host| library::version(&host)).unwrap_or_else(|| format!("1.{} or newer", ort::MINOR_VERSION))
+        self.provider_version(Provider::CPU).unwrap_or_else(|| format!("1.{} or newer", ort::MINOR_VERSION))
     }
 
-    fn report(&self, provider: Provider, cards: Option<&[cuda::Card]>) -> ProviderReport {
+    fn report(&self, provider: Provider, cards: &[cuda::Card]) -> ProviderReport {
         let plugin = self.runtime.plugins.get(&self.runtime.environment, provider);
-        let source = match plugin {
-            None => ProviderSource::BuiltIn,
-            Some(plugin) => plugin.path.clone().map_or(ProviderSource::Absent, ProviderSource::Plugin),
+        let source = match (&plugin.path, &plugin.problem) {
+            (Some(path), _) => ProviderSource::Plugin(path.clone()),
+            (None, None) => ProviderSource::BuiltIn,
+            (None, Some(_)) => ProviderSource::Absent,
         };
         let devices = match provider {
-            Provider::Cpu => vec![self.host()],
-            Provider::Cuda => self.accelerators(provider, cards.unwrap_or_default()),
-            Provider::Webgpu => self.accelerators(provider, &[]),
+            Provider::CPU => vec![self.host()],
+            Provider::CUDA => self.accelerators(provider, cards),
+            _ => self.accelerators(provider, &[]),
         };
-        let mut known = self.runtime.environment.devices();
-        let own = known.find(|device| device.ep().is_ok_and(|ep| ep == long_name(provider)));
-        let version = own.and_then(|device| library::version(&device));
-        let problem = plugin.and_then(|plugin| plugin.problem.clone());
+        let version = self.provider_version(provider);
         let none = || devices.is_empty().then(|| "it finds no device on this machine".to_owned());
-        let problem = problem.or_else(none);
-        ProviderReport { provider, name: provider.name(), source, version, devices, problem }
+        let problem = plugin.problem.clone().or_else(none);
+        let (ort_name, evidence) = (plugin.ort_name.clone(), provider.facts().evidence);
+        ProviderReport { provider, ort_name, evidence, source, version, devices, problem }
     }
 
     fn host(&self) -> DeviceReport {
         let (total, free) = os::machine_memory();
-        DeviceReport { plan_name: "cpu".into(), description: os::processor_name(), total, free }
+        let mut known = self.runtime.environment.devices();
+        let own = known.find(|device| device.ep().is_ok_and(|ep| Some(ep) == Provider::CPU.facts().ort_name));
+        let vendor = own.and_then(|device| vendor(&device));
+        DeviceReport { plan_name: "cpu".into(), kind: "CPU", vendor, description: os::processor_name(), total, free }
     }
 
     fn accelerators(&self, provider: Provider, cards: &[cuda::Card]) -> Vec<DeviceReport> {
         let devices = devices_of(&self.runtime, provider);
         let report = |(number, device): (usize, &ort::device::Device<'_>)| {
-            let card = cards.get(number);
-            let hardware = crate::create_session::describe(device);
+            let (card, kind) = (cards.get(number), kind_name(device));
+            // A provider that computes on the processor shares the host's memory.
+            let (total, free) = match (card, kind) {
+                (Some(card), _) => (Some(card.total), Some(card.free)),
+                (None, "CPU") => os::machine_memory(),
+                (None, _) => (None, None),
+            };
             DeviceReport {
-                plan_name: format!("gpu{number}"),
-                description: card.map_or(hardware, |card| card.name.clone()),
-                total: card.map(|card| card.total),
-                free: card.map(|card| card.free),
+                plan_name: if kind == "CPU" { "cpu".to_owned() } else { format!("gpu{number}") },
+                kind,
+                vendor: vendor(device),
+                description: card.map_or_else(|| describe(device), |card| card.name.clone()),
+                total,
+                free,
             }
         };
         devices.iter().enumerate().map(report).collect()
@@ -162,8 +204,12 @@ impl OrtBackend {
 }
 
 impl ProviderReport {
-    /// ONNX Runtime's name for it.
-    pub fn long_name(&self) -> &'static str {
-        long_name(self.provider)
+    /// Its name in messages.
+    pub fn name(&self) -> &str {
+        self.provider.name()
     }
+}
+
+fn vendor(device: &ort::device::Device<'_>) -> Option<String> {
+    device.hardware_device().vendor().ok().filter(|vendor| !vendor.is_empty()).map(str::to_owned)
 }

@@ -1,6 +1,7 @@
 //! Searches for the ONNX Runtime library in a fixed order of places, and reports why each candidate was rejected.
 
 mod elf;
+pub(crate) mod plugins;
 mod python;
 
 use std::env;
@@ -228,27 +229,14 @@ fn library_name() -> &'static str {
     }
 }
 
-/// The WebGPU plugin: the named one, or that of the package beside ONNX Runtime.
-pub(crate) fn webgpu_plugin(named: Option<&Path>, library: &Path) -> Option<PathBuf> {
-    if let Some(path) = named.map(Path::to_owned).or_else(|| variable("HPP_WEBGPU_PLUGIN")) {
-        return Some(path);
-    }
-    let packages = library.parent()?.parent()?.parent()?;
-    python::file_in(&packages.join("onnxruntime_ep_webgpu"), &plugin_name("webgpu"))
+/// A library in the folder of ONNX Runtime's.
+pub(crate) fn beside(ort: &Path, library: &str) -> Option<PathBuf> {
+    python::file_in(ort.parent()?, &plugins::file_name(library))
 }
 
-/// The CUDA provider of the package onnxruntime-gpu, beside ONNX Runtime.
-pub(crate) fn cuda_library(library: &Path) -> Option<PathBuf> {
-    python::file_in(library.parent()?, &plugin_name("cuda"))
-}
-
-/// The library through which provider libraries find ONNX Runtime.
-pub(crate) fn shared_library(library: &Path) -> Option<PathBuf> {
-    python::file_in(library.parent()?, &plugin_name("shared"))
-}
-
-fn plugin_name(provider: &str) -> String {
-    format!("{}onnxruntime_providers_{provider}{}", env::consts::DLL_PREFIX, env::consts::DLL_SUFFIX)
+/// Rejects a file that cannot be a plug-in of this system.
+pub(crate) fn examine_plugin(path: &Path) -> Result<(), String> {
+    examine(path, LibraryOrigin::Argument)
 }
 
 #[cfg(test)]
@@ -268,6 +256,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg(target_os = "linux")]
     fn a_library_for_another_architecture_is_named_as_such() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut header = vec![0x7f, b'E', b'L', b'F', 2, 1, 1, 0];
@@ -277,9 +266,7 @@ mod tests {
         std::fs::write(file.path(), header).unwrap();
         let error = named(file.path()).find(|_| Ok(())).unwrap_err();
         let problem = error.tried[0].problem.clone().unwrap();
-        if cfg!(target_os = "linux") {
-            assert!(problem.contains("PowerPC"), "{problem}");
-        }
+        assert!(problem.contains("PowerPC"), "{problem}");
     }
 
     #[test]

@@ -1,16 +1,18 @@
 //! The ONNX Runtime of this process: library, environment, thread pool, log and devices. Initialised once.
 
 use crate::cuda::streams::Streams;
+use crate::discover::plugins;
 use crate::discover::{self, FoundLibrary, LibraryNotFound, LibrarySearch};
 use crate::log::Log;
 use crate::plugin::Plugins;
 use crate::raw::failed;
 use crate::raw::lock::DeviceLock;
 use hpp_engine::{BackendError, Reporter};
-use hpp_schema::Provider;
+use hpp_schema::{Provider, ProviderOptions};
 use ort::environment::{Environment, GlobalThreadPoolOptions};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// How to initialise ONNX Runtime. The options of the first backend of a process apply to all.
@@ -24,8 +26,10 @@ pub struct OrtOptions {
     pub threads: Option<usize>,
     /// How idle threads wait for work.
     pub waiting: IdleThreads,
-    /// The WebGPU plugin; `None` searches for it.
-    pub webgpu_plugin: Option<PathBuf>,
+    /// Libraries of providers, which come before those of the environment variables and those that are installed.
+    pub provider_libraries: BTreeMap<Provider, PathBuf>,
+    /// Options of providers, which replace those of plans.
+    pub provider_options: BTreeMap<Provider, ProviderOptions>,
     /// Waits for a CUDA device after each run and copies weights on a thread, instead of ordering runs and copies by events.
     pub wait_each_run: bool,
 }
@@ -46,6 +50,12 @@ pub enum OpenError {
     /// No usable library was found.
     #[error(transparent)]
     NotFound(#[from] LibraryNotFound),
+    /// An environment variable is not understood.
+    #[error("{cause}")]
+    Setting {
+        /// Which, and why.
+        cause: String,
+    },
     /// The library was found, but its initialisation failed.
     #[error("ONNX Runtime from {} cannot be used", .library.display())]
     Failed {
@@ -61,6 +71,7 @@ impl OpenError {
     pub fn hint(&self) -> &'static str {
         match self {
             OpenError::NotFound(error) => error.hint(),
+            OpenError::Setting { .. } => "set it to NAME=PATH, several separated as in PATH, or unset it",
             OpenError::Failed { .. } => "name another library with --ort-lib or ORT_DYLIB_PATH",
         }
     }
@@ -72,25 +83,34 @@ pub(crate) struct SharedRuntime {
     pub found: FoundLibrary,
     pub threads: usize,
     pub plugins: Plugins,
+    /// See [`OrtOptions`].
+    pub provider_options: BTreeMap<Provider, ProviderOptions>,
     /// See [`device_lock`](Self::device_lock).
-    webgpu_lock: DeviceLock,
+    device_locks: Mutex<BTreeMap<Provider, DeviceLock>>,
     wait_each_run: bool,
     /// Streams of CUDA devices by number, or why there are none.
     streams: Mutex<BTreeMap<usize, Result<Arc<Streams>, String>>>,
     /// Whether each device computes in 16-bit floating point; only devices that were tested have an entry.
     pub f16: Mutex<BTreeMap<(Provider, usize), Option<String>>>,
+    /// Set once a compressed copy of weights could not be written.
+    pub is_copying_refused: AtomicBool,
     pub log: Arc<Log>,
 }
 
 impl SharedRuntime {
-    /// The lock for a provider's devices: exclusive for WebGPU, which records the commands of all threads in one list.
+    /// The lock for a provider's devices: exclusive for WebGPU, which records the commands of all threads in one list, and for providers
+    /// of which nothing is known.
     pub fn device_lock(&self, provider: Provider) -> DeviceLock {
-        if provider == Provider::Webgpu { self.webgpu_lock.clone() } else { DeviceLock::default() }
+        if !provider.facts().exclusive {
+            return DeviceLock::default();
+        }
+        let mut locks = self.device_locks.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.entry(provider).or_insert_with(DeviceLock::exclusive).clone()
     }
 
     /// The streams of a device, if the provider's runs are asynchronous. Created on first use.
     pub fn streams(&self, provider: Provider, number: usize) -> Option<Arc<Streams>> {
-        if provider != Provider::Cuda || self.wait_each_run {
+        if !provider.facts().user_streams || self.wait_each_run {
             return None;
         }
         let mut all = self.streams.lock().unwrap_or_else(PoisonError::into_inner);
@@ -137,7 +157,9 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<SharedRunti
     let log = Arc::new(Log::new(reporter));
     let threads = options.threads.filter(|threads| *threads > 0).unwrap_or_else(crate::os::cores);
     let environment = environment(builder, threads, options.waiting, &log).map_err(failed_here)?;
-    let plugins = Plugins::new(&found.path, options.webgpu_plugin.as_deref());
+    let in_environment = plugins::named_in_environment().map_err(|cause| OpenError::Setting { cause })?;
+    let named = in_environment.into_iter().chain(options.provider_libraries.clone()).collect();
+    let plugins = Plugins::new(&found.path, named);
     tracing::info!(
         library = %found.path.display(),
         build = ort::info(),
@@ -150,10 +172,12 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<SharedRunti
         found,
         threads,
         plugins,
-        webgpu_lock: DeviceLock::exclusive(),
+        provider_options: options.provider_options.clone(),
+        device_locks: Mutex::default(),
         wait_each_run: options.wait_each_run,
         streams: Mutex::default(),
         f16: Mutex::default(),
+        is_copying_refused: AtomicBool::new(false),
         log,
     })
 }

@@ -1,80 +1,15 @@
-//! Operating system services: lazily allocated pages, memory limits and use, processor description. Each has a portable fallback.
+//! Operating system services: lazily allocated pages, memory limits and use, processor description.
+//!
+//! Linux: procfs, sysfs and control groups. Windows and macOS: the crate `sysinfo`, and on Windows the limits of job objects (`windows`).
+//! What has no counterpart there says so at its function.
 
-use std::io;
+mod pages;
+pub(crate) use pages::Pages;
 
-/// Zeroed memory of fixed length. On Unix a page is allocated when it is first written.
-pub(crate) struct Pages {
-    #[cfg(unix)]
-    at: *mut u8,
-    #[cfg(unix)]
-    length: usize,
-    #[cfg(not(unix))]
-    bytes: std::cell::UnsafeCell<Vec<u64>>,
-    #[cfg(not(unix))]
-    length: usize,
-}
-
-#[cfg(unix)]
-impl Pages {
-    pub fn reserve(length: usize) -> io::Result<Self> {
-        let length = length.max(1);
-        // SAFETY: the system chooses the address of the new anonymous mapping, so it replaces no other.
-        let at = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                length,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | NO_RESERVE,
-                -1,
-                0,
-            )
-        };
-        if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(Pages { at: at.cast(), length }) }
-    }
-
-    pub fn address(&self) -> *mut u8 {
-        self.at
-    }
-}
-
-#[cfg(unix)]
-// SAFETY: a mapping belongs to no thread, and reads and writes through its address are `unsafe` by themselves.
-unsafe impl Send for Pages {}
-
-#[cfg(unix)]
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: `reserve` made the mapping, and users of its address keep this value alive.
-        unsafe { libc::munmap(self.at.cast(), self.length) };
-    }
-}
-
-#[cfg(any(target_os = "linux", target_os = "android"))]
-const NO_RESERVE: libc::c_int = libc::MAP_NORESERVE;
-#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
-const NO_RESERVE: libc::c_int = 0;
-
-#[cfg(not(unix))]
-impl Pages {
-    pub fn reserve(length: usize) -> io::Result<Self> {
-        let length = length.max(1);
-        let mut bytes = Vec::new();
-        bytes.try_reserve_exact(length.div_ceil(8)).map_err(io::Error::other)?;
-        bytes.resize(length.div_ceil(8), 0u64);
-        Ok(Pages { bytes: std::cell::UnsafeCell::new(bytes), length })
-    }
-
-    pub fn address(&self) -> *mut u8 {
-        // SAFETY: the vector is never resized, so its elements stay where they are; the cell allows writing through the address.
-        unsafe { (*self.bytes.get()).as_mut_ptr().cast() }
-    }
-}
-
-impl Pages {
-    pub fn len(&self) -> usize {
-        self.length
-    }
-}
+#[cfg(not(target_os = "linux"))]
+mod elsewhere;
+#[cfg(windows)]
+mod windows;
 
 /// Returns free heap pages to the system (glibc only).
 pub(crate) fn trim_heap() {
@@ -92,23 +27,10 @@ pub(crate) fn resident() -> (Option<u64>, Option<u64>) {
         let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
         (kibibytes(&status, "VmHWM:"), kibibytes(&status, "VmRSS:"))
     }
-    #[cfg(all(unix, not(target_os = "linux")))]
+    #[cfg(not(target_os = "linux"))]
     {
-        (peak_by_usage(), None)
+        (elsewhere::peak_resident(), elsewhere::resident())
     }
-    #[cfg(not(unix))]
-    {
-        (None, None)
-    }
-}
-
-#[cfg(all(unix, not(target_os = "linux")))]
-fn peak_by_usage() -> Option<u64> {
-    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
-    // SAFETY: `usage` has room for one rusage, and all zeros are a valid one.
-    let usage = unsafe { (libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr()) == 0).then(|| usage.assume_init()) }?;
-    let unit = if cfg!(any(target_os = "macos", target_os = "ios")) { 1 } else { 1024 };
-    u64::try_from(usage.ru_maxrss).ok()?.checked_mul(unit)
 }
 
 /// This machine's memory in bytes, total and available, where the system reports it.
@@ -120,21 +42,27 @@ pub fn machine_memory() -> (Option<u64>, Option<u64>) {
     }
     #[cfg(not(target_os = "linux"))]
     {
-        (None, None)
+        elsewhere::machine_memory()
     }
 }
 
-/// The memory limit of this process in bytes: the least of the machine's memory and its control groups' limits; `None` if unknown.
+/// The memory limit of this process in bytes: the least of the machine's memory and its control groups' or job's limits; `None` if
+/// unknown.
 pub fn memory_limit() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let files = limit_files(&groups);
     let limit = |path: &String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let limits = files.iter().filter_map(limit).chain(machine_memory().0);
-    limits.min()
+    limits.chain(job().map(|job| job.limit)).min()
+}
+
+/// The resident set size of this process in bytes; 0 where the system does not report it.
+pub fn resident_memory() -> u64 {
+    resident().1.unwrap_or(0)
 }
 
 /// The memory in bytes that this process can still allocate: the least of the machine's available memory and what each control group's
-/// limit leaves, reclaimable page cache included; `None` if unknown.
+/// limit leaves, reclaimable page cache included, or what its job leaves; `None` if unknown.
 pub fn available_memory() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
@@ -150,7 +78,26 @@ pub fn available_memory() -> Option<u64> {
         let used = number(&used)?.saturating_sub(cached.unwrap_or(0));
         Some(number(limit)?.saturating_sub(used))
     };
-    limit_files(&groups).iter().filter_map(left).chain(machine_memory().1).min()
+    limit_files(&groups).iter().filter_map(left).chain(machine_memory().1).chain(job().map(|job| job.left)).min()
+}
+
+/// Memory that a job object allows this process, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct JobMemory {
+    limit: u64,
+    left: u64,
+}
+
+/// The limit of this process's job object (Windows), if it has one.
+fn job() -> Option<JobMemory> {
+    #[cfg(windows)]
+    {
+        windows::job_memory()
+    }
+    #[cfg(not(windows))]
+    {
+        None
+    }
 }
 
 /// The limit files of the control groups in `/proc/self/cgroup`, version 1 or 2, and of their ancestors. Some may not exist.
@@ -181,6 +128,10 @@ pub fn processor_name() -> String {
         if let Some((_, name)) = line.and_then(|line| line.split_once(':')) {
             return name.trim().to_owned();
         }
+    }
+    #[cfg(not(target_os = "linux"))]
+    if let Some(name) = elsewhere::processor_name() {
+        return name;
     }
     std::env::consts::ARCH.to_owned()
 }
@@ -232,7 +183,7 @@ fn physical_cores() -> Option<usize> {
 
 #[cfg(not(target_os = "linux"))]
 fn physical_cores() -> Option<usize> {
-    None
+    sysinfo::System::physical_core_count().filter(|cores| *cores > 0)
 }
 
 /// The limit on open files of this process; `None` if unlimited or unknown.
@@ -244,7 +195,8 @@ pub(crate) fn most_open_files() -> Option<usize> {
     usize::try_from(limit.rlim_cur).ok().filter(|_| known && limit.rlim_cur != libc::RLIM_INFINITY)
 }
 
-/// Drops a range of a file from the page cache; a length of 0 means up to its end. Advice only: failures are ignored.
+/// Drops a range of a file from the page cache; a length of 0 means up to its end. Advice only: failures are ignored,
+/// and other systems than Linux take no such advice.
 pub(crate) fn drop_cached(file: &std::fs::File, offset: u64, length: u64) {
     #[cfg(target_os = "linux")]
     {

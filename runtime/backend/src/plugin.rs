@@ -1,76 +1,152 @@
-//! Providers in libraries of their own. Each is found and registered on first use, because opening one can take longer than loading a small
-//! model.
+//! The registry of providers: where the library of each is, and whether it is usable. Each is found and registered on first use, because
+//! opening one can take longer than loading a small model.
 
 use crate::discover;
-use hpp_schema::Provider;
+use crate::discover::plugins;
+use crate::raw::library;
+use hpp_schema::{Provider, ProviderFacts, ProviderLibrary};
 use ort::environment::Environment;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where to search, and the providers found so far.
 pub(crate) struct Plugins {
     library: PathBuf,
-    webgpu_named: Option<PathBuf>,
-    cuda: OnceLock<Plugin>,
-    webgpu: OnceLock<Plugin>,
+    /// Libraries that the user named.
+    named: BTreeMap<Provider, PathBuf>,
+    found: Mutex<BTreeMap<Provider, Arc<Plugin>>>,
 }
 
-/// A provider in a library of its own.
+/// A provider that is looked for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plugin {
+    /// Its own library; `None` for one that is in ONNX Runtime's, or was not found.
     pub path: Option<PathBuf>,
+    /// ONNX Runtime's name for it, if it is known or the library offers a device.
+    pub ort_name: Option<String>,
     /// Why it cannot be used; `None` if it can.
     pub problem: Option<String>,
+    /// Whether the user named its library.
+    pub is_named: bool,
 }
 
 impl Plugins {
-    /// Searches beside `library`; the WebGPU plugin first at the path that the user named.
-    pub fn new(library: &Path, webgpu_named: Option<&Path>) -> Self {
-        let (library, webgpu_named) = (library.to_owned(), webgpu_named.map(Path::to_owned));
-        Plugins { library, webgpu_named, cuda: OnceLock::new(), webgpu: OnceLock::new() }
+    /// Searches at the paths that the user named, then in ONNX Runtime's own library and beside it.
+    pub fn new(library: &Path, named: BTreeMap<Provider, PathBuf>) -> Self {
+        Plugins { library: library.to_owned(), named, found: Mutex::default() }
     }
 
-    /// A provider's library, registered; `None` for the CPU provider, which needs none.
-    pub fn get(&self, environment: &Environment, provider: Provider) -> Option<&Plugin> {
-        match provider {
-            Provider::Cpu => None,
-            Provider::Cuda => Some(self.cuda.get_or_init(|| logged(provider, self.register_cuda(environment)))),
-            Provider::Webgpu => Some(self.webgpu.get_or_init(|| logged(provider, self.register_webgpu(environment)))),
+    /// A provider, with its library registered.
+    pub fn get(&self, environment: &Environment, provider: Provider) -> Arc<Plugin> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plugin) = found.get(&provider) {
+            return Arc::clone(plugin);
         }
+        let plugin = Arc::new(self.find(environment, provider));
+        tracing::info!(provider = provider.id(), library = ?plugin.path, ort = plugin.ort_name, problem = plugin.problem, "provider looked for");
+        found.insert(provider, Arc::clone(&plugin));
+        plugin
     }
 
-    /// The CUDA library finds ONNX Runtime through a small library beside it; if that is missing, opening it crashes.
-    fn register_cuda(&self, environment: &Environment) -> Plugin {
-        let Some(path) = discover::cuda_library(&self.library) else { return absent("onnxruntime-gpu") };
-        match discover::shared_library(&self.library) {
-            Some(_) => register(environment, "hpp.cuda", path),
-            None => {
-                let problem = "libonnxruntime_providers_shared is missing beside it".to_owned();
-                Plugin { path: Some(path), problem: Some(problem) }
-            }
+    /// Providers that are not in the table: those that the user named, and those in the Python environment of ONNX Runtime.
+    pub fn others(&self) -> Vec<Provider> {
+        let mut all: Vec<Provider> = self.named.keys().copied().collect();
+        all.extend(plugins::installed(&self.library));
+        all.retain(|provider| provider.facts().provider.is_none());
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    fn find(&self, environment: &Environment, provider: Provider) -> Plugin {
+        let facts = provider.facts();
+        if let Some(path) = self.named.get(&provider) {
+            return Plugin { is_named: true, ..register(environment, provider, path.clone()) };
         }
-    }
-
-    fn register_webgpu(&self, environment: &Environment) -> Plugin {
-        match discover::webgpu_plugin(self.webgpu_named.as_deref(), &self.library) {
-            Some(path) => register(environment, "hpp.webgpu", path),
-            None => absent("onnxruntime-ep-webgpu"),
+        let beside = |name: &str| discover::beside(&self.library, name);
+        match facts.library {
+            ProviderLibrary::BuiltIn if is_built_in(facts) => built_in(facts),
+            ProviderLibrary::BuiltIn => absent(facts, "ONNX Runtime's library was built without it"),
+            ProviderLibrary::Beside(name) => match (beside(name), beside("onnxruntime_providers_shared")) {
+                (None, _) => absent(facts, NOT_INSTALLED),
+                // The library finds ONNX Runtime through the small one; if that is missing, opening it crashes.
+                (path, None) => {
+                    let problem = "libonnxruntime_providers_shared is missing beside it".to_owned();
+                    Plugin { path, problem: Some(problem), ..built_in(facts) }
+                }
+                (Some(path), Some(_)) => register(environment, provider, path),
+            },
+            ProviderLibrary::Package { folder, library } => match plugins::in_package(&self.library, folder, library) {
+                Some(path) => register(environment, provider, path),
+                None => absent(facts, NOT_INSTALLED),
+            },
+            ProviderLibrary::Named => match plugins::of_name(&self.library, provider) {
+                Ok(path) => register(environment, provider, path),
+                Err(problem) => absent(facts, &problem),
+            },
         }
     }
 }
 
-fn logged(provider: Provider, plugin: Plugin) -> Plugin {
-    tracing::info!(provider = provider.name(), library = ?plugin.path, problem = plugin.problem, "provider's library");
-    plugin
+const NOT_INSTALLED: &str = "its library is not installed beside ONNX Runtime";
+
+fn is_built_in(facts: &ProviderFacts) -> bool {
+    library::built_in_providers().iter().any(|name| Some(name.as_str()) == facts.ort_name)
 }
 
-fn absent(package: &str) -> Plugin {
-    let problem =
-        format!("its library is not installed beside ONNX Runtime (the Python package {package} contains it)");
-    Plugin { path: None, problem: Some(problem) }
+fn built_in(facts: &ProviderFacts) -> Plugin {
+    Plugin { path: None, ort_name: facts.ort_name.map(str::to_owned), problem: None, is_named: false }
 }
 
-fn register(environment: &Environment, name: &str, path: PathBuf) -> Plugin {
-    let problem = environment.register_ep_library(name, &path).err().map(|error| error.message().trim().to_owned());
-    Plugin { path: Some(path), problem }
+fn absent(facts: &ProviderFacts, problem: &str) -> Plugin {
+    let problem = match facts.package {
+        Some(package) => format!("{problem} (the Python package {package} contains it)"),
+        None => problem.to_owned(),
+    };
+    Plugin { problem: Some(problem), ..built_in(facts) }
+}
+
+/// Registers a library. A provider that is not in the table has the name that the library's devices bear.
+fn register(environment: &Environment, provider: Provider, path: PathBuf) -> Plugin {
+    // ONNX Runtime takes a relative path as relative to its own library.
+    let path = std::path::absolute(&path).unwrap_or(path);
+    let known = provider.facts().ort_name.map(str::to_owned);
+    let registered = discover::examine_plugin(&path).and_then(|()| {
+        let name = format!("hpp.{}", provider.id());
+        environment.register_ep_library(name, &path).map_err(|error| explain(error.message()))
+    });
+    let offered = || library::provider_of_library(environment, &path);
+    let ort_name = known.or_else(|| registered.is_ok().then(offered).flatten());
+    Plugin { path: Some(path), ort_name, problem: registered.err(), is_named: false }
+}
+
+/// The loader's message with what it means.
+fn explain(message: &str) -> String {
+    let message = message.trim();
+    let meaning = match message {
+        text if text.contains("CreateEpFactories") && text.contains("symbol") => {
+            "it is not a plug-in provider of ONNX Runtime"
+        }
+        text if text.contains("API version") || text.contains("ORT version") || text.contains("ORT_API_VERSION") => {
+            "it was built for another version of ONNX Runtime"
+        }
+        text if text.contains("Failed to load library") => "the system cannot load it",
+        _ => return message.to_owned(),
+    };
+    format!("{meaning}: {message}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_meaning_comes_before_the_loaders_message() {
+        let symbol = "Failed to get symbol CreateEpFactories with error: x.so: undefined symbol: CreateEpFactories";
+        assert_eq!(explain(symbol), format!("it is not a plug-in provider of ONNX Runtime: {symbol}"));
+        let version = "The requested API version [99] is not available";
+        assert!(explain(version).starts_with("it was built for another version of ONNX Runtime: The requested"));
+        assert_eq!(explain("no such GPU"), "no such GPU");
+    }
 }

@@ -5,13 +5,13 @@ use crate::loading::SessionHandle;
 use crate::raw::binding::OrtBinding;
 use crate::raw::lock::DeviceLock;
 use crate::raw::run::OrtControl;
-use crate::raw::session_memory::tensor_memories;
+use crate::raw::session_memory::{HostTensors, tensor_memories};
 use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
 use crate::weights::disk::SessionWeights;
 use hpp_engine::BackendError;
 use hpp_engine::port::{ChunkSize, Interval, MemoryId, Port, Session, Tensor, TimingToken, WeightPager};
-use hpp_schema::DType;
+use hpp_schema::{DType, Provider, TensorMemory};
 use ort::value::{Outlet, TensorElementType, ValueType};
 use std::cell::RefCell;
 use std::ffi::CString;
@@ -43,6 +43,8 @@ pub struct OrtSession {
     streams: Option<Arc<Streams>>,
     /// A prepared file that stays mapped.
     mapped: Option<PathBuf>,
+    /// For a plug-in whose tensors lie in host memory.
+    host_tensors: Option<HostTensors>,
 }
 
 /// The arguments of [`OrtSession::new`].
@@ -53,12 +55,21 @@ pub(crate) struct SessionParts {
     pub lock: DeviceLock,
     pub streams: Option<Arc<Streams>>,
     pub mapped: Option<PathBuf>,
+    pub provider: Provider,
 }
 
 impl OrtSession {
     pub(crate) fn new(parts: SessionParts) -> Result<(Self, OrtWeightPager), BackendError> {
-        let SessionParts { session, mut weights, spaces, lock, streams, mapped } = parts;
-        let (input_memories, output_memories) = tensor_memories(&session, &spaces)?;
+        let SessionParts { session, mut weights, spaces, lock, streams, mapped, provider } = parts;
+        let tensors = provider.facts().tensors;
+        let (input_memories, output_memories) = match tensors {
+            TensorMemory::Device => tensor_memories(&session, &spaces)?,
+            TensorMemory::Host => {
+                (vec![MemoryId::HOST; session.inputs().len()], vec![MemoryId::HOST; session.outputs().len()])
+            }
+        };
+        let is_plugin = provider != Provider::CPU && tensors == TensorMemory::Host;
+        let host_tensors = if is_plugin { HostTensors::of(&session)? } else { None };
         let inputs = ports(session.inputs(), &input_memories)?;
         let outputs = ports(session.outputs(), &output_memories)?;
         let (input_names, output_names) = (names(&inputs)?, names(&outputs)?);
@@ -66,7 +77,18 @@ impl OrtSession {
         let session = RefCell::new(SessionHandle::new(session));
         let core = Rc::new(SessionCore { weights: RefCell::new(weights), session });
         let pager = OrtWeightPager { core: Rc::clone(&core), chunks, experts, is_unmanaged };
-        let session = OrtSession { core, inputs, outputs, input_names, output_names, spaces, lock, streams, mapped };
+        let session = OrtSession {
+            core,
+            inputs,
+            outputs,
+            input_names,
+            output_names,
+            spaces,
+            lock,
+            streams,
+            mapped,
+            host_tensors,
+        };
         Ok((session, pager))
     }
 }
@@ -174,12 +196,22 @@ impl Session for OrtSession {
 
     fn bind_input(&self, binding: &mut OrtBinding, index: usize, tensor: &OrtTensor) -> Result<(), BackendError> {
         fits(&self.inputs[index], tensor)?;
-        binding.input(index, &self.input_names[index], &tensor.0)
+        let Some(host) = &self.host_tensors else {
+            return binding.input(index, &self.input_names[index], &tensor.0);
+        };
+        // SAFETY: the description belongs to the session, which `self` keeps alive, and is null or describes host memory.
+        let described = unsafe { tensor.0.described_as(host.inputs[index]) }?;
+        binding.input(index, &self.input_names[index], described.as_ref().unwrap_or(&tensor.0))
     }
 
     fn bind_output(&self, binding: &mut OrtBinding, index: usize, tensor: &OrtTensor) -> Result<(), BackendError> {
         fits(&self.outputs[index], tensor)?;
-        binding.output(index, &self.output_names[index], &tensor.0)
+        let described = match &self.host_tensors {
+            // SAFETY: as in `bind_input`.
+            Some(host) => unsafe { tensor.0.described_as(host.outputs[index]) }?,
+            None => None,
+        };
+        binding.output(index, &self.output_names[index], described.as_ref().unwrap_or(&tensor.0))
     }
 
     fn bind_output_unknown(&self, binding: &mut OrtBinding, index: usize) -> Result<(), BackendError> {

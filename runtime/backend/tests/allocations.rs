@@ -5,7 +5,9 @@
 
 mod support;
 
-use hpp_engine::port::{Backend as _, MemoryId};
+#[cfg(target_os = "linux")]
+use hpp_engine::port::Backend as _;
+use hpp_engine::port::MemoryId;
 use hpp_engine::{Engine, EngineOptions, LogitRows, Logits, Silent, StepInput};
 use hpp_schema::{ByteSize, Device, DeviceKind, Plan, Provider};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -104,7 +106,7 @@ fn decoding_on_a_device_maps_nothing() {
     plan.devices = vec![Device::new("gpu0", DeviceKind::Gpu)];
     plan.budgets.vram = vec![ByteSize(1 << 30)];
     plan.partitions[0].device = "gpu0".into();
-    plan.partitions[0].providers = vec![Provider::Webgpu];
+    plan.partitions[0].providers = vec![Provider::WEBGPU];
     plan.states.iter_mut().for_each(|state| state.device = "gpu0".into());
     assert_eq!(counted(&model, &plan), [0, 0]);
 }

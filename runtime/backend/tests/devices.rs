@@ -15,7 +15,7 @@ fn the_report_always_has_the_host() {
     assert!(report.threads >= 1);
     assert!(report.tried.last().is_some_and(|tried| tried.problem.is_none()));
     assert!(report.built_in.iter().any(|name| name == "CPUExecutionProvider"), "{:?}", report.built_in);
-    let cpu = report.providers.iter().find(|provider| provider.provider == Provider::Cpu).unwrap();
+    let cpu = report.providers.iter().find(|provider| provider.provider == Provider::CPU).unwrap();
     assert_eq!((cpu.problem.as_ref(), &cpu.source), (None, &ProviderSource::BuiltIn));
     assert_eq!(cpu.devices.len(), 1);
 }

@@ -2,6 +2,7 @@
 
 mod support;
 
+#[cfg(target_os = "linux")]
 use hpp_engine::port::Backend as _;
 use hpp_engine::{
     BackendError, CancelHandle, Engine, EngineError, EngineOptions, Fallback, LogitRows, Logits, Reporter, Silent,
@@ -21,7 +22,7 @@ fn for_cuda(mut plan: Plan) -> Plan {
     plan.devices = vec![Device::new("gpu0", DeviceKind::Gpu)];
     plan.budgets.vram = vec![ByteSize(1 << 30)];
     plan.partitions[0].device = "gpu0".into();
-    plan.partitions[0].providers = vec![Provider::Cuda, Provider::Cpu];
+    plan.partitions[0].providers = vec![Provider::CUDA, Provider::CPU];
     plan.states.iter_mut().for_each(|state| state.device = "gpu0".into());
     plan
 }
@@ -38,7 +39,7 @@ impl Reporter for RecordingReporter {
 #[test]
 fn a_gpu_partition_without_a_gpu_falls_back_to_the_host_with_a_reason() {
     let backend = backend();
-    if backend.devices().providers.iter().any(|p| p.provider == Provider::Cuda && p.problem.is_none()) {
+    if backend.devices().providers.iter().any(|p| p.provider == Provider::CUDA && p.problem.is_none()) {
         println!("SKIPPED: a_gpu_partition_without_a_gpu_falls_back_to_the_host_with_a_reason: there is a GPU");
         return;
     }

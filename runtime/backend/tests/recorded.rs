@@ -85,6 +85,7 @@ fn a_chunked_prompt_gives_the_same_tokens() {
 }
 
 /// A copy of a recorded model, and a plan that reads all of its weights from disk before each run.
+#[cfg(target_os = "linux")]
 fn from_disk(model: &Recorded) -> (tempfile::TempDir, Recorded, Plan) {
     let dir = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(&model.dir).unwrap() {

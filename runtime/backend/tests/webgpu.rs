@@ -20,7 +20,7 @@ fn on_gpu(mut plan: Plan) -> Plan {
     plan.devices = vec![Device::new("gpu0", DeviceKind::Gpu)];
     plan.budgets.vram = vec![ByteSize(1 << 30)];
     plan.partitions[0].device = "gpu0".into();
-    plan.partitions[0].providers = vec![Provider::Webgpu];
+    plan.partitions[0].providers = vec![Provider::WEBGPU];
     plan.states.iter_mut().for_each(|state| state.device = "gpu0".into());
     plan
 }
@@ -42,7 +42,7 @@ fn follow(model: &Recorded, options: EngineOptions) -> Result<f32, String> {
         engine.step_into(&mut sequence, StepInput::Tokens(&[*token]), LogitRows::Last, &mut logits).map_err(say)?;
     }
     let telemetry = engine.telemetry();
-    assert_eq!(telemetry.stages[0].provider, Provider::Webgpu);
+    assert_eq!(telemetry.stages[0].provider, Provider::WEBGPU);
     Ok(worst)
 }
 

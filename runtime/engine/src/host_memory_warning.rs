@@ -5,7 +5,7 @@ use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency};
 
 /// A warning if less than the plan needs is free. `free` is the number of bytes that a process can still allocate.
 pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
-    let (needed, free) = (needed(plan), free?);
+    let (needed, free) = (needed(plan, plan.budgets.batch), free?);
     (needed > free).then(|| {
         let human = |bytes: u64| ByteSize(bytes).human();
         format!(
@@ -17,9 +17,9 @@ pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
     })
 }
 
-/// Bytes of host memory that a plan needs: resident weights, the window for weights read from disk, state, activations and the
-/// process itself; and as many of the weights streamed to GPUs as the plan's budget has room for.
-fn needed(plan: &Plan) -> u64 {
+/// Bytes of host memory that a plan needs with this many sequences: resident weights, the window for weights read from disk, the cache of
+/// experts, states, activations and the process itself; and as many of the weights streamed to GPUs as the plan's budget has room for.
+pub fn needed(plan: &Plan, sequences: u64) -> u64 {
     let hosts: Vec<&str> = plan.devices.iter().filter(|d| d.kind == DeviceKind::Cpu).map(|d| d.name.as_str()).collect();
     let on_host = |device: &str| hosts.contains(&device);
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
@@ -40,7 +40,8 @@ fn needed(plan: &Plan) -> u64 {
         sum(&mut plan.partitions.iter().map(resident_weights)),
         sum(&mut plan.devices.iter().filter_map(|device| device.window).map(|window| window.0)),
         sum(&mut plan.devices.iter().filter_map(|device| device.kernel_layout).map(|layout| layout.0)),
-        sum(&mut states.map(|bytes| bytes.saturating_mul(plan.budgets.batch))),
+        sum(&mut plan.devices.iter().filter_map(|device| device.expert_cache).map(|cache| cache.0)),
+        sum(&mut states.map(|bytes| bytes.saturating_mul(sequences))),
         computed_on_host.map(|partition| partition.bytes.workspace.0).max().unwrap_or(0),
         PROCESS,
     ];
@@ -62,13 +63,13 @@ mod tests {
     #[test]
     fn the_warning_has_both_numbers() {
         let mut plan = plan();
-        let small = needed(&plan);
+        let small = needed(&plan, plan.budgets.batch);
         assert!(small > PROCESS);
         assert_eq!(warning(&plan, Some(small)), None);
         let host = plan.devices.iter().find(|device| device.kind == DeviceKind::Cpu).unwrap().name.clone();
         let partition = plan.partitions.iter_mut().find(|partition| partition.device == host).unwrap();
         partition.bytes.weights.0 += 49 << 30;
-        assert_eq!(needed(&plan), small + (49 << 30));
+        assert_eq!(needed(&plan, plan.budgets.batch), small + (49 << 30));
         let text = warning(&plan, Some(23 << 30)).unwrap();
         assert!(text.contains("49.") && text.contains("23 GiB are free"), "{text}");
         assert_eq!(warning(&plan, None), None, "the system does not report it");

@@ -32,7 +32,7 @@ pub use cancel::CancelHandle;
 pub use clock::since_start;
 pub use engine::Engine;
 pub use error::{BackendError, EngineError};
-pub use host_memory_warning::warning as host_memory_warning;
+pub use host_memory_warning::{needed as host_memory_needed, warning as host_memory_warning};
 pub use options::{EngineOptions, RowBatching, Verify, WeightReads};
 pub use partition_bench::{CacheFlusher, PartitionBench, RunTimes};
 pub use plan_settings::{is_limited_by_disk, with_providers};
@@ -41,4 +41,3 @@ pub use reporter::{ProviderFallback, Reporter, Silent, fallback_warnings, listed
 pub use runtime::{LogitRows, NamedTensors, PageLayout, Sequence, StepInput, WorkItem};
 pub use telemetry::{Counter, PassTelemetry, Phase, StageTelemetry, Telemetry};
 pub use tensor::{HostTensor, Logits};
-pub use weights::budget::all_on_host;

@@ -27,14 +27,29 @@ fn reads_much<'a>(partitions: impl Iterator<Item = &'a PartitionBytes>) -> bool 
     read > total / 10
 }
 
-/// The plan with these providers, best first, for its partitions on GPUs; with its own if there are none.
+/// The plan with these providers, best first, for its partitions; with its own if there are none. Partitions on the host take those of
+/// them that compute from host memory, and stay on the CPU provider if their weights are read from disk. The unsplit model stays on the CPU
+/// provider too: others are compared with it.
 pub fn with_providers(plan: &Plan, providers: &[Provider]) -> Plan {
     let mut plan = plan.clone();
-    if !providers.is_empty() {
-        let is_gpu = |name: &str| plan.devices.iter().any(|d| d.name == name && d.kind == DeviceKind::Gpu);
-        let on_gpu: Vec<bool> = plan.partitions.iter().map(|p| is_gpu(&p.device)).collect();
-        for (partition, _) in plan.partitions.iter_mut().zip(on_gpu).filter(|(_, on_gpu)| *on_gpu) {
-            partition.providers = providers.to_vec();
+    if providers.is_empty() || plan.is_unsplit() {
+        return plan;
+    }
+    let on_host: Vec<Provider> = providers.iter().copied().filter(|provider| provider.uses_host_memory()).collect();
+    let host_name = plan.devices.iter().find(|device| device.kind == DeviceKind::Cpu).map(|device| device.name.clone());
+    let list_for = |device: &str, residency: Residency| match host_name.as_deref() == Some(device) {
+        true if on_host.is_empty() || !residency.is_resident() => None,
+        true => Some(on_host.clone()),
+        false => Some(providers.to_vec()),
+    };
+    for partition in &mut plan.partitions {
+        if let Some(list) = list_for(&partition.device, partition.residency) {
+            partition.providers = list;
+        }
+        if let Some(prefill) = &mut partition.prefill
+            && let Some(list) = list_for(&prefill.device, prefill.residency)
+        {
+            prefill.providers = list;
         }
     }
     plan

@@ -67,7 +67,7 @@ pub fn fallback_warnings(fallbacks: &[ProviderFallback], has_device: impl Fn(Pro
     let mut failed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for partition in fallbacks.chunk_by(|a, b| a.partition == b.partition) {
         let Some(ProviderFallback { partition: name, got, .. }) = partition.last() else { continue };
-        let got = if *got == Provider::Cpu { "the CPU" } else { got.name() };
+        let got = if *got == Provider::CPU { "the CPU" } else { got.name() };
         let (with_device, without_device): (Vec<_>, Vec<_>) =
             partition.iter().partition(|fallback| has_device(fallback.wanted));
         for ProviderFallback { wanted, reason, .. } in &with_device {
@@ -76,6 +76,7 @@ pub fn fallback_warnings(fallbacks: &[ProviderFallback], has_device: impl Fn(Pro
         }
         if with_device.is_empty() {
             let why = match &without_device[..] {
+                [only] if only.wanted.uses_host_memory() => format!("{} finds no device here", only.wanted.name()),
                 [only] => format!("{} finds no usable GPU here", only.wanted.name()),
                 _ => "no usable GPU here".to_owned(),
             };
@@ -102,16 +103,16 @@ mod tests {
     }
 
     fn fallback(partition: &str, wanted: Provider, reason: &str) -> ProviderFallback {
-        ProviderFallback { partition: partition.into(), wanted, got: Provider::Cpu, reason: reason.into() }
+        ProviderFallback { partition: partition.into(), wanted, got: Provider::CPU, reason: reason.into() }
     }
 
     #[test]
     fn partitions_without_a_usable_gpu_share_a_line() {
-        let both = |name: &str| [Provider::Cuda, Provider::Webgpu].map(|wanted| fallback(name, wanted, "no library"));
+        let both = |name: &str| [Provider::CUDA, Provider::WEBGPU].map(|wanted| fallback(name, wanted, "no library"));
         let all: Vec<ProviderFallback> = ["gpu_0", "gpu_1", "gpu_2", "gpu_3"].into_iter().flat_map(both).collect();
         let one = ["gpu_0 to gpu_3 run on the CPU: no usable GPU here (hpp-exec devices says why)"];
         assert_eq!(fallback_warnings(&all, |_| false), one);
-        let only = [fallback("gpu_0", Provider::Cuda, "no library")];
+        let only = [fallback("gpu_0", Provider::CUDA, "no library")];
         let lines = ["gpu_0 runs on the CPU: CUDA finds no usable GPU here (hpp-exec devices says why)"];
         assert_eq!(fallback_warnings(&only, |_| false), lines);
     }
@@ -119,10 +120,10 @@ mod tests {
     #[test]
     fn the_reason_of_a_provider_with_a_device_is_reported() {
         let all = [
-            fallback("gpu_0", Provider::Cuda, "no library"),
-            fallback("gpu_0", Provider::Webgpu, "it does not compute in 16 bits"),
+            fallback("gpu_0", Provider::CUDA, "no library"),
+            fallback("gpu_0", Provider::WEBGPU, "it does not compute in 16 bits"),
         ];
         let lines = ["gpu_0 runs on the CPU instead of WebGPU: it does not compute in 16 bits"];
-        assert_eq!(fallback_warnings(&all, |provider| provider == Provider::Webgpu), lines);
+        assert_eq!(fallback_warnings(&all, |provider| provider == Provider::WEBGPU), lines);
     }
 }

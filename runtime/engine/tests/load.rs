@@ -135,7 +135,7 @@ impl Reporter for Heard {
 #[test]
 fn a_missing_provider_is_reported_and_the_partition_runs_on_the_host() {
     let toy = Toy::new();
-    toy.backend.without(Provider::Webgpu);
+    toy.backend.without(Provider::WEBGPU);
     toy.backend.model("gpu_0.onnx", support::first(MemoryId::HOST));
     let heard = Heard::default();
     let options = EngineOptions::default();
@@ -145,7 +145,7 @@ fn a_missing_provider_is_reported_and_the_partition_runs_on_the_host() {
     let logits = engine.step(&mut sequence, StepInput::Tokens(&[5, 6]), LogitRows::Last).unwrap();
     assert_eq!(best(logits.last()), answer(&[5, 6]));
     let telemetry = engine.telemetry();
-    assert_eq!(telemetry.stages[0].provider, Provider::Cpu);
+    assert_eq!(telemetry.stages[0].provider, Provider::CPU);
     assert_eq!(telemetry.copies.count, 0, "nothing crosses when all is on the host");
     let lanes: Vec<&str> = engine.last_pass().compute.iter().map(|(lane, _)| lane.as_str()).collect();
     assert_eq!(lanes, ["gpu0 on the CPU", "cpu"]);
@@ -154,7 +154,7 @@ fn a_missing_provider_is_reported_and_the_partition_runs_on_the_host() {
 #[test]
 fn a_missing_provider_is_an_error_when_strict() {
     let toy = Toy::new();
-    toy.backend.without(Provider::Webgpu);
+    toy.backend.without(Provider::WEBGPU);
     let options = EngineOptions { fallback: Fallback::Refuse, ..Default::default() };
     let error = toy.load_with(options).map(|_| ()).unwrap_err();
     assert!(matches!(error, EngineError::Load { .. }));

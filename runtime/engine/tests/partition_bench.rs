@@ -114,7 +114,7 @@ fn case() -> Case {
 }
 
 fn times(backend: &MockBackend, case: &Case) -> Vec<Duration> {
-    let mut bench = PartitionBench::load(backend, &request(Provider::Cpu), &Silent).unwrap();
+    let mut bench = PartitionBench::load(backend, &request(Provider::CPU), &Silent).unwrap();
     bench.case(case, None).unwrap().times
 }
 
@@ -142,8 +142,8 @@ fn an_unknown_output_is_left_to_the_session() {
 fn other_memory_is_read_before_each_run_and_does_not_count() {
     let (backend, read) = (backend(MemoryId::HOST), Rc::default());
     backend.model("product.onnx", product(&read, MemoryId::HOST));
-    let mut flusher = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::Cpu, &Silent).unwrap();
-    let mut bench = PartitionBench::load(&backend, &request(Provider::Cpu), &Silent).unwrap();
+    let mut flusher = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::CPU, &Silent).unwrap();
+    let mut bench = PartitionBench::load(&backend, &request(Provider::CPU), &Silent).unwrap();
     let cold = Case { evict_bytes: (100 << 20) + 5, ..case() };
     let began = backend.clock().now();
     let runs = bench.case(&cold, Some(&mut flusher)).unwrap();
@@ -160,7 +160,7 @@ fn other_memory_is_read_before_each_run_and_does_not_count() {
 fn memory_that_is_not_read_any_more_is_given_back() {
     let (backend, read) = (backend(MemoryId::HOST), Rc::default());
     backend.model("product.onnx", product(&read, MemoryId::HOST));
-    let mut flusher = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::Cpu, &Silent).unwrap();
+    let mut flusher = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::CPU, &Silent).unwrap();
     let mut reserves = |mib: u64| {
         let before = backend.reserved();
         flusher.make_room(mib << 20).unwrap();
@@ -175,7 +175,7 @@ fn memory_that_is_not_read_any_more_is_given_back() {
 fn a_device_is_waited_for() {
     let backend = backend(GPU);
     backend.link(GPU, MemoryId::HOST, LinkCost { latency: ms(40), bytes_per_ms: 0.0 });
-    let mut bench = PartitionBench::load(&backend, &request(Provider::Webgpu), &Silent).unwrap();
+    let mut bench = PartitionBench::load(&backend, &request(Provider::WEBGPU), &Silent).unwrap();
     let before = backend.clock().now();
     let runs = bench.case(&case(), None).unwrap();
     assert_eq!(runs.times, [3, 4, 5, 6, 7].map(ms));
@@ -193,8 +193,8 @@ fn what_is_timed_does_not_wait_for_other_memory() {
         } else {
             backend.queue_untimed(GPU)
         }
-        let mut flusher = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::Webgpu, &Silent).unwrap();
-        let mut bench = PartitionBench::load(&backend, &request(Provider::Webgpu), &Silent).unwrap();
+        let mut flusher = CacheFlusher::load(&backend, Path::new("product.onnx"), Provider::WEBGPU, &Silent).unwrap();
+        let mut bench = PartitionBench::load(&backend, &request(Provider::WEBGPU), &Silent).unwrap();
         let cold = Case { evict_bytes: 100 << 20, ..case() };
         let began = backend.clock().now();
         let runs = bench.case(&cold, Some(&mut flusher)).unwrap();
@@ -206,8 +206,8 @@ fn what_is_timed_does_not_wait_for_other_memory() {
 #[test]
 fn no_other_provider_is_taken() {
     let backend = backend(MemoryId::HOST);
-    backend.without(Provider::Webgpu);
-    let error = PartitionBench::load(&backend, &request(Provider::Webgpu), &Silent).err().unwrap();
+    backend.without(Provider::WEBGPU);
+    let error = PartitionBench::load(&backend, &request(Provider::WEBGPU), &Silent).err().unwrap();
     let EngineError::Load { partition, source, .. } = error else { panic!("{error}") };
     assert_eq!(partition, "block");
     assert!(source.to_string().contains("taken away"), "{source}");
@@ -221,7 +221,7 @@ fn all_that_does_not_fit_is_said_at_once() {
     wrong.inputs.push(Feed { name: "ghost".into(), dtype: DType::Int64, shape: vec![], fill: Fill::Ones });
     wrong.outputs[0].shape = vec![1];
     wrong.carried[0].present = "future".into();
-    let mut bench = PartitionBench::load(&backend(MemoryId::HOST), &request(Provider::Cpu), &Silent).unwrap();
+    let mut bench = PartitionBench::load(&backend(MemoryId::HOST), &request(Provider::CPU), &Silent).unwrap();
     let error = bench.case(&wrong, None).unwrap_err();
     let EngineError::Case { problems, .. } = &error else { panic!("{error}") };
     let said = problems.join("\n");
@@ -236,7 +236,7 @@ fn all_that_does_not_fit_is_said_at_once() {
 fn a_state_of_its_own_is_not_shared() {
     let mut apart = Case { carried: vec![], ..case() };
     apart.outputs.push(OutputSpec { name: "present".into(), dtype: DType::Float32, shape: vec![1, 8] });
-    let mut bench = PartitionBench::load(&backend(MemoryId::HOST), &request(Provider::Cpu), &Silent).unwrap();
+    let mut bench = PartitionBench::load(&backend(MemoryId::HOST), &request(Provider::CPU), &Silent).unwrap();
     let error = bench.case(&apart, None).unwrap_err();
     let cause = std::error::Error::source(&error).unwrap().to_string();
     assert!(cause.contains("do not share a buffer"), "the mock wants one buffer here: {cause}");

@@ -3,7 +3,7 @@
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use hpp_generate::kv::EvictionPolicy;
 use hpp_generate::sampling::SettingRange;
-use hpp_schema::ByteSize;
+use hpp_schema::{ByteSize, Provider, ProviderLibraryArg, ProviderOptionArg};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -82,13 +82,13 @@ pub struct RunArgs {
     pub answer: AnswerArgs,
     /// Speculative decoding: draft tokens and verify several in one pass over the weights. The text stays the same. It is faster if
     /// drafts are often right and a pass of several tokens costs little more than a pass of one, as with streamed weights. Drafting
-    /// pauses while it does not pay [default: `draft` with --draft, else `off`].
+    /// pauses while it does not pay [default: `draft` with --draft or if the plan has a draft of its model, else `off`].
     #[arg(long, value_enum, value_name = "HOW")]
     pub speculate: Option<SpeculateArg>,
-    /// The draft model or its plan: a smaller model with the same tokenizer. Its memory comes on top of this plan's. Or int4 or int8: the
-    /// model itself, quantized once and kept in the cache; of --ram it gets what it needs, and the model the rest.
-    #[arg(long, value_name = "MODEL|PLAN|int4|int8")]
-    pub draft: Option<PathBuf>,
+    /// The draft model or its plan: a smaller model with the same tokenizer. Its memory comes on top of this plan's. Or, for a MODEL, int4
+    /// or int8: its own quantized weights, made with the plan; they take their part of --ram, and the model gets the rest.
+    #[arg(long, value_name = "MODEL|PLAN|int4|int8", value_parser = draft)]
+    pub draft: Option<DraftArg>,
     /// Draft this many tokens for each pass, even if that does not pay; for comparison [default: the number that pays most].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
     pub draft_tokens: Option<u8>,
@@ -229,9 +229,10 @@ pub struct RuntimeArgs {
     /// files completely if they are small (256 MiB in all), new on this machine or modified, and samples of the others.
     #[arg(long)]
     pub verify_weights: bool,
-    /// Execution providers to try for partitions on a GPU, best first, instead of the plan's list.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', value_enum)]
-    pub providers: Vec<ProviderArg>,
+    /// Execution providers to try, best first, instead of the plan's list: cuda, webgpu, openvino, cpu or any other that hpp-exec
+    /// devices lists. Partitions on the host take those of the list that compute from host memory.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub providers: Vec<Provider>,
     /// Size of the context in tokens, prompt and answer together, such as 4096 or 8k [default: the plan's].
     #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "N", value_parser = context)]
     pub context: Option<u64>,
@@ -299,6 +300,14 @@ pub struct LibraryArgs {
     /// The ONNX Runtime library to use (libonnxruntime.so, .dylib or .dll).
     #[arg(long, value_name = "PATH")]
     pub ort_lib: Option<PathBuf>,
+    /// The library of a plug-in provider, by the name that plans and --providers use. Repeatable; before HPP_EP_LIBS, which has the
+    /// same form, and before the Python packages beside ONNX Runtime.
+    #[arg(long, value_name = "NAME=PATH")]
+    pub ep_lib: Vec<ProviderLibraryArg>,
+    /// An option of a provider, as the provider documents it. Repeatable; replaces the plan's. `device_type` chooses among its devices
+    /// (hpp-exec devices).
+    #[arg(long, value_name = "NAME.KEY=VALUE")]
+    pub ep_option: Vec<ProviderOptionArg>,
     /// Threads that all partitions share [default: one for each physical core].
     #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
@@ -311,16 +320,32 @@ pub struct LibraryArgs {
     pub quiet: bool,
 }
 
+/// `--draft`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DraftArg {
+    /// Another model, or its plan.
+    Model(PathBuf),
+    /// The model itself with weights of so many bits.
+    OfItself(DraftBits),
+}
+
+/// Parses `--draft`. A file with the name of a number of bits is a model.
+fn draft(text: &str) -> Result<DraftArg, String> {
+    let path = PathBuf::from(text);
+    let bits = DraftBits::named(&path).filter(|_| !path.exists());
+    Ok(bits.map_or(DraftArg::Model(path), DraftArg::OfItself))
+}
+
 /// `--speculate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SpeculateArg {
-    /// `draft` if --draft is given, else `ngram`.
+    /// `draft` if there is a draft model, else `ngram`.
     Auto,
     /// One token per pass.
     Off,
     /// Draft the tokens that followed the previous occurrence of the last tokens (prompt lookup).
     Ngram,
-    /// Draft with the model of --draft.
+    /// Draft with the draft that the plan has of its model, or with another model.
     Draft,
 }
 
@@ -334,17 +359,6 @@ pub enum WeightReadsArg {
     OnTime,
     /// Page by page from memory-mapped files; the operating system decides which pages stay in memory.
     Mapped,
-}
-
-/// An execution provider of `--providers`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ProviderArg {
-    /// NVIDIA CUDA.
-    Cuda,
-    /// The WebGPU plugin.
-    Webgpu,
-    /// The CPU.
-    Cpu,
 }
 
 /// How several sequences share a pass.
@@ -390,6 +404,9 @@ pub struct JobsArgs {
     /// How sequences share a pass.
     #[command(flatten)]
     pub batch: BatchArgs,
+    /// Speculative decoding of each sequence, while it pays [default: off].
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub speculate: Option<SpeculateArg>,
     /// Default settings of the prompts.
     #[command(flatten)]
     pub defaults: AnswerArgs,
@@ -430,6 +447,17 @@ pub struct ServeArgs {
     /// How sequences share a pass.
     #[command(flatten)]
     pub batch: BatchArgs,
+    /// Host memory for all models together; those that it does not hold beside others are loaded when a request needs them, and idle ones
+    /// unloaded for them [default: the free memory of this machine].
+    #[arg(long, value_name = "SIZE")]
+    pub memory: Option<ByteSize>,
+    /// Load each model when a request needs it, none at the start [default: those that fit are loaded at the start].
+    #[arg(long)]
+    pub on_demand: bool,
+    /// Unload a model that had no request for so many seconds; the next request loads it again [default: only to make room for
+    /// another model].
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub idle_timeout: Option<u64>,
     /// Most waiting requests of a model; further ones get status 429.
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub queue: usize,
@@ -445,9 +473,12 @@ pub struct ServeArgs {
     /// Where states of prompts are kept.
     #[command(flatten)]
     pub kv: KvArgs,
-    /// Speculative decoding with n-grams of the text, while that pays. Answers of fp32 models stay the same. In models that round
-    /// activations, near ties between tokens may be decided differently from run to run.
-    #[arg(long)]
+    /// Speculative decoding, while it pays. Answers of fp32 models stay the same. In models that round activations, near ties between
+    /// tokens may be decided differently from run to run [default: `draft` if the plan has a draft of its model, else `off`].
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub speculate: Option<SpeculateArg>,
+    /// The same as --speculate ngram.
+    #[arg(long, conflicts_with = "speculate")]
     pub ngram: bool,
     /// Seconds for requests to finish after Ctrl-C or SIGTERM.
     #[arg(long, default_value_t = 30, value_name = "SECONDS")]
@@ -480,6 +511,9 @@ pub struct KvArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 128, env = "HPP_KV_PAGE")]
     #[arg(value_parser = clap::value_parser!(u64).range(16..=4096))]
     pub kv_page: u64,
+    /// Memory of which pages take a share where the plan has no limit.
+    #[arg(skip)]
+    pub limit: Option<ByteSize>,
 }
 
 /// A plan with the name that requests give it.
@@ -674,7 +708,7 @@ mod tests {
             ("p --repetition-penalty 0", "above 0"),
             ("p --outputs o.npz", "--inputs"),
             ("p --threads 0", "1.."),
-            ("p --providers vulkan", "webgpu"),
+            ("p --providers Vulkan", "cannot be the name"),
             ("p -q -v", "cannot be used with"),
             ("verify", "<PLAN|MODEL>"),
             ("p -c 8x", "4k"),

@@ -26,10 +26,7 @@ use cli::{Cli, Command, LibraryArgs, RuntimeArgs};
 use command::CommandContext;
 use console::Console;
 use error::ExecError;
-use hpp_engine::{EngineError, all_on_host};
-use hpp_generate::PlanFile;
-use hpp_schema::ByteSize;
-use hpp_schema::memory::PROCESS;
+use hpp_engine::EngineError;
 use interrupt::Interrupt;
 use planning::CachedPlan;
 use settings::Task;
@@ -85,18 +82,8 @@ fn plan_models(task: &mut Task, console: &Console) -> Result<Vec<CachedPlan>, Ex
         }
         Ok::<(), ExecError>(())
     };
-    let mut of_itself = None;
     if let Some((path, runtime)) = task.draft() {
         replace(path, &runtime)?;
-        of_itself = runtime.planning.draft_bits.map(|_| path.clone());
-    }
-    if let Some(draft) = of_itself {
-        // The plan of the model counts the process itself.
-        let bytes = all_on_host(&PlanFile::open(&draft)?.plan).saturating_sub(PROCESS);
-        if let Some(left) = task.make_room_for_draft(bytes) {
-            let [draft, left] = [ByteSize(bytes), left].map(ByteSize::human);
-            console.info(&format!("memory: {draft} for the draft, {left} for the model"));
-        }
     }
     if let Some((paths, runtime)) = task.plans() {
         paths.into_iter().try_for_each(|path| replace(path, runtime))?;

@@ -96,6 +96,7 @@ pub fn stdin_is_piped() -> bool {
     file_type.is_ok_and(|file_type| file_type.is_fifo() || file_type.is_file())
 }
 
+/// Whether stdin is something else than a terminal.
 #[cfg(not(unix))]
 pub fn stdin_is_piped() -> bool {
     use std::io::IsTerminal;

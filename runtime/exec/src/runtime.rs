@@ -4,12 +4,12 @@ use crate::cli::{LibraryArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
 use hpp_engine::{Engine, EngineOptions, is_limited_by_disk, with_providers};
-use hpp_schema::Plan;
+use hpp_schema::{Partition, Plan, provider_libraries, provider_options};
 use std::path::Path;
 use std::sync::Arc;
 
 use hpp_backend::{IdleThreads, OrtOptions};
-pub use hpp_backend::{OrtBackend, available_memory, memory_limit};
+pub use hpp_backend::{OrtBackend, available_memory, memory_limit, resident_memory};
 
 /// ONNX Runtime, found and initialised.
 pub struct OnnxRuntime {
@@ -34,7 +34,29 @@ impl OnnxRuntime {
         let is_limited_by_disk = is_limited_by_disk(plan, args.engine_options().weights);
         let waiting = if is_limited_by_disk { IdleThreads::Sleep } else { IdleThreads::Spin };
         let options = OrtOptions { wait_each_run: args.wait_each_run, waiting, ..options(&args.library) };
-        Self::open_with(&args.library, &options, console)
+        Self::open_with(&args.library, &options, console)?.check_providers(plan, args, console)
+    }
+
+    /// Refuses providers that do not exist here. Options of providers that no partition would try are a warning, with --strict an error.
+    fn check_providers(self, plan: &Plan, args: &RuntimeArgs, console: &Console) -> Result<Self, ExecError> {
+        let with_options = args.library.ep_option.iter().map(|option| option.provider);
+        let mut named = args.providers.iter().copied().chain(with_options.clone());
+        if let Some(message) = named.find_map(|provider| self.backend.unknown_provider(provider)) {
+            let hint = "hpp-exec devices lists what is here; --ep-lib NAME=PATH names the library of another provider"
+                .to_owned();
+            return Err(ExecError::Usage { message, hint });
+        }
+        let changed = with_providers(plan, &args.providers);
+        let tried: Vec<_> = changed.partitions.iter().flat_map(Partition::variants).flat_map(|v| v.providers).collect();
+        let unused = with_options.into_iter().find(|provider| !tried.contains(&provider));
+        let Some(unused) = unused.filter(|_| !plan.is_unsplit()) else { return Ok(self) };
+        let message = format!("--ep-option: no partition of this plan tries the provider {:?}", unused.id());
+        let hint = format!("add --providers {},cpu, or leave the option out", unused.id());
+        if args.strict {
+            return Err(ExecError::Usage { message, hint });
+        }
+        console.warn(&format!("{message}: {hint}"));
+        Ok(self)
     }
 
     /// The backend that runs partitions.
@@ -67,7 +89,7 @@ impl OnnxRuntime {
         args: &RuntimeArgs,
         console: &Arc<Console>,
     ) -> Result<Engine<OrtBackend>, ExecError> {
-        let plan = with_providers(plan, &args.providers());
+        let plan = with_providers(plan, &args.providers);
         let engine = Engine::load(&plan, dir, &self.backend, options, console.as_ref())?;
         console.loading_done(|provider| self.backend.has_device(provider));
         Ok(engine)
@@ -88,7 +110,13 @@ fn too_many_threads(threads: Option<u16>) -> Option<String> {
 
 /// ONNX Runtime's options for these arguments.
 pub fn options(args: &LibraryArgs) -> OrtOptions {
-    OrtOptions { library: args.ort_lib.clone(), threads: args.threads.map(usize::from), ..OrtOptions::default() }
+    OrtOptions {
+        library: args.ort_lib.clone(),
+        threads: args.threads.map(usize::from),
+        provider_libraries: provider_libraries(&args.ep_lib),
+        provider_options: provider_options(&args.ep_option),
+        ..OrtOptions::default()
+    }
 }
 
 #[cfg(test)]

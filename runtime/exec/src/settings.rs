@@ -1,20 +1,21 @@
 //! Resolves the command line into a task. Decides everything that can be decided without reading a file.
 
 use crate::cli::{
-    AutoPlanArgs, BatchArgs, DraftBits, RowBatchingArg, SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg,
+    AutoPlanArgs, BatchArgs, DraftArg, RowBatchingArg, SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg,
 };
 use crate::cli::{
-    BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, ProviderArg, RunArgs, RuntimeArgs,
-    ServeArgs,
+    BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, RunArgs, RuntimeArgs, ServeArgs,
 };
 use crate::console::Level;
 use crate::error::ExecError;
 use crate::prompt::{PromptSource, TextSource, stdin_is_piped};
+use crate::runtime::OrtBackend;
 use hpp_engine::{EngineOptions, Fallback, RowBatching, Verify, WeightReads};
 use hpp_generate::sampling::SamplingOverrides;
-use hpp_schema::{ByteSize, Provider};
+use hpp_generate::speculate::{DraftLength, Drafts};
+use hpp_schema::Provider;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// What to do.
 #[derive(Debug)]
@@ -52,6 +53,16 @@ pub struct GenerateSettings {
     pub run: RunArgs,
 }
 
+impl GenerateSettings {
+    /// Drafts of the length that the user gave, if one was given.
+    pub fn with_fixed_length(&self, drafts: Drafts<OrtBackend>) -> Drafts<OrtBackend> {
+        match self.run.draft_tokens {
+            Some(tokens) => Drafts { length: DraftLength::fixed(usize::from(tokens)), ..drafts },
+            None => drafts,
+        }
+    }
+}
+
 /// How speculative decoding drafts tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DraftMethod {
@@ -59,44 +70,39 @@ pub enum DraftMethod {
     None,
     /// The text itself.
     Ngram,
-    /// Another model.
-    Model(DraftModel),
+    /// The model or plan at this path.
+    Model(PathBuf),
+    /// The draft that the plan has of its own model, and what to do if it has none.
+    OfPlan(WithoutDraft),
 }
 
-/// A draft model.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DraftModel {
-    /// The model or its plan.
-    pub path: PathBuf,
-    /// How to quantize it, if it is the model itself.
-    pub bits: Option<DraftBits>,
-}
-
-impl DraftModel {
-    /// What `--draft` means beside this model.
-    fn new(draft: PathBuf, model: &Path) -> Self {
-        match DraftBits::named(&draft).filter(|_| !draft.exists()) {
-            Some(bits) => Self { path: model.to_owned(), bits: Some(bits) },
-            None => Self { path: draft, bits: None },
-        }
-    }
+/// What to do if a plan has no draft of its own model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WithoutDraft {
+    /// No drafting.
+    Off,
+    /// Draft from the text itself.
+    Ngram,
+    /// An error.
+    Refuse,
 }
 
 impl DraftMethod {
-    fn resolve(how: Option<SpeculateArg>, draft: Option<DraftModel>) -> Result<Self, ExecError> {
-        let usage =
-            |message: &str, hint: &str| Err(ExecError::Usage { message: message.to_owned(), hint: hint.to_owned() });
+    /// What `--speculate` and `--draft` mean.
+    pub fn resolve(how: Option<SpeculateArg>, draft: Option<&DraftArg>) -> Result<Self, ExecError> {
         match (how, draft) {
-            (None | Some(SpeculateArg::Auto | SpeculateArg::Draft), Some(model)) => Ok(DraftMethod::Model(model)),
-            (Some(SpeculateArg::Draft), None) => usage(
-                "--speculate draft needs a draft model",
-                "give it with --draft PLAN, quantize the model itself with --draft int4, or use --speculate ngram",
-            ),
-            (Some(SpeculateArg::Off | SpeculateArg::Ngram), Some(_)) => {
-                usage("--draft is for --speculate draft", "leave --draft or --speculate out")
+            (Some(SpeculateArg::Off | SpeculateArg::Ngram), Some(_)) => Err(ExecError::Usage {
+                message: "--draft is for --speculate draft".to_owned(),
+                hint: "leave --draft or --speculate out".to_owned(),
+            }),
+            (_, Some(DraftArg::Model(path))) => Ok(DraftMethod::Model(path.clone())),
+            (_, Some(DraftArg::OfItself(_))) | (Some(SpeculateArg::Draft), None) => {
+                Ok(DraftMethod::OfPlan(WithoutDraft::Refuse))
             }
-            (Some(SpeculateArg::Ngram | SpeculateArg::Auto), None) => Ok(DraftMethod::Ngram),
-            (None | Some(SpeculateArg::Off), None) => Ok(DraftMethod::None),
+            (Some(SpeculateArg::Auto), None) => Ok(DraftMethod::OfPlan(WithoutDraft::Ngram)),
+            (None, None) => Ok(DraftMethod::OfPlan(WithoutDraft::Off)),
+            (Some(SpeculateArg::Ngram), None) => Ok(DraftMethod::Ngram),
+            (Some(SpeculateArg::Off), None) => Ok(DraftMethod::None),
         }
     }
 }
@@ -148,25 +154,10 @@ impl Task {
     /// The path of the draft model or its plan, and how to load it. Options that plan the model itself do not apply to it.
     pub fn draft(&mut self) -> Option<(&mut PathBuf, RuntimeArgs)> {
         let (Task::Generate(settings) | Task::Chat(settings)) = self else { return None };
-        let DraftMethod::Model(DraftModel { path, bits }) = &mut settings.draft_method else { return None };
-        let AutoPlanArgs { cache, cache_limit, replan, .. } = settings.run.runtime.planning.clone();
-        let replan = replan && bits.is_some();
-        // The model's plan may use all memory of the GPUs.
-        let vram = bits.map(|_| "0".to_owned());
-        let planning = AutoPlanArgs { cache, cache_limit, replan, vram, draft_bits: *bits, ..AutoPlanArgs::default() };
+        let DraftMethod::Model(path) = &mut settings.draft_method else { return None };
+        let AutoPlanArgs { cache, cache_limit, .. } = settings.run.runtime.planning.clone();
+        let planning = AutoPlanArgs { cache, cache_limit, ..AutoPlanArgs::default() };
         Some((path, RuntimeArgs { planning, ..settings.run.runtime.clone() }))
-    }
-
-    /// Takes the memory of a draft that is made of the model itself from what the model may use. `None` if there is no such draft or no
-    /// limit; else the limit that is left.
-    pub fn make_room_for_draft(&mut self, bytes: u64) -> Option<ByteSize> {
-        let (Task::Generate(settings) | Task::Chat(settings)) = self else { return None };
-        let ram = &mut settings.run.runtime.planning.ram;
-        // hpp-split reports a size that is none.
-        let given: ByteSize = ram.as_deref()?.parse().ok()?;
-        let left = ByteSize(given.0.saturating_sub(bytes));
-        *ram = Some(format!("{}B", left.0));
-        Some(left)
     }
 }
 
@@ -208,8 +199,11 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
         }
         run.answer.chat = true;
     }
-    let draft_method =
-        DraftMethod::resolve(run.speculate, run.draft.take().map(|draft| DraftModel::new(draft, &plan)))?;
+    let draft = run.draft.take();
+    let draft_method = DraftMethod::resolve(run.speculate, draft.as_ref())?;
+    if let Some(DraftArg::OfItself(bits)) = draft {
+        run.runtime.planning.draft_bits = Some(bits);
+    }
     let settings = GenerateSettings { plan, prompt, draft_method, run };
     let is_chat = settings.prompt == PromptSource::Terminal || settings.run.session.is_some();
     Ok(if is_chat { Task::Chat(settings) } else { Task::Generate(settings) })
@@ -260,7 +254,7 @@ impl RuntimeArgs {
     /// The options for loading an engine, without a cancel handle.
     pub fn engine_options(&self) -> EngineOptions {
         // With the CPU first in the list, running there is no fallback.
-        let strict = self.strict && self.providers.first() != Some(&ProviderArg::Cpu);
+        let strict = self.strict && self.providers.first() != Some(&Provider::CPU);
         EngineOptions {
             fallback: if strict { Fallback::Refuse } else { Fallback::Report },
             context: self.context,
@@ -277,13 +271,9 @@ impl RuntimeArgs {
             sequences: None,
             row_batching: RowBatching::default(),
             reserved: 0,
+            others: 0,
             cancel: None,
         }
-    }
-
-    /// Providers that replace the plan's; empty to keep them.
-    pub fn providers(&self) -> Vec<Provider> {
-        self.providers.iter().map(|p| (*p).into()).collect()
     }
 }
 
@@ -294,16 +284,6 @@ impl BatchArgs {
             RowBatchingArg::Exact => RowBatching::Exact,
             RowBatchingArg::On => RowBatching::On,
             RowBatchingArg::Off => RowBatching::Off,
-        }
-    }
-}
-
-impl From<ProviderArg> for Provider {
-    fn from(arg: ProviderArg) -> Self {
-        match arg {
-            ProviderArg::Cuda => Provider::Cuda,
-            ProviderArg::Webgpu => Provider::Webgpu,
-            ProviderArg::Cpu => Provider::Cpu,
         }
     }
 }
@@ -323,7 +303,6 @@ mod tests {
             "p --prompt x --inputs i --outputs o",
             "p --prompt x --system s",
             "p --tokens 1 --chat",
-            "p --tokens 1 --speculate draft",
             "p --tokens 1 --speculate ngram --draft d",
         ] {
             let error = task(line).expect_err(line);
@@ -337,13 +316,14 @@ mod tests {
         assert!(matches!(task("p --inputs i --outputs o").unwrap(), Task::Infer(_)));
         assert!(matches!(task("p --prompt x --inputs i").unwrap(), Task::Generate(_)));
         for (line, draft_method) in [
-            ("p --tokens 1", DraftMethod::None),
-            ("p --tokens 1 --speculate auto", DraftMethod::Ngram),
-            (
-                "p --tokens 1 --draft int4",
-                DraftMethod::Model(DraftModel { path: "p".into(), bits: Some(DraftBits::Int4) }),
-            ),
-            ("p --tokens 1 --draft d", DraftMethod::Model(DraftModel { path: "d".into(), bits: None })),
+            ("p --tokens 1", DraftMethod::OfPlan(WithoutDraft::Off)),
+            ("p --tokens 1 --speculate off", DraftMethod::None),
+            ("p --tokens 1 --speculate ngram", DraftMethod::Ngram),
+            ("p --tokens 1 --speculate auto", DraftMethod::OfPlan(WithoutDraft::Ngram)),
+            ("p --tokens 1 --speculate draft", DraftMethod::OfPlan(WithoutDraft::Refuse)),
+            ("p --tokens 1 --draft int4", DraftMethod::OfPlan(WithoutDraft::Refuse)),
+            ("p --tokens 1 --draft d", DraftMethod::Model("d".into())),
+            ("p --tokens 1 --draft ./int4", DraftMethod::Model("./int4".into())),
         ] {
             let Task::Generate(settings) = task(line).unwrap() else { panic!() };
             assert_eq!(settings.draft_method, draft_method, "{line}");

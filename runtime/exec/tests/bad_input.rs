@@ -268,12 +268,75 @@ fn libraries_that_are_missing_or_for_another_machine() {
 
 #[test]
 fn a_missing_provider_falls_back_with_a_warning_or_is_refused() {
-    let plan = PlanDir::new(LLAMA, 32).for_gpu(vec![Provider::Cuda, Provider::Cpu]);
+    let plan = PlanDir::new(LLAMA, 32).for_gpu(vec![Provider::CUDA, Provider::CPU]);
     let ran = plan.run(&["--tokens", &plan.prompt(), "--max-new", "16", "--ignore-eos", "--json"]).ok();
     assert_eq!(support::tokens(&ran.json()), plan.model.tokens());
     assert!(ran.stderr.contains("warning:") && ran.stderr.contains("CUDA"), "{}", ran.stderr);
     plan.run(&["--tokens", "1", "--strict"]).fails(1, &["CUDA", "hint:"]);
     plan.run(&["--tokens", "1", "--strict", "--providers", "cpu", "--max-new", "1"]).ok();
+}
+
+/// The library of the test plug-in (`examples/plugin_rig.rs` of hpp-backend), if it is built.
+fn rig() -> Option<std::path::PathBuf> {
+    let program = std::path::Path::new(env!("CARGO_BIN_EXE_hpp-exec"));
+    let rig = program.with_file_name("examples").join("libplugin_rig.so");
+    if !rig.is_file() {
+        eprintln!("SKIPPED: {} is not built", rig.display());
+    }
+    rig.is_file().then_some(rig)
+}
+
+#[test]
+fn a_provider_that_is_not_here_is_named_with_those_that_are() {
+    let plan = PlanDir::new(LLAMA, 32);
+    let run = |options: &[&str]| plan.run(&[&["--tokens", "1", "--max-new", "1"], options].concat());
+    run(&["--providers", "openvno,cpu"]).fails(1, &["\"openvno\"", "cuda, webgpu", "hint:", "--ep-lib"]);
+    run(&["--ep-option", "openvno.a=b"]).fails(1, &["\"openvno\"", "cuda, webgpu"]);
+    run(&["--providers", "Open VINO"]).fails(2, &["cannot be the name of a provider"]);
+    run(&["--ep-option", "openvino"]).fails(2, &["NAME.KEY=VALUE"]);
+    run(&["--ep-option", "cuda.device_id=1"]).fails(2, &["CUDA takes no options"]);
+    run(&["--ep-lib", "npu"]).fails(2, &["NAME=PATH"]);
+    let path = plan.path();
+    let mut by_variable = command([path.to_str().unwrap(), "--tokens", "1"]);
+    by_variable.env("HPP_EP_LIBS", "npu");
+    Ran::of(by_variable.output().unwrap()).fails(1, &["HPP_EP_LIBS", "NAME=PATH", "hint:"]);
+}
+
+#[test]
+fn a_library_that_is_no_plug_in_is_said_once_and_refused_if_strict() {
+    let plan = PlanDir::new(LLAMA, 32).for_gpu(vec!["npu".parse().unwrap(), Provider::CPU]);
+    let run = |library: &str, options: &[&str]| {
+        let library = format!("npu={library}");
+        plan.run(&[&["--tokens", "1", "--max-new", "1", "--ep-lib", &library], options].concat())
+    };
+    let onnxruntime = std::env::var("ORT_DYLIB_PATH").unwrap_or_default();
+    for (library, why) in [
+        ("no/such.so", "no such file"),
+        (file!(), "npu cannot be used"),
+        (&onnxruntime, "not a plug-in provider of ONNX Runtime"),
+    ] {
+        let devices = support::hpp_exec(["devices", "--ep-lib", &format!("npu={library}")]).ok();
+        assert!(devices.stdout.contains(why), "{library}: {}", devices.stdout);
+    }
+    let ran = run("no/such.so", &[]).ok();
+    assert_eq!(ran.stderr.matches("npu").count(), 1, "{}", ran.stderr);
+    run("no/such.so", &["--strict"]).fails(1, &["npu", "no such file"]);
+}
+
+#[test]
+fn a_plug_in_without_a_provider_or_for_another_onnxruntime_is_explained() {
+    let Some(rig) = rig() else { return };
+    let library = format!("npu={}", rig.display());
+    let devices = |mode: &str| {
+        let mut devices = command(["devices", "--ep-lib", &library]);
+        devices.env("HPP_PLUGIN_RIG", mode);
+        Ran::of(devices.output().unwrap()).ok().stdout
+    };
+    let newer = devices("newer");
+    assert!(newer.contains("built for another version of ONNX Runtime: "), "{newer}");
+    assert!(newer.contains("API version 9999"), "the plug-in's own words: {newer}");
+    let empty = devices("none");
+    assert!(empty.contains("npu (npu) cannot be used: "), "{empty}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn ask(lines: &[String]) -> Vec<Reply> {
     let Reply::Ready { version, host } = replies.remove(0) else { panic!("the first reply is Ready") };
     assert_eq!((version, host.threads), (PROBE_VERSION, 2));
     assert!(!host.cpu.is_empty() && host.memory.0 > 1 << 20 && host.cores > 0 && host.onnxruntime.starts_with("1."));
-    assert!(host.devices.iter().any(|device| device.provider == Provider::Cpu));
+    assert!(host.devices.iter().any(|device| device.provider == Provider::CPU));
     replies
 }
 
@@ -117,7 +117,7 @@ fn measures(plan: &PlanDir, provider: Provider) {
 fn partitions_are_timed_whatever_their_states() {
     for name in ["genai/llama3-fp32-cpu", "genai/llama3-int4-cpu", "optimum/llama-with-past", "genai/qwen3.5-fp32-cpu"]
     {
-        measures(&PlanDir::new(name, 32), Provider::Cpu);
+        measures(&PlanDir::new(name, 32), Provider::CPU);
     }
 }
 
@@ -126,7 +126,7 @@ fn partitions_are_timed_whatever_their_states() {
 fn tokens_are_timed_beside_their_partitions() {
     let plan = PlanDir::new("optimum/mixtral-with-past", 64);
     let pass = |plan, tokens| line(&Request::Pass(PassProbe { plan, tokens, evict_bytes: 1 << 20 }));
-    let alone = line(&partition(&plan, Provider::Cpu, vec![case(&plan, "decode", 16, 1)]));
+    let alone = line(&partition(&plan, Provider::CPU, vec![case(&plan, "decode", 16, 1)]));
     let replies = ask(&[pass(plan.path(), 40), pass(plan.file("none.yaml"), 40), pass(plan.path(), 1), alone]);
     let (Reply::Pass { timing: beside }, Reply::Measured { timing: alone, .. }) = (&replies[0], &replies[6]) else {
         panic!("{replies:?}")
@@ -147,7 +147,7 @@ fn one_case_that_cannot_run_costs_that_case() {
     // Past the cache's end: the operator itself refuses, or the shapes do.
     let beyond = Case { inputs: case(&plan, "", 8, 40).inputs, ..case(&plan, "beyond", 8, 1) };
     let cases = vec![broken, beyond, case(&plan, "decode", 8, 1)];
-    let replies = ask(&[line(&partition(&plan, Provider::Cpu, cases))]);
+    let replies = ask(&[line(&partition(&plan, Provider::CPU, cases))]);
     assert!(
         matches!(&replies[1], Reply::CaseFailed { case, reason } if case == "broken" && reason.contains("input_ids"))
     );
@@ -159,7 +159,7 @@ fn one_case_that_cannot_run_costs_that_case() {
 #[test]
 fn what_is_not_here_fails_with_the_reason_and_the_next_request_is_answered() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 32);
-    let Request::Partition(mut missing) = partition(&plan, Provider::Cpu, vec![]) else { unreachable!() };
+    let Request::Partition(mut missing) = partition(&plan, Provider::CPU, vec![]) else { unreachable!() };
     missing.file = "no/such.onnx".into();
     let link = |provider| line(&Request::Machine(MachineProbe::Link { provider, bytes: vec![4096] }));
     let replies = ask(&[
@@ -167,9 +167,9 @@ fn what_is_not_here_fails_with_the_reason_and_the_next_request_is_answered() {
         String::new(),
         r#"{"request":"machine","path":"moon"}"#.into(),
         line(&Request::Partition(missing)),
-        line(&partition(&plan, Provider::Cuda, vec![case(&plan, "decode", 8, 1)])),
-        link(Provider::Cpu),
-        link(Provider::Cuda),
+        line(&partition(&plan, Provider::CUDA, vec![case(&plan, "decode", 8, 1)])),
+        link(Provider::CPU),
+        link(Provider::CUDA),
         line(&Request::Machine(MachineProbe::RamRead { bytes: vec![] })),
         line(&Request::Machine(MachineProbe::RamRead { bytes: vec![u64::MAX] })),
         "\u{fffd}".into(),
@@ -265,7 +265,7 @@ fn skipped(test: &str) -> bool {
 #[test]
 fn partitions_are_timed_on_a_device() {
     if !skipped("partitions_are_timed_on_a_device") {
-        measures(&PlanDir::new("genai/llama3-fp32-cpu", 32), Provider::Webgpu);
+        measures(&PlanDir::new("genai/llama3-fp32-cpu", 32), Provider::WEBGPU);
     }
 }
 
@@ -274,7 +274,7 @@ fn the_link_to_a_device_is_measured_both_ways() {
     if skipped("the_link_to_a_device_is_measured_both_ways") {
         return;
     }
-    let (provider, bytes) = (Provider::Webgpu, vec![4096, 1 << 20]);
+    let (provider, bytes) = (Provider::WEBGPU, vec![4096, 1 << 20]);
     let replies = ask(&[
         line(&Request::Machine(MachineProbe::Link { provider, bytes: bytes.clone() })),
         line(&Request::Machine(MachineProbe::Contention { provider, bytes: 1 << 20 })),

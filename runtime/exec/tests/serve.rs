@@ -116,7 +116,7 @@ fn states_survive_kill_9_with_the_same_bits() {
     let again = server.ok("/v1/completions", &request);
     assert!(cached_tokens(&again) >= 128, "{again}");
     assert_eq!(again["choices"], first["choices"]);
-    assert!(server.metric(&format!("hpp_kv_hits_total{{model=\"{MODEL}\",tier=\"disk\"}}")) >= 8.0);
+    server.wait_until(&format!("hpp_kv_hits_total{{model=\"{MODEL}\",tier=\"disk\"}}"), |hits| hits >= 8.0);
     // Another process may not write there.
     let path = server.plan.path().to_str().unwrap().to_owned();
     let second = support::hpp_exec(["serve", &path, "--port", "0", args[0], args[1], args[2], args[3]]);

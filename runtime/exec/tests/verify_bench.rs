@@ -107,7 +107,7 @@ fn a_benchmark_reports_its_measurements() {
 
 #[test]
 fn a_benchmark_reports_gpu_partitions_that_ran_on_the_cpu() {
-    let plan = PlanDir::new("genai/llama3-fp32-cpu", 64).for_gpu(vec![Provider::Cuda]);
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 64).for_gpu(vec![Provider::CUDA]);
     let trace = plan.file("trace.json");
     let args = ["--prompt-tokens", "8", "--new-tokens", "4", "--runs", "1", "--json", "--trace"];
     let report = plan.command("bench", &[&args[..], &[trace.to_str().unwrap()]].concat()).ok().json();

@@ -78,6 +78,11 @@ impl<B: Backend> Batch<B> {
         &self.engine
     }
 
+    /// The engine and what its model takes besides tokens.
+    pub(crate) fn engine_and_inputs(&mut self) -> (&mut Engine<B>, &ModelInputs) {
+        (&mut self.engine, &self.inputs)
+    }
+
     /// The largest prompt chunk for its generations: one below the engine's limit, because the last chunk may have one token more.
     pub fn prompt_chunk(&self) -> usize {
         usize::try_from(self.engine.chunk()).unwrap_or(usize::MAX).saturating_sub(1).max(1)

@@ -77,6 +77,11 @@ impl GenerateError {
         })
     }
 
+    /// Whether the engine cannot go on and must be loaded again: its files changed, or its device was lost.
+    pub fn needs_reload(&self) -> bool {
+        matches!(self, GenerateError::Engine(EngineError::Changed { .. } | EngineError::Device { .. }))
+    }
+
     /// Whether memory for a sequence's states was short.
     pub fn is_out_of_memory(&self) -> bool {
         let GenerateError::Engine(EngineError::Memory { source, .. }) = self else { return false };

@@ -29,6 +29,7 @@ mod sequence;
 mod single_sequence;
 pub mod speculate;
 pub mod text;
+mod text_embedding;
 
 pub use batch::{Batch, Finished, RequestId};
 pub use embedding_table::{EmbeddingError, EmbeddingTable};
@@ -43,3 +44,4 @@ pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};
 pub use prompt::{PromptEncoder, check_language_model, check_prompt};
 pub use sequence::{ModelInputs, TokenSequence, prompt_chunk};
 pub use single_sequence::{Prefill, SingleSequence};
+pub use text_embedding::{TextEmbedding, hidden_states_output};

@@ -4,7 +4,7 @@
 
 use crate::embedding_table::EmbeddingTable;
 use crate::error::GenerateError;
-use crate::input::Input;
+use crate::input::{Input, chunk_length};
 use crate::speculate::MAX_DRAFT;
 use hpp_engine::{Backend, Engine, EngineError, LogitRows, Logits, NamedTensors, Sequence, StepInput, WorkItem};
 use hpp_kv::PageKey;
@@ -188,6 +188,21 @@ impl<B: Backend> TokenSequence<B> {
         step?;
         self.fed(tokens);
         Ok(())
+    }
+
+    /// Makes the sequence equal to `text`, reusing their common prefix. Returns whether it is: a cancelled pass ends it early.
+    pub fn read(&mut self, engine: &mut Engine<B>, inputs: &ModelInputs, text: &[u32]) -> Result<bool, GenerateError> {
+        let chunk = prompt_chunk(engine);
+        let mut rest = &text[self.keep_prefix(engine, text)?..];
+        while !rest.is_empty() {
+            let (now, later) = rest.split_at(chunk_length(rest.len(), chunk));
+            match self.feed(engine, inputs, Input { tokens: now, rows: LogitRows::Last }) {
+                Err(error) if error.is_cancelled() => return Ok(false),
+                fed => fed?,
+            }
+            rest = later;
+        }
+        Ok(true)
     }
 
     /// What [`feed`](Self::feed) computes, as an item of a pass with other sequences. After the pass, the caller calls [`fed`](Self::fed).

@@ -14,6 +14,8 @@ mod key;
 mod page;
 mod policy;
 mod record_file;
+#[cfg(test)]
+mod replay;
 mod store;
 mod table;
 

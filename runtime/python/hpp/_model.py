@@ -351,7 +351,7 @@ def load(
     threads: int | None = None,
     *,
     context: int | None = None,
-    providers: Sequence[Literal["cuda", "webgpu", "cpu"]] = (),
+    providers: Sequence[str] = (),
     strict: bool = False,
     weights: Literal["ahead", "on-time", "mapped"] = "ahead",
     pinned: int | None = None,
@@ -365,7 +365,8 @@ def load(
         plan: what `hpp.split` returned, a plan.yaml or its directory.
         threads: threads that all models of this process share; the first load decides. By default one for each physical core.
         context: tokens of a sequence, if not the plan's.
-        providers: execution providers for partitions on a GPU, best first, instead of the plan's list.
+        providers: execution providers to try, best first, instead of the plan's list: `cuda`, `webgpu`, `openvino`, `cpu` or another
+            that `hpp-exec devices` lists.
         strict: whether to fail if a partition cannot run on the provider that the plan prefers.
         weights: when to read weights that the plan does not keep in memory: "ahead" is fastest.
         pinned: bytes of host memory that may be pinned for weights streamed to GPUs; by default as much as they need.

@@ -11,7 +11,7 @@ use hpp_engine::{CancelHandle, EngineOptions, Fallback, Verify, WeightReads};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{ChatTemplate, Message, Role, SpecialTokens};
 use hpp_generate::{GenerationRequest, PlanFile, PromptEncoder, PromptError, check_language_model, check_prompt};
-use hpp_schema::{InputRole, Provider};
+use hpp_schema::{InputRole, Provider, ProviderNameError};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use std::path::PathBuf;
@@ -64,7 +64,7 @@ impl Engine {
     ) -> PyResult<Self> {
         let providers = providers.iter().map(|name| provider(name)).collect::<Result<Vec<_>, Failure>>()?;
         // With the CPU first in the list, running there is no fallback.
-        let is_strict = strict && providers.first() != Some(&Provider::Cpu);
+        let is_strict = strict && providers.first() != Some(&Provider::CPU);
         let engine = EngineOptions {
             fallback: if is_strict { Fallback::Refuse } else { Fallback::Report },
             context,
@@ -298,8 +298,9 @@ fn open(path: &std::path::Path) -> Result<(Arc<PlanFile>, PromptEncoder), Failur
 }
 
 fn provider(name: &str) -> Result<Provider, Failure> {
-    let all = [("cuda", Provider::Cuda), ("webgpu", Provider::Webgpu), ("cpu", Provider::Cpu)];
-    chosen("a provider", name, &all)
+    name.parse().map_err(|error: ProviderNameError| {
+        Failure::of(error.to_string(), "give names such as \"cuda\", \"webgpu\", \"openvino\" or \"cpu\"")
+    })
 }
 
 fn weight_reads(name: &str) -> Result<WeightReads, Failure> {

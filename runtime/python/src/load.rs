@@ -50,6 +50,9 @@ pub fn load(
         warnings.add(warning);
     }
     let backend = open_backend(plan, &settings, warnings)?;
+    if let Some(message) = settings.providers.iter().find_map(|provider| backend.unknown_provider(*provider)) {
+        return Err(Failure::of(message, "the variable HPP_EP_LIBS=NAME=PATH names the library of another provider"));
+    }
     let (library, threads) = backend.library();
     if settings.threads.is_some_and(|asked| asked != threads) {
         warnings.add(format!(

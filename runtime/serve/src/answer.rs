@@ -83,7 +83,7 @@ impl Answers {
                         let offset = offsets.as_mut().map(|offsets| offsets.answer_token(id));
                         scores.push(ReportedToken { id, offset, logprobs });
                     }
-                    Some(RequestEvent::Token { .. } | RequestEvent::Text(_)) => {}
+                    Some(RequestEvent::Token { .. } | RequestEvent::Text(_) | RequestEvent::Embedding(_)) => {}
                     Some(RequestEvent::Finished(generated)) => break *generated,
                     Some(RequestEvent::Failed(error)) => return Err(error.about(format.prompt_field())),
                     None => return Err(ApiError::engine_gone()),
@@ -200,7 +200,7 @@ impl ChunkWriter {
 
     fn event(&mut self, index: usize, event: RequestEvent) {
         match event {
-            RequestEvent::Token { logprobs: None, .. } => {}
+            RequestEvent::Token { logprobs: None, .. } | RequestEvent::Embedding(_) => {}
             RequestEvent::Token { id, .. } if self.model.ends_text(id) && !self.echoes[index] => {}
             RequestEvent::Token { id, logprobs } => {
                 let offset = self.offsets[index].as_mut().map(|offsets| offsets.answer_token(id));
@@ -364,7 +364,7 @@ impl ApiFormat {
 /// A message of the assistant, and whether it has calls.
 fn message(text: String, calls: Option<ToolCallParser>) -> (Value, bool) {
     let Some(mut parser) = calls else {
-        return (json!({"role": "assistant", "content": text, "refusal": null}), false);
+        return (json!({"role": "assistant", "content": text, "refusal": null, "annotations": []}), false);
     };
     let (mut content, mut calls) = (String::new(), Vec::new());
     for part in parser.push(&text).into_iter().chain(parser.finish()) {
@@ -375,7 +375,7 @@ fn message(text: String, calls: Option<ToolCallParser>) -> (Value, bool) {
     }
     let has_calls = !calls.is_empty();
     let content = if content.is_empty() && has_calls { Value::Null } else { json!(content) };
-    let mut message = json!({"role": "assistant", "content": content, "refusal": null});
+    let mut message = json!({"role": "assistant", "content": content, "refusal": null, "annotations": []});
     if has_calls {
         message["tool_calls"] = json!(calls);
     }

@@ -5,19 +5,22 @@
 //! after it. If another request needs the place, the least recently used sequence is dropped. Later requests, also after a restart, restore
 //! its states from the pages of the cache: a request whose pages are still on disk waits for them while others run.
 
-use crate::error::{ApiError, ServeError};
+mod embed;
+
+use crate::error::ApiError;
 use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
-use hpp_engine::Backend;
-use hpp_generate::kv::{LoadTicket, PageLookup};
-use hpp_generate::speculate::{NgramDrafter, Speculation};
+use embed::Embedding;
+use hpp_engine::{Backend, CancelHandle};
+use hpp_generate::kv::{LoadTicket, PageLookup, StoreStats};
+use hpp_generate::speculate::Drafts;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, FinishReason, Finished, GenerateError, Generated, Generation, GenerationEvent};
-use hpp_generate::{GenerationRequest, RequestId, TokenSequence};
+use hpp_generate::{GenerationRequest, KvCache, RequestId, TokenSequence};
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -39,31 +42,79 @@ pub struct LoadedEngine<B: Backend> {
     pub max_sequences: usize,
     /// Turns tokens into text.
     pub tokenizer: Option<TextTokenizer>,
-    /// Whether to use speculative decoding with n-grams.
-    pub ngram_drafts: bool,
-}
-
-/// Limits of one engine.
-#[derive(Clone, Copy, Debug)]
-pub struct EngineLimits {
-    /// Most requests that wait; more are refused.
-    pub queue: usize,
+    /// How requests draft tokens in speculative decoding.
+    pub drafts: Drafts<B>,
 }
 
 /// A request for the engine.
 pub struct Submission {
+    /// What to compute.
+    pub task: EngineTask,
+    /// Who asked for it.
+    pub client: Client,
+}
+
+/// What an engine computes for a request.
+pub enum EngineTask {
+    /// An answer.
+    Generate(Box<GenerateTask>),
+    /// The embedding of these tokens.
+    Embed(Vec<u32>),
+}
+
+/// An answer to generate.
+pub struct GenerateTask {
     /// What to generate.
     pub request: GenerationRequest,
-    /// Receives its events. Dropping the receiver cancels the request.
-    pub events: UnboundedSender<RequestEvent>,
-    /// Its deadline.
-    pub deadline: Option<Instant>,
     /// Reports the logarithms of this many most likely tokens' probabilities, and of the chosen one's.
     pub top_logprobs: Option<usize>,
-    /// When it arrived.
-    pub arrived: Instant,
     /// The session that it continues, and its priority.
     pub hints: CacheHints,
+}
+
+/// Who receives the events of a request.
+pub struct Client {
+    /// Receives them. Dropping the receiver cancels the request.
+    pub events: UnboundedSender<RequestEvent>,
+    /// When it is no longer interested.
+    pub deadline: Option<Instant>,
+    /// When the request arrived.
+    pub arrived: Instant,
+}
+
+/// Why a request ends before it is answered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EarlyEnd {
+    /// Its client has disconnected.
+    Cancelled,
+    /// Its deadline has passed.
+    Timeout,
+}
+
+impl EarlyEnd {
+    /// The outcome in the metrics.
+    pub fn outcome(self) -> &'static str {
+        match self {
+            EarlyEnd::Cancelled => "cancelled",
+            EarlyEnd::Timeout => "timeout",
+        }
+    }
+}
+
+impl Client {
+    /// Why its request ends now, if it does.
+    pub(crate) fn early_end(&self, now: Instant) -> Option<EarlyEnd> {
+        match self.deadline {
+            _ if self.events.is_closed() => Some(EarlyEnd::Cancelled),
+            Some(deadline) if now >= deadline => Some(EarlyEnd::Timeout),
+            _ => None,
+        }
+    }
+
+    /// Ends the request with an error.
+    pub(crate) fn fail(&self, error: ApiError) {
+        let _ = self.events.send(RequestEvent::Failed(error));
+    }
 }
 
 /// The client's hints about the states of its request.
@@ -81,9 +132,38 @@ pub struct CacheHints {
 pub type WakeFn = Box<dyn Fn() + Send + Sync>;
 
 enum EngineCommand {
-    Submit(Box<Submission>),
+    Submit(Box<Queued>, Unanswered),
     /// A page has been read or written.
     Wake,
+    /// There will be no more requests.
+    Close,
+}
+
+/// Exists as long as a request is not answered.
+type Unanswered = Arc<()>;
+
+/// A request that waits for an engine.
+pub(crate) struct Queued {
+    pub submission: Submission,
+    pub place: QueuePlace,
+}
+
+/// A place among the waiting requests of a model; dropping it frees the place.
+pub(crate) struct QueuePlace(Arc<AtomicUsize>);
+
+impl QueuePlace {
+    /// `count` places, or how many are taken if fewer than `count` of `limit` are free.
+    pub fn take(taken: &Arc<AtomicUsize>, count: usize, limit: usize) -> Result<Vec<QueuePlace>, usize> {
+        let has_room = |waiting: usize| Some(waiting + count).filter(|waiting| *waiting <= limit);
+        taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_room)?;
+        Ok((0..count).map(|_| QueuePlace(Arc::clone(taken))).collect())
+    }
+}
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// An event of a request.
@@ -107,104 +187,135 @@ pub enum RequestEvent {
     Text(String),
     /// The answer is complete.
     Finished(Box<Generated>),
+    /// The embedding is complete.
+    Embedding(Vec<f32>),
     /// There is no answer.
     Failed(ApiError),
 }
 
-/// The queue of an engine's thread. Cheap to clone; the thread ends once every clone is dropped.
-#[derive(Clone)]
-pub struct EngineQueue {
+/// The queue of an engine's thread. The thread ends once the queue is dropped and its requests are answered.
+pub(crate) struct EngineQueue {
     messages: Sender<EngineCommand>,
-    /// The thread ends once all senders are dropped.
-    _open: Arc<()>,
-    waiting: Arc<AtomicUsize>,
-    limits: EngineLimits,
-    metrics: ModelMetrics,
+    /// Each request that is not answered yet has a clone.
+    unanswered: Unanswered,
 }
 
 impl EngineQueue {
-    /// Puts requests into the queue, all of them or none.
-    ///
-    /// # Errors
-    /// There is no room for all of them in the queue now ([`ApiError::Busy`]) or ever, or the engine has ended.
-    pub fn submit(&self, submissions: Vec<Submission>) -> Result<(), ApiError> {
-        let (count, limit) = (submissions.len(), self.limits.queue);
-        if count > limit {
-            return Err(ApiError::TooMany { count, limit });
-        }
-        let has_room = |waiting: usize| Some(waiting + count).filter(|waiting| *waiting <= limit);
-        if let Err(waiting) = self.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_room) {
-            self.metrics.ended("refused");
-            return Err(ApiError::Busy { waiting });
-        }
-        for (sent, submission) in submissions.into_iter().enumerate() {
-            if self.messages.send(EngineCommand::Submit(Box::new(submission))).is_err() {
-                self.waiting.fetch_sub(count - sent, Ordering::SeqCst);
-                return Err(ApiError::engine_gone());
-            }
-        }
-        Ok(())
+    /// Puts a request into the queue. If the thread has ended, the request's channel closes.
+    pub fn submit(&self, request: Queued) {
+        let _ = self.messages.send(EngineCommand::Submit(Box::new(request), Arc::clone(&self.unanswered)));
+    }
+
+    /// Whether every request is answered.
+    pub fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.unanswered) == 1
     }
 }
 
-/// Loads an engine on a thread of its own and serves it until every queue to it is dropped, or `stop` is set. Returns when it is loaded.
-/// `load` gets the function that its cache calls whenever a page has been read or written.
+impl Drop for EngineQueue {
+    fn drop(&mut self) {
+        let _ = self.messages.send(EngineCommand::Close);
+    }
+}
+
+/// What the thread of an engine reports, each on that thread.
+pub(crate) trait EngineEvents: Send + 'static {
+    /// The engine is loaded, or why it is not.
+    fn loaded(&self, result: Result<(), LoadError>);
+    /// Every request is answered.
+    fn idle(&self);
+    /// The thread has freed the engine and is about to end.
+    fn ended(&self);
+}
+
+/// What loading an engine needs.
+pub struct LoadContext {
+    /// Its cache calls this whenever a page has been read or written.
+    pub wake: WakeFn,
+    /// Ends the load.
+    pub cancel: CancelHandle,
+}
+
+/// Why an engine was not loaded.
+pub type LoadError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Loads an engine on the thread that will run it.
+pub type LoadFn<B> = dyn Fn(LoadContext) -> Result<LoadedEngine<B>, LoadError> + Send + Sync;
+
+/// What the thread of an engine works with.
+pub(crate) struct EngineSetup {
+    pub metrics: ModelMetrics,
+    /// Counts the waiting requests of the model.
+    pub waiting: Arc<AtomicUsize>,
+    /// Set when all requests must end.
+    pub stop: Arc<AtomicBool>,
+    pub cancel: CancelHandle,
+}
+
+/// Calls [`EngineEvents::ended`], also after a panic.
+struct EndGuard<E: EngineEvents>(E);
+
+impl<E: EngineEvents> Drop for EndGuard<E> {
+    fn drop(&mut self) {
+        self.0.ended();
+    }
+}
+
+/// Starts the thread of an engine: it loads the engine, then serves it until the queue is dropped or `stop` is set.
 ///
 /// # Errors
-/// What `load` reports.
-pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
-    load: impl FnOnce(WakeFn) -> Result<LoadedEngine<B>, E> + Send + 'static,
-    limits: EngineLimits,
-    metrics: ModelMetrics,
-    stop: Arc<AtomicBool>,
-) -> Result<(EngineQueue, std::thread::JoinHandle<()>), E> {
+/// The system starts no thread.
+pub(crate) fn start<B: Backend + 'static>(
+    load: Arc<LoadFn<B>>,
+    setup: EngineSetup,
+    events: impl EngineEvents,
+) -> std::io::Result<(EngineQueue, std::thread::JoinHandle<()>)> {
     let (messages, inbox) = channel();
-    let (waiting, open) = (Arc::new(AtomicUsize::new(0)), Arc::new(()));
-    let (waker, queues) = (messages.clone(), Arc::downgrade(&open));
+    let waker = messages.clone();
     let wake: WakeFn = Box::new(move || drop(waker.send(EngineCommand::Wake)));
-    let queue = EngineQueue { messages, _open: open, waiting: Arc::clone(&waiting), limits, metrics: metrics.clone() };
-    let (loaded, is_loaded) = channel();
+    let queue = EngineQueue { messages, unanswered: Arc::default() };
     let run = move || {
-        let engine = match load(wake) {
+        let guard = EndGuard(events);
+        let EngineSetup { metrics, waiting, stop, cancel } = setup;
+        let engine = match load(LoadContext { wake, cancel }) {
             Ok(engine) => engine,
-            Err(error) => return drop(loaded.send(Err(error))),
+            Err(error) => return guard.0.loaded(Err(error)),
         };
         let grid = match engine.batch.cache() {
             Some(cache) => cache.page_tokens(),
             None => engine.batch.prompt_chunk().min(GRID),
         };
-        let _ = loaded.send(Ok(()));
-        let LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts } = engine;
+        guard.0.loaded(Ok(()));
+        let LoadedEngine { batch, max_sequences, tokenizer, drafts } = engine;
         let thread = EngineThread {
             batch,
             tokenizer,
-            ngram_drafts,
+            drafts,
             grid,
             max_sequences: max_sequences.max(1),
             inbox,
-            queues,
+            is_closed: false,
             queued: waiting,
             waiting: VecDeque::new(),
             running: HashMap::new(),
+            embeddings: VecDeque::new(),
             kept: Vec::new(),
             metrics,
             reported_cache: Instant::now(),
             stop,
         };
-        thread.run();
+        thread.run(&|| guard.0.idle());
     };
-    let thread = std::thread::Builder::new().name("hpp-engine".to_owned()).spawn(run);
-    let thread = thread.map_err(ServeError::from)?;
-    match is_loaded.recv() {
-        Ok(Ok(())) => Ok((queue, thread)),
-        Ok(Err(error)) => Err(error),
-        Err(_) => Err(ServeError::EngineThread.into()),
-    }
+    let thread = std::thread::Builder::new().name("hpp-engine".to_owned()).spawn(run)?;
+    Ok((queue, thread))
 }
 
 /// A request that waits.
 struct Waiting {
-    submission: Submission,
+    task: GenerateTask,
+    client: Client,
+    place: QueuePlace,
+    unanswered: Unanswered,
     /// Set while its pages are being read.
     ticket: Option<Arc<LoadTicket>>,
     /// Whether it cannot start before pages have been read.
@@ -215,26 +326,27 @@ struct Waiting {
 
 /// A request in the batch.
 struct Running {
-    events: UnboundedSender<RequestEvent>,
-    deadline: Option<Instant>,
+    client: Client,
     top_logprobs: Option<usize>,
-    arrived: Instant,
     last_token: Option<Instant>,
     park: bool,
+    _unanswered: Unanswered,
 }
 
 struct EngineThread<B: Backend> {
     batch: Batch<B>,
     tokenizer: Option<TextTokenizer>,
-    ngram_drafts: bool,
+    drafts: Drafts<B>,
     grid: usize,
     max_sequences: usize,
     inbox: Receiver<EngineCommand>,
-    queues: Weak<()>,
+    /// Whether there will be no more requests.
+    is_closed: bool,
     /// Submitted requests that wait, in the inbox or in `waiting`.
     queued: Arc<AtomicUsize>,
     waiting: VecDeque<Waiting>,
     running: HashMap<RequestId, Running>,
+    embeddings: VecDeque<Embedding<B>>,
     /// Sequences of answered requests, the least recently used first.
     kept: Vec<TokenSequence<B>>,
     metrics: ModelMetrics,
@@ -242,36 +354,46 @@ struct EngineThread<B: Backend> {
     stop: Arc<AtomicBool>,
 }
 
-impl<B: Backend> EngineThread<B> {
-    fn run(mut self) {
-        while self.receive() {
+impl<B: Backend + 'static> EngineThread<B> {
+    fn run(mut self, on_idle: &dyn Fn()) {
+        while self.receive(on_idle) {
             if self.stop.load(Ordering::SeqCst) {
-                return self.end_all(&ApiError::Unavailable("the server is shutting down".to_owned()));
+                self.end_all(&ApiError::shutting_down());
+                break;
             }
             self.drop_ended();
             self.start_waiting();
             self.pass();
+            self.embed();
             self.report();
         }
+        self.report_unloaded();
     }
 
     /// Takes messages; waits for one if there is nothing to do. False once there will be none.
-    fn receive(&mut self) -> bool {
+    fn receive(&mut self, on_idle: &dyn Fn()) -> bool {
+        let mut was_idle = false;
         loop {
             while let Ok(message) = self.inbox.try_recv() {
                 self.take(message);
             }
-            if !self.batch.is_empty() || self.waiting.iter().any(|waiting| !waiting.is_loading) {
+            let can_start = || self.waiting.iter().any(|waiting| !waiting.is_loading);
+            if !self.batch.is_empty() || !self.embeddings.is_empty() || can_start() {
                 return true;
             }
+            if self.is_closed && self.waiting.is_empty() {
+                return false;
+            }
             self.report_cache();
+            if self.waiting.is_empty() && !std::mem::replace(&mut was_idle, true) {
+                on_idle();
+            }
             match self.inbox.recv_timeout(IDLE_CHECK) {
                 Ok(message) => self.take(message),
                 Err(_) if self.stop.load(Ordering::SeqCst) || !self.waiting.is_empty() => {
                     self.take(EngineCommand::Wake);
                     return true;
                 }
-                Err(_) if self.queues.strong_count() == 0 => return false,
                 Err(_) => {}
             }
         }
@@ -280,56 +402,55 @@ impl<B: Backend> EngineThread<B> {
     fn take(&mut self, message: EngineCommand) {
         match message {
             EngineCommand::Wake => self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false),
-            EngineCommand::Submit(submission) => self.enqueue(*submission),
+            EngineCommand::Submit(queued, unanswered) => self.enqueue(*queued, unanswered),
+            EngineCommand::Close => self.is_closed = true,
         }
     }
 
     /// Puts a request behind those that are as important or have been overtaken for long. Pages of its prompt on disk are
     /// read while it waits.
-    fn enqueue(&mut self, submission: Submission) {
+    fn enqueue(&mut self, Queued { submission: Submission { task, client }, place }: Queued, unanswered: Unanswered) {
+        let task = match task {
+            EngineTask::Generate(task) => *task,
+            EngineTask::Embed(tokens) => {
+                return self.embeddings.push_back(Embedding::new(tokens, self.grid, client, place, unanswered));
+            }
+        };
         let mut in_ram = 0;
         if let Some(cache) = self.batch.cache() {
-            let pages = cache.look_up(&submission.request.prompt, submission.hints.session.as_deref());
+            let pages = cache.look_up(&task.request.prompt, task.hints.session.as_deref());
             in_ram = cache.in_ram(&pages);
             cache.prefetch(&pages);
         }
-        let priority = submission.hints.priority;
-        let stays_before = |other: &Waiting| {
-            other.submission.hints.priority >= priority || other.submission.arrived.elapsed() > MOST_OVERTAKEN
-        };
+        let priority = task.hints.priority;
+        let stays_before =
+            |other: &Waiting| other.task.hints.priority >= priority || other.client.arrived.elapsed() > MOST_OVERTAKEN;
         let at = self.waiting.iter().rposition(stays_before).map_or(0, |last| last + 1);
-        self.waiting.insert(at, Waiting { submission, ticket: None, is_loading: false, in_ram });
+        let waiting = Waiting { task, client, place, unanswered, ticket: None, is_loading: false, in_ram };
+        self.waiting.insert(at, waiting);
     }
 
     /// Drops requests whose client has disconnected or whose deadline has passed.
     fn drop_ended(&mut self) {
-        let now = Instant::now();
-        let is_late = |deadline: Option<Instant>| deadline.is_some_and(|deadline| now >= deadline);
-        let ended = |gone: bool| if gone { "cancelled" } else { "timeout" };
-        let before = self.waiting.len();
-        self.waiting.retain(|Waiting { submission, .. }| {
-            let (gone, late) = (submission.events.is_closed(), is_late(submission.deadline));
-            if gone || late {
-                self.metrics.ended(ended(gone));
-                let _ = submission.events.send(RequestEvent::Failed(ApiError::Timeout));
+        let (now, metrics) = (Instant::now(), &self.metrics);
+        let stays = |client: &Client| {
+            let end = client.early_end(now);
+            if let Some(end) = end {
+                metrics.ended(end.outcome());
+                client.fail(ApiError::Timeout);
             }
-            !gone && !late
-        });
-        self.queued.fetch_sub(before - self.waiting.len(), Ordering::SeqCst);
+            end.is_none()
+        };
+        let before = self.waiting.len();
+        self.waiting.retain(|waiting| stays(&waiting.client));
+        self.embeddings.retain(|embedding| stays(&embedding.client));
         if self.waiting.len() < before {
             self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false);
         }
-        let done: Vec<(RequestId, bool)> = (self.running.iter())
-            .filter(|(_, running)| running.events.is_closed() || is_late(running.deadline))
-            .map(|(id, running)| (*id, running.events.is_closed()))
-            .collect();
-        for (id, gone) in done {
-            self.metrics.ended(ended(gone));
-            let removed = self.running.remove(&id);
-            let park = removed.as_ref().is_some_and(|running| running.park);
-            if let Some(running) = removed {
-                let _ = running.events.send(RequestEvent::Failed(ApiError::Timeout));
-            }
+        let done: Vec<RequestId> =
+            self.running.iter().filter(|(_, running)| !stays(&running.client)).map(|(id, _)| *id).collect();
+        for id in done {
+            let park = self.running.remove(&id).is_some_and(|running| running.park);
             if let Some(finished) = self.batch.cancel(id) {
                 self.keep(finished.sequence, park);
             }
@@ -350,7 +471,7 @@ impl<B: Backend> EngineThread<B> {
                         waiting = std::mem::take(&mut still_waiting);
                         waiting.iter_mut().for_each(|waiting| waiting.is_loading = false);
                     }
-                    self.start(next.submission, sequence);
+                    self.start(next, sequence);
                 }
                 None => still_waiting.push_back(next),
             }
@@ -358,27 +479,25 @@ impl<B: Backend> EngineThread<B> {
         self.waiting = still_waiting;
     }
 
-    fn start(&mut self, submission: Submission, sequence: TokenSequence<B>) {
-        self.queued.fetch_sub(1, Ordering::SeqCst);
-        let Submission { request, events, deadline, top_logprobs, arrived, hints } = submission;
+    fn start(&mut self, Waiting { task, client, place, unanswered, .. }: Waiting, sequence: TokenSequence<B>) {
+        drop(place);
+        let GenerateTask { request, top_logprobs, hints } = task;
         let prompt_tokens = request.prompt.len() as u64;
         let generation = Generation::new(request, self.tokenizer.clone(), self.grid);
-        let generation = match self.ngram_drafts {
-            true => generation.speculate(Speculation::new(Box::<NgramDrafter>::default())),
-            false => generation,
-        };
+        let generation = self.drafts.speculate(generation);
         match self.batch.add_to(sequence, generation, hints.session.as_deref(), self.grid) {
             Ok((id, kept)) => {
                 self.batch.set_priority(id, hints.priority);
-                self.metrics.queued.observe(arrived.elapsed().as_secs_f64());
+                self.metrics.queued.observe(client.arrived.elapsed().as_secs_f64());
                 self.metrics.prompt_tokens.inc_by(prompt_tokens);
                 self.metrics.cached_tokens.inc_by(kept as u64);
-                let (last_token, park) = (None, hints.park);
-                self.running.insert(id, Running { events, deadline, top_logprobs, arrived, last_token, park });
+                let (last_token, park, _unanswered) = (None, hints.park, unanswered);
+                let running = Running { client, top_logprobs, last_token, park, _unanswered };
+                self.running.insert(id, running);
             }
             Err(error) => {
                 self.metrics.ended("failed");
-                let _ = events.send(RequestEvent::Failed(error.into()));
+                client.fail(error.into());
             }
         }
     }
@@ -389,7 +508,7 @@ impl<B: Backend> EngineThread<B> {
         if waiting.is_loading {
             return None;
         }
-        let (request, hints) = (&waiting.submission.request, &waiting.submission.hints);
+        let (request, hints) = (&waiting.task.request, &waiting.task.hints);
         // The logits of a prompt that was computed before are gone.
         let prompt: &[u32] = if request.prompt_logits { &[] } else { &request.prompt };
         let is_full = self.batch.len() + self.kept.len() >= self.max_sequences;
@@ -466,6 +585,8 @@ impl<B: Backend> EngineThread<B> {
             Ok(finished) => finished.into_iter().for_each(|finished| self.finish(finished)),
             Err(error) => {
                 tracing::error!(error = hpp_schema::error_line(&error), "a pass failed");
+                // The next request loads the engine again.
+                self.is_closed |= error.needs_reload();
                 self.end_all(&error.into());
             }
         }
@@ -487,18 +608,18 @@ impl<B: Backend> EngineThread<B> {
                 RequestEvent::Failed(error.into())
             }
         };
-        let _ = running.events.send(event);
+        let _ = running.client.events.send(event);
         self.keep(sequence, running.park);
     }
 
     /// Ends every request with an error, and drops all states.
     fn end_all(&mut self, error: &ApiError) {
-        self.queued.fetch_sub(self.waiting.len(), Ordering::SeqCst);
-        let waiting = self.waiting.drain(..).map(|waiting| waiting.submission.events);
-        let running = self.running.drain().map(|(_, running)| running.events);
-        for events in waiting.chain(running) {
+        let waiting = self.waiting.drain(..).map(|waiting| waiting.client);
+        let running = self.running.drain().map(|(_, running)| running.client);
+        let embeddings = self.embeddings.drain(..).map(|embedding| embedding.client);
+        for client in waiting.chain(running).chain(embeddings) {
             self.metrics.ended("failed");
-            let _ = events.send(RequestEvent::Failed(error.clone()));
+            client.fail(error.clone());
         }
         self.batch.clear();
         self.kept.clear();
@@ -514,6 +635,16 @@ impl<B: Backend> EngineThread<B> {
         self.metrics.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         if self.reported_cache.elapsed() >= CACHE_REPORT {
             self.report_cache();
+        }
+    }
+
+    /// Sets to zero what an engine that is not loaded does not have.
+    fn report_unloaded(&mut self) {
+        let last = self.batch.cache().map(KvCache::stats).unwrap_or_default();
+        self.metrics.cache.report(&StoreStats { ram_pages: 0, ..last });
+        let metrics = &self.metrics;
+        for gauge in [&metrics.running, &metrics.idle_sequences, &metrics.state_bytes] {
+            gauge.set(0);
         }
     }
 
@@ -536,7 +667,7 @@ impl Running {
             GenerationEvent::Token { id, logits } => {
                 let now = Instant::now();
                 match self.last_token {
-                    None => metrics.first_token.observe((now - self.arrived).as_secs_f64()),
+                    None => metrics.first_token.observe((now - self.client.arrived).as_secs_f64()),
                     Some(last) => metrics.between_tokens.observe((now - last).as_secs_f64()),
                 }
                 self.last_token = Some(now);
@@ -546,6 +677,6 @@ impl Running {
             GenerationEvent::Text(text) => RequestEvent::Text(text.to_owned()),
         };
         // A disconnected client is noticed before the next pass.
-        let _ = self.events.send(event);
+        let _ = self.client.events.send(event);
     }
 }

@@ -91,6 +91,11 @@ impl ApiError {
         ApiError::Unavailable("the engine has stopped; the server's log says why".to_owned())
     }
 
+    /// No more requests are taken.
+    pub fn shutting_down() -> Self {
+        ApiError::Unavailable("the server is shutting down".to_owned())
+    }
+
     /// The HTTP status.
     pub fn status(&self) -> StatusCode {
         match self {
@@ -176,8 +181,8 @@ pub enum ServeError {
     #[error("{0:?} is not an origin of a page, such as http://localhost:3000")]
     Origin(String),
     /// The thread of an engine ended while it loaded.
-    #[error("the engine's thread ended while it loaded")]
-    EngineThread,
+    #[error("{0}")]
+    EngineThread(String),
     /// Another error of the system.
     #[error("cannot serve")]
     Io(#[from] io::Error),

@@ -42,6 +42,10 @@ pub struct Metrics {
     first_token: Family<Labels, Histogram, fn() -> Histogram>,
     between_tokens: Family<Labels, Histogram, fn() -> Histogram>,
     queued: Family<Labels, Histogram, fn() -> Histogram>,
+    loaded: Family<Labels, Gauge>,
+    loads: Family<Labels, Counter>,
+    load_errors: Family<Labels, Counter>,
+    load_seconds: Family<Labels, Counter<f64, AtomicU64>>,
     cache: CacheFamilies,
 }
 
@@ -106,6 +110,14 @@ pub struct ModelMetrics {
     pub between_tokens: Histogram,
     /// Seconds from the arrival of a request to its first pass.
     pub queued: Histogram,
+    /// 1 while its engine is loaded, else 0.
+    pub loaded: Gauge,
+    /// Loads of its engine.
+    pub loads: Counter,
+    /// Loads that failed.
+    pub load_errors: Counter,
+    /// Total seconds of the loads that did not fail.
+    pub load_seconds: Counter<f64, AtomicU64>,
     /// The cache of KV pages.
     pub cache: CacheMetrics,
 }
@@ -136,6 +148,10 @@ impl Metrics {
             first_token: Family::new_with_constructor(histogram),
             between_tokens: Family::new_with_constructor(histogram),
             queued: Family::new_with_constructor(histogram),
+            loaded: Family::default(),
+            loads: Family::default(),
+            load_errors: Family::default(),
+            load_seconds: Family::default(),
             cache: CacheFamilies::default(),
         };
         let registry = &mut this.registry;
@@ -172,6 +188,11 @@ impl Metrics {
         registry.register_with_unit("hpp_time_between_tokens", "Between two tokens", Unit::Seconds, between);
         let queued = this.queued.clone();
         registry.register_with_unit("hpp_time_in_queue", "From arrival to the first pass", Unit::Seconds, queued);
+        registry.register("hpp_model_loaded", "1 while the model is loaded", this.loaded.clone());
+        registry.register("hpp_model_loads", "Loads of the model", this.loads.clone());
+        registry.register("hpp_model_load_errors", "Loads of the model that failed", this.load_errors.clone());
+        let load_seconds = this.load_seconds.clone();
+        registry.register_with_unit("hpp_model_load_time", "Total time of the loads", Unit::Seconds, load_seconds);
         this.cache.register(registry);
         this
     }
@@ -195,6 +216,10 @@ impl Metrics {
             first_token: self.first_token.get_or_create(&labels).clone(),
             between_tokens: self.between_tokens.get_or_create(&labels).clone(),
             queued: self.queued.get_or_create(&labels).clone(),
+            loaded: self.loaded.get_or_create(&labels).clone(),
+            loads: self.loads.get_or_create(&labels).clone(),
+            load_errors: self.load_errors.get_or_create(&labels).clone(),
+            load_seconds: self.load_seconds.get_or_create(&labels).clone(),
             cache: CacheMetrics { model: name.to_owned(), families: self.cache.clone(), last: StoreStats::default() },
         }
     }

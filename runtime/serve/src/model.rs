@@ -1,11 +1,8 @@
 //! A model that is served: turns requests into tokens and submits them to the thread of its engine.
 
-use crate::engine_thread::{
-    CacheHints, EngineLimits, EngineQueue, LoadedEngine, RequestEvent, Submission, WakeFn, start,
-};
-use crate::error::{ApiError, ServeError};
-use crate::metrics::ModelMetrics;
-use hpp_engine::Backend;
+use crate::engine_pool::{EnginePool, EngineReport};
+use crate::engine_thread::{CacheHints, Client, EngineTask, GenerateTask, RequestEvent, Submission};
+use crate::error::ApiError;
 use hpp_generate::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::tools::ToolFormat;
@@ -14,9 +11,6 @@ use hpp_generate::{GenerationRequest, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
 use serde::Serialize;
 use serde_json::Value;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
@@ -32,10 +26,10 @@ pub struct ModelSettings {
     pub eos_token_ids: Vec<u32>,
     /// Tokens of a sequence, prompt and answer together.
     pub context: u64,
-    /// Limits of its engine.
-    pub limits: EngineLimits,
     /// Where its weights lie.
     pub placement: Vec<WeightPlacement>,
+    /// Whether it gives hidden states, from which embeddings are made.
+    pub gives_hidden_states: bool,
 }
 
 /// Weights on one device with one residency.
@@ -58,8 +52,10 @@ pub struct WeightPlacement {
 pub struct ServedModel {
     settings: ModelSettings,
     grammars: Option<GrammarCompiler>,
-    queue: EngineQueue,
-    /// Seconds since 1970 when it was loaded.
+    pool: EnginePool,
+    /// Its place in the pool.
+    engine: usize,
+    /// Seconds since 1970 when the server started.
     created: u64,
 }
 
@@ -88,24 +84,12 @@ pub struct RequestOptions {
     pub scores_prompt: bool,
 }
 
-/// The thread of an engine. It ends once its model is dropped.
-pub type EngineHandle = JoinHandle<()>;
-
 impl ServedModel {
-    /// Loads the engine on a thread of its own.
-    ///
-    /// # Errors
-    /// What `load` reports.
-    pub fn start<B: Backend + 'static, E: From<ServeError> + Send + 'static>(
-        settings: ModelSettings,
-        load: impl FnOnce(WakeFn) -> Result<LoadedEngine<B>, E> + Send + 'static,
-        metrics: ModelMetrics,
-        stop: Arc<AtomicBool>,
-    ) -> Result<(ServedModel, EngineHandle), E> {
-        let (queue, thread) = start(load, settings.limits, metrics, stop)?;
+    /// A model whose engine is the one at this place in the pool.
+    pub fn new(settings: ModelSettings, pool: EnginePool, engine: usize) -> ServedModel {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let grammars = settings.encoder.grammars(&settings.eos_token_ids);
-        Ok((ServedModel { settings, grammars, queue, created }, thread))
+        ServedModel { settings, grammars, pool, engine, created }
     }
 
     /// The name in requests.
@@ -113,7 +97,7 @@ impl ServedModel {
         &self.settings.name
     }
 
-    /// Seconds since 1970 when it was loaded.
+    /// Seconds since 1970 when the server started.
     pub fn created(&self) -> u64 {
         self.created
     }
@@ -121,6 +105,11 @@ impl ServedModel {
     /// Tokens of a sequence.
     pub fn context(&self) -> u64 {
         self.settings.context
+    }
+
+    /// Whether its engine is loaded.
+    pub fn report(&self) -> EngineReport {
+        self.pool.report(self.engine)
     }
 
     /// Where its weights lie.
@@ -212,19 +201,46 @@ impl ServedModel {
             visible_tokens: options.visible_tokens.clone(),
             prompt_logits: options.scores_prompt,
         };
-        let (events, receiver) = unbounded_channel();
-        let arrived = Instant::now();
-        let deadline = options.timeout.and_then(|timeout| arrived.checked_add(timeout));
-        let top_logprobs = options.top_logprobs;
-        let hints = options.hints.clone();
-        Ok((Submission { request, events, deadline, top_logprobs, arrived, hints }, receiver))
+        let task = GenerateTask { request, top_logprobs: options.top_logprobs, hints: options.hints.clone() };
+        Ok(submission(EngineTask::Generate(Box::new(task)), options.timeout))
+    }
+
+    /// Checks the tokens of a text and makes a request for its embedding.
+    ///
+    /// # Errors
+    /// The model gives no hidden states, or the text does not fit the context.
+    pub fn prepare_embedding(
+        &self,
+        tokens: Vec<u32>,
+        timeout: Option<Duration>,
+    ) -> Result<(Submission, UnboundedReceiver<RequestEvent>), ApiError> {
+        if !self.settings.gives_hidden_states {
+            return Err(ApiError::field(
+                "model",
+                format!(
+                    "the model {:?} gives no hidden states, so it has no embeddings: export it with them (ONNX Runtime GenAI's \
+                     builder: --extra_options include_hidden_states=true)",
+                    self.settings.name
+                ),
+            ));
+        }
+        check_prompt(&tokens, self.settings.context).map_err(|error| ApiError::field("input", error.to_string()))?;
+        Ok(submission(EngineTask::Embed(tokens), timeout))
     }
 
     /// Puts requests into the engine's queue, all of them or none.
     ///
     /// # Errors
-    /// See [`EngineQueue::submit`].
-    pub fn submit(&self, submissions: Vec<Submission>) -> Result<(), ApiError> {
-        self.queue.submit(submissions)
+    /// See [`EnginePool::submit`].
+    pub async fn submit(&self, submissions: Vec<Submission>) -> Result<(), ApiError> {
+        self.pool.submit(self.engine, submissions).await
     }
+}
+
+/// A request that arrives now, and what receives its events.
+fn submission(task: EngineTask, timeout: Option<Duration>) -> (Submission, UnboundedReceiver<RequestEvent>) {
+    let (events, receiver) = unbounded_channel();
+    let arrived = Instant::now();
+    let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
+    (Submission { task, client: Client { events, deadline, arrived } }, receiver)
 }

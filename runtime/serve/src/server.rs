@@ -1,10 +1,12 @@
 //! Routes, API keys, limits and shutdown.
 
 use crate::answer::{AnswerChoice, Answers, ApiFormat};
+use crate::engine_pool::EnginePool;
+use crate::engine_thread::RequestEvent;
 use crate::error::{ApiError, ServeError};
 use crate::metrics::Metrics;
-use crate::model::{EngineHandle, RequestOptions, ServedModel};
-use crate::openai::{self, ChatRequest, CompletionRequest, OnePrompt, Settings};
+use crate::model::{RequestOptions, ServedModel};
+use crate::openai::{self, ChatRequest, CompletionRequest, EmbeddingRequest, OnePrompt, Settings};
 use crate::page::page;
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
@@ -23,6 +25,9 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tower_http::cors::{Any, CorsLayer};
+
+/// Embeddings of one request that wait in the queue at a time.
+const EMBEDDINGS_AT_ONCE: usize = 2;
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -69,15 +74,15 @@ struct App {
 
 type SharedApp = Arc<App>;
 
-/// Serves models until a shutdown is requested and their requests have ended. Calls `on_ready` with the address once it listens.
+/// Serves the models of a pool until a shutdown is requested and their requests have ended. Calls `on_ready` with the address once it listens.
 pub fn serve(
-    models: Vec<(ServedModel, EngineHandle)>,
+    models: Vec<ServedModel>,
+    pool: EnginePool,
     metrics: Metrics,
     settings: ServeSettings,
     shutdown: &Shutdown,
     on_ready: impl FnOnce(SocketAddr),
 ) -> Result<(), ServeError> {
-    let (models, engines): (Vec<ServedModel>, Vec<EngineHandle>) = models.into_iter().unzip();
     let cors = cors(&settings.cors_origins)?;
     let grace = settings.grace;
     let app = Arc::new(App { models: models.into_iter().map(Arc::new).collect(), metrics, settings });
@@ -102,7 +107,7 @@ pub fn serve(
     shutdown.stop.store(true, Ordering::SeqCst);
     // Ends requests whose clients have disconnected.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    engines.into_iter().for_each(|engine| drop(engine.join()));
+    pool.close();
     served
 }
 
@@ -110,6 +115,7 @@ fn router(app: &SharedApp) -> Router {
     let with_key = Router::new()
         .route("/v1/chat/completions", post(chat))
         .route("/v1/completions", post(complete))
+        .route("/v1/embeddings", post(embed))
         .route("/v1/models", get(list_models))
         .route("/v1/models/{*name}", get(one_model))
         .route("/tokenize", post(tokenize))
@@ -185,11 +191,15 @@ impl App {
 
     /// The options with this server's time limit.
     fn limited(&self, options: RequestOptions) -> RequestOptions {
-        let timeout = match (options.timeout, self.settings.timeout) {
+        RequestOptions { timeout: self.time_limit(options.timeout), ..options }
+    }
+
+    /// The time limit of a request that asks for this one.
+    fn time_limit(&self, asked: Option<Duration>) -> Option<Duration> {
+        match (asked, self.settings.timeout) {
             (Some(asked), Some(most)) => Some(asked.min(most)),
             (asked, most) => asked.or(most),
-        };
-        RequestOptions { timeout, ..options }
+        }
     }
 }
 
@@ -271,6 +281,53 @@ async fn complete(
     question.answer(ApiFormat::Text, prompts).await
 }
 
+/// The embeddings of texts: the hidden state after the last token of each, of length one.
+async fn embed(
+    State(app): State<SharedApp>,
+    request: Result<Json<Value>, JsonRejection>,
+) -> Result<Json<Value>, ApiError> {
+    let request = EmbeddingRequest::read(&body(request)?)?;
+    let model = app.model(request.model.as_deref())?;
+    let inputs = request.inputs()?;
+    let timeout = app.time_limit(openai::time_limit(request.timeout)?);
+    let encoding = Arc::clone(&model);
+    let encoded = blocking(move || {
+        let encode = |input| match input {
+            OnePrompt::Text(text) => encoding.encode_text(&text).map_err(|error| error.about("input")),
+            OnePrompt::Tokens(tokens) => Ok(tokens),
+        };
+        inputs.into_iter().map(encode).collect::<Result<Vec<_>, ApiError>>()
+    });
+    let encoded = encoded.await?;
+    let prompt_tokens = encoded.iter().map(Vec::len).sum::<usize>();
+    let prepared = encoded.into_iter().map(|tokens| model.prepare_embedding(tokens, timeout));
+    let (submissions, receivers): (Vec<_>, Vec<_>) = prepared.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+    // A request may have more texts than may wait: they are submitted as others are answered.
+    let (mut data, mut submissions) = (Vec::new(), submissions.into_iter());
+    model.submit(submissions.by_ref().take(EMBEDDINGS_AT_ONCE).collect()).await?;
+    for (index, mut events) in receivers.into_iter().enumerate() {
+        let vector = loop {
+            match events.recv().await {
+                Some(RequestEvent::Embedding(vector)) => break vector,
+                Some(RequestEvent::Failed(error)) => return Err(error.about("input")),
+                Some(_) => {}
+                None => return Err(ApiError::engine_gone()),
+            }
+        };
+        if let Some(asked) = request.dimensions.filter(|asked| *asked != vector.len()) {
+            let own = vector.len();
+            let message = format!("`dimensions`: this model has {own}, not {asked}: leave it out");
+            return Err(ApiError::field("dimensions", message));
+        }
+        data.push(json!({"object": "embedding", "index": index, "embedding": request.encoding_format.write(&vector)}));
+        if let Some(next) = submissions.next() {
+            model.submit(vec![next]).await?;
+        }
+    }
+    let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});
+    Ok(Json(json!({"object": "list", "data": data, "model": model.name(), "usage": usage})))
+}
+
 /// The common part of chat and text completions.
 struct Question {
     model: Arc<ServedModel>,
@@ -297,13 +354,14 @@ impl Question {
                 choices.push(AnswerChoice { events, echo: echo.clone(), calls: self.calls.clone() });
             }
         }
-        self.model.submit(submissions)?;
+        self.model.submit(submissions).await?;
         let answers = Answers::new(self.model, format, self.answers, choices);
         if self.streams { Ok(answers.stream(self.includes_usage)) } else { answers.whole().await }
     }
 }
 
 fn description(model: &ServedModel) -> Value {
+    let report = model.report();
     json!({
         "id": model.name(),
         "object": "model",
@@ -311,6 +369,9 @@ fn description(model: &ServedModel) -> Value {
         "owned_by": "hpp",
         "max_model_len": model.context(),
         "placement": model.placement(),
+        "state": report.state.name(),
+        "memory": {"host": report.needs.host, "devices": report.needs.devices},
+        "error": report.error,
     })
 }
 

@@ -31,6 +31,9 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
             format!("the plan has no device {:?}", partition.device),
         );
     }
+    for (at, device) in plan.devices.iter().enumerate() {
+        provider_options(found, &format!("devices[{at}].provider_options"), plan, device);
+    }
     for (at, buffer) in plan.buffers.iter().enumerate() {
         let place = format!("buffers[{at}]");
         let is_output =
@@ -55,8 +58,50 @@ fn providers(found: &mut Findings, place: &str, providers: &[Provider], device: 
     let distinct: BTreeSet<_> = providers.iter().collect();
     found.require(distinct.len() == providers.len(), &place, "one occurs twice");
     let on_host = device.is_some_and(|device| device.kind == DeviceKind::Cpu);
-    let needs_gpu = providers.iter().any(|provider| *provider != Provider::Cpu);
-    found.require(!(on_host && needs_gpu), &place, "a partition on the host can only use the cpu provider");
+    let needs_device = providers.iter().find(|provider| !provider.uses_host_memory());
+    if let Some(provider) = needs_device.filter(|_| on_host) {
+        let why =
+            format!("a partition on the host can only use providers of host memory, and {} has its own", provider.id());
+        found.require(false, &place, why);
+    }
+}
+
+/// Most options of a provider, and most bytes of one.
+const MOST_OPTIONS: usize = 64;
+const LONGEST_OPTION: usize = 4096;
+
+/// Options belong to a provider of the device's partitions, and name no file: a plan is not trusted, and a provider would load or write
+/// what it names.
+fn provider_options(found: &mut Findings, place: &str, plan: &Plan, device: &Device) {
+    let variants =
+        || plan.partitions.iter().flat_map(|partition| partition.variants()).filter(|v| v.device == device.name);
+    for (provider, options) in &device.provider_options {
+        let place = format!("{place}.{}", provider.id());
+        let is_used = variants().any(|variant| variant.providers.contains(provider));
+        found.require(is_used, &place, format!("no partition of {} uses this provider", device.name));
+        found.require(options.len() <= MOST_OPTIONS, &place, format!("more than {MOST_OPTIONS} options"));
+        for (key, value) in options.iter().take(MOST_OPTIONS) {
+            let place = format!("{place}.{key:?}");
+            let fits = !key.is_empty() && key.len() <= LONGEST_OPTION && value.len() <= LONGEST_OPTION;
+            found.require(
+                fits,
+                &place,
+                format!("a key is not empty, and neither key nor value exceeds {LONGEST_OPTION} bytes"),
+            );
+            let why =
+                "a plan may not name files for a provider: leave it out, and give it to hpp-exec with --ep-option";
+            found.require(!names_a_file(key, value), &place, why);
+            found.require(!key.contains('\0') && !value.contains('\0'), &place, "it contains NUL");
+        }
+    }
+}
+
+/// Whether an option may name a file or a directory, which the provider would read, load or write.
+pub fn names_a_file(key: &str, value: &str) -> bool {
+    let both = format!("{key}\n{value}").to_ascii_lowercase();
+    ["/", "\\", "path", "dir", "file", "lib", "plugin", ".so", ".dll", ".json", ".xml"]
+        .iter()
+        .any(|word| both.contains(word))
 }
 
 /// The device with this name.

@@ -21,12 +21,18 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
         let place = format!("files[{at}]");
         match file.role {
             FileRole::Source | FileRole::Weights | FileRole::Text => upward(found, &place, &file.path),
-            FileRole::Partition | FileRole::Tapped => inside(found, &place, &file.path),
+            FileRole::Partition | FileRole::Tapped | FileRole::Draft => inside(found, &place, &file.path),
         }
         hash(found, &format!("{place}.sampled"), &file.sampled);
         if let Some(full) = &file.blake3 {
             hash(found, &format!("{place}.blake3"), full);
         }
+    }
+    if let Some(draft) = &plan.draft {
+        inside(found, "draft.plan", &draft.plan);
+        let known = plan.files.iter().any(|file| file.path == draft.plan && file.role == FileRole::Draft);
+        let message = format!("{:?} is missing from files with the role draft, so it cannot be verified", draft.plan);
+        found.require(known, "draft.plan", message);
     }
     let Some(text) = &plan.generation else { return };
     for (what, path) in [

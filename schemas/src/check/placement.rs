@@ -37,6 +37,9 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
             found.require(on_host, format!("{place}.window"), "only the host reads weights from disk");
             found.require(window.0 > 0, format!("{place}.window"), "a window needs bytes");
         }
+        if device.compress_permille.is_some() {
+            found.require(on_host, format!("{place}.compress_permille"), "only the host reads weights from disk");
+        }
         if device.expert_cache.is_some() {
             found.require(on_host, format!("{place}.expert_cache"), "only the host reads experts from disk");
         }

@@ -14,6 +14,17 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
     found.require(plan.schedule.prefill_chunk != Some(0), "schedule.prefill_chunk", "a pass must take a token");
     totals(plan, found);
     numbers(plan, found);
+    draft(plan, found);
+}
+
+fn draft(plan: &Plan, found: &mut Findings) {
+    let Some(draft) = &plan.draft else { return };
+    found.require(matches!(draft.bits, 4 | 8), "draft.bits", format!("{} bits; weights have 4 or 8", draft.bits));
+    let (all, one) = (draft.host_memory, draft.sequence_memory);
+    found.require(one <= all, "draft.sequence_memory", format!("{one} for a sequence, but {all} in all"));
+    if let Some(ram) = plan.budgets.ram.filter(|ram| all >= *ram) {
+        found.error("draft.host_memory", format!("{all} leave nothing of budgets.ram, {ram}, for the model"));
+    }
 }
 
 fn totals(plan: &Plan, found: &mut Findings) {

@@ -2,8 +2,8 @@
 
 use super::Severity;
 use crate::{
-    Achieved, ByteSize, CopyStep, DType, Dim, InputRole, ModelKind, ObjectiveKind, OutputUse, Plan, PrefillVariant,
-    Provider, Residency, Ring, StateUpdate, Step, WeightInput,
+    Achieved, ByteSize, CopyStep, DType, Dim, FileRecord, FileRole, InputRole, ModelKind, ObjectiveKind, OutputUse,
+    OwnDraft, Plan, PrefillVariant, Provider, Residency, Ring, StateUpdate, Step, WeightInput,
 };
 
 fn valid_plan() -> Plan {
@@ -38,12 +38,39 @@ fn names() {
     refuses("partitions[0]", "reserved", |p| p.partitions[0].name = "state".into());
     refuses("partitions[0].device", "no device", |p| p.partitions[0].device = "gpu7".into());
     refuses("partitions[0].providers", "empty", |p| p.partitions[0].providers.clear());
-    refuses("partitions[0].providers", "twice", |p| p.partitions[0].providers.push(Provider::Cpu));
-    refuses("partitions[1].providers", "on the host", |p| p.partitions[1].providers.push(Provider::Cuda));
+    refuses("partitions[0].providers", "twice", |p| p.partitions[0].providers.push(Provider::CPU));
+    refuses("partitions[1].providers", "on the host", |p| p.partitions[1].providers.push(Provider::CUDA));
+    let mut plan = valid_plan();
+    plan.partitions[1].providers.insert(0, Provider::OPENVINO);
+    assert_eq!(plan.check(), [], "its tensors lie in host memory");
     refuses("partitions[0].inputs[1]", "twice", |p| p.partitions[0].inputs[1].name = "input_ids".into());
     refuses("model.inputs[0]", "name is empty", |p| p.model.inputs[0].name.clear());
     refuses("buffers[0]", "no partition", |p| p.buffers[0].value = "elsewhere".into());
     refuses("buffers[0]", "no device", |p| p.buffers[0].device = "tpu".into());
+}
+
+#[test]
+fn provider_options() {
+    let option = |plan: &mut Plan, provider: &str, key: &str, value: &str| {
+        let options = [(key.to_owned(), value.to_owned())].into();
+        plan.devices[0].provider_options.insert(provider.parse().unwrap(), options);
+        plan.partitions[0].providers.insert(0, "mystery".parse().unwrap());
+    };
+    let mut plan = valid_plan();
+    option(&mut plan, "mystery", "precision", "F32");
+    assert_eq!(plan.check(), []);
+    let read = Plan::from_yaml(&plan.to_yaml().unwrap()).unwrap();
+    assert_eq!(read, plan);
+    let edited = plan.to_yaml().unwrap().replace("precision: F32", "precision: F16");
+    assert!(Plan::from_yaml(&edited).unwrap_err().to_string().contains("devices"), "options are sealed");
+    refuses("devices[0].provider_options.absent", "no partition", |p| option(p, "absent", "precision", "F32"));
+    for (key, value) in
+        [("cache_dir", "x"), ("backend_path", "x"), ("a", "/etc/x"), ("load_config", r#"{"CACHE_DIR":"x"}"#)]
+    {
+        refuses("devices[0].provider_options.mystery", "may not name files", |p| option(p, "mystery", key, value));
+    }
+    refuses("devices[0].provider_options.mystery", "not empty", |p| option(p, "mystery", "", "x"));
+    refuses("devices[0].provider_options.mystery", "exceeds", |p| option(p, "mystery", "a", &"x".repeat(5000)));
 }
 
 #[test]
@@ -165,7 +192,7 @@ fn prefill(plan: &Plan, device: &str) -> Option<PrefillVariant> {
         device: device.into(),
         residency: Residency::Streamed,
         file,
-        providers: vec![Provider::Cuda],
+        providers: vec![Provider::CUDA],
         weights,
         host_file: None,
     })
@@ -268,4 +295,39 @@ fn every_finding_is_reported_at_once() {
     for place in ["budgets.context", "partitions[0].file", "schedule.decode"] {
         assert!(places.iter().any(|found| found == place), "{place} in {places:?}");
     }
+}
+
+/// The valid plan with a draft.
+fn with_draft(plan: &mut Plan) {
+    let record = FileRecord { path: "draft/plan.yaml".into(), role: FileRole::Draft, ..plan.files[0].clone() };
+    plan.files.push(record);
+    let [all, one] = [64 << 20, 1 << 20].map(ByteSize);
+    let own = OwnDraft { plan: "draft/plan.yaml".into(), bits: 4, host_memory: all, sequence_memory: one };
+    plan.draft = Some(own);
+    plan.budgets.ram = Some(ByteSize(1 << 30));
+}
+
+#[test]
+fn drafts() {
+    let mut plan = valid_plan();
+    with_draft(&mut plan);
+    let errors: Vec<_> = plan.check().into_iter().filter(|found| found.severity == Severity::Error).collect();
+    assert!(errors.is_empty(), "{errors:#?}");
+    let refuses = |place: &str, words: &str, change: &dyn Fn(&mut OwnDraft)| {
+        refuses(place, words, |plan| {
+            with_draft(plan);
+            change(plan.draft.as_mut().unwrap());
+        });
+    };
+    refuses("draft.plan", "out of the plan's directory", &|draft| draft.plan = "../plan.yaml".into());
+    refuses("draft.plan", "with the role draft", &|draft| draft.plan = "gpu_0.onnx".into());
+    refuses("draft.bits", "4 or 8", &|draft| draft.bits = 3);
+    refuses("draft.sequence_memory", "for a sequence", &|draft| draft.sequence_memory = ByteSize(65 << 20));
+    refuses("draft.host_memory", "nothing of budgets.ram", &|draft| draft.host_memory = ByteSize(1 << 30));
+    // A draft that is added, changed or removed breaks the seal.
+    let sealed = crate::Seal::of(&plan).unwrap();
+    plan.draft.as_mut().unwrap().bits = 8;
+    assert_eq!(sealed.differences(&plan).unwrap(), ["draft"]);
+    plan.draft = None;
+    assert_eq!(sealed.differences(&plan).unwrap(), ["draft"]);
 }

@@ -4,7 +4,7 @@
 //! Supports the keywords that schemars generates for these types: `$ref`, `anyOf`, `oneOf`, `const`, `enum`, `type`,
 //! `properties`, `required`, `additionalProperties`, `items`, `minimum`, `maximum`, `exclusiveMinimum`.
 
-use crate::{ByteSize, Finding};
+use crate::{ByteSize, Finding, Provider};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -62,13 +62,15 @@ impl<'a> Conform<'a> {
 
     fn definition(&self, target: &str, value: &Value, place: &str, found: &mut Vec<Finding>) {
         let name = target.rsplit('/').next().unwrap_or_default();
-        if name == "ByteSize" {
-            if let Err(why) = ByteSize::deserialize(value) {
-                found.push(Finding::error(place, why.to_string()));
-            }
-            return;
+        // Types that read text by rules of their own.
+        let read = match name {
+            "ByteSize" => ByteSize::deserialize(value).map(|_| ()),
+            "Provider" => Provider::deserialize(value).map(|_| ()),
+            _ => return self.walk(&self.root["$defs"][name], value, place, found),
+        };
+        if let Err(why) = read {
+            found.push(Finding::error(place, why.to_string()));
         }
-        self.walk(&self.root["$defs"][name], value, place, found);
     }
 
     /// Reports the violations of the alternative with the fewest.

@@ -1,7 +1,7 @@
 //! Partitions: their blocks, devices, weights, inputs and outputs.
 
-use super::{HostKernels, Provider};
-use crate::{ByteSize, DType, Shape};
+use super::HostKernels;
+use crate::{ByteSize, DType, Provider, Shape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 

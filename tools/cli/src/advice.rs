@@ -21,6 +21,8 @@ pub const OPTIONS_OF: [(&str, &[&str]); 3] = [
             "--first-token-within",
             "--stream",
             "--experts",
+            "--cpu-moe",
+            "--n-cpu-moe",
             "--slots",
             "--explain",
             "--sweep-vram",

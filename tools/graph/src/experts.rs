@@ -4,7 +4,7 @@
 //! `MoE`, for floating-point weights, is left out: its kernel compares rounded probabilities instead of logits, so that logits that are
 //! nearly equal do not tell which expert it selects.
 
-use crate::segmentation::{Block, Segmentation};
+use crate::segmentation::{Block, BlockKind, Segmentation};
 use crate::{ClassId, Graph, Node, NodeId, ValueId};
 use std::collections::BTreeSet;
 
@@ -33,11 +33,15 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// The first mixture of a block whose experts can be read one by one: the router's logits are computed before the operator, and
-    /// the weights are constants. `None` if the block has none, or if its router is in another block.
+    /// The first mixture of a block whose experts can be read one by one: the router's logits are computed before the operator, in this
+    /// block or another, and the weights are constants. `None` if the block has none.
     pub fn of(graph: &Graph, block: &Block) -> Option<Mixture> {
-        let found = block.nodes.iter().find_map(|id| mixture(graph, *id))?;
-        graph.producer(found.router).is_some_and(|router| block.nodes.contains(&router)).then_some(found)
+        block.nodes.iter().find_map(|id| mixture(graph, *id))
+    }
+
+    /// Whether the router's logits enter the block, so that it needs no division.
+    pub fn is_routed_before(&self, graph: &Graph, block: &Block) -> bool {
+        graph.producer(self.router).is_some_and(|router| !block.nodes.contains(&router))
     }
 
     /// Bytes of the weights of all experts.
@@ -67,14 +71,19 @@ pub struct ExpertCounts {
 impl ExpertCounts {
     /// The experts of the first mixture of a block; `None` without an operator for mixtures.
     pub fn of(graph: &Graph, block: &Block) -> Option<ExpertCounts> {
-        let is_mixture = |id: &&NodeId| matches!(graph.node(**id).op_type.as_str(), "QMoE" | "MoE");
-        let node = graph.node(*block.nodes.iter().find(is_mixture)?);
+        let node = graph.node(operator(graph, block)?);
         let (count, active) = (count(graph, node)?, u64::try_from(node.int("k").unwrap_or(1)).ok()?);
         let weights: BTreeSet<ValueId> = node.inputs.iter().skip(ROUTER + 1).copied().flatten().collect();
         let sliced = weights.iter().filter(|id| first_size(graph, **id) == Some(count));
         let bytes = sliced.filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum();
         Some(ExpertCounts { count, active, bytes })
     }
+}
+
+/// The first operator of a block that computes a mixture.
+fn operator(graph: &Graph, block: &Block) -> Option<NodeId> {
+    let is_mixture = |id: &&NodeId| matches!(graph.node(**id).op_type.as_str(), "QMoE" | "MoE");
+    block.nodes.iter().find(is_mixture).copied()
 }
 
 fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
@@ -110,6 +119,19 @@ fn first_size(graph: &Graph, id: ValueId) -> Option<u64> {
 }
 
 impl Segmentation {
+    /// This segmentation with those of the first `layers` layers that have a mixture in one operator divided before it, and how many these
+    /// are. The second half of `layers.3` is called `layers.3.experts` and is of the same kind.
+    pub fn with_experts_apart(&self, graph: &Graph, layers: u32) -> (Segmentation, usize) {
+        let layer = |(index, block): (usize, &Block)| match block.kind {
+            BlockKind::Layer(layer) if layer < layers => Some((index, operator(graph, block)?)),
+            _ => None,
+        };
+        let mixtures: Vec<_> = self.blocks.iter().enumerate().filter_map(layer).collect();
+        let mut divided = self.divided_at_experts(graph, &mixtures);
+        crate::class::classify(graph, &mut divided);
+        (divided, mixtures.len())
+    }
+
     /// This segmentation with each of these blocks divided in two: before its mixture, and the mixture with all that depends on it.
     /// The second half has no states of its own unless a node behind the mixture reads one. Classes are not computed again.
     pub fn divided_at_experts(&self, graph: &Graph, mixtures: &[(usize, NodeId)]) -> Segmentation {
@@ -131,6 +153,7 @@ impl Segmentation {
                 states: vec![],
                 weights: vec![],
                 class: ClassId(first.class.0),
+                is_experts: true,
             };
             let second = Block { weights: self.weights.used_by_all(second.nodes.iter().copied()), ..second };
             for owner in block_of.iter_mut().flatten().filter(|owner| **owner > block) {

@@ -1,11 +1,13 @@
 //! The result of dividing a model into blocks: blocks with their classes, the values between them, and states.
 
 use crate::{NodeId, StatePair, ValueId, WeightUse};
+use std::collections::BTreeSet;
 
 /// A unit that the planner places as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// `embedding`, `layers.3`, `head`; `stem`, `blocks.3` in models without layers.
+    /// `embedding`, `layers.3`, `head`; `stem`, `blocks.3` in models without layers; `layers.3.experts` for the second half of a divided
+    /// layer.
     pub label: String,
     /// Its kind.
     pub kind: BlockKind,
@@ -18,6 +20,8 @@ pub struct Block {
     pub weights: Vec<ValueId>,
     /// Blocks of one class are the same graph with different weights.
     pub class: ClassId,
+    /// Whether it is the second half of a layer that was divided before its mixture.
+    pub is_experts: bool,
 }
 
 /// Blocks with equal class are the same graph with different weights. Numbered from 0 in order of first appearance.
@@ -84,9 +88,10 @@ impl Segmentation {
         self.block_of[node.0 as usize]
     }
 
-    /// How many layers there are.
+    /// How many layers there are; one that is divided counts once.
     pub fn layer_count(&self) -> usize {
-        self.blocks.iter().filter(|b| matches!(b.kind, BlockKind::Layer(_))).count()
+        let layer = |block: &Block| if let BlockKind::Layer(layer) = block.kind { Some(layer) } else { None };
+        self.blocks.iter().filter_map(layer).collect::<BTreeSet<_>>().len()
     }
 
     /// Weights that globals use, each once.

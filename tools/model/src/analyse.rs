@@ -7,7 +7,7 @@ use crate::error::ModelError;
 use crate::roles;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
-use hpp_onnx::{Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, quantize};
+use hpp_onnx::{Candidates, Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, quantize};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
 use std::path::Path;
 use std::time::Instant;
@@ -148,6 +148,12 @@ fn infer_and_segment(model: &Model) -> Result<(Graph, Segmentation), ModelError>
     infer::infer(&mut graph);
     let segmentation = segment(&graph);
     Ok((graph, segmentation))
+}
+
+/// The matrices of a model whose formats may be chosen, with the errors of each format. The model must not be quantized already.
+pub fn quantization_candidates(analysis: &Analysis, options: &QuantizeOptions) -> Result<Candidates, ModelError> {
+    let roles = quantize_roles(&analysis.graph, &analysis.segmentation);
+    Ok(Candidates::measure(&analysis.model, &analysis.graph, &roles, options)?)
 }
 
 /// The nodes of the head, and the inputs that hold token ids.
@@ -306,6 +312,14 @@ fn name(model: &Model) -> String {
 }
 
 impl Analysis {
+    /// The experts of the mixtures in the first `layers` layers as blocks of their own, which the planner keeps on the host. `None` if
+    /// none of these layers has a mixture in one operator.
+    pub fn with_experts_apart(mut self, layers: u32) -> Option<Analysis> {
+        let (segmentation, found) = self.segmentation.with_experts_apart(&self.graph, layers);
+        self.segmentation = segmentation;
+        (found > 0).then_some(self)
+    }
+
     /// Adds a note that the context length is assumed, where states depend on it.
     fn with_assumed_context(mut self) -> Self {
         if self.kind != ModelKind::SingleRun {

@@ -4,6 +4,7 @@ use crate::analyse::Analysis;
 use crate::costs::Scenario;
 use crate::faults::fault;
 use crate::host_kernels::host_kernels;
+use crate::providers::ProviderPolicy;
 use crate::symbols::{PassSize, symbol_values};
 use hpp_graph::{Mixture, PartitionGraph, Segmentation, ValueId};
 use hpp_partition::{BlockPlacement, Demand, KvHome, Packing, Phase, Placement};
@@ -60,6 +61,8 @@ pub struct Decision<'a> {
     pub disk: Option<DiskStreaming>,
     /// How kernels pack the host's weights.
     pub packing: Packing,
+    /// Weights that are read from disk are compressed where that takes at most this many of 1000 bytes.
+    pub compress_permille: u32,
     /// Bytes that sessions on the host hold besides packed weights.
     pub session_copies: u64,
     /// The memory that holds state.
@@ -74,6 +77,10 @@ pub struct Decision<'a> {
     pub decode_tokens: u64,
     /// Predicted times.
     pub predictions: Predictions,
+    /// The providers of partitions.
+    pub providers: &'a ProviderPolicy,
+    /// Whether single blocks on GPUs keep their weights as inputs.
+    pub movable: bool,
 }
 
 /// Assembles the plan. Paths in `model`, `generation`, `files` and every `weights_dir`, the `host_kernels` of partitions, and
@@ -94,6 +101,7 @@ pub fn assemble(decision: &Decision) -> Plan {
         schedule,
         buffers,
         generation: generation(decision.analysis),
+        draft: None,
         predictions: decision.predictions.clone(),
         files: vec![],
         seal: None,
@@ -130,14 +138,33 @@ fn residency(disk: Option<&DiskStreaming>, spec: &PartitionSpec, place: Placemen
 }
 
 /// Execution providers for a part, the preferred one first, without those that compute one of its operators wrongly.
-fn providers(decision: &Decision, part: &PartitionGraph, place: Placement) -> Vec<Provider> {
-    let mut providers = match place {
-        Placement::Cpu => vec![Provider::Cpu],
-        _ => vec![Provider::Cuda, Provider::Webgpu, Provider::Cpu],
+fn providers(decision: &Decision, spec: &PartitionSpec, part: &PartitionGraph, place: Placement) -> Vec<Provider> {
+    let policy = decision.providers;
+    let mut providers = match place.gpu() {
+        None => policy.host.get(spec.blocks.start).copied().into_iter().collect(),
+        Some(gpu) => {
+            let streams = decision.slots.get(gpu).is_some_and(|slots| *slots > 0);
+            policy.gpus.clone().unwrap_or_else(|| Provider::for_gpus(streams || decision.movable))
+        }
     };
+    if !providers.contains(&Provider::CPU) {
+        providers.push(Provider::CPU);
+    }
     let graph = &decision.analysis.graph;
     providers.retain(|provider| fault(graph, &part.nodes, *provider).is_none());
     providers
+}
+
+/// The recorded options of the providers that partitions on a device list.
+fn provider_options(
+    decision: &Decision,
+    partitions: &[Partition],
+    device: &str,
+) -> BTreeMap<Provider, ProviderOptions> {
+    let variants = partitions.iter().flat_map(Partition::variants).filter(|variant| variant.device == device);
+    let used: BTreeSet<Provider> = variants.flat_map(|variant| variant.providers).copied().collect();
+    let options = decision.providers.options.iter().filter(|(provider, _)| used.contains(provider));
+    options.map(|(provider, options)| (*provider, options.clone())).collect()
 }
 
 fn model(decision: &Decision) -> SourceModel {
@@ -162,15 +189,19 @@ fn devices(decision: &Decision, partitions: &[Partition]) -> Vec<Device> {
     let places = decision.partitions.iter().flat_map(|spec| [spec.placement.prefill, spec.placement.decode]);
     let used = places.filter_map(Placement::gpu).map(|gpu| gpu + 1).max().unwrap_or(0);
     let gpus = used.max(decision.budgets.vram.len());
-    let gpu = |gpu| Device {
-        ring: ring(decision, gpu),
-        ..Device::new(device_name(Placement::Resident(gpu)), DeviceKind::Gpu)
+    let gpu = |gpu| {
+        let name = device_name(Placement::Resident(gpu));
+        let provider_options = provider_options(decision, partitions, &name);
+        Device { ring: ring(decision, gpu), provider_options, ..Device::new(name, DeviceKind::Gpu) }
     };
     let window = decision.disk.as_ref().and_then(|disk| disk.window).map(ByteSize);
     let expert_cache = decision.disk.as_ref().and_then(|disk| disk.expert_cache).map(ByteSize);
     let kernel_layout = kernel_layout(decision, partitions).map(ByteSize);
-    let host =
-        Device { window, expert_cache, kernel_layout, ..Device::new(device_name(Placement::Cpu), DeviceKind::Cpu) };
+    let compress_permille = window.map(|_| decision.compress_permille);
+    let name = device_name(Placement::Cpu);
+    let provider_options = provider_options(decision, partitions, &name);
+    let host = Device::new(name, DeviceKind::Cpu);
+    let host = Device { window, expert_cache, kernel_layout, compress_permille, provider_options, ..host };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
@@ -217,11 +248,11 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
                 device: device_name(prefill),
                 residency: residency(decision.disk.as_ref(), spec, prefill),
                 file: format!("{}.onnx", names[index]),
-                providers: providers(decision, part, prefill),
+                providers: providers(decision, spec, part, prefill),
                 weights: vec![],
                 host_file: None,
             }),
-            providers: providers(decision, part, decode),
+            providers: providers(decision, spec, part, decode),
             blocks: blocks.iter().map(|block| block.label.clone()).collect(),
             inputs: part.inputs.iter().map(|id| partition_input(decision, names, index, *id)).collect(),
             outputs: part.outputs.iter().map(|id| partition_output(decision, *id)).collect(),

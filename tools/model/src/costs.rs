@@ -72,6 +72,8 @@ pub fn blocks(
             kv_bytes: counter.state_bytes(index, u64::MAX),
             kv_tensors: counter.states_of(index).count() as u64,
             kv_grows: counter.growth(index),
+            // Only `Analysis::with_experts_apart` makes such blocks.
+            on_host: block.is_experts,
             kv_filled: counter.filled_state(index, scenario.context),
             workspace_bytes: counter.workspace(&block.nodes, &widest.symbols, scenario),
             boundary_bytes: entering().map(|id| counter.bytes(id, &one_token.symbols)).sum(),

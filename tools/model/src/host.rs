@@ -23,15 +23,45 @@ pub struct ThisHost {
     pub system: String,
 }
 
+/// What a system without procfs says about itself.
+#[derive(Default)]
+struct Identity {
+    cpu: Option<String>,
+    cores: Option<u32>,
+    memory: Option<u64>,
+}
+
+impl Identity {
+    /// Reads it on Windows and macOS.
+    #[cfg(not(target_os = "linux"))]
+    fn elsewhere() -> Identity {
+        use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
+        let read = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
+        let system = System::new_with_specifics(read.with_memory(MemoryRefreshKind::nothing().with_ram()));
+        let brand = system.cpus().first().map(|cpu| cpu.brand().trim().to_owned());
+        let cores = System::physical_core_count().and_then(|cores| u32::try_from(cores).ok());
+        Identity {
+            cpu: brand.filter(|brand| !brand.is_empty()),
+            cores: cores.filter(|cores| *cores > 0),
+            memory: Some(system.total_memory()).filter(|bytes| *bytes > 0),
+        }
+    }
+
+    #[cfg(target_os = "linux")]
+    fn elsewhere() -> Identity {
+        Identity::default()
+    }
+}
+
 impl ThisHost {
     /// The machine this process runs on.
     pub fn read() -> ThisHost {
-        // Systems without these files are identified by the other properties.
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let known = Identity::elsewhere();
         ThisHost {
-            cpu: cpu_name(&text("/proc/cpuinfo")),
-            cores: physical_cores(Path::new("/sys/devices/system/cpu")).unwrap_or_else(threads),
-            memory: ByteSize(kibibytes(&text("/proc/meminfo"), "MemTotal").unwrap_or(0)),
+            cpu: known.cpu.unwrap_or_else(|| cpu_name(&text("/proc/cpuinfo"))),
+            cores: known.cores.or_else(|| physical_cores(Path::new("/sys/devices/system/cpu"))).unwrap_or_else(threads),
+            memory: ByteSize(known.memory.or_else(|| kibibytes(&text("/proc/meminfo"), "MemTotal")).unwrap_or(0)),
             system: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
         }
     }

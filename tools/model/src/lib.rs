@@ -16,12 +16,16 @@ mod host_kernels;
 mod memory;
 mod operators;
 mod problem;
+mod providers;
 mod roles;
 mod states;
 mod streams;
 mod symbols;
 
-pub use analyse::{Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse, analyse_quantized};
+pub use analyse::{
+    Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse, analyse_quantized,
+    quantization_candidates,
+};
 pub use assemble::{Decision, DiskStreaming, PartitionSpec, assemble};
 pub use config::{ConfigError, ModelConfig};
 pub use costs::{Scenario, blocks, widest_workspace};
@@ -32,7 +36,8 @@ pub use host::ThisHost;
 pub use host_kernels::host_kernels;
 pub use memory::HostMemory;
 pub use operators::{unknown_operators, without_cpu_kernel};
-pub use problem::{CostSource, problem, session_copies};
+pub use problem::{CostSource, ProviderTimes, packing, problem, session_copies};
+pub use providers::ProviderPolicy;
 pub use states::PlannedState;
 pub use streams::shared_weights;
 pub use symbols::{PassSize, symbol_values};

@@ -15,7 +15,21 @@ pub struct HostMemory {
 impl HostMemory {
     /// Reads it for this process; `None` if the system does not report it.
     pub fn read() -> Option<HostMemory> {
-        HostMemory::under(Path::new("/"))
+        HostMemory::under(Path::new("/")).or_else(HostMemory::elsewhere)
+    }
+
+    /// Reads it on Windows and macOS. Limits of a job object (Windows) are not considered: set `--ram` there.
+    #[cfg(not(target_os = "linux"))]
+    fn elsewhere() -> Option<HostMemory> {
+        let memory = sysinfo::MemoryRefreshKind::nothing().with_ram();
+        let system = sysinfo::System::new_with_specifics(sysinfo::RefreshKind::nothing().with_memory(memory));
+        let (total, available) = (system.total_memory(), system.available_memory());
+        (total > 0 && available > 0).then_some(HostMemory { total, available })
+    }
+
+    #[cfg(target_os = "linux")]
+    fn elsewhere() -> Option<HostMemory> {
+        None
     }
 
     /// Like [`read`](Self::read), but with `/proc` and `/sys` below `root`.

@@ -10,10 +10,17 @@ mod passes;
 mod roofline;
 
 use crate::{Analysis, PlannedState, Scenario, streams};
-use hpp_partition::{Budget, GpuCosts, Problem, Workload, condensed};
-use hpp_schema::{ByteSize, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State, StateUpdate};
-pub use packing::session_copies;
+use hpp_partition::{Budget, Decompression, GpuCosts, Problem, Workload, condensed};
+use hpp_schema::compression::{decompressing_threads, worth_permille};
+use hpp_schema::{
+    ByteSize, ExpertStatistics, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State, StateUpdate,
+};
+pub use measured::ProviderTimes;
+pub use packing::{packing, session_copies};
 use passes::passes;
+
+/// Steps in which hit rates of caches for experts are given to the planner.
+const HIT_RATE_STEPS: usize = 32;
 
 /// The source of costs.
 #[derive(Clone, Copy, Debug)]
@@ -57,6 +64,39 @@ impl CostSource<'_> {
                 self.rates().and_then(|machine| machine.disk).map(|disk| disk.read_gb_per_s)
             }
         }
+    }
+
+    /// The rate and cost of decompressing weights on a host of so many cores.
+    fn decompression(&self, cores: u64) -> Decompression {
+        let measured = self.rates().and_then(|machine| machine.disk).and_then(|disk| disk.decompress_gb_per_s);
+        let cores = usize::try_from(cores).unwrap_or(usize::MAX).max(1);
+        let threads = decompressing_threads(cores);
+        Decompression {
+            bytes_per_ms: per_ms(measured.unwrap_or(assumed::DECOMPRESS_GB_PER_S)) * threads as f64,
+            host_share: threads as f64 / cores as f64,
+        }
+    }
+
+    /// Weights are compressed on disk where that takes at most this many of 1000 bytes: where reading less saves more time than
+    /// decompressing takes on a host of so many cores.
+    pub fn compress_permille(&self, cores: u64) -> u32 {
+        self.disk().map_or(0, |disk| worth_permille(per_ms(disk), self.decompression(cores).bytes_per_ms))
+    }
+
+    /// Hit rates of LRU caches for the experts of all layers together, in steps of the share of all experts, as a profile's corpus visited
+    /// them; empty without one.
+    fn expert_hits(&self) -> Vec<f64> {
+        let CostSource::Profile(Profile { corpus: Some(corpus), .. }) = self else { return Vec::new() };
+        let layers = &corpus.statistics.experts;
+        let visits: u64 = layers.iter().map(ExpertStatistics::visits).sum();
+        let hits = |step: usize| {
+            let of_layer = |layer: &ExpertStatistics| {
+                let cached = layer.counts.len() * step / HIT_RATE_STEPS;
+                layer.lru_hit_rate(cached).unwrap_or(0.0) * layer.visits() as f64
+            };
+            layers.iter().map(of_layer).sum::<f64>() / visits as f64
+        };
+        if visits == 0 { Vec::new() } else { (0..=HIT_RATE_STEPS).map(hits).collect() }
     }
 
     /// The machine's rates, if known.
@@ -105,9 +145,14 @@ pub fn problem(
             cpu_launch_ms: costs.cpu_launch_ms,
             pass_overhead_ms: pass_overhead_ms(analysis, &source),
             disk_bytes_per_ms: source.disk().map(per_ms),
-            budget: Budget { packing: packing::packing(&analysis.model, &analysis.graph), ..budget },
+            decompression: Some(source.decompression(scenario.threads)),
+            budget: Budget {
+                packing: packing(&analysis.model, &analysis.graph, source.compress_permille(scenario.threads)),
+                ..budget
+            },
             load: workload,
             batches_rows: batches_rows(analysis),
+            expert_hits: source.expert_hits(),
             cuts: Vec::new(),
         }),
         Ok(_) => Err(findings),

@@ -31,17 +31,17 @@ pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
 pub use model::Model;
 pub use note::{BranchChoice, Note};
 pub use quantize::{
-    Bits, BlockFormat, Choice, LeftReason, MIN_ELEMENTS, NotFiniteError, NothingReason, QuantizeError, QuantizeOptions,
-    QuantizeSummary, Quantized, Roles, quantize,
+    Bits, BlockFormat, Candidate, Candidates, Choice, Form, LeftReason, MIN_ELEMENTS, NotFiniteError, NothingReason,
+    QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, ScaleRule, quantize,
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
-pub use samples::looks_widened;
+pub use samples::{SampledNumbers, looks_widened, sample_numbers};
 pub use store::{
     ExternaliseError, LinkError, LinkOutcome, PackError, PackProgress, PackStats, RangeReadError, RoundError, Rounding,
     embed_structure, externalise, externalise_virtually, link, needs_externalising, pack, pack_virtually, predict_link,
     round,
 };
-pub use tensor::{TensorError, TensorProblem, TensorShape};
+pub use tensor::{TensorError, TensorProblem, TensorShape, is_external};
 pub use virtual_file::{VirtualFile, VirtualFiles};
 pub use weights::{FileRange, QUANTIZED_FILE, Storage, WeightError, WeightFile, Weights};
 pub use work_dir::WorkDir;

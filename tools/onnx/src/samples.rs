@@ -1,11 +1,12 @@
-//! Samples weights to find out whether they hold widened 16-bit numbers, without reading all of them.
+//! Samples weights to find out how short they can be stored, without reading all of them.
 
 use crate::model::Model;
 use crate::proto::TensorProto;
 use crate::tensor;
 use crate::weights::file_range;
-use half::f16;
+use half::{bf16, f16};
 use hpp_schema::DType;
+use hpp_schema::compression::{Precision, SHORT_EXPONENTS};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 
@@ -14,23 +15,54 @@ const PIECE: u64 = 4096;
 /// Maximum number of samples of one weight.
 const PIECES: u64 = 16;
 
+/// What samples of a floating-point weight say about all of its numbers, as float32.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SampledNumbers {
+    /// The precision that represents all of them.
+    pub precision: Precision,
+    /// The share of numbers whose exponents are not among the most common consecutive ones ([`SHORT_EXPONENTS`]).
+    pub exceptions: f64,
+}
+
+/// Samples a float32, float16 or bfloat16 weight. `None` for other weights, for one that cannot be read, and if all samples are 0: that is
+/// not evidence, because a hole in a sparse file reads as zeros.
+pub fn sample_numbers(model: &Model, name: &str) -> Option<SampledNumbers> {
+    let tensor = model.graph_proto().initializer.iter().find(|tensor| tensor.name() == name)?;
+    let dtype = DType::from_onnx(tensor.data_type())?;
+    let widened = |bytes: &[u8]| match (dtype, bytes) {
+        (DType::Float32, &[a, b, c, d]) => Some(u32::from_le_bytes([a, b, c, d])),
+        (DType::Float16, &[a, b]) => Some(f16::from_le_bytes([a, b]).to_f32().to_bits()),
+        (DType::Bfloat16, &[a, b]) => Some(bf16::from_le_bytes([a, b]).to_f32().to_bits()),
+        _ => None,
+    };
+    let size = if dtype == DType::Float32 { 4 } else { 2 };
+    let numbers = samples(model, tensor)?.chunks_exact(size).map(widened).collect::<Option<Vec<u32>>>()?;
+    describe(&numbers)
+}
+
 /// Whether a float32 weight seems to hold widened 16-bit numbers: all sampled numbers are exact in bfloat16, or all are
-/// exact in float16, and not all are 0. Samples of only zeros are not evidence, because a hole in a sparse file reads
-/// as zeros. False for a weight that cannot be read.
+/// exact in float16. False for a weight that cannot be sampled.
 pub fn looks_widened(model: &Model, name: &str) -> bool {
     let tensor = model.graph_proto().initializer.iter().find(|tensor| tensor.name() == name);
-    let float32 = tensor.filter(|tensor| tensor.data_type() == DType::Float32.to_onnx());
-    float32.and_then(|tensor| samples(model, tensor)).is_some_and(|bytes| are_widened(&bytes))
+    let is_float32 = tensor.is_some_and(|tensor| tensor.data_type() == DType::Float32.to_onnx());
+    is_float32 && sample_numbers(model, name).is_some_and(|numbers| numbers.precision != Precision::Float32)
 }
 
-fn are_widened(bytes: &[u8]) -> bool {
-    let numbers = || bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-    let is_bfloat16 = |bits: u32| bits & 0xffff == 0;
-    let is_float16 = |bits: u32| f16::from_f32(f32::from_bits(bits)).to_f32().to_bits() == bits;
-    numbers().any(|bits| bits != 0) && (numbers().all(is_bfloat16) || numbers().all(is_float16))
+fn describe(numbers: &[u32]) -> Option<SampledNumbers> {
+    let is_float16 = |bits: &u32| f16::from_f32(f32::from_bits(*bits)).to_f32().to_bits() == *bits;
+    let precision = match numbers {
+        _ if numbers.iter().all(|bits| *bits == 0) => return None,
+        _ if numbers.iter().all(|bits| bits & 0xffff == 0) => Precision::Bfloat16,
+        _ if numbers.iter().all(is_float16) => Precision::Float16,
+        _ => Precision::Float32,
+    };
+    let mut counts = [0u64; 256];
+    numbers.iter().for_each(|bits| counts[(bits >> 23) as usize & 0xff] += 1);
+    let most = counts.windows(SHORT_EXPONENTS).map(|window| window.iter().sum::<u64>()).max()?;
+    Some(SampledNumbers { precision, exceptions: 1.0 - most as f64 / numbers.len() as f64 })
 }
 
-/// Samples of a tensor with elements of 4 bytes, from its first to its last element; `None` if they cannot be read.
+/// Samples of a tensor with elements of 2 or 4 bytes, from its first to its last element; `None` if they cannot be read.
 fn samples(model: &Model, tensor: &TensorProto) -> Option<Vec<u8>> {
     let mut samples = Vec::new();
     if !tensor::is_external(tensor).ok()? {
@@ -79,12 +111,25 @@ mod tests {
 
     #[test]
     fn all_numbers_are_exact_in_one_16_bit_type_and_some_are_not_zero() {
-        let looks = |numbers: &[f32]| are_widened(&numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>());
+        let precision = |numbers: &[f32]| {
+            describe(&numbers.iter().map(|n| n.to_bits()).collect::<Vec<_>>()).map(|numbers| numbers.precision)
+        };
         // The first is bfloat16 and not float16, the second float16 and not bfloat16.
         let (wide, fine) = (1e30f32.to_bits() & 0xffff_0000, 1.0 + 1.0 / 1024.0);
-        assert!(looks(&[f32::from_bits(wide), 1.0, 0.0]) && looks(&[fine, -1.0, 0.0]));
-        assert!(!looks(&[f32::from_bits(wide), fine]));
-        assert!(!looks(&[1.0, 0.1]));
-        assert!(!looks(&[0.0, 0.0]) && !looks(&[]));
+        assert_eq!(precision(&[f32::from_bits(wide), 1.0, 0.0]), Some(Precision::Bfloat16));
+        assert_eq!(precision(&[fine, -1.0, 0.0]), Some(Precision::Float16));
+        assert_eq!(precision(&[f32::from_bits(wide), fine]), Some(Precision::Float32));
+        assert_eq!(precision(&[1.0, 0.1]), Some(Precision::Float32));
+        assert_eq!([precision(&[0.0, 0.0]), precision(&[])], [None, None]);
+    }
+
+    #[test]
+    fn exceptions_are_outside_of_the_best_seven_exponents() {
+        // Powers of two from 2^-9 to 1, the smallest and largest 1 and 2 times, the others 10 times.
+        let numbers = (0..10)
+            .flat_map(|power: i32| vec![0.5f32.powi(power); [2, 10, 10, 10, 10, 10, 10, 10, 1, 1][power as usize]]);
+        let numbers: Vec<u32> = numbers.map(f32::to_bits).collect();
+        let described = describe(&numbers).unwrap();
+        assert!((described.exceptions - 4.0 / 74.0).abs() < 1e-9, "{described:?}");
     }
 }

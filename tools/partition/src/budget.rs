@@ -36,6 +36,15 @@ pub struct Packing {
     pub read_permille: u64,
 }
 
+/// What decompressing weights takes that were read from disk.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decompression {
+    /// Uncompressed bytes per millisecond of all decompressing threads together.
+    pub bytes_per_ms: f64,
+    /// The share of the host's compute that these threads take while they decompress, 0 to 1.
+    pub host_share: f64,
+}
+
 impl Packing {
     /// The packed size of this many bytes of the model, rounded up.
     pub fn packed(self, bytes: u64) -> u64 {

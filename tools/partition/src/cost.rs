@@ -16,6 +16,8 @@ pub struct BlockSpec {
     pub streamed: Streamed,
     /// Its experts, which are among its weights, if the host reads them from disk by demand.
     pub experts: Option<Experts>,
+    /// Whether the user keeps it on the host.
+    pub on_host: bool,
     /// State at the planned context and batch, in bytes.
     pub kv_bytes: u64,
     /// Number of state tensors. Each is copied separately.
@@ -147,6 +149,7 @@ pub(crate) mod tests {
             weights: vec![(key, weights)],
             streamed: Streamed::whole(weights),
             experts: None,
+            on_host: false,
             kv_bytes: kv,
             kv_tensors: 2,
             kv_grows: None,
@@ -191,8 +194,10 @@ pub(crate) mod tests {
             cpu_launch_ms: 0.06,
             pass_overhead_ms: 0.0,
             disk_bytes_per_ms: None,
+            decompression: None,
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
             batches_rows: false,
+            expert_hits: vec![],
             cuts: vec![],
             blocks,
             budget,

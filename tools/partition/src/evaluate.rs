@@ -2,7 +2,7 @@
 
 use crate::memory::usage;
 use crate::schedule::{crossings, handover, placements_in_phase};
-use crate::simulate::{disk_ms, sequence_ms};
+use crate::simulate::{DiskTimes, sequence_ms};
 use crate::transfer::StateSwap;
 use crate::{BlockPlacement, Mechanisms, Phase, Problem};
 use std::cmp::Ordering;
@@ -105,8 +105,8 @@ impl<'a> Evaluator<'a> {
         for phase in self.goal.phases() {
             score.crossings += crossings(&placements_in_phase(placements, phase));
             let mut ms = self.sequence_ms(placements, phase);
-            let disk = disk_ms(self.problem, usage.disk_read_bytes(self.problem, phase));
-            ms = ms.max(disk * self.problem.passes(phase) as f64);
+            let (disk, passes) = (DiskTimes::of(self.problem, &usage, phase), self.problem.passes(phase) as f64);
+            ms = (ms + disk.host_ms * passes).max(disk.shortest_ms * passes);
             if phase == Phase::Prefill {
                 ms += handover(self.problem, placements).iter().map(|step| step.ms).sum::<f64>();
             }

@@ -63,16 +63,25 @@ impl ExpertMemory {
         ExpertMemory { cache, rest_locked }
     }
 
-    /// Expected bytes of experts that a pass reads. Of the selected experts the cache has as large a share as of all, except that a
-    /// pass that selects nearly all evicts them before they are needed again.
-    pub fn read_bytes(self, experts: ExpertReads) -> u64 {
+    /// Expected bytes of experts that a pass reads. Of the selected experts the cache has the share that caches of its size had in
+    /// measurements ([`Problem::expert_hits`](crate::Problem::expert_hits)), without them as large a share as of all; except that a pass
+    /// that selects nearly all evicts them before they are needed again.
+    pub fn read_bytes(self, experts: ExpertReads, measured: &[f64]) -> u64 {
         if self.cache >= experts.all {
             return 0;
         }
         let (all, visited) = (experts.all as f64, experts.visited as f64);
-        let hits = self.cache as f64 / all * (1.0 - visited / all);
+        let hits = hit_rate(self.cache as f64 / all, measured) * (1.0 - visited / all);
         (visited * (1.0 - hits)) as u64
     }
+}
+
+/// The hit rate of a cache for a share of all experts, 0 to 1: between the measured points on a line.
+fn hit_rate(share: f64, measured: &[f64]) -> f64 {
+    let Some(last) = measured.len().checked_sub(1).filter(|last| *last > 0) else { return share };
+    let at = share.clamp(0.0, 1.0) * last as f64;
+    let below = (at as usize).min(last - 1);
+    measured[below] + (measured[below + 1] - measured[below]) * (at - below as f64)
 }
 
 #[cfg(test)]
@@ -95,9 +104,12 @@ mod tests {
         assert_eq!(divide(1900), ExpertMemory { cache: 1700, rest_locked: 1.0 });
         // Half of the experts are cached: of a quarter that is selected, 3/8 are hits.
         let half = ExpertMemory { cache: 1600, rest_locked: 1.0 };
-        assert_eq!(half.read_bytes(experts), 500);
+        assert_eq!(half.read_bytes(experts, &[]), 500);
+        // As measured instead, less what a pass evicts that selects a quarter; between two points on a line.
+        assert_eq!(half.read_bytes(experts, &[0.0, 0.75, 1.0]), 350);
+        assert_eq!(half.read_bytes(experts, &[0.0, 0.75, 1.0, 1.0]), 275);
         // A prompt that selects all has no hits, and a cache for all reads nothing.
-        assert_eq!(half.read_bytes(ExpertReads { visited: 3200, ..experts }), 3200);
-        assert_eq!(divide(4000).read_bytes(experts), 0);
+        assert_eq!(half.read_bytes(ExpertReads { visited: 3200, ..experts }, &[0.0, 1.0]), 3200);
+        assert_eq!(divide(4000).read_bytes(experts, &[]), 0);
     }
 }

@@ -31,7 +31,7 @@ mod transfer;
 #[cfg(test)]
 mod trials;
 
-pub use budget::{Budget, Demand, KvHome, OverBudget, Packing};
+pub use budget::{Budget, Decompression, Demand, KvHome, OverBudget, Packing};
 pub use condense::condensed;
 pub use cost::{BlockRole, BlockSpec, FilledState, GrowingState, Streamed, Work, slot};
 pub use experts::{EXPERT_WINDOW, ExpertMemory, ExpertReads, Experts};

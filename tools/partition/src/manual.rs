@@ -3,17 +3,16 @@
 use crate::{BlockRole, BlockSpec, DeviceId, Placement};
 use std::str::FromStr;
 
-/// The last `count` layers on gpu0, the rest on the host; a count above the number of layers puts every block on gpu0.
+/// The last `count` layers on gpu0, the rest on the host; a count above the number of layers puts every block on gpu0. Blocks that the user
+/// keeps on the host stay there.
 pub fn gpu_layers(blocks: &[BlockSpec], count: u64) -> Vec<DeviceId> {
     let layers = blocks.iter().filter(|block| is_layer(block)).count() as u64;
-    if count > layers {
-        return vec![DeviceId::Gpu(0); blocks.len()];
-    }
     let mut from_the_end = 0;
     let mut devices: Vec<DeviceId> = (blocks.iter().rev())
         .map(|block| {
             from_the_end += u64::from(is_layer(block));
-            if is_layer(block) && from_the_end <= count { DeviceId::Gpu(0) } else { DeviceId::Cpu }
+            let is_chosen = count > layers || (is_layer(block) && from_the_end <= count);
+            if is_chosen && !block.on_host { DeviceId::Gpu(0) } else { DeviceId::Cpu }
         })
         .collect();
     devices.reverse();
@@ -32,8 +31,9 @@ pub fn stream_layers(blocks: &[BlockSpec], placements: &mut [Placement], count: 
     count
 }
 
+/// Whether a block counts as a layer: the part of one that the user keeps on the host does not.
 fn is_layer(block: &BlockSpec) -> bool {
-    matches!(block.kind, BlockRole::Layer(_) | BlockRole::Other)
+    matches!(block.kind, BlockRole::Layer(_) | BlockRole::Other) && !block.on_host
 }
 
 /// A list of `BLOCKS=DEVICE`; later entries override earlier ones.
@@ -204,6 +204,17 @@ mod tests {
         assert_eq!(text(&gpu_layers(&blocks, 2)), "cpu cpu gpu0 gpu0 cpu");
         assert_eq!(text(&gpu_layers(&blocks, 3)), "cpu gpu0 gpu0 gpu0 cpu");
         assert_eq!(text(&gpu_layers(&blocks, 99)), "gpu0 gpu0 gpu0 gpu0 gpu0");
+    }
+
+    #[test]
+    fn what_the_user_keeps_on_the_host_counts_as_no_layer() {
+        let mut blocks = dense(3, 1000);
+        blocks[2].on_host = true;
+        assert_eq!(text(&gpu_layers(&blocks, 2)), "cpu gpu0 cpu gpu0 cpu");
+        assert_eq!(text(&gpu_layers(&blocks, 99)), "gpu0 gpu0 cpu gpu0 gpu0");
+        let mut placements = vec![Placement::Cpu; 5];
+        assert_eq!(stream_layers(&blocks, &mut placements, 9), 2);
+        assert_eq!(text(&placements), "cpu streamed to gpu0 cpu streamed to gpu0 cpu");
     }
 
     /// Layers that are streamed, of six with this many at the end on the GPU for good.

@@ -186,17 +186,31 @@ impl MemoryUsage {
             Some(memory) => {
                 let experts = self.expert_reads[phase as usize];
                 reads.computed = reads.computed.saturating_sub(experts.all);
-                (memory.rest_locked, memory.read_bytes(experts))
+                (memory.rest_locked, memory.read_bytes(experts, &problem.expert_hits))
             }
         };
         if share >= 1.0 {
             return experts;
         }
-        let (packing, computed) = (problem.budget.packing, reads.computed as f64);
-        let decompressed = (packing.decompressed_share() * computed).min((1.0 - share) * computed);
+        let packing = problem.budget.packing;
+        let decompressed = self.decompressed_bytes(problem, phase);
         // Rounds only once, so that more memory never means more reading.
         let not_read = share * reads.all() as f64 + packing.unread_share() * decompressed;
         reads.all().saturating_sub(not_read as u64).max(1) + experts
+    }
+
+    /// Bytes of weights that a pass of a phase decompresses.
+    pub(crate) fn decompressed_bytes(&self, problem: &Problem, phase: Phase) -> f64 {
+        let mut computed = self.host_reads[phase as usize].computed;
+        let share = match self.expert_memory(problem, phase) {
+            None => self.locked_share(problem, phase),
+            Some(memory) => {
+                computed = computed.saturating_sub(self.expert_reads[phase as usize].all);
+                memory.rest_locked
+            }
+        };
+        let computed = computed as f64;
+        (problem.budget.packing.decompressed_share() * computed).min((1.0 - share).max(0.0) * computed)
     }
 
     /// How host memory is divided if experts are read by demand; `None` if all weights fit, if there are no such experts, or if memory

@@ -2,7 +2,7 @@
 //!
 //! Units are milliseconds and bytes. This crate does not know the source of the numbers (a profile, a machine file, assumptions).
 
-use crate::{BlockSpec, Budget};
+use crate::{BlockSpec, Budget, Decompression};
 
 /// The input of the planner.
 #[derive(Clone, Debug)]
@@ -19,12 +19,16 @@ pub struct Problem {
     pub pass_overhead_ms: f64,
     /// Disk read rate, bytes per millisecond; `None` if all weights must stay in memory.
     pub disk_bytes_per_ms: Option<f64>,
+    /// What decompressing the weights takes that are read; `None` if that is not counted.
+    pub decompression: Option<Decompression>,
     /// The memory limits.
     pub budget: Budget,
     /// The workload that the times are for.
     pub load: Workload,
     /// Whether the tokens of several sequences can be rows of one run, where everything is computed on the host.
     pub batches_rows: bool,
+    /// Hit rates of caches for experts, measured on texts: entry `i` of a cache for the share `i / (n - 1)` of all experts. Empty if unknown.
+    pub expert_hits: Vec<f64>,
     /// Blocks that start a new partition even if the block before is on the same device.
     pub cuts: Vec<usize>,
 }

@@ -11,9 +11,9 @@ mod machine;
 mod pipeline;
 mod record;
 
-use crate::memory::usage;
+use crate::memory::{MemoryUsage, usage};
 use crate::schedule::{ScheduleStep, copies, handover, pass_steps, placements_in_phase, steps};
-use crate::{BlockPlacement, DeviceId, Phase, Placement, Problem};
+use crate::{BlockPlacement, Decompression, DeviceId, Phase, Placement, Problem};
 use hpp_schema::{Span, SpanKind, Timeline};
 use machine::Simulator;
 use pipeline::QueuedMachine;
@@ -54,8 +54,16 @@ pub fn simulate(problem: &Problem, placements: &[BlockPlacement], slots: &[u32],
     if !window.end.is_finite() {
         return Simulation { ms: f64::INFINITY, ..Simulation::default() };
     }
-    let disk_read_bytes = usage(problem, placements, slots).disk_read_bytes(problem, phase);
-    let disk_ms = disk_ms(problem, disk_read_bytes) * window.passes as f64;
+    let usage = usage(problem, placements, slots);
+    let disk_read_bytes = usage.disk_read_bytes(problem, phase);
+    let times = DiskTimes::of(problem, &usage, phase);
+    let disk_ms = times.shortest_ms * window.passes as f64;
+    let host_ms = times.host_ms * window.passes as f64;
+    if host_ms > 0.0 {
+        let slower = (window.end, window.end + host_ms);
+        spans.push("cpu".to_owned(), "decompresses weights".to_owned(), SpanKind::Stall, slower, None);
+        window.end += host_ms;
+    }
     if window.end - window.start < disk_ms {
         let stall = (window.end, window.start + disk_ms);
         spans.push("cpu".to_owned(), "waits for the disk".to_owned(), SpanKind::Stall, stall, None);
@@ -96,8 +104,29 @@ pub(crate) fn sequence_ms(problem: &Problem, placements: &[BlockPlacement], slot
     run(problem, placements, slots, phase, &mut NoRecorder).per_unit(phase)
 }
 
+/// Times of getting the weights of a pass from disk, beside its partitions.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DiskTimes {
+    /// The shortest time of a pass: that of reading, or of decompressing if that takes longer. Milliseconds; infinite without a disk.
+    pub shortest_ms: f64,
+    /// What decompressing takes from the host's computing, milliseconds.
+    pub host_ms: f64,
+}
+
+impl DiskTimes {
+    /// Of a pass of a phase.
+    pub fn of(problem: &Problem, usage: &MemoryUsage, phase: Phase) -> Self {
+        let read_ms = disk_ms(problem, usage.disk_read_bytes(problem, phase));
+        let Some(Decompression { bytes_per_ms, host_share }) = problem.decompression else {
+            return DiskTimes { shortest_ms: read_ms, host_ms: 0.0 };
+        };
+        let decompress_ms = usage.decompressed_bytes(problem, phase) / bytes_per_ms;
+        DiskTimes { shortest_ms: read_ms.max(decompress_ms), host_ms: decompress_ms * host_share }
+    }
+}
+
 /// Time to read this many bytes from disk, milliseconds; infinite without a disk.
-pub(crate) fn disk_ms(problem: &Problem, bytes: u64) -> f64 {
+fn disk_ms(problem: &Problem, bytes: u64) -> f64 {
     match (bytes, problem.disk_bytes_per_ms) {
         (0, _) => 0.0,
         (_, Some(rate)) if rate > 0.0 => bytes as f64 / rate,

@@ -1,26 +1,37 @@
 //! The command line as clap parses it. The module `settings` turns it into what to measure.
 
-use clap::{ArgAction, Parser};
-use hpp_schema::Provider;
+use clap::{ArgAction, Args, Parser, Subcommand};
+use hpp_schema::{Provider, ProviderLibraryArg, ProviderOptionArg};
 use std::path::PathBuf;
 
 /// Measure an ONNX model on this machine: the time of each part under each execution provider, the bandwidth of memory, links
 /// and disk, and statistics of a prompt corpus. Writes a profile for hpp-split --profile.
 #[derive(Clone, Debug, Parser)]
-#[command(name = "hpp-profile", version, arg_required_else_help = true)]
+#[command(name = "hpp-profile", version, args_conflicts_with_subcommands = true, arg_required_else_help = true)]
 #[command(after_help = "Exit codes: 0 done, 1 failed (the message says why and what to do), 2 invalid command \
                         line, 130 interrupted.")]
 pub struct Cli {
+    /// A subcommand that runs instead of measuring.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+
     /// An ONNX file, or the directory that an exporter wrote.
-    pub model: PathBuf,
+    #[arg(required = true)]
+    pub model: Option<PathBuf>,
 
     /// Prompts to run: a .jsonl file of {"prompt": ..}, {"text": ..} or {"messages": [..]} lines, or a .txt file with one prompt
     /// per line. Without it only block times and the machine are measured.
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
     /// Execution providers to measure [default: cpu, and every provider with a device on this machine].
-    #[arg(long, value_name = "cpu,webgpu,cuda", value_delimiter = ',', value_parser = provider)]
+    #[arg(long, value_name = "cpu,cuda,openvino,..", value_delimiter = ',')]
     pub providers: Vec<Provider>,
+    /// The library of a plug-in provider, by the name that --providers uses. Repeatable; for hpp-exec, which measures.
+    #[arg(long, value_name = "NAME=PATH")]
+    pub ep_lib: Vec<ProviderLibraryArg>,
+    /// An option of a provider, as the provider documents it. Repeatable; for hpp-exec, and recorded in the profile.
+    #[arg(long, value_name = "NAME.KEY=VALUE")]
+    pub ep_option: Vec<ProviderOptionArg>,
     /// The profile to write.
     #[arg(long, value_name = "FILE", default_value = "profile.yaml")]
     pub out: PathBuf,
@@ -90,22 +101,32 @@ pub struct Cli {
     pub timeout: Option<f64>,
 }
 
-fn provider(text: &str) -> Result<Provider, String> {
-    match text.trim().to_ascii_lowercase().as_str() {
-        "cpu" => Ok(Provider::Cpu),
-        "webgpu" => Ok(Provider::Webgpu),
-        "cuda" => Ok(Provider::Cuda),
-        _ => Err("providers are cpu, webgpu and cuda".to_owned()),
-    }
+/// Subcommands; without one, `hpp-profile` measures.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
+    /// Merge profiles of one model whose corpora are the parts of one corpus, in order, as several machines have run them. Times and
+    /// rates are those of the first.
+    Merge(MergeArgs),
 }
 
-/// The provider's name on the command line.
-pub fn provider_name(provider: Provider) -> &'static str {
-    match provider {
-        Provider::Cpu => "cpu",
-        Provider::Webgpu => "webgpu",
-        Provider::Cuda => "cuda",
-    }
+/// Options of `hpp-profile merge`.
+#[derive(Clone, Debug, Args)]
+pub struct MergeArgs {
+    /// The profiles, in the order of their parts of the corpus.
+    #[arg(required = true, value_name = "PROFILE")]
+    pub parts: Vec<PathBuf>,
+    /// The whole corpus.
+    #[arg(long, value_name = "FILE")]
+    pub prompts: PathBuf,
+    /// The profile to write.
+    #[arg(long, value_name = "FILE", default_value = "profile.yaml")]
+    pub out: PathBuf,
+    /// Leave out invalid lines of the corpus, as the parts have.
+    #[arg(long)]
+    pub skip_bad: bool,
+    /// Replace the existing profile.
+    #[arg(long)]
+    pub force: bool,
 }
 
 #[cfg(test)]
@@ -120,23 +141,29 @@ mod tests {
             "hpp-profile",
             "m",
             "--providers",
-            "cpu,WebGPU",
+            "cpu,webgpu,npu",
             "--contexts",
             "128,2048",
             "--quick",
             "-q",
         ]);
-        assert_eq!(cli.providers, [Provider::Cpu, Provider::Webgpu]);
+        assert_eq!(cli.providers, [Provider::CPU, Provider::WEBGPU, "npu".parse().unwrap()]);
         assert_eq!((cli.contexts, cli.quick, cli.quiet), (vec![128, 2048], true, true));
         for wrong in [
-            &["--providers", "tpu"][..],
+            &["--providers", "T P U"][..],
+            &["--ep-lib", "npu"],
+            &["--ep-option", "npu"],
             &["--skip-bad"],
             &["--resume", "--force"],
             &["--retry-failures"],
             &["-q", "-v"],
+            &["merge"],
         ] {
             let arguments = ["hpp-profile", "m"].iter().chain(wrong);
             assert!(Cli::try_parse_from(arguments).is_err(), "{wrong:?}");
         }
+        assert!(Cli::try_parse_from(["hpp-profile", "--quick"]).is_err(), "no model");
+        let merge = Cli::try_parse_from(["hpp-profile", "merge", "a.yaml", "b.yaml", "--prompts", "c.txt"]).unwrap();
+        assert!(matches!(merge.command, Some(Command::Merge(args)) if args.parts.len() == 2));
     }
 }

@@ -15,7 +15,7 @@ pub fn hotness(profile: &Profile, roofline: &RooflineEstimator) -> Vec<BlockHotn
     let longest = |tokens: &[u64]| tokens.iter().max().copied();
     let (context, pass) = (longest(&profile.settings.contexts), longest(&profile.settings.prefill_tokens));
     let Some((context, pass)) = context.zip(pass) else { return vec![] };
-    let devices = profile.settings.providers.iter().filter(|provider| **provider != Provider::Cpu);
+    let devices = profile.settings.providers.iter().filter(|provider| !provider.uses_host_memory());
     let blocks = blocks_at(roofline.analysis(), context);
     let mut found = Vec::new();
     for provider in devices {
@@ -24,7 +24,7 @@ pub fn hotness(profile: &Profile, roofline: &RooflineEstimator) -> Vec<BlockHotn
                 Some(phase_costs(costs_of(profile, block, of)?, phase).fit?.ms(tokens))
             };
             let terms = |phase, tokens| {
-                let (cpu_ms, gpu_ms) = (ms(Provider::Cpu, phase, tokens)?, ms(*provider, phase, tokens)?);
+                let (cpu_ms, gpu_ms) = (ms(Provider::CPU, phase, tokens)?, ms(*provider, phase, tokens)?);
                 let (weight_bytes, kv_bytes) = (facts.weights.iter().map(|(_, bytes)| bytes).sum(), facts.kv_bytes);
                 Some(terms(cpu_ms, gpu_ms, weight_bytes, kv_bytes))
             };
@@ -101,7 +101,7 @@ fn time_per_gib(profile: &Profile) -> Vec<f64> {
     let Some(context) = profile.settings.contexts.iter().max() else { return vec![] };
     let layers = profile.model.blocks.iter().filter(|block| is_layer(&block.label));
     let ms_per_gib = |block: &hpp_schema::ProfiledBlock| {
-        let fit = costs_of(profile, block, Provider::Cpu)?.decode.fit?;
+        let fit = costs_of(profile, block, Provider::CPU)?.decode.fit?;
         Some(terms(fit.ms(*context), 0.0, block.weight_bytes.0, 0).ms_per_gib)
     };
     layers.filter_map(ms_per_gib).collect()

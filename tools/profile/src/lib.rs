@@ -14,6 +14,7 @@ mod fit;
 mod hotness;
 mod interrupt;
 mod measure;
+mod merge;
 mod missing;
 mod page;
 mod pieces;

@@ -63,7 +63,7 @@ pub fn missing_measurements(profile: &Profile, estimate: &dyn Estimate) -> Vec<P
     }
     let seconds_per_block = |job: &ProbeJob| job.seconds / job.represented_blocks.max(1) as f64;
     jobs.sort_by(|a, b| {
-        let device = |job: &ProbeJob| job.provider != Provider::Cpu;
+        let device = |job: &ProbeJob| job.provider != Provider::CPU;
         let by_seconds = seconds_per_block(a).total_cmp(&seconds_per_block(b));
         device(a).cmp(&device(b)).then(a.scope.cmp(&b.scope)).then(by_seconds)
     });
@@ -105,7 +105,8 @@ pub fn point_mut(costs: &mut ProviderCosts, phase: Phase, tokens: u64) -> &mut C
 mod tests {
     use super::*;
     use crate::sample;
-    use hpp_schema::Provider::{Cpu, Webgpu};
+    const CPU: Provider = Provider::CPU;
+    const WEBGPU: Provider = Provider::WEBGPU;
 
     /// Estimates one second for each block and case.
     struct Plain {
@@ -128,7 +129,7 @@ mod tests {
     }
 
     fn profile() -> Profile {
-        sample::profile(&sample::analysis("genai/llama3-fp32-cpu"), sample::settings(&[Webgpu, Cpu]))
+        sample::profile(&sample::analysis("genai/llama3-fp32-cpu"), sample::settings(&[WEBGPU, CPU]))
     }
 
     fn order(profile: &Profile) -> Vec<String> {
@@ -143,24 +144,24 @@ mod tests {
     fn the_most_informative_job_comes_first_and_devices_last() {
         let order = order(&profile());
         // layers.1 represents two blocks.
-        assert_eq!(order[0], "Cpu layers.1");
-        assert_eq!(order[5], "Cpu layers.1+");
-        assert!(order[6..].iter().all(|job| job.starts_with("Webgpu")) && order.len() == 12, "{order:?}");
+        assert_eq!(order[0], "cpu layers.1");
+        assert_eq!(order[5], "cpu layers.1+");
+        assert!(order[6..].iter().all(|job| job.starts_with("webgpu")) && order.len() == 12, "{order:?}");
     }
 
     #[test]
     fn nothing_is_measured_twice() {
         let mut profile = profile();
-        sample::time(&mut profile, "head", Cpu, (Phase::Decode, 100), (1.0, None));
+        sample::time(&mut profile, "head", CPU, (Phase::Decode, 100), (1.0, None));
         let head = |profile: &Profile| {
             let jobs = missing_measurements(profile, &PLAIN);
-            jobs.into_iter().find(|job| job.provider == Cpu && profile.classes[job.class].block == "head")
+            jobs.into_iter().find(|job| job.provider == CPU && profile.classes[job.class].block == "head")
         };
         assert_eq!(head(&profile).unwrap().cases, [(Phase::Decode, 200), (Phase::Prefill, 10)]);
-        sample::time_all(&mut profile, Cpu, 1.0);
+        sample::time_all(&mut profile, CPU, 1.0);
         assert_eq!(head(&profile), None);
-        assert!(order(&profile).iter().all(|job| job.starts_with("Webgpu")));
-        sample::time_all(&mut profile, Webgpu, 1.0);
+        assert!(order(&profile).iter().all(|job| job.starts_with("webgpu")));
+        sample::time_all(&mut profile, WEBGPU, 1.0);
         assert!(order(&profile).is_empty());
     }
 
@@ -168,14 +169,14 @@ mod tests {
     fn failures_are_not_tried_again() {
         let mut profile = profile();
         for costs in profile.classes.iter_mut().flat_map(|entry| &mut entry.providers) {
-            if costs.provider == Webgpu {
+            if costs.provider == WEBGPU {
                 costs.failure = Some("no device".into());
             } else {
                 point_mut(costs, Phase::Decode, 100).failure = Some("it hung".into());
             }
         }
         let left = missing_measurements(&profile, &PLAIN);
-        assert!(left.iter().all(|job| job.provider == Cpu && !job.cases.contains(&(Phase::Decode, 100))));
+        assert!(left.iter().all(|job| job.provider == CPU && !job.cases.contains(&(Phase::Decode, 100))));
         assert!(!left.is_empty());
         crate::begin::clear_failures(&mut profile);
         assert_eq!(missing_measurements(&profile, &PLAIN).len(), 12);

@@ -1,7 +1,6 @@
 //! The machine's rates for planning, taken from the bandwidth curves and, for a device's memory and arithmetic, from the measured
 //! blocks.
 
-use crate::cli::provider_name;
 use crate::derive::{PHASES, median, phase_costs};
 use crate::estimate::RooflineEstimator;
 use crate::fit::{CurveTerms, Sample, fit};
@@ -17,18 +16,19 @@ pub fn rates(profile: &Profile, roofline: &RooflineEstimator) -> Option<Machine>
         memory: profile.host.memory,
         memory_gb_per_s: planning_point(of_host)?.gb_per_s,
         tflops: profile.machine.tflops?,
-        launch_us: launch_us(profile, Provider::Cpu)?,
+        launch_us: launch_us(profile, Provider::CPU)?,
     };
     let disk = curve(profile, |path| *path == BandwidthPath::DiskRead).and_then(rate);
-    let providers = profile.settings.providers.iter().filter(|provider| **provider != Provider::Cpu);
+    let providers = profile.settings.providers.iter().filter(|provider| !provider.uses_host_memory());
     let gpus: Vec<GpuRates> = providers.filter_map(|provider| gpu(profile, roofline, *provider)).collect();
     let mut sources = vec!["host: reading memory and matrix products with the threads used, measured".to_owned()];
     sources.extend(gpus.iter().map(|gpu| {
-        let name = provider_name(gpu.provider);
+        let name = gpu.provider.id();
         format!("{name}: link measured; memory and arithmetic are what the model's own blocks get there")
     }));
     let name = format!("{}, {} threads", profile.host.cpu, profile.host.threads);
-    let disk = disk.map(|read_gb_per_s| DiskRates { read_gb_per_s });
+    let decompress_gb_per_s = curve(profile, |path| *path == BandwidthPath::Decompress).and_then(rate);
+    let disk = disk.map(|read_gb_per_s| DiskRates { read_gb_per_s, decompress_gb_per_s });
     Some(Machine { hpp_machine: MACHINE_VERSION, name, sources, cpu, gpus, disk })
 }
 

@@ -1,14 +1,15 @@
-//! `hpp-profile MODEL`: from the command line to the profile.
+//! `hpp-profile MODEL` and `hpp-profile merge`: from the command line to the profile.
 
 use crate::begin::{add_entries, begin, clear_failures, profiled_model};
 use crate::child::{Launcher, Prober, RequestError};
-use crate::cli::Cli;
+use crate::cli::{Cli, Command};
 use crate::corpus::Corpus;
 use crate::effort::{Effort, last_level_cache};
 use crate::error::ProfileError;
 use crate::estimate::RooflineEstimator;
 use crate::interrupt::Interrupt;
 use crate::measure::{CorpusRun, ProfilingRun};
+use crate::merge;
 use crate::missing::missing_measurements;
 use crate::page;
 use crate::progress::Progress;
@@ -23,14 +24,23 @@ use hpp_onnx::WorkDir;
 use hpp_schema::{Host, Profile};
 use std::path::Path;
 
-/// Runs the command. When it ends early for any reason, the profile has every measurement finished so far.
+/// Runs the command.
 pub fn run(cli: &Cli) -> Result<(), ProfileError> {
+    match (&cli.command, &cli.model) {
+        (Some(Command::Merge(args)), _) => merge::run(args),
+        (None, Some(model)) => measure(cli, model),
+        (None, None) => Err(ProfileError::setting("no model is named", "write hpp-profile MODEL")),
+    }
+}
+
+/// Measures. When it ends early for any reason, the profile has every measurement finished so far.
+fn measure(cli: &Cli, model: &Path) -> Result<(), ProfileError> {
     let progress = Progress::new(cli.quiet);
     hpp_io::log_to(cli.verbose, progress.line_printer())?;
     let store = Store::new(&cli.out);
     let before = previous_profile(cli, &store)?;
     let reply_timeout = settings::reply_timeout(cli)?;
-    let analysis = analyse(&cli.model, None, LogitsMode::Requested)?;
+    let analysis = analyse(model, None, LogitsMode::Requested)?;
     let corpus = corpus(cli, &analysis)?;
     let corpus = corpus.as_ref().map(|(corpus, hash)| CorpusRun {
         corpus,
@@ -151,6 +161,12 @@ fn child_arguments(cli: &Cli) -> Result<Vec<std::ffi::OsString>, ProfileError> {
     }
     if let Some(library) = &cli.ort_lib {
         arguments.extend(["--ort-lib".into(), library.clone().into_os_string()]);
+    }
+    for library in &cli.ep_lib {
+        arguments.extend(["--ep-lib".into(), library.to_string().into()]);
+    }
+    for option in &cli.ep_option {
+        arguments.extend(["--ep-option".into(), option.to_string().into()]);
     }
     Ok(arguments)
 }

@@ -30,13 +30,14 @@ pub fn host() -> Host {
         threads: 2,
         onnxruntime: "1.31.1".into(),
         hpp: "0.1.0".into(),
-        devices: vec![device(Provider::Cpu, Some(ByteSize(8 << 30))), device(Provider::Webgpu, None)],
+        devices: vec![device(Provider::CPU, Some(ByteSize(8 << 30))), device(Provider::WEBGPU, None)],
     }
 }
 
 /// Decoding at 100 and 200 tokens, prefill of 10.
 pub fn settings(providers: &[Provider]) -> ProfileSettings {
     ProfileSettings {
+        provider_options: Default::default(),
         providers: providers.to_vec(),
         contexts: vec![100, 200],
         prefill_tokens: vec![10],

@@ -1,9 +1,9 @@
 //! Decides what to measure from the command line, the model and the host, with a note for everything left out. Pure.
 
-use crate::cli::{Cli, provider_name};
+use crate::cli::Cli;
 use crate::error::ProfileError;
 use hpp_model::{Analysis, Scenario};
-use hpp_schema::{Host, InputRole, ModelKind, Profile, ProfileSettings, Provider};
+use hpp_schema::{Host, InputRole, ModelKind, Profile, ProfileSettings, Provider, provider_options};
 use std::time::Duration;
 
 /// Default token counts; those beyond the model's context are left out.
@@ -60,6 +60,7 @@ pub fn settle(cli: &Cli, limits: ModelLimits, host: &Host) -> Result<Settled, Pr
     let providers = if cli.providers.is_empty() { usable(host) } else { unique(cli.providers.iter().copied()) };
     let settings = ProfileSettings {
         providers,
+        provider_options: provider_options(&cli.ep_option),
         contexts,
         prefill_tokens,
         quick: cli.quick,
@@ -88,6 +89,13 @@ pub fn settle_again(
     if let Some(asked) = cli.decode_tokens.filter(|asked| *asked != settings.decode_tokens) {
         differences.push(format!("it was begun with --decode-tokens {}, not {asked}", settings.decode_tokens));
     }
+    let options = provider_options(&cli.ep_option);
+    for (provider, before) in &settings.provider_options {
+        if options.get(provider).is_some_and(|options| options != before) {
+            differences.push(format!("{} was measured with other options ({before:?})", provider.id()));
+        }
+    }
+    settings.provider_options.extend(options);
     let asked = Cli { quick: settings.quick, ..cli.clone() };
     if !cli.contexts.is_empty() {
         settings.contexts = joined(&settings.contexts, contexts(&asked, limits, &mut notes)?);
@@ -188,7 +196,7 @@ fn joined(before: &[u64], more: Vec<u64>) -> Vec<u64> {
 /// The CPU, and every provider with a device on this machine.
 fn usable(host: &Host) -> Vec<Provider> {
     let devices = host.devices.iter().map(|device| device.provider);
-    unique([Provider::Cpu].into_iter().chain(devices))
+    unique([Provider::CPU].into_iter().chain(devices))
 }
 
 /// Each provider once, in order of first occurrence.
@@ -204,8 +212,8 @@ pub fn unique(providers: impl IntoIterator<Item = Provider>) -> Vec<Provider> {
 
 /// Why a provider cannot be measured on this machine; `None` if it can.
 pub fn unusable(provider: Provider, host: &Host) -> Option<String> {
-    let there = provider == Provider::Cpu || host.devices.iter().any(|device| device.provider == provider);
-    let name = provider_name(provider);
+    let there = provider == Provider::CPU || host.devices.iter().any(|device| device.provider == provider);
+    let name = provider.id();
     (!there).then(|| format!("there is no device for {name} here; `hpp-exec devices` says why"))
 }
 

@@ -1,6 +1,5 @@
 //! The table that the command prints at the end.
 
-use crate::cli::provider_name;
 use crate::derive::{PHASES, phase_costs};
 use crate::doubt::unreliable_blocks;
 use crate::hotness::{Evenness, verdict};
@@ -64,7 +63,7 @@ fn costs(profile: &Profile) -> Table {
 fn row(profile: &Profile, class: &ClassCosts, costs: &ProviderCosts) -> Vec<String> {
     let alike = profile.model.blocks.iter().filter(|block| block.class == class.class).count();
     let alike = if profile.settings.all_blocks { 1 } else { alike };
-    let mut row = vec![class.block.clone(), alike.to_string(), provider_name(costs.provider).to_owned()];
+    let mut row = vec![class.block.clone(), alike.to_string(), costs.provider.id().to_owned()];
     if let Some(failure) = &costs.failure {
         row.push(format!("failed: {}", failure.chars().take(60).collect::<String>()));
         return row;
@@ -97,7 +96,7 @@ fn doubts(profile: &Profile) -> Vec<String> {
                 "warning: the times of {} on {} vary from run to run or contradict each other; was the machine busy? Profile again on an \
                  idle machine before planning with them",
                 blocks.join(", "),
-                provider_name(*provider)
+                provider.id()
             ));
         }
     }
@@ -121,10 +120,11 @@ fn machine(profile: &Profile, text: &mut String) {
         let path = match curve.path {
             BandwidthPath::RamRead => format!("memory read with {} threads", profile.host.threads),
             BandwidthPath::DiskRead => "disk read past the page cache".to_owned(),
+            BandwidthPath::Decompress => "weights decompressed by one thread".to_owned(),
             BandwidthPath::Link { provider, to_device, pinned } => {
                 let way = if to_device { "host to" } else { "host from" };
                 let kind = if pinned { "pinned" } else { "pageable" };
-                format!("{way} {} device, {kind}", provider_name(provider))
+                format!("{way} {} device, {kind}", provider.id())
             }
         };
         let size = hpp_schema::ByteSize(point.bytes).human();
@@ -141,7 +141,7 @@ fn machine(profile: &Profile, text: &mut String) {
             text,
             "at the same time, computing takes {:.2} and copies to the {} device {:.2} times as long",
             contention.compute,
-            provider_name(contention.provider),
+            contention.provider.id(),
             contention.link
         );
     }

@@ -4,7 +4,7 @@ mod planning;
 mod quantize;
 mod values;
 
-pub use planning::{ExpertReads, ObjectiveArg, PlanningArgs};
+pub use planning::{CompressArg, ExpertReads, ObjectiveArg, PlanningArgs};
 pub use quantize::QuantizeArgs;
 pub use values::{KvHomeArg, LayerCount, VramRange};
 
@@ -59,7 +59,7 @@ pub struct InspectArgs {
 }
 
 /// Options of `hpp-split`.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct SplitArgs {
     /// An ONNX file, or the directory that an exporter wrote.
     #[arg(required_unless_present = "machine")]
@@ -130,6 +130,12 @@ pub struct SplitArgs {
     /// options. `stream` means `gpu0:stream`.
     #[arg(long, value_name = "BLOCKS=DEVICE,...")]
     pub assign: Option<Assign>,
+    /// Compute the experts of all mixtures on the CPU and let the planner, or --gpu-layers, place the rest of these layers.
+    #[arg(long, conflicts_with = "n_cpu_moe")]
+    pub cpu_moe: bool,
+    /// The same for the experts of the first N layers.
+    #[arg(long, value_name = "N")]
+    pub n_cpu_moe: Option<u32>,
     /// Make each GPU layer a partition of its own and keep its weights apart from ONNX Runtime's session, so that they can be
     /// moved between device and host while it runs. Costs one launch per layer.
     #[arg(long)]
@@ -155,6 +161,11 @@ impl SplitArgs {
     /// The rows of logits that the plan computes.
     pub fn logits_mode(&self) -> LogitsMode {
         if self.all_logits { LogitsMode::All } else { LogitsMode::Requested }
+    }
+
+    /// The number of first layers whose experts compute on the CPU.
+    pub fn layers_with_host_experts(&self) -> Option<u32> {
+        if self.cpu_moe { Some(u32::MAX) } else { self.n_cpu_moe.filter(|layers| *layers > 0) }
     }
 
     /// Whether weights may be streamed to a GPU, by the planner or by manual placement.

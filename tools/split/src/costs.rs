@@ -60,6 +60,11 @@ impl Costs {
         }
     }
 
+    /// These costs, or assumed ones instead of a profile.
+    pub fn without_profile(self) -> Self {
+        if matches!(self, Costs::Profile(..)) { Costs::Assumed } else { self }
+    }
+
     /// Refuses a profile of another model, or of another machine unless `allow_other_machine`.
     pub fn check_origin(&self, analysis: &Analysis, allow_other_machine: bool) -> Result<(), InputErrors> {
         let Costs::Profile(profile, file) = self else { return Ok(()) };

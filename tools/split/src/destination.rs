@@ -2,7 +2,7 @@
 //! same sizes and hashes; a dry run writes no file.
 
 use crate::error::SplitError;
-use crate::output::OutputDir;
+use crate::output::{OutputDir, create_dir, write_synced};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{
     LinkOutcome, Model, PackProgress, VirtualFile, VirtualFiles, Weights, WriteError, encode, externalise,
@@ -18,8 +18,8 @@ static BARS: LazyLock<MultiProgress> = LazyLock::new(MultiProgress::new);
 
 /// Receives the files of a plan.
 pub struct Destination {
-    /// The directory being written; `None` in a dry run.
-    output: Option<OutputDir>,
+    /// The directory that files are written to before they are moved into place; `None` in a dry run.
+    staging: Option<PathBuf>,
     /// The final plan directory, symlinks resolved: relative paths in the plan start here.
     base: PathBuf,
     /// The files of a dry run, by path in the plan, and weights that are computed when they are copied.
@@ -37,21 +37,42 @@ pub struct NotLinkable {
 }
 
 impl Destination {
-    /// Writes through `output`, or to memory without it.
-    pub fn new(target: &Path, output: Option<OutputDir>) -> Result<Self, SplitError> {
+    /// Writes to the staging directory of `output`, or to memory without it.
+    pub fn new(target: &Path, output: Option<&OutputDir>) -> Result<Self, SplitError> {
         let io = |source| SplitError::Io { action: "resolve", path: target.to_owned(), source };
         let target = std::path::absolute(target).map_err(io)?;
-        Ok(Destination { output, base: resolved(&target), dry_files: VirtualFiles::new(), hard_links: vec![] })
+        let staging = output.map(|output| output.staging().to_owned());
+        Ok(Destination { staging, base: resolved(&target), dry_files: VirtualFiles::new(), hard_links: vec![] })
+    }
+
+    /// Writes to an existing directory, for files that are used while this process runs.
+    pub fn at(directory: &Path) -> Self {
+        let (staging, base) = (Some(directory.to_owned()), resolved(directory));
+        Destination { staging, base, dry_files: VirtualFiles::new(), hard_links: vec![] }
+    }
+
+    /// A directory in this one. In a dry run its files are known here once they are [adopted](Self::adopt).
+    pub fn directory(&self, name: &str) -> Result<Self, SplitError> {
+        let staging = self.staging.as_ref().map(|staging| staging.join(name));
+        staging.iter().try_for_each(|staging| create_dir(staging))?;
+        Ok(Destination { staging, base: self.base.join(name), dry_files: VirtualFiles::new(), hard_links: vec![] })
+    }
+
+    /// Takes over a file that was written to a [directory](Self::directory) of this one.
+    pub fn adopt(&mut self, directory: &Destination, name: &str, file: &str) {
+        if let Some(contents) = directory.dry_files.get(file) {
+            self.dry_files.insert(format!("{name}/{file}"), contents.clone());
+        }
     }
 
     /// The directory that files are written to before they are moved into place; `None` in a dry run.
     pub fn partial_directory(&self) -> Option<&Path> {
-        self.output.as_ref().map(OutputDir::staging)
+        self.staging.as_deref()
     }
 
-    /// The directory being written, unless this is a dry run, and the weight files that are hard links.
-    pub fn finish(self) -> (Option<OutputDir>, Vec<String>) {
-        (self.output, self.hard_links)
+    /// The weight files that are hard links.
+    pub fn hard_links(self) -> Vec<String> {
+        self.hard_links
     }
 
     /// The files of a dry run, by location.
@@ -62,8 +83,8 @@ impl Destination {
     /// Directory that holds the weights of `weights_dir` while the plan is written; in a dry run, the model's own
     /// directory.
     pub fn weights_dir(&self, weights_dir: &str, model: &Model) -> PathBuf {
-        match &self.output {
-            Some(output) => output.staging().join(weights_dir),
+        match &self.staging {
+            Some(staging) => staging.join(weights_dir),
             None => model.dir().to_owned(),
         }
     }
@@ -71,8 +92,8 @@ impl Destination {
     /// Moves large embedded weights of a model to a file `location`; returns the model that refers to it.
     pub fn externalise(&mut self, model: &Model, location: &str) -> Result<Model, SplitError> {
         let failed = |error| SplitError::Weights(Box::new(error));
-        match &self.output {
-            Some(output) => externalise(model, output.staging(), location).map_err(failed),
+        match &self.staging {
+            Some(staging) => externalise(model, staging, location).map_err(failed),
             None => {
                 let (moved, contents) = externalise_virtually(model, &self.base, location).map_err(failed)?;
                 self.dry_files.insert(location.to_owned(), contents);
@@ -89,14 +110,14 @@ impl Destination {
     /// Copies all weights that `models` read into one file and points the models to it.
     pub fn pack(&mut self, models: &mut [ModelProto], weights: &Weights, location: &str) -> Result<(), SplitError> {
         let failed = |error| SplitError::Weights(Box::new(error));
-        match &self.output {
-            Some(output) => {
+        match &self.staging {
+            Some(staging) => {
                 let bar = progress_bar("packing weights");
                 let mut report = |p: PackProgress| {
                     bar.set_length(p.total);
                     bar.set_position(p.done);
                 };
-                pack(models, weights, &self.dry_files, output.staging(), location, &mut report).map_err(failed)?;
+                pack(models, weights, &self.dry_files, staging, location, &mut report).map_err(failed)?;
                 bar.finish_and_clear();
             }
             None => {
@@ -110,8 +131,8 @@ impl Destination {
     /// Removes an intermediate file.
     pub fn remove(&mut self, name: &str) {
         self.dry_files.remove(name);
-        if let Some(output) = &self.output {
-            let _ = fs::remove_file(output.staging().join(name));
+        if let Some(staging) = &self.staging {
+            let _ = fs::remove_file(staging.join(name));
         }
     }
 
@@ -120,8 +141,8 @@ impl Destination {
     pub fn link_weights(&mut self, model: &Model) -> Result<Option<NotLinkable>, SplitError> {
         let mut not_linkable = None;
         for file in &model.weights().files {
-            let outcome = match &self.output {
-                Some(output) => link(file, output.staging()).map_err(|e| SplitError::Weights(Box::new(e)))?,
+            let outcome = match &self.staging {
+                Some(staging) => link(file, staging).map_err(|e| SplitError::Weights(Box::new(e)))?,
                 None if self.dry_files.contains_key(&file.location) => LinkOutcome::AlreadyThere,
                 None => predict_link(file, &self.base),
             };
@@ -130,8 +151,8 @@ impl Destination {
                 LinkOutcome::NotLinkable { why } => {
                     not_linkable = Some(NotLinkable { location: file.location.clone(), why })
                 }
-                LinkOutcome::HardLink if self.output.is_some() => self.hard_links.push(file.location.clone()),
-                LinkOutcome::AlreadyThere | LinkOutcome::Clone if self.output.is_some() => {}
+                LinkOutcome::HardLink if self.staging.is_some() => self.hard_links.push(file.location.clone()),
+                LinkOutcome::AlreadyThere | LinkOutcome::Clone if self.staging.is_some() => {}
                 LinkOutcome::AlreadyThere => {}
                 LinkOutcome::HardLink | LinkOutcome::Clone => self.refer(&file.location, &file.path)?,
             }
@@ -141,9 +162,9 @@ impl Destination {
 
     /// Writes a file.
     pub fn write(&mut self, name: &str, bytes: Vec<u8>) -> Result<(), SplitError> {
-        tracing::debug!(name, bytes = bytes.len(), dry_run = self.output.is_none(), "file written");
-        match &self.output {
-            Some(output) => output.write(name, &bytes)?,
+        tracing::debug!(name, bytes = bytes.len(), dry_run = self.staging.is_none(), "file written");
+        match &self.staging {
+            Some(staging) => write_synced(&staging.join(name), &bytes)?,
             None => drop(self.dry_files.insert(name.to_owned(), bytes.into())),
         }
         Ok(())
@@ -152,9 +173,9 @@ impl Destination {
     /// Writes a model.
     pub fn write_model(&mut self, name: &str, model: &ModelProto) -> Result<(), WriteError> {
         let nodes = model.graph.as_ref().map(|graph| graph.node.len());
-        tracing::debug!(name, nodes, dry_run = self.output.is_none(), "model written");
-        match &self.output {
-            Some(output) => write_model(&output.staging().join(name), model).map(drop),
+        tracing::debug!(name, nodes, dry_run = self.staging.is_none(), "model written");
+        match &self.staging {
+            Some(staging) => write_model(&staging.join(name), model).map(drop),
             None => {
                 let bytes = encode(&self.base.join(name), model)?;
                 self.dry_files.insert(name.to_owned(), bytes.into());
@@ -166,8 +187,8 @@ impl Destination {
     /// Copies a file.
     pub fn copy(&mut self, name: &str, from: &Path) -> Result<(), SplitError> {
         let io = |source| SplitError::Io { action: "copy", path: from.to_owned(), source };
-        match &self.output {
-            Some(output) => fs::copy(from, output.staging().join(name)).map(drop).map_err(io),
+        match &self.staging {
+            Some(staging) => fs::copy(from, staging.join(name)).map(drop).map_err(io),
             None => self.refer(name, from),
         }
     }
@@ -182,8 +203,8 @@ impl Destination {
     /// Resolves a path of the plan. The staging directory is a sibling of the final one, so relative paths that lead
     /// out of it resolve alike; in a dry run neither directory need exist, so `..` is resolved lexically.
     pub fn resolve(&self, path: &str) -> PathBuf {
-        match &self.output {
-            Some(output) => output.staging().join(path),
+        match &self.staging {
+            Some(staging) => staging.join(path),
             None => normalised(&self.base.join(path)),
         }
     }

@@ -1,5 +1,6 @@
 //! Every error of this command, and its report on stderr.
 
+use crate::calibrate::{CorpusError, DivergenceError};
 use crate::exec::ExecNotFound;
 use crate::input_errors::InputErrors;
 use crate::output::OutputError;
@@ -17,6 +18,9 @@ pub enum SplitError {
     /// The model cannot be read or analysed.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// The model cannot be quantized for a draft.
+    #[error("cannot make a draft of the model (--draft)")]
+    Draft(#[source] Box<ModelError>),
     /// The model was read but cannot be cut.
     #[error("cannot cut the model")]
     Cut(#[source] Box<dyn std::error::Error + Send + Sync>),
@@ -65,6 +69,12 @@ pub enum SplitError {
     /// The command line or a file it names has errors.
     #[error(transparent)]
     InputErrors(#[from] InputErrors),
+    /// `--calibration` names a file that is no corpus.
+    #[error(transparent)]
+    Corpus(#[from] CorpusError),
+    /// hpp-exec could not measure what quantizing costs.
+    #[error(transparent)]
+    Divergence(#[from] DivergenceError),
     /// `--refine` could not measure a plan.
     #[error(transparent)]
     Refine(#[from] RefineError),
@@ -104,7 +114,11 @@ impl SplitError {
             _ => {}
         }
         eprintln!("{}", hpp_schema::error_report(self, self.hint().as_deref()));
-        ExitCode::from(if matches!(self, SplitError::Refine(RefineError::Interrupted)) { 130 } else { 1 })
+        let is_interrupted = matches!(
+            self,
+            SplitError::Refine(RefineError::Interrupted) | SplitError::Divergence(DivergenceError::Interrupted)
+        );
+        ExitCode::from(if is_interrupted { 130 } else { 1 })
     }
 
     fn hint(&self) -> Option<String> {
@@ -122,10 +136,23 @@ impl SplitError {
                 )
             }
             SplitError::Model(error) => error.hint()?,
+            SplitError::Draft(_) => {
+                "omit --draft; a smaller model with the same tokens can draft too: hpp-exec --draft PLAN".to_owned()
+            }
             SplitError::Setting { hint, .. } => (*hint).to_owned(),
             SplitError::LogFilter(error) => error.hint().to_owned(),
             SplitError::Output(error) => error.hint()?.to_owned(),
             SplitError::Refine(error) => error.hint()?.to_owned(),
+            SplitError::Corpus(CorpusError::Read { .. }) => return None,
+            SplitError::Corpus(_) => {
+                "give --calibration one JSON object a line, such as {\"prompt\": \"...\"}; texts like those the model is for"
+                    .to_owned()
+            }
+            SplitError::Divergence(DivergenceError::NoExec(_)) => {
+                "install hpp-exec beside hpp-split, or set HPP_EXEC to its path".to_owned()
+            }
+            SplitError::Divergence(DivergenceError::Interrupted) => return None,
+            SplitError::Divergence(_) => "without --calibration, bits are chosen by squared errors".to_owned(),
             SplitError::Stdout(_) => "free space where stdout goes, or send it elsewhere".to_owned(),
             SplitError::Write(error) if error.source.kind() == io::ErrorKind::StorageFull => {
                 "free space, or write the file on another disk".to_owned()

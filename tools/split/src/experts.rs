@@ -4,7 +4,7 @@
 use crate::error::SplitError;
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
-use hpp_graph::{Mixture, NodeId, PartitionGraph, Segmentation, cut};
+use hpp_graph::{ExpertCounts, Mixture, NodeId, PartitionGraph, Segmentation, cut};
 use hpp_model::{Analysis, PartitionSpec};
 use hpp_partition::{BlockPlacement, Placement};
 
@@ -42,11 +42,14 @@ pub fn divide(
             parts,
         });
     }
-    let nodes: Vec<(usize, NodeId)> = specs
-        .iter()
-        .zip(&wanted)
-        .filter_map(|(spec, mixture)| mixture.as_ref().map(|mixture| (spec.blocks.start, mixture.node)))
-        .collect();
+    let is_divided = |spec: &PartitionSpec, mixture: &Mixture| {
+        !mixture.is_routed_before(&analysis.graph, &analysis.segmentation.blocks[spec.blocks.start])
+    };
+    let node = |(spec, mixture): (&PartitionSpec, &Option<Mixture>)| {
+        let mixture = mixture.as_ref().filter(|mixture| is_divided(spec, mixture))?;
+        Some((spec.blocks.start, mixture.node))
+    };
+    let nodes: Vec<(usize, NodeId)> = specs.iter().zip(&wanted).filter_map(node).collect();
     let segmentation = analysis.segmentation.divided_at_experts(&analysis.graph, &nodes);
     let mut divided =
         Divided { specs: Vec::new(), mixtures: Vec::new(), origins: Vec::new(), segmentation, parts: Vec::new() };
@@ -59,14 +62,44 @@ pub fn divide(
             divided.mixtures.push(mixture);
             divided.origins.push(origin);
         };
-        add(spec.blocks.len(), None);
-        if mixture.is_some() {
-            add(1, mixture);
+        match mixture {
+            Some(mixture) if is_divided(spec, &mixture) => {
+                add(spec.blocks.len(), None);
+                add(1, Some(mixture));
+            }
+            mixture => add(spec.blocks.len(), mixture),
         }
     }
     divided.parts =
         cut(&analysis.graph, &divided.segmentation, &groups).map_err(|error| SplitError::Cut(Box::new(error)))?;
     Ok(divided)
+}
+
+/// A note on mixtures that a plan reads from disk whole, because what they select cannot be told before they run. `None` if there is none,
+/// or if the user wants that.
+pub fn note_of_whole_mixtures(
+    request: &PlanningRequest,
+    analysis: &Analysis,
+    partitioning: &Partitioning,
+) -> Option<String> {
+    let disk = partitioning.disk_streaming(request).filter(|disk| !disk.holds_all())?;
+    let is_whole = |block: &usize| {
+        let found = &analysis.segmentation.blocks[*block];
+        let is_on_host = partitioning.solution.placements[*block].decode == Placement::Cpu && !disk.is_table[*block];
+        is_on_host
+            && ExpertCounts::of(&analysis.graph, found).is_some()
+            && Mixture::of(&analysis.graph, found).is_none()
+    };
+    let whole: Vec<usize> = (0..analysis.segmentation.blocks.len()).filter(is_whole).collect();
+    let label = |block: &usize| &analysis.segmentation.blocks[*block].label;
+    let blocks = match (whole.first()?, whole.last()?) {
+        (first, last) if first == last => label(first).clone(),
+        (first, last) => format!("{} to {}", label(first), label(last)),
+    };
+    Some(format!(
+        "the experts of {blocks} are read whole in each pass: only of QMoE, with a router in the graph and constant weights, is known \
+         before it runs which experts it selects"
+    ))
 }
 
 /// The mixture of a partition that is one block on the host in both phases.

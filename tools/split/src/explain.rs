@@ -8,9 +8,10 @@ use crate::error::SplitError;
 use crate::partitioning::Partitioning;
 use crate::predicted::round;
 use crate::reason::{difference, is_rounding, place_name};
-use crate::request::PlanningRequest;
+use crate::request::{Limits, PlanningRequest};
+use crate::split::analyse;
 use crate::table;
-use hpp_model::{Analysis, analyse};
+use hpp_model::Analysis;
 use hpp_partition::{BlockPlacement, Change, DeviceId, Explanation, RunExplanation, Solution, change, evaluate};
 use hpp_schema::ModelKind;
 use serde::Serialize;
@@ -119,8 +120,9 @@ fn other_context(
     let twice = analysis.context.saturating_mul(2);
     let longest = analysis.config.context_length.unwrap_or(u64::MAX);
     let other = if twice <= longest { twice } else { analysis.context / 2 };
-    let other = analyse(analysis.model.path(), Some(other), args.logits_mode())?;
-    let other_request = PlanningRequest::new(args, &other, costs, &request.local, request.scenario.prefill_chunk)?;
+    let other = analyse(analysis.model.path(), Some(other), args, args.quantize.options().as_ref())?;
+    let limits = Limits { longest_pass: request.scenario.prefill_chunk, ..request.limits };
+    let other_request = PlanningRequest::new(args, &other, costs, &request.local, limits)?;
     let mut what = format!("{} tokens of context instead of {}", other.context, analysis.context);
     let (now, then) = (request.scenario, other_request.scenario);
     if (now.prompt, now.new_tokens) != (then.prompt, then.new_tokens) {

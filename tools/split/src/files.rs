@@ -1,8 +1,10 @@
 //! Writes a plan directory: weight files, partitions, the tapped model, file records, and at the end `plan.yaml`.
 
 use crate::destination::{Destination, NotLinkable};
+use crate::draft_files::{self, DRAFT_DIR, ModelWeights};
 use crate::error::SplitError;
-use crate::output::{OutputDir, PLAN_FILE};
+use crate::output::{OutputDir, PLAN_FILE, Resume};
+use crate::own_draft::OwnDraft;
 use crate::records::{Records, record_unhashed};
 use crate::weight_inputs::{SLOTS_FILE, WeightSource, weights_to_inputs};
 use hpp_graph::{PartitionGraph, ValueId};
@@ -59,16 +61,29 @@ pub struct WrittenPlan {
 pub struct PlanWriter<'a> {
     options: WriteOptions,
     analysis: &'a Analysis,
+    own_draft: Option<&'a OwnDraft>,
+    /// `None` in a dry run.
+    output: Option<OutputDir>,
     destination: Destination,
 }
 
 impl<'a> PlanWriter<'a> {
-    /// Locks and prepares the directory.
-    pub fn begin(options: WriteOptions, analysis: &'a Analysis, target: &Path) -> Result<Self, SplitError> {
+    /// Locks and prepares the directory for a plan and the model's own draft, if it has one.
+    pub fn begin(
+        options: WriteOptions,
+        analysis: &'a Analysis,
+        own_draft: Option<&'a OwnDraft>,
+        target: &Path,
+    ) -> Result<Self, SplitError> {
         let options = options.for_analysis(analysis);
-        let output = OutputDir::begin(target, options.force, options.pack)?;
-        let target = output.target().to_owned();
-        Ok(PlanWriter { options, analysis, destination: Destination::new(&target, Some(output))? })
+        let resume = match own_draft {
+            _ if options.pack => Resume::Everything,
+            Some(_) => Resume::Directory(DRAFT_DIR),
+            None => Resume::Nothing,
+        };
+        let output = OutputDir::begin(target, options.force, resume)?;
+        let destination = Destination::new(output.target(), Some(&output))?;
+        Ok(PlanWriter { options, analysis, own_draft, output: Some(output), destination })
     }
 
     /// The directory that files are written to before they are moved into place; `None` in a dry run.
@@ -80,19 +95,21 @@ impl<'a> PlanWriter<'a> {
     pub fn dry_run(
         options: WriteOptions,
         analysis: &'a Analysis,
+        own_draft: Option<&'a OwnDraft>,
         target: &Path,
         parts: &[PartitionGraph],
         plan: Plan,
     ) -> Result<Plan, SplitError> {
         let options = options.for_analysis(analysis);
-        PlanWriter { options, analysis, destination: Destination::new(target, None)? }.write(parts, plan)
+        let destination = Destination::new(target, None)?;
+        PlanWriter { options, analysis, own_draft, output: None, destination }.write(parts, plan)
     }
 
     /// Writes all files and moves them into place, or removes them on an error.
     pub fn finish(mut self, parts: &[PartitionGraph], plan: Plan) -> Result<WrittenPlan, SplitError> {
         let written = self.write(parts, plan);
-        let (output, hard_links) = self.destination.finish();
-        let Some(output) = output else { return Ok(WrittenPlan { plan: written?, hard_links }) };
+        let hard_links = self.destination.hard_links();
+        let Some(output) = self.output else { return Ok(WrittenPlan { plan: written?, hard_links }) };
         match written {
             Ok(plan) => {
                 let target = output.target().to_owned();
@@ -119,6 +136,7 @@ impl<'a> PlanWriter<'a> {
         }
         let weights_dir =
             if self.options.pack { self.pack(&model, &mut protos)? } else { self.link_weights(&model, &plan)? };
+        let model_weights = ModelWeights::of(protos.iter().map(|(_, proto)| proto));
         let has_slots_file = self.weights_to_inputs(&model, &mut plan, &mut protos, &weights_dir)?;
         for (name, proto) in &protos {
             let failed = |e| SplitError::Extract { name: name.clone(), source: Box::new(e) };
@@ -128,11 +146,25 @@ impl<'a> PlanWriter<'a> {
         self.add_tokenizer_files(&mut plan)?;
         self.add_config()?;
         plan.files = self.records(&model, &plan, &weights_dir, has_slots_file)?;
+        self.write_own_draft(&mut plan, &model_weights)?;
         let yaml = plan.to_yaml().map_err(SplitError::Plan)?;
         self.destination.write(PLAN_FILE, yaml.into_bytes())?;
         let bytes = plan.files.iter().map(|file| file.bytes.0).fold(0, u64::saturating_add);
         tracing::info!(files = plan.files.len(), bytes, weights_dir, "files of the plan recorded");
         Ok(plan)
+    }
+
+    /// Writes the model's own draft, if it has one, and records it in the plan.
+    fn write_own_draft(&mut self, plan: &mut Plan, weights: &ModelWeights) -> Result<(), SplitError> {
+        let Some(own_draft) = self.own_draft else { return Ok(()) };
+        let mut directory = self.destination.directory(DRAFT_DIR)?;
+        let record = draft_files::write(own_draft, plan, weights, &mut directory)?;
+        self.destination.adopt(&directory, DRAFT_DIR, PLAN_FILE);
+        let mut records = Records::new(&self.destination, true);
+        records.add(&record.plan, FileRole::Draft)?;
+        plan.files.extend(records.done());
+        plan.draft = Some(record);
+        Ok(())
     }
 
     /// The model without large embedded weights.

@@ -2,6 +2,7 @@
 
 use hpp_model::PartitionSpec;
 use hpp_partition::{BlockPlacement, DeviceId, KvHome, Phase, Placement, Problem, runs};
+use hpp_schema::Provider;
 
 /// Kinds of blocks that need a partition of their own, besides streamed ones and GPU blocks whose state is in host
 /// memory.
@@ -18,25 +19,31 @@ pub struct OwnPartition {
 /// Groups adjacent blocks with the same block placement into the fewest partitions, or into `min_partitions` if that is more (at
 /// most one per block). A streamed block is a partition of its own because its slot holds one partition's weights.
 /// While state is kept in host memory, each GPU block is a partition of its own, so that the device holds the state of
-/// one block at a time.
+/// one block at a time. On the host, a partition has one provider (`host_providers`, by block; empty for one provider).
 pub fn group(
     problem: &Problem,
     placements: &[BlockPlacement],
     min_partitions: usize,
     rules: OwnPartition,
+    host_providers: &[Provider],
 ) -> Vec<PartitionSpec> {
     // `runs` joins adjacent blocks with equal places: give each group a number and pass it as a GPU index.
     let mut group = 0;
     let mut groups = Vec::with_capacity(placements.len());
     let is_alone = |at: usize| needs_own_partition(problem, at, placements[at], rules);
     for (at, placement) in placements.iter().enumerate() {
-        if at > 0 && (placements[at - 1] != *placement || is_alone(at) || is_alone(at - 1)) {
+        let changes_provider = || at > 0 && host_providers.get(at) != host_providers.get(at - 1) && on_host(placement);
+        if at > 0 && (placements[at - 1] != *placement || is_alone(at) || is_alone(at - 1) || changes_provider()) {
             group += 1;
         }
         groups.push(DeviceId::Gpu(group));
     }
     let runs = runs(&problem.blocks, &groups, min_partitions);
     runs.into_iter().map(|run| PartitionSpec { placement: placements[run.blocks.start], blocks: run.blocks }).collect()
+}
+
+fn on_host(placement: &BlockPlacement) -> bool {
+    Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu)
 }
 
 fn needs_own_partition(problem: &Problem, block: usize, placement: BlockPlacement, rules: OwnPartition) -> bool {

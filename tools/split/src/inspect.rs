@@ -228,10 +228,11 @@ fn experts(blocks: &[BlockInfo]) -> String {
         let labels: Vec<String> = group.iter().map(|(block, _)| block.label.clone()).collect();
         let ExpertInfo { count, active, bytes } = *group[0].1;
         let each = if group.len() > 1 { " in each block" } else { "" };
-        let selected = ByteSize(bytes / count.max(1) * active).human();
+        let one = bytes / count.max(1);
         let (of, all) = (blocks_of(&labels), ByteSize(bytes).human());
+        let (one, selected) = (ByteSize(one).human(), ByteSize(one * active).human());
         format!(
-            "\nexperts of {of}: {count}, {active} active per token; {all} of weights{each}, {selected} of them active"
+            "\nexperts of {of}: {count} of {one}, {active} active per token; {all} of weights{each}, {selected} of them active"
         )
     };
     let lines: String = mixtures.chunk_by(is_alike).map(line).collect();

@@ -1,7 +1,8 @@
-//! Ctrl-C while a plan is written: says what stays on disk.
+//! Ctrl-C: while plans are measured, and while a plan is written.
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
+use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,4 +34,26 @@ pub fn name_partial_directory(partial: PathBuf) {
         }
         std::process::exit(INTERRUPTED);
     });
+}
+
+/// Set by the first SIGINT or SIGTERM, so that a measurement ends and its files are removed. The second one ends the
+/// process.
+#[derive(Clone, Debug)]
+pub struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// From now on watches for signals.
+    pub fn install() -> io::Result<Self> {
+        let requested = Arc::new(AtomicBool::new(false));
+        for signal in [SIGINT, SIGTERM] {
+            flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&requested))?;
+            flag::register(signal, Arc::clone(&requested))?;
+        }
+        Ok(Interrupt(requested))
+    }
+
+    /// Whether a signal has come.
+    pub fn is_requested(&self) -> bool {
+        self.0.load(Ordering::SeqCst)
+    }
 }

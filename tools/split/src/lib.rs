@@ -5,22 +5,27 @@
 //! surgery is `hpp-graph` and `hpp-onnx`.
 
 mod amount;
+mod calibrate;
 mod cli;
+mod compression;
 mod costs;
 mod destination;
 mod draft;
+mod draft_files;
 mod error;
 mod exec;
 mod experts;
 mod explain;
 mod files;
 mod group;
+mod host_providers;
 mod input_errors;
 mod inspect;
 mod interrupt;
 mod local_machine;
 mod operators;
 mod output;
+mod own_draft;
 mod partitioning;
 mod predicted;
 mod presets;

@@ -2,7 +2,7 @@
 //! leaves the previous contents, or nothing.
 
 use std::fs::{self, File};
-use std::io;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 /// File name of the plan in its directory.
@@ -52,6 +52,17 @@ fn io_context<T>(action: &'static str, path: &Path, result: io::Result<T>) -> Re
     result.map_err(|source| OutputError::Io { action, path: path.to_owned(), source })
 }
 
+/// What of a killed run is continued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Resume {
+    /// Nothing.
+    Nothing,
+    /// Files in this directory of the plan.
+    Directory(&'static str),
+    /// All files.
+    Everything,
+}
+
 /// A directory being written, locked against other processes.
 #[derive(Debug)]
 pub struct OutputDir {
@@ -61,8 +72,8 @@ pub struct OutputDir {
 }
 
 impl OutputDir {
-    /// Prepares to write `target`. Keeps the staging directory of a killed run if `resume`, else clears it.
-    pub fn begin(target: &Path, force: bool, resume: bool) -> Result<Self, OutputError> {
+    /// Prepares to write `target`. Clears the staging directory of a killed run, except for what is to be resumed.
+    pub fn begin(target: &Path, force: bool, resume: Resume) -> Result<Self, OutputError> {
         // Replace the directory that a symlink points to, not the symlink.
         let target = io_context("resolve", target, hpp_io::resolve_link(target).and_then(std::path::absolute))?;
         refuse_existing(&target, force)?;
@@ -73,8 +84,8 @@ impl OutputDir {
         let lock = io_context("create", &lock_path, File::create(&lock_path))?;
         lock.try_lock().map_err(|_| OutputError::Busy(target.clone()))?;
         let staging = parent.join(format!(".{name}.partial"));
-        if staging.exists() && !resume {
-            io_context("clear", &staging, fs::remove_dir_all(&staging))?;
+        if staging.exists() {
+            io_context("clear", &staging, clear(&staging, resume))?;
         }
         io_context("create", &staging, fs::create_dir_all(&staging))?;
         Ok(OutputDir { target, staging, _lock: lock })
@@ -88,12 +99,6 @@ impl OutputDir {
     /// The directory they are in after it.
     pub fn target(&self) -> &Path {
         &self.target
-    }
-
-    /// Writes and syncs a file.
-    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<(), OutputError> {
-        let path = self.staging.join(name);
-        io_context("write", &path, fs::write(&path, bytes).and_then(|()| File::open(&path)?.sync_all()))
     }
 
     /// Renames the staging directory into place, in exchange for an existing plan, which it then removes.
@@ -123,6 +128,18 @@ impl OutputDir {
     }
 }
 
+/// Writes and syncs a file.
+pub fn write_synced(path: &Path, bytes: &[u8]) -> Result<(), OutputError> {
+    // Windows flushes only through a handle that may write.
+    let written = File::create(path).and_then(|mut file| file.write_all(bytes).and_then(|()| file.sync_all()));
+    io_context("write", path, written)
+}
+
+/// Creates a directory unless it exists.
+pub fn create_dir(path: &Path) -> Result<(), OutputError> {
+    io_context("create", path, fs::create_dir_all(path))
+}
+
 fn refuse_existing(target: &Path, force: bool) -> Result<(), OutputError> {
     if !target.exists() || is_empty(target) {
         return Ok(());
@@ -132,6 +149,24 @@ fn refuse_existing(target: &Path, force: bool) -> Result<(), OutputError> {
         (true, false) => Err(OutputError::PlanExists(target.to_owned())),
         (false, _) => Err(OutputError::NotAPlan(target.to_owned())),
     }
+}
+
+/// Removes a staging directory, except for what is to be resumed.
+fn clear(staging: &Path, resume: Resume) -> io::Result<()> {
+    let kept = match resume {
+        Resume::Everything => return Ok(()),
+        Resume::Nothing => return fs::remove_dir_all(staging),
+        Resume::Directory(kept) => kept,
+    };
+    for entry in fs::read_dir(staging)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true if entry.file_name() == kept => {}
+            true => fs::remove_dir_all(entry.path())?,
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    Ok(())
 }
 
 fn is_empty(dir: &Path) -> bool {
@@ -172,8 +207,8 @@ mod tests {
         let old = plan_dir(root.path(), "old");
         let link = root.path().join("link");
         std::os::unix::fs::symlink(old.file_name().unwrap(), &link).unwrap();
-        let output = OutputDir::begin(&link, true, false).unwrap();
-        output.write(PLAN_FILE, b"new").unwrap();
+        let output = OutputDir::begin(&link, true, Resume::Nothing).unwrap();
+        write_synced(&output.staging().join(PLAN_FILE), b"new").unwrap();
         output.commit().unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(old.join(PLAN_FILE)).unwrap(), b"new");
@@ -183,8 +218,8 @@ mod tests {
     fn nothing_is_visible_before_the_commit() {
         let root = tempfile::tempdir().unwrap();
         let target = root.path().join("plan");
-        let output = OutputDir::begin(&target, false, false).unwrap();
-        output.write(PLAN_FILE, b"new").unwrap();
+        let output = OutputDir::begin(&target, false, Resume::Nothing).unwrap();
+        write_synced(&output.staging().join(PLAN_FILE), b"new").unwrap();
         assert!(!target.exists());
         output.commit().unwrap();
         assert_eq!(fs::read(target.join(PLAN_FILE)).unwrap(), b"new");
@@ -196,9 +231,9 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let target = plan_dir(root.path(), "old");
         fs::write(target.join("gpu_9.onnx"), "old").unwrap();
-        assert!(matches!(OutputDir::begin(&target, false, false), Err(OutputError::PlanExists(_))));
-        let output = OutputDir::begin(&target, true, false).unwrap();
-        output.write(PLAN_FILE, b"new").unwrap();
+        assert!(matches!(OutputDir::begin(&target, false, Resume::Nothing), Err(OutputError::PlanExists(_))));
+        let output = OutputDir::begin(&target, true, Resume::Nothing).unwrap();
+        write_synced(&output.staging().join(PLAN_FILE), b"new").unwrap();
         assert_eq!(fs::read(target.join(PLAN_FILE)).unwrap(), b"old");
         output.commit().unwrap();
         assert_eq!(fs::read(target.join(PLAN_FILE)).unwrap(), b"new");
@@ -212,7 +247,7 @@ mod tests {
         let target = root.path().join("home");
         fs::create_dir(&target).unwrap();
         fs::write(target.join("thesis.txt"), "precious").unwrap();
-        assert!(matches!(OutputDir::begin(&target, true, false), Err(OutputError::NotAPlan(_))));
+        assert!(matches!(OutputDir::begin(&target, true, Resume::Nothing), Err(OutputError::NotAPlan(_))));
         assert!(target.join("thesis.txt").exists());
     }
 
@@ -220,11 +255,11 @@ mod tests {
     fn files_of_a_killed_run_are_cleared() {
         let root = tempfile::tempdir().unwrap();
         let target = root.path().join("plan");
-        let killed = OutputDir::begin(&target, false, false).unwrap();
-        killed.write("cpu_0.onnx", b"half").unwrap();
+        let killed = OutputDir::begin(&target, false, Resume::Nothing).unwrap();
+        write_synced(&killed.staging().join("cpu_0.onnx"), b"half").unwrap();
         drop(killed);
-        let output = OutputDir::begin(&target, false, false).unwrap();
-        output.write(PLAN_FILE, b"new").unwrap();
+        let output = OutputDir::begin(&target, false, Resume::Nothing).unwrap();
+        write_synced(&output.staging().join(PLAN_FILE), b"new").unwrap();
         output.commit().unwrap();
         assert!(!target.join("cpu_0.onnx").exists());
     }
@@ -233,17 +268,17 @@ mod tests {
     fn two_splits_do_not_write_one_directory() {
         let root = tempfile::tempdir().unwrap();
         let target = root.path().join("plan");
-        let first = OutputDir::begin(&target, false, false).unwrap();
-        assert!(matches!(OutputDir::begin(&target, false, false), Err(OutputError::Busy(_))));
+        let first = OutputDir::begin(&target, false, Resume::Nothing).unwrap();
+        assert!(matches!(OutputDir::begin(&target, false, Resume::Nothing), Err(OutputError::Busy(_))));
         assert_eq!(first.abandon(), None);
-        assert!(OutputDir::begin(&target, false, false).is_ok());
+        assert!(OutputDir::begin(&target, false, Resume::Nothing).is_ok());
     }
 
     #[test]
     fn a_failed_split_removes_its_files_even_with_resume() {
         let root = tempfile::tempdir().unwrap();
-        let output = OutputDir::begin(&root.path().join("plan"), false, true).unwrap();
-        output.write("weights.bin.partial", b"half").unwrap();
+        let output = OutputDir::begin(&root.path().join("plan"), false, Resume::Everything).unwrap();
+        write_synced(&output.staging().join("weights.bin.partial"), b"half").unwrap();
         assert_eq!(output.abandon(), None);
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
     }

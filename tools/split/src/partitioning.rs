@@ -116,7 +116,8 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool
     let Some(assign) = &args.assign else { return Ok((solution, is_manual)) };
     let places = assign.placements(&problem.blocks)?;
     refuse_missing_gpus(request, places.iter().flatten())?;
-    let named = places.into_iter().map(|place| place.map(BlockPlacement::both));
+    let named = places.into_iter().zip(&problem.blocks);
+    let named = named.map(|(place, block)| place.filter(|_| !block.on_host).map(BlockPlacement::both));
     let placements = named.zip(solution.placements).map(|(named, placement)| named.unwrap_or(placement)).collect();
     Ok((evaluate_manual(request, args, placements, &solution.slots), true))
 }
@@ -187,7 +188,7 @@ impl Partitioning {
 
     /// How the host's weights are read from disk; `None` where host memory holds them all.
     pub fn disk_streaming(&self, request: &PlanningRequest) -> Option<DiskStreaming> {
-        disk_streaming(&self.problem(request), &self.solution.placements, &self.solution.slots)
+        disk_streaming(request, &self.problem(request), &self.solution.placements, &self.solution.slots)
     }
 
     /// The request's problem with the cuts between these partitions.
@@ -250,13 +251,13 @@ fn partitions(
     slots: &[u32],
 ) -> Vec<PartitionSpec> {
     let grouped = |problem: &Problem| {
-        let disk = disk_streaming(problem, placements, slots);
+        let disk = disk_streaming(request, problem, placements, slots);
         let rules = OwnPartition {
             from_disk: disk.as_ref().is_some_and(|disk| !disk.holds_all()),
             tables: disk.is_some(),
             movable: request.movable,
         };
-        group(&request.problem, placements, min_partitions, rules)
+        group(&request.problem, placements, min_partitions, rules, &request.providers.host)
     };
     // Each partition holds constants of its own: weights that fit in host memory as one partition may not fit as
     // several. The second pass decides about disk streaming with the cuts of the first.
@@ -264,13 +265,20 @@ fn partitions(
     grouped(&Problem { cuts, ..request.problem.clone() })
 }
 
-/// How the host's weights are read so that both phases stay within the host budget; `None` if everything fits.
-fn disk_streaming(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> Option<DiskStreaming> {
+/// How the host's weights are read so that both phases stay within the host budget; `None` if everything fits, unless the request maps
+/// tables.
+fn disk_streaming(
+    request: &PlanningRequest,
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    slots: &[u32],
+) -> Option<DiskStreaming> {
     let usage = usage_of_partitions(problem, placements, slots);
+    let is_table: Vec<bool> = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
     if problem.budget.host().is_none_or(|room| usage.host.total() <= room) {
-        return None;
+        let tables_only = DiskStreaming { locked_share: 1.0, window: None, expert_cache: None, is_table };
+        return request.maps_tables.then_some(tables_only);
     }
-    let is_table = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
     let window = |locked_share: f64, largest: u64| ((1.0 - locked_share) * largest as f64) as u64 + READ_AHEAD;
     let memories: Vec<ExpertMemory> =
         Phase::BOTH.into_iter().filter_map(|phase| usage.expert_memory(problem, phase)).collect();

@@ -1,6 +1,6 @@
 //! What quantizing does, in words.
 
-use hpp_onnx::{BlockFormat, QuantizeSummary};
+use hpp_onnx::{BlockFormat, QuantizeSummary, ScaleRule};
 use hpp_schema::ByteSize;
 
 /// `quantized 29 weights to 4 bits (blocks of 32): 7.1 MiB -> 1.1 MiB`, and what was left.
@@ -26,8 +26,12 @@ pub fn summary(summary: &QuantizeSummary) -> String {
 }
 
 fn format_text(format: BlockFormat, count: usize) -> String {
-    let BlockFormat { bits, block_size, asymmetric } = format;
-    let zero_points = if asymmetric { ", zero points" } else { "" };
+    let BlockFormat { bits, block_size, asymmetric, scale } = format;
+    let zero_points = match (asymmetric, scale) {
+        (true, _) => ", zero points",
+        (false, ScaleRule::Fitted) => ", fitted scales",
+        (false, ScaleRule::Extremes) => "",
+    };
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} weight{plural} to {} bits (blocks of {block_size}{zero_points})", bits.count())
 }

@@ -12,7 +12,9 @@ use hpp_schema::ByteSize;
 /// other devices, and share its result.
 pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<String> {
     if partitioning.is_manual {
-        return vec!["placed manually".to_owned(); partitioning.partitions.len()];
+        let reason =
+            |partition: &PartitionSpec| kept_on_host(request, partition).unwrap_or("placed manually").to_owned();
+        return partitioning.partitions.iter().map(reason).collect();
     }
     if request.problem.gpus.is_empty() {
         let disk = partitioning.disk_streaming(request);
@@ -28,10 +30,21 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
     partitioning
         .partitions
         .iter()
-        .map(|partition| {
-            run_of(partition).map_or(String::new(), |run| reason(request, partitioning, run, sharing(run)))
+        .map(|partition| match kept_on_host(request, partition) {
+            Some(reason) => reason.to_owned(),
+            None => run_of(partition).map_or(String::new(), |run| reason(request, partitioning, run, sharing(run))),
         })
         .collect()
+}
+
+/// The reason for a partition with blocks that the user keeps on the host.
+fn kept_on_host(request: &PlanningRequest, partition: &PartitionSpec) -> Option<&'static str> {
+    let blocks = &request.problem.blocks[partition.blocks.clone()];
+    match blocks.iter().filter(|block| block.on_host).count() {
+        0 => None,
+        kept if kept == blocks.len() => Some("experts on the CPU, as asked"),
+        _ => Some("on the CPU with its experts, which were asked to be there"),
+    }
 }
 
 /// The reason in a plan without GPUs.

@@ -1,13 +1,17 @@
 //! The planning request: costs and limits as a planning problem, planner options, and budgets as the plan records them.
 
-use crate::cli::{DEFAULT_PROMPT, ExpertReads, KvHomeArg, LayerCount, SplitArgs};
+use crate::cli::{CompressArg, DEFAULT_PROMPT, ExpertReads, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
+use crate::host_providers::{PhaseWeights, choose_host_providers};
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
-use hpp_model::{Analysis, DEFAULT_CHUNK, Scenario, ThisHost, avoid_faults, problem, session_copies, widest_workspace};
-use hpp_partition::{Budget, KvHome, Options, Packing, Problem};
+use hpp_model::{
+    Analysis, CostSource, DEFAULT_CHUNK, ProviderPolicy, Scenario, ThisHost, avoid_faults, packing, problem,
+    session_copies, widest_workspace,
+};
+use hpp_partition::{Budget, KvHome, Objective, Options, Packing, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
-use hpp_schema::{Budgets, ByteSize, ModelKind};
+use hpp_schema::{Budgets, ByteSize, ModelKind, names_a_file, provider_options};
 
 /// Device memory for manual placement without a budget: no limit.
 const UNLIMITED: u64 = 1 << 50;
@@ -16,7 +20,7 @@ const HOST_RESERVE_DIVISOR: u64 = 16;
 /// A pass on the host may use the memory budget divided by this for its activations: the rest is for weights.
 const WORKSPACE_DIVISOR: u64 = 8;
 /// Tokens that a pass on the host takes even if their activations exceed that: more than a KV page of 128.
-const MIN_CHUNK: u64 = 192;
+pub const MIN_CHUNK: u64 = 192;
 
 /// A planning problem and how to solve it.
 #[derive(Clone, Debug)]
@@ -31,6 +35,8 @@ pub struct PlanningRequest {
     pub options: Options,
     /// The limits that the plan records.
     pub recorded_budgets: Budgets,
+    /// Weights that are read from disk are compressed where that takes at most this many of 1000 bytes.
+    pub compress_permille: u32,
     /// `--movable`.
     pub movable: bool,
     /// Whether the margin on GPUs is the default.
@@ -39,22 +45,43 @@ pub struct PlanningRequest {
     pub allow_unknown_operators: bool,
     /// Bytes that sessions on the host hold besides packed weights, part of the process's own.
     pub session_copies: u64,
+    /// What limits the plan beside its budgets.
+    pub limits: Limits,
+    /// Whether tables stay memory-mapped where host memory holds them too.
+    pub maps_tables: bool,
+    /// The providers of partitions.
+    pub providers: ProviderPolicy,
     /// Memory of this machine; empty where the plan is for another machine.
     pub local: LocalMachine,
 }
 
+/// What limits a plan beside its budgets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Most tokens of a pass.
+    pub longest_pass: u64,
+    /// Bytes of the host budget that something else takes, such as the model's own draft.
+    pub reserved: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { longest_pass: u64::MAX, reserved: 0 }
+    }
+}
+
 impl PlanningRequest {
-    /// Builds the request from the settings, for passes of at most `longest_pass` tokens; reports all obstacles at once.
+    /// Builds the request from the settings; reports all obstacles at once.
     pub fn new(
         args: &SplitArgs,
         analysis: &Analysis,
         costs: &Costs,
         local: &LocalMachine,
-        longest_pass: u64,
+        limits: Limits,
     ) -> Result<Self, InputErrors> {
         let (budget, recorded_vram) = budget(args, costs, local);
         let mut scenario = scenario(analysis, args, costs, &budget, local);
-        scenario.prefill_chunk = scenario.prefill_chunk.min(longest_pass);
+        scenario.prefill_chunk = scenario.prefill_chunk.min(limits.longest_pass);
         let mut recorded_budgets = Budgets {
             vram: recorded_vram.into_iter().map(ByteSize).collect(),
             ram: budget.ram.map(ByteSize),
@@ -68,12 +95,22 @@ impl PlanningRequest {
         };
         // Beside GPUs, few blocks or none compute on the host.
         let session_copies = if scenario.on_host { session_copies(&analysis.graph) } else { 0 };
-        let budget = Budget { process: budget.process.saturating_add(session_copies), ..budget };
+        let process = [session_copies, limits.reserved].into_iter().fold(budget.process, u64::saturating_add);
+        let budget = Budget { process, ..budget };
         let mut problem = problem(analysis, scenario, costs.source(), budget)
             .map_err(|findings| InputErrors(findings.iter().map(error).collect()))?;
+        let compress_permille = match args.planning.compress {
+            CompressArg::Auto => costs.source().compress_permille(scenario.threads),
+            CompressArg::Always => 1000,
+            CompressArg::Never => 0,
+        };
+        if args.planning.compress != CompressArg::Auto {
+            problem.budget.packing = packing(&analysis.model, &analysis.graph, compress_permille);
+        }
         if args.planning.experts == ExpertReads::All {
             problem.blocks.iter_mut().for_each(|block| block.experts = None);
         }
+        avoid_gpus(&mut problem);
         // Manual placement may override this; the plan still lists no provider that computes a block wrongly.
         if manual_gpus(args) == 0 {
             avoid_faults(&mut problem, analysis, costs.source());
@@ -84,16 +121,21 @@ impl PlanningRequest {
             problem.budget.ram = Some(ram);
             recorded_budgets.ram = Some(ByteSize(ram));
         }
+        let providers = providers(args, analysis, costs, scenario, &mut problem);
         Ok(PlanningRequest {
             scenario,
             problem,
+            providers,
             single: None,
             options: args.planning.options(args.avoids_streaming()),
             recorded_budgets,
+            compress_permille,
             movable: args.movable,
             default_margin: args.margin.is_none(),
             allow_unknown_operators: args.allow_unknown_operators,
             session_copies,
+            limits,
+            maps_tables: false,
             local: local.clone(),
         })
     }
@@ -109,6 +151,17 @@ impl PlanningRequest {
     /// The problem for one sequence.
     pub fn single(&self) -> &Problem {
         self.single.as_ref().unwrap_or(&self.problem)
+    }
+}
+
+/// Sets the cost of the blocks that the user keeps on the host to infinity on GPUs, so that no planner places them there.
+fn avoid_gpus(problem: &mut Problem) {
+    for gpu in &mut problem.gpus {
+        let kept = gpu.blocks.iter_mut().zip(&problem.blocks).filter(|(_, block)| block.on_host);
+        kept.for_each(|(cost, _)| {
+            cost.decode_ms = f64::INFINITY;
+            cost.prefill_ms.fill(f64::INFINITY);
+        });
     }
 }
 
@@ -175,6 +228,41 @@ fn uses_local_gpus(args: &SplitArgs) -> bool {
 /// `--vram 0`.
 fn excludes_gpus(args: &SplitArgs) -> bool {
     matches!(args.vram.as_slice(), [ByteSize(0)])
+}
+
+/// The providers that the user or the table names, and on the host those that the profile found fastest: if host memory holds the model
+/// twice, because another provider keeps a copy of its weights in its own layout.
+fn providers(
+    args: &SplitArgs,
+    analysis: &Analysis,
+    costs: &Costs,
+    scenario: Scenario,
+    problem: &mut Problem,
+) -> ProviderPolicy {
+    let planning = &args.planning;
+    let gpus = (!planning.providers.is_empty()).then(|| planning.providers.clone());
+    let mut policy = ProviderPolicy { host: Vec::new(), gpus, options: provider_options(&planning.ep_option) };
+    let CostSource::Profile(profile) = costs.source() else { return policy };
+    for (provider, options) in &profile.settings.provider_options {
+        policy.options.entry(*provider).or_insert_with(|| options.clone());
+    }
+    for options in policy.options.values_mut() {
+        options.retain(|key, value| !names_a_file(key, value));
+    }
+    let twice = max_host_bytes(problem).saturating_mul(2);
+    if problem.budget.ram.is_some_and(|ram| ram < twice) {
+        return policy;
+    }
+    let candidates = if planning.providers.is_empty() { &profile.settings.providers } else { &planning.providers };
+    let new_tokens = problem.load.new_tokens as f64;
+    let (decode, prefill) = match planning.options(args.avoids_streaming()).objective {
+        Objective::Decode => (1.0, 0.0),
+        Objective::Prefill => (0.0, 1.0),
+        Objective::Mixed | Objective::Throughput => (new_tokens, 1.0),
+    };
+    policy.host =
+        choose_host_providers(problem, analysis, profile, scenario, candidates, PhaseWeights { decode, prefill });
+    policy
 }
 
 /// Upper bound on the host memory of any placement: every block on the host as a partition of its own.

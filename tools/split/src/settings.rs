@@ -2,6 +2,7 @@
 
 use crate::cli::{LayerCount, ObjectiveArg, SplitArgs};
 use crate::input_errors::InputErrors;
+use hpp_schema::names_a_file;
 
 /// Largest batch: byte sizes of states and activations of a larger one may overflow 64 bits.
 const MAX_BATCH: u64 = 1 << 20;
@@ -17,7 +18,31 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     refining(args, &mut errors);
     throughput(args, &mut errors);
     quantizing(args, &mut errors);
+    errors.require(
+        args.layers_with_host_experts().is_none() || args.planning.profile.is_none(),
+        "--profile has the times of whole layers, and --cpu-moe and --n-cpu-moe divide them",
+        "omit --profile, or give --machine the rates of this machine",
+    );
+    drafting(args, &mut errors);
+    provider_options(args, &mut errors);
     errors
+}
+
+/// A plan may be moved to another machine or come from someone else: it records no options that name files.
+fn provider_options(args: &SplitArgs, errors: &mut InputErrors) {
+    for option in &args.planning.ep_option {
+        errors.require(
+            !names_a_file(&option.key, &option.value),
+            format!("--ep-option {option}: a plan may not name files for a provider"),
+            "give it to hpp-exec, which takes the same option",
+        );
+        let listed = args.planning.providers.contains(&option.provider) || args.planning.profile.is_some();
+        errors.require(
+            listed,
+            format!("--ep-option {option}: no partition would list the provider"),
+            "name it in --providers, such as --providers openvino,cpu",
+        );
+    }
 }
 
 fn sizes(args: &SplitArgs, errors: &mut InputErrors) {
@@ -136,19 +161,45 @@ fn refining(args: &SplitArgs, errors: &mut InputErrors) {
 
 fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
     errors.require(
-        args.quantize.quantize.is_none() || args.planning.profile.is_none(),
+        args.quantize.quantize.is_none() || args.planning.profile.is_none() || args.quantize.is_auto(),
         "--profile holds times of the model as it is, and --quantize changes them",
         "split without --profile first, then profile the whole.onnx of that plan and split it with the profile",
     );
     let options = &args.quantize;
     errors.require(
-        options.is_auto() == options.bits_budget.is_some(),
-        "--quantize auto chooses bits within --bits-budget, and only one of them was given",
-        "give both, or --quantize int4 or int8",
+        options.is_auto() == (options.bits_budget.is_some() || options.max_kl.is_some()),
+        "--quantize auto chooses bits within --bits-budget or --max-kl, and only one of them was given",
+        "give --quantize auto and a limit, or --quantize int4 or int8",
+    );
+    errors.require(
+        options.is_auto() || options.calibration.is_none(),
+        "--calibration is for --quantize auto",
+        "omit it, or give --quantize auto and --bits-budget or --max-kl",
+    );
+    errors.require(
+        options.max_kl.is_none_or(|most| most.is_finite() && most > 0.0),
+        "--max-kl is not a divergence",
+        "give nats above 0, such as 0.02",
     );
     errors.require(
         !options.is_auto() || (!options.quantize_asymmetric && options.quantize_block == 32),
         "--quantize auto chooses the blocks, and its formats are symmetric",
         "omit --quantize-block and --quantize-asymmetric, or give --quantize int4 or int8",
     );
+}
+
+fn drafting(args: &SplitArgs, errors: &mut InputErrors) {
+    let Some(draft) = args.quantize.draft else { return };
+    let bits = args.quantize.options().map(|options| options.format.bits.count());
+    errors.require(
+        !args.quantize.is_auto() && bits.is_none_or(|bits| bits > draft.bits().count()),
+        "--draft is for a model with more bits than the draft, and --quantize leaves no more",
+        "omit --quantize, or combine --quantize int8 with --draft int4",
+    );
+    errors.require(
+        args.planning.sweep_vram.is_none(),
+        "--sweep-vram writes no plan, so it has no draft",
+        "omit --draft or --sweep-vram",
+    );
+    errors.require(args.batch == 1, "a draft is for passes of one sequence", "omit --draft, or --batch");
 }

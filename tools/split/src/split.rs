@@ -1,18 +1,23 @@
 //! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
 use crate::cli::SplitArgs;
+use crate::compression::drop_useless_copies;
 use crate::costs::Costs;
 use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
+use crate::own_draft::OwnDraft;
 use crate::partitioning::{Partitioning, place_blocks};
 use crate::refine::{TrialRun, refine};
-use crate::request::PlanningRequest;
+use crate::request::{Limits, PlanningRequest};
 use crate::sequences::choose_sequences;
-use crate::{interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace};
-use hpp_graph::PartitionGraph;
+use crate::{
+    calibrate, experts, interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace,
+};
+use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, analyse_quantized, faulty_blocks};
+use hpp_onnx::QuantizeOptions;
 use hpp_partition::Objective;
 use hpp_schema::{Plan, Provider};
 use std::path::{Path, PathBuf};
@@ -24,8 +29,11 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     }
     let (analysis, costs) = read_inputs(args)?;
     let local = request::local_machine(args, &costs);
-    let mut request = PlanningRequest::new(args, &analysis, &costs, &local, u64::MAX)?;
+    let own_draft = OwnDraft::plan(args, &analysis, &costs)?;
+    let reserved = own_draft.as_ref().map_or(0, |draft| draft.host_memory);
+    let mut request = PlanningRequest::new(args, &analysis, &costs, &local, Limits { reserved, ..Limits::default() })?;
     print_notes(args, &analysis, &costs, &request);
+    own_draft.iter().for_each(|draft| eprintln!("{}", draft.note()));
     if let Some(range) = args.planning.sweep_vram {
         return sweep::run(&request, args, range, &costs.label());
     }
@@ -33,18 +41,26 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let (partitioning, trials) = loop {
         match partition_blocks(&mut request, args, &analysis, &out_dir) {
             Err(SplitError::OverBudget { .. }) if let Some(pass) = request.shorter_pass() => {
-                request = PlanningRequest::new(args, &analysis, &costs, &local, pass)?;
+                let limits = Limits { longest_pass: pass, ..request.limits };
+                request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
             }
             result => break result?,
         }
     };
+    let partitioning = match drop_useless_copies(&mut request, args, &analysis, &partitioning) {
+        true => partition_blocks(&mut request, args, &analysis, &out_dir)?.0,
+        false => partitioning,
+    };
     let partitioning = targets::enforce(&mut request, args, partitioning)?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
     let PlanDraft { partitioning, parts, plan } = draft(&request, &analysis, partitioning, source)?;
+    if let Some(note) = experts::note_of_whole_mixtures(&request, &analysis, &partitioning) {
+        eprintln!("note: {note}");
+    }
     if let Some(path) = &args.planning.trace {
         trace::write(&request, &partitioning, path)?;
     }
-    let plan = write(args, &analysis, &parts, plan, &out_dir)?;
+    let plan = write(args, &analysis, own_draft.as_ref(), &parts, plan, &out_dir)?;
     let explanation = match args.planning.explain {
         true => Some(explain(&request, &partitioning, args, &analysis, &costs)?),
         false => None,
@@ -66,11 +82,34 @@ fn read_inputs(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
     let hint =
         "hpp-split MODEL, an ONNX file or the directory that an exporter wrote; `hpp-split --help` lists the options";
     let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
-    let options = args.quantize.options();
-    let analysis = analyse_quantized(path, args.context, args.logits_mode(), options.as_ref())?;
+    let options = calibrate::options(args, path, &costs)?;
+    let analysis = analyse(path, args.context, args, options.as_ref())?;
     operators::check(&analysis, args.allow_unknown_operators)?;
-    costs.check_origin(&analysis, args.planning.allow_other_machine)?;
-    Ok((analysis, costs))
+    match options {
+        // Of a profile only the sensitivity of blocks counts: its times are of other weights.
+        Some(_) => Ok((analysis, costs.without_profile())),
+        None => {
+            costs.check_origin(&analysis, args.planning.allow_other_machine)?;
+            Ok((analysis, costs))
+        }
+    }
+}
+
+/// Analyses a model as the settings say: quantized with these options, with experts apart.
+pub fn analyse(
+    path: &Path,
+    context: Option<u64>,
+    args: &SplitArgs,
+    quantize: Option<&QuantizeOptions>,
+) -> Result<Analysis, SplitError> {
+    let analysis = analyse_quantized(path, context, args.logits_mode(), quantize)?;
+    let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
+    analysis.with_experts_apart(layers).ok_or_else(|| {
+        SplitError::setting(
+            "--cpu-moe and --n-cpu-moe place experts, and these layers have no mixture in one operator (QMoE or MoE)",
+            "`hpp-split inspect` lists the layers with experts; --assign places whole layers",
+        )
+    })
 }
 
 fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &PlanningRequest) {
@@ -96,18 +135,22 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
 
 /// Names the blocks that the plan keeps off WebGPU because WebGPU computes one of their operators wrongly.
 fn faults_note(analysis: &Analysis) -> Option<String> {
-    let faulty = faulty_blocks(analysis, Provider::Webgpu);
+    let faulty = faulty_blocks(analysis, Provider::WEBGPU);
     let (_, fault) = faulty.first()?;
-    let blocks: Vec<_> = faulty.iter().map(|(block, _)| analysis.segmentation.blocks[*block].label.as_str()).collect();
+    let blocks: Vec<&Block> = faulty.iter().map(|(block, _)| &analysis.segmentation.blocks[*block]).collect();
+    let advice = match fault.operator == "QMoE" && blocks.iter().any(|block| !block.is_experts) {
+        true => "; with --cpu-moe the rest of these layers may compute on WebGPU",
+        false => "",
+    };
     Some(format!(
-        "{}'s {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md)",
-        Provider::Webgpu.name(),
+        "{}'s {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md){advice}",
+        Provider::WEBGPU.name(),
         fault.operator,
         fault.what,
         blocks.len(),
         analysis.segmentation.blocks.len(),
-        blocks[0],
-        blocks[blocks.len() - 1]
+        blocks[0].label,
+        blocks[blocks.len() - 1].label,
     ))
 }
 
@@ -138,6 +181,7 @@ fn default_out(analysis: &Analysis) -> PathBuf {
 fn write(
     args: &SplitArgs,
     analysis: &Analysis,
+    own_draft: Option<&OwnDraft>,
     parts: &[PartitionGraph],
     plan: Plan,
     out_dir: &Path,
@@ -150,9 +194,9 @@ fn write(
         movable: args.movable,
     };
     if args.dry_run {
-        return PlanWriter::dry_run(options, analysis, out_dir, parts, plan);
+        return PlanWriter::dry_run(options, analysis, own_draft, out_dir, parts, plan);
     }
-    let writer = PlanWriter::begin(options, analysis, out_dir)?;
+    let writer = PlanWriter::begin(options, analysis, own_draft, out_dir)?;
     if let Some(partial) = writer.partial_directory() {
         interrupt::name_partial_directory(partial.to_owned());
     }

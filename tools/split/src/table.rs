@@ -204,7 +204,8 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     let (held, window) = (sum(&held), host.window.map_or(0, |window| window.0));
     let (process, cache) = (limit.map_or(0, |_| PROCESS), host.expert_cache.map_or(0, |cache| cache.0));
     let layout = host.kernel_layout.map_or(0, |layout| layout.0);
-    let required = [held, layout, window, cache, other, process].into_iter().fold(0, u64::saturating_add);
+    let draft = plan.draft.as_ref().map_or(0, |draft| draft.host_memory.0);
+    let required = [held, layout, window, cache, other, process, draft].into_iter().fold(0, u64::saturating_add);
     let kept = limit.map_or(streamed, |limit| streamed.min(limit.saturating_sub(required)));
     let mut parts = String::new();
     if limit.is_some() {
@@ -219,6 +220,9 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     }
     if cache > 0 {
         parts += &format!(", {} for experts that were used", human(cache));
+    }
+    if draft > 0 {
+        parts += &format!(", {} for the draft", human(draft));
     }
     if kept < streamed {
         let (kept, streamed) = (human(kept), human(streamed));

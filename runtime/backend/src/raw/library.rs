@@ -3,14 +3,34 @@
 use super::check;
 use ort::AsPointer;
 use ort::device::Device;
+use ort::environment::Environment;
 use ort::sys::OrtKeyValuePairs;
 use std::ffi::CStr;
+use std::path::Path;
 use std::ptr;
 
 /// A provider's version, such as `1.31.1`; that of the CPU provider is the library's own.
 pub(crate) fn version(device: &Device<'_>) -> Option<String> {
     // SAFETY: the device belongs to an environment that lives as long as the process.
     unsafe { entry((ort::api().EpDevice_EpMetadata)(device.ptr()), c"version") }
+}
+
+/// The name of the provider that a registered library offers devices of. Of names that extend each other, such as `Some` and `Some.AUTO`,
+/// the shortest.
+pub(crate) fn provider_of_library(environment: &Environment, library: &Path) -> Option<String> {
+    let of_library = |device: &Device<'_>| {
+        // SAFETY: as in `version`.
+        let path = unsafe { entry((ort::api().EpDevice_EpMetadata)(device.ptr()), c"library_path") };
+        path.is_some_and(|path| Path::new(&path) == library)
+    };
+    let names = environment.devices().filter(of_library).filter_map(|device| device.ep().ok().map(str::to_owned));
+    names.min_by_key(String::len)
+}
+
+/// What a provider says about one of its devices.
+pub(crate) fn ep_metadata(device: &Device<'_>, key: &CStr) -> Option<String> {
+    // SAFETY: as in `version`.
+    unsafe { entry((ort::api().EpDevice_EpMetadata)(device.ptr()), key) }
 }
 
 /// A device's name, if its driver reports one.

@@ -21,6 +21,31 @@ pub(crate) fn tensor_memories(
     Ok((inputs, outputs))
 }
 
+/// How a session whose tensors the engine keeps in host memory wants them described; null where it does not say.
+///
+/// The descriptions belong to the session: use them while it lives.
+pub(crate) struct HostTensors {
+    /// The session's own description of each input.
+    pub inputs: Vec<*const OrtMemoryInfo>,
+    /// The same of each output.
+    pub outputs: Vec<*const OrtMemoryInfo>,
+}
+
+impl HostTensors {
+    /// Asks a session; `None` if it wants any tensor in the memory of a device.
+    pub fn of(session: &Session) -> Result<Option<Self>, BackendError> {
+        let api = ort::api();
+        let inputs = infos(session, session.inputs().len(), api.SessionGetMemoryInfoForInputs)?;
+        let outputs = infos(session, session.outputs().len(), api.SessionGetMemoryInfoForOutputs)?;
+        for info in inputs.iter().chain(&outputs).filter(|info| !info.is_null()) {
+            if device_identity(*info)?.is_some() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(HostTensors { inputs, outputs }))
+    }
+}
+
 type QueryFn = unsafe extern "system" fn(*const sys::OrtSession, *mut *const OrtMemoryInfo, usize) -> sys::OrtStatusPtr;
 
 fn query(
@@ -29,6 +54,11 @@ fn query(
     function: QueryFn,
     spaces: &[Rc<MemorySpace>],
 ) -> Result<Vec<MemoryId>, BackendError> {
+    infos(session, count, function)?.into_iter().map(|info| memory_id(info, spaces)).collect()
+}
+
+/// The memory descriptions of inputs or outputs, which live as long as the session.
+fn infos(session: &Session, count: usize, function: QueryFn) -> Result<Vec<*const OrtMemoryInfo>, BackendError> {
     let mut infos = vec![ptr::null(); count];
     if count > 0 {
         // SAFETY: the session is alive and `infos` has room for the count it has.
@@ -36,7 +66,7 @@ fn query(
             check(function(session.ptr(), infos.as_mut_ptr(), count), || "ask a session for its memories".into())
         }?;
     }
-    infos.into_iter().map(|info| memory_id(info, spaces)).collect()
+    Ok(infos)
 }
 
 /// What distinguishes the memory of one device from another's. Names do not: a provider may name its memory differently than its

@@ -43,6 +43,25 @@ impl Value {
         Ok(Value { ptr, memory: Some(memory.clone()), dtype, dims, space: space.id, lock })
     }
 
+    /// The same tensor in host memory under another description; `None` if ONNX Runtime allocated it.
+    ///
+    /// A provider that computes on the processor may describe host memory as a device of its own, and ONNX Runtime copies tensors that
+    /// are described otherwise: inputs when they are bound, and only then.
+    ///
+    /// # Safety
+    /// `info` must be null or describe host memory, and be alive during the call.
+    pub unsafe fn described_as(&self, info: *const OrtMemoryInfo) -> Result<Option<Self>, BackendError> {
+        let Some(memory) = self.memory.as_ref().filter(|_| !info.is_null() && self.space == MemoryId::HOST) else {
+            return Ok(None);
+        };
+        let sizes: smallvec::SmallVec<[i64; 6]> = self.dims.iter().map(|size| *size as i64).collect();
+        let doing = || "describe host memory as a provider does".to_owned();
+        // SAFETY: the caller's promise about `info`; the tensor fits its memory (`view` checked it), which the new value keeps alive.
+        let ptr = unsafe { create(info, memory.address(), self.size() as usize, &sizes, self.dtype, doing) }?;
+        let (dims, lock) = (self.dims.clone(), self.lock.clone());
+        Ok(Some(Value { ptr, memory: Some(memory.clone()), dtype: self.dtype, dims, space: self.space, lock }))
+    }
+
     /// A view of `bytes` at `offset` of host memory, pinned or not.
     pub fn part(memory: &Memory, space: &MemorySpace, offset: u64, bytes: u64) -> Result<Self, BackendError> {
         let (address, have) = (memory.address().cast::<u8>(), memory.len());

@@ -18,8 +18,8 @@ const ALWAYS: u64 = 256 << 20;
 /// Bytes read at a time: enough for several threads to hash.
 const PIECE: usize = 4 << 20;
 
-/// Verifies all files and returns a watch over them, or an error that lists every missing or changed file. A missing tokenizer or
-/// chat template is no error here, because the engine reads neither.
+/// Verifies all files and returns a watch over them, or an error that lists every missing or changed file. A missing tokenizer,
+/// chat template or draft is no error here, because the engine reads none of them.
 pub(super) fn check(
     plan: &Plan,
     dir: &Path,
@@ -81,7 +81,7 @@ impl Checking<'_> {
         let path = self.dir.join(&record.path);
         let differs = match self.compare(record, &path) {
             Ok(None) => return None,
-            Err(error) if record.role == FileRole::Text && error.kind() == io::ErrorKind::NotFound => return None,
+            Err(error) if !is_read(record.role) && error.kind() == io::ErrorKind::NotFound => return None,
             Ok(Some(differs)) => differs,
             Err(error) => format!("cannot be read: {error}"),
         };
@@ -116,7 +116,7 @@ impl Checking<'_> {
             return Ok(Some("its contents have changed".into()));
         }
         self.learn(record, identity, whole.is_some(), known);
-        if record.role != FileRole::Text {
+        if is_read(record.role) {
             self.watch.add(path, file, &about, record.role == FileRole::Weights);
         }
         Ok(None)
@@ -147,12 +147,17 @@ impl Checking<'_> {
     }
 }
 
+/// Whether the engine reads files of this role, not only its caller.
+fn is_read(role: FileRole) -> bool {
+    !matches!(role, FileRole::Text | FileRole::Draft)
+}
+
 /// Hashes of a partition's file and of all weights, in one line: the key of what is prepared from them.
 pub(super) fn contents(plan: &Plan, file: &str) -> String {
     let concerns = |record: &&FileRecord| match record.role {
         FileRole::Partition => record.path == file,
         FileRole::Weights | FileRole::Source => true,
-        FileRole::Tapped | FileRole::Text => false,
+        FileRole::Tapped | FileRole::Text | FileRole::Draft => false,
     };
     let hash = |record: &FileRecord| match &record.blake3 {
         Some(whole) => whole.clone(),

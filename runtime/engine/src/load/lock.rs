@@ -86,7 +86,7 @@ fn gpu_fallback(program: &Program, budget: HostMemoryBudget, telemetry: &[StageT
     let plan: &Plan = &program.plan;
     let mut is_fallback = vec![false; plan.partitions.len()];
     for (measured, stage) in telemetry.iter().zip(program.stages.iter()) {
-        if measured.provider == Provider::Cpu && !is_on_host(plan, &stage.device) {
+        if measured.provider == Provider::CPU && !is_on_host(plan, &stage.device) {
             is_fallback[stage.partition.index()] = budget.streams_gpu_fallback();
         }
     }

@@ -63,7 +63,7 @@ struct VariantToLoad<'a> {
     variant: PartitionVariant<'a>,
 }
 
-const HOST_PROVIDERS: &[Provider] = &[Provider::Cpu];
+const HOST_PROVIDERS: &[Provider] = &[Provider::CPU];
 
 impl<'a, B: Backend> SessionLoader<'a, B> {
     pub fn load(&self) -> Result<LoadedSessions<B>, EngineError> {
@@ -142,7 +142,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
     ) -> Result<StageId, EngineError> {
         let VariantToLoad { partition, variant, .. } = wanted;
         for (provider, reason) in &refused {
-            self.reporter.fallback(&partition.name, *provider, Provider::Cpu, reason);
+            self.reporter.fallback(&partition.name, *provider, Provider::CPU, reason);
         }
         info!(
             partition = partition.name,
@@ -198,6 +198,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
                 contents: &files::contents(self.plan, variant.file),
                 verify: self.options.verify == Verify::Full,
             }),
+            compress_permille: self.plan.devices.iter().find_map(|device| device.compress_permille),
         };
         let loaded = self.backend.load(&spec, self.control, self.reporter).map_err(failed)?;
         for (provider, reason) in &loaded.refused {

@@ -160,7 +160,7 @@ impl MockBackend {
     fn provider(&self, spec: &SessionSpec<'_>) -> Result<(Provider, Vec<(Provider, String)>), BackendError> {
         let mut refused = Vec::new();
         for provider in spec.providers {
-            if *provider == Provider::Cpu && spec.has_host_file {
+            if *provider == Provider::CPU && spec.has_host_file {
                 break;
             }
             if !self.0.absent.borrow().contains(provider) {

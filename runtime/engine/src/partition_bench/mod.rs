@@ -116,9 +116,9 @@ impl Spec<'_> {
         control: &B::Control,
         reporter: &dyn Reporter,
     ) -> Result<Loaded<B::Session, B::WeightPager>, EngineError> {
-        let device = match provider {
-            Provider::Cpu => Device::new("cpu", DeviceKind::Cpu),
-            Provider::Cuda | Provider::Webgpu => Device::new("gpu0", DeviceKind::Gpu),
+        let device = match provider.uses_host_memory() {
+            true => Device::new("cpu", DeviceKind::Cpu),
+            false => Device::new("gpu0", DeviceKind::Gpu),
         };
         let spec = SessionSpec {
             partition: self.name,
@@ -134,6 +134,7 @@ impl Spec<'_> {
             weights_are_inputs: false,
             has_host_file: false,
             prepared: None,
+            compress_permille: None,
         };
         let (partition, file) = (self.name.to_owned(), self.file.to_owned());
         backend.load(&spec, control, reporter).map_err(|source| EngineError::Load { partition, file, source })

@@ -65,8 +65,11 @@ pub struct SessionSpec<'a> {
     pub weights_are_inputs: bool,
     /// Whether there is another file for the host, so that this one is not tried there.
     pub has_host_file: bool,
-    /// Where weights that do not stay in memory may be written in the layout of its kernels.
+    /// Where weights that do not stay in memory may be written in the layout of its kernels, and compressed.
     pub prepared: Option<Prepared<'a>>,
+    /// Weights that are read from disk are compressed where that takes at most so many of 1000 bytes; `None` if the plan compresses none
+    /// that kernels take as the model has them.
+    pub compress_permille: Option<u32>,
 }
 
 /// Weights on disk in the layout that kernels want, kept for later starts.

@@ -66,10 +66,10 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         // States that are copied to a device for a run share buffers there. Experts are selected for all items at once.
         let is_alone = |stage: StageId| self.runtime.staging.has_states_of(stage) || weights.has_experts(stage);
         let last_is_elsewhere = pipeline.last().is_some_and(|last| memory(last) != memory(&stage));
-        let holds_fetched = |other: &StageId| memory(other) == memory(&stage) && weights.fetches(*other);
-        last_is_elsewhere
-            && !is_alone(stage)
-            && !pipeline.iter().any(|other| is_alone(*other))
-            && !(weights.fetches(stage) && pipeline.iter().any(holds_fetched))
+        if !last_is_elsewhere || is_alone(stage) || pipeline.iter().any(|other| is_alone(*other)) {
+            return false;
+        }
+        let is_fetched_here = |other: &StageId| memory(other) == memory(&stage) && weights.fetches(*other);
+        !weights.fetches(stage) || !pipeline.iter().any(is_fetched_here)
     }
 }

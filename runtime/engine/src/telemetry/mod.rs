@@ -118,7 +118,7 @@ impl StageTelemetry {
     /// The timeline's lane for its runs: the plan's device, with a note where that is a GPU and the partition runs on the CPU.
     pub fn lane(&self) -> String {
         match (self.provider, self.device.as_str()) {
-            (Provider::Cpu, device) if device != HOST => format!("{device} on the CPU"),
+            (Provider::CPU, device) if device != HOST => format!("{device} on the CPU"),
             (_, device) => device.to_owned(),
         }
     }

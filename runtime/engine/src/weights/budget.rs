@@ -22,6 +22,8 @@ pub(crate) struct HostMemoryBudget {
     sequences: u64,
     /// Bytes that the caller takes.
     reserved: u64,
+    /// The plan's limit and what other engines of this process take, bytes.
+    planned: Option<u64>,
 }
 
 /// Host memory in use apart from weights, bytes.
@@ -47,16 +49,17 @@ impl HostMemoryBudget {
         let reserved = options.reserved;
         let is_read = reads != WeightReads::Mapped;
         let process_limit = backend.memory_limit();
-        let tightest_limit = plan.budgets.ram.map(|ram| ram.0).into_iter().chain(process_limit).min();
-        let fits_host = tightest_limit.is_none_or(|limit| limit >= all_on_host(plan));
+        let whole = plan.budgets.ram.map(|ram| ram.0.saturating_add(options.others));
+        let tightest_limit = whole.into_iter().chain(process_limit).min();
+        let fits_host = tightest_limit.is_none_or(|limit| limit.saturating_sub(options.others) >= all_on_host(plan));
         let gpu_fallback =
             if is_read && !fits_host { WeightResidency::ReadFromDisk } else { WeightResidency::InMemory };
         let from_disk = |partition: &Partition| is_streamed(partition) && is_on_host(plan, &partition.device);
         let streams = is_read && plan.partitions.iter().any(from_disk);
-        let planned = plan.budgets.ram.map(|ram| ram.0).filter(|_| streams);
+        let planned = whole.filter(|_| streams);
         let Some((planned, limit)) = planned.zip(process_limit).filter(|(planned, limit)| limit < planned) else {
             let limit = planned.or(tightest_limit.filter(|_| gpu_fallback == WeightResidency::ReadFromDisk));
-            return Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences, reserved });
+            return Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences, reserved, planned: whole });
         };
         let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
         let locked: u64 = plan.partitions.iter().map(planned_locked).fold(cache, u64::saturating_add);
@@ -73,7 +76,7 @@ impl HostMemoryBudget {
                 ByteSize(limit).human(),
             ));
         }
-        Ok(HostMemoryBudget { reads, limit: Some(limit), gpu_fallback, sequences, reserved })
+        Ok(HostMemoryBudget { reads, limit: Some(limit), gpu_fallback, sequences, reserved, planned: whole })
     }
 
     /// Most host memory to use, bytes.
@@ -88,7 +91,7 @@ impl HostMemoryBudget {
 
     /// The budget for as many of the wanted sequences as fit beside everything but locked weights, at least one.
     pub fn fit_sequences(self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> Self {
-        let limit = self.limit.or(plan.budgets.ram.map(|ram| ram.0));
+        let limit = self.limit.or(self.planned);
         let Some((limit, rss)) = limit.zip(in_use.rss) else { return self };
         let fallen_back = fallen_back(plan, is_fallback);
         let window = self.window_beside(plan, &fallen_back);
@@ -173,7 +176,7 @@ impl HostMemoryBudget {
     fn room_to_lock(&self, plan: &Plan, wanted: u64, fallen_back: &[&Partition], in_use: HostMemoryInUse) -> u64 {
         let Some(limit) = self.limit else { return wanted };
         let Some(rss) = in_use.rss else {
-            let missing = plan.budgets.ram.map_or(0, |ram| ram.0.saturating_sub(limit));
+            let missing = self.planned.map_or(0, |planned| planned.saturating_sub(limit));
             return wanted.saturating_sub(missing);
         };
         let states = in_use.states.saturating_mul(self.sequences);
@@ -186,7 +189,7 @@ impl HostMemoryBudget {
     /// [`RESERVE`] is not subtracted here but when the host's own weights are locked, after these bytes are in use; nowhere if the host
     /// locks none.
     pub fn for_devices(&self, plan: &Plan, in_use: HostMemoryInUse) -> Option<u64> {
-        let limit = plan.budgets.ram?.0.min(self.limit.unwrap_or(u64::MAX));
+        let limit = self.planned?.min(self.limit.unwrap_or(u64::MAX));
         let locked: u64 = plan.partitions.iter().map(planned_locked).sum();
         let states = in_use.states.saturating_mul(self.sequences);
         let window = self.window_beside(plan, &[]);
@@ -214,7 +217,7 @@ fn activations(plan: &Plan, fallen_back: &[&Partition]) -> u64 {
 
 /// Bytes of host memory that the whole plan would take there: an estimate. The layout of 4-bit kernels takes about a fifth more
 /// (docs/RUNTIME.md, Compression).
-pub fn all_on_host(plan: &Plan) -> u64 {
+fn all_on_host(plan: &Plan) -> u64 {
     let weights = plan.partitions.iter().map(|partition| partition.bytes.weights.0).fold(0, u64::saturating_add);
     let states = plan.states.iter().map(|state| state.bytes.0).fold(0, u64::saturating_add);
     let activations = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max().unwrap_or(0);

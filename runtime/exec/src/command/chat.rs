@@ -1,6 +1,6 @@
 //! `hpp-exec PLAN` in a terminal: a conversation. Each turn reuses the sequence's state and computes only the new tokens.
 
-use super::drafts::DraftSource;
+use super::drafts::DraftChoice;
 use super::generate::{request, warn_of_unknown_tokens};
 use super::kv_cache::open_cache;
 use super::session::{Conversation, SessionFile, directory};
@@ -15,6 +15,7 @@ use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
 use hpp_engine::EngineOptions;
 use hpp_generate::kv::PageStoreError;
+use hpp_generate::speculate::Drafts;
 use hpp_generate::text::{Message, Role, TemplateError};
 use hpp_generate::{
     FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, ModelInputs, PlanFile,
@@ -38,8 +39,10 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
     ctx.interrupt.stop_gracefully();
     let session = settings.run.session.as_deref().map(|name| ChatSession::open(name, &settings.run.kv)).transpose()?;
-    let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), ctx)?;
-    let drafter = DraftSource::open(settings, &plan, &encoder, ctx)?;
+    let draft = DraftChoice::open(&settings.draft_method, &plan, &encoder, ctx.console)?;
+    let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), draft.memory(1), ctx)?;
+    let drafts = draft.load(&plan.plan, 1, &settings.run.runtime, ctx.console, ctx.interrupt)?;
+    let drafts = settings.with_fixed_length(drafts);
     ctx.interrupt.immediate();
     let request = request(settings, &plan, &encoder, vec![])?;
     if encoder.template.is_none() {
@@ -63,7 +66,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     }
     let context = context_length(&plan, &settings.run.runtime);
     let file = session.map(|session| session.file);
-    let mut chat = Chat { drafter, sequence, chunk, transcript, file, encoder: &encoder, request, context };
+    let mut chat = Chat { drafts, sequence, chunk, transcript, file, encoder: &encoder, request, context };
     match &settings.prompt {
         PromptSource::Text(source) => {
             let line = source.read_message()?;
@@ -103,16 +106,18 @@ impl ChatSession {
     }
 }
 
-/// Loads the model, with the saved states of a session. Returns also the chunks that prompts are fed in.
+/// Loads the model beside a draft of `draft_memory` bytes, with the saved states of a session. Returns also the chunks that prompts are
+/// fed in.
 fn load(
     settings: &GenerateSettings,
     plan: &PlanFile,
     inputs: ModelInputs,
     session: Option<&ChatSession>,
+    draft_memory: u64,
     ctx: &CommandContext<'_>,
 ) -> Result<(SingleSequence<OrtBackend>, usize), ExecError> {
     let args = &settings.run.runtime;
-    let reserved = session.map_or(0, |session| session.kv.ram(&plan.plan));
+    let reserved = draft_memory.saturating_add(session.map_or(0, |session| session.kv.ram(&plan.plan)));
     let options = EngineOptions { reserved, ..args.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, args, options, ctx.console, ctx.interrupt)?;
     let mut chunk = prompt_chunk(&engine);
@@ -138,7 +143,7 @@ fn load(
 
 /// A conversation in progress.
 struct Chat<'e> {
-    drafter: DraftSource,
+    drafts: Drafts<OrtBackend>,
     sequence: SingleSequence<OrtBackend>,
     /// Tokens of a prompt in one pass.
     chunk: usize,
@@ -299,7 +304,7 @@ impl Chat<'_> {
                 Ok::<_, ExecError>(())
             }
         };
-        let generation = self.drafter.speculate(Generation::new(request, tokenizer.cloned(), self.chunk));
+        let generation = self.drafts.speculate(Generation::new(request, tokenizer.cloned(), self.chunk));
         let generated = generate(&mut self.sequence, generation, &is_cancelled, on_event);
         drop(watch);
         ctx.interrupt.stop_gracefully();

@@ -7,7 +7,7 @@ use crate::report::table;
 use crate::runtime::OnnxRuntime;
 use hpp_backend::{ProviderReport, ProviderSource, SystemReport};
 use hpp_io::{show, show_json};
-use hpp_schema::ByteSize;
+use hpp_schema::{ByteSize, Evidence};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -45,7 +45,10 @@ struct LibraryCandidate {
 
 #[derive(Serialize)]
 struct ProviderEntry<'a> {
-    name: &'static str,
+    id: &'a str,
+    name: &'a str,
+    ort_name: Option<&'a str>,
+    tested: &'static str,
     usable: bool,
     problem: Option<&'a str>,
     source: &'static str,
@@ -57,6 +60,8 @@ struct ProviderEntry<'a> {
 #[derive(Serialize)]
 struct DeviceEntry<'a> {
     plan_name: &'a str,
+    r#type: &'static str,
+    vendor: Option<&'a str>,
     description: &'a str,
     memory_total: Option<u64>,
     memory_free: Option<u64>,
@@ -92,12 +97,17 @@ impl<'a> From<&'a ProviderReport> for ProviderEntry<'a> {
         };
         let devices = provider.devices.iter().map(|device| DeviceEntry {
             plan_name: &device.plan_name,
+            r#type: device.kind,
+            vendor: device.vendor.as_deref(),
             description: &device.description,
             memory_total: device.total,
             memory_free: device.free,
         });
         ProviderEntry {
-            name: provider.name,
+            id: provider.provider.id(),
+            name: provider.name(),
+            ort_name: provider.ort_name.as_deref(),
+            tested: tested(provider.evidence),
             usable: provider.problem.is_none(),
             problem: provider.problem.as_deref(),
             source,
@@ -120,18 +130,40 @@ fn text(report: &SystemReport) -> String {
     }
     out.push('\n');
     let rows = report.providers.iter().flat_map(|provider| {
-        provider.devices.iter().map(|device| {
-            let name =
-                format!("{}{}", provider.name, provider.version.as_ref().map_or(String::new(), |v| format!(" {v}")));
-            vec![device.plan_name.clone(), name, human(device.total), human(device.free), device.description.clone()]
+        let version = provider.version.as_ref().map_or(String::new(), |version| format!(" {version}"));
+        let name = format!("{}{version}", provider.name());
+        provider.devices.iter().map(move |device| {
+            let [total, free] = [device.total, device.free].map(human);
+            let text = [&device.plan_name, device.kind, &name, &total, &free];
+            let vendor = device.vendor.clone().unwrap_or_default();
+            text.map(str::to_owned).into_iter().chain([vendor, device.description.clone()]).collect::<Vec<_>>()
         })
     });
-    out.push_str(&table(&["device", "provider", "memory", "free", "description"], rows));
-    for provider in &report.providers {
-        if let Some(problem) = &provider.problem {
-            let _ = writeln!(out, "\n{} cannot be used: {problem}", provider.name);
-        }
+    out.push_str(&table(&["device", "type", "provider", "memory", "free", "vendor", "description"], rows));
+    let (absent, failed): (Vec<_>, Vec<_>) = report
+        .providers
+        .iter()
+        .filter_map(|provider| Some((provider, provider.problem.as_ref()?)))
+        .partition(|(provider, _)| provider.source == ProviderSource::Absent);
+    for (provider, problem) in failed {
+        let _ = writeln!(out, "\n{} ({}) cannot be used: {problem}", provider.name(), provider.provider.id());
     }
-    let _ = writeln!(out, "\nbuilt into the library: {}", report.built_in.join(", "));
+    for provider in report.providers.iter().filter(|p| p.problem.is_none() && p.evidence == Evidence::NeverRun) {
+        let _ = writeln!(out, "\nnote: HPP has never been run with {}", provider.name());
+    }
+    out.push('\n');
+    for (provider, problem) in absent {
+        let _ = writeln!(out, "{} ({}) is not here: {problem}", provider.name(), provider.provider.id());
+    }
+    let _ = writeln!(out, "built into the library: {}", report.built_in.join(", "));
     out
+}
+
+/// How far HPP's use of a provider was tested, as JSON has it.
+fn tested(evidence: Evidence) -> &'static str {
+    match evidence {
+        Evidence::InCi => "in every run of the tests",
+        Evidence::WhereOffered => "where its plug-in offers a device",
+        Evidence::NeverRun => "never run",
+    }
 }

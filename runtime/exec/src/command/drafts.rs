@@ -1,70 +1,116 @@
-//! The drafter for speculative decoding: n-grams of the text, or the draft model of `--draft`, which must have the same tokens.
+//! The drafter for speculative decoding: n-grams of the text, the plan's own draft, or the draft model of `--draft`, which must have the
+//! same tokens.
 
-use super::{CommandContext, load_sequence};
+use super::load_engine;
 use crate::cli::RuntimeArgs;
+use crate::console::Console;
 use crate::error::ExecError;
+use crate::interrupt::Interrupt;
 use crate::runtime::OrtBackend;
-use crate::settings::{DraftMethod, GenerateSettings};
-use hpp_generate::speculate::{DraftLength, Drafter, ModelDrafter, NgramDrafter, Speculation};
-use hpp_generate::{Generation, ModelInputs, PlanFile, PromptEncoder, SingleSequence, check_language_model};
+use crate::settings::{DraftMethod, WithoutDraft};
+use hpp_engine::EngineOptions;
+use hpp_generate::speculate::{DraftLength, DraftModel, DraftOrigin, Drafts};
+use hpp_generate::{PlanFile, PromptEncoder, check_language_model};
 use hpp_schema::{InputRole, Plan, Predictions};
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
-/// Makes a drafter for each of any number of texts.
-pub struct DraftSource {
-    from: Source,
-    length: DraftLength,
-}
-
-enum Source {
-    /// No speculation.
+/// Where drafts come from, and what is loaded for it.
+pub enum DraftChoice {
+    /// Nowhere.
     None,
     /// The text itself.
     Ngram,
-    /// A loaded draft model.
-    Model(Rc<RefCell<SingleSequence<OrtBackend>>>),
+    /// A draft model.
+    Model(Box<DraftPlan>),
 }
 
-impl DraftSource {
-    /// Loads the draft model, if there is one, and checks that it has the tokens of `plan`.
+/// The plan of a draft model.
+pub struct DraftPlan {
+    file: PlanFile,
+    /// Bytes of the plan's host memory that the draft takes for one sequence; 0 if its memory comes on top.
+    memory: u64,
+    /// Bytes for each further sequence.
+    sequence_memory: u64,
+}
+
+impl DraftChoice {
+    /// Finds the draft model of `plan`, if there is one, and checks that it has the same tokens.
     pub fn open(
-        settings: &GenerateSettings,
+        method: &DraftMethod,
         plan: &PlanFile,
         encoder: &PromptEncoder,
-        ctx: &CommandContext<'_>,
+        console: &Console,
     ) -> Result<Self, ExecError> {
-        let fixed = settings.run.draft_tokens.map(|tokens| DraftLength::fixed(usize::from(tokens)));
-        let length = fixed.unwrap_or_else(|| DraftLength::predicted(&predicted_passes(&plan.plan)));
-        let path = match &settings.draft_method {
-            DraftMethod::None => return Ok(DraftSource { from: Source::None, length }),
-            DraftMethod::Ngram => return Ok(DraftSource { from: Source::Ngram, length }),
-            DraftMethod::Model(model) => &model.path,
+        let path = match method {
+            DraftMethod::None => return Ok(DraftChoice::None),
+            DraftMethod::Ngram => return Ok(DraftChoice::Ngram),
+            DraftMethod::OfPlan(without) => return Self::of_plan(plan, *without, console),
+            DraftMethod::Model(path) => path,
         };
-        let draft_plan = PlanFile::open(path)?;
-        check_language_model(&draft_plan.plan)?;
+        let file = PlanFile::open(path)?;
+        check_language_model(&file.plan)?;
         let needs = |role: InputRole| matches!(role, InputRole::Embeddings | InputRole::Free);
-        if let Some(input) = draft_plan.plan.model.inputs.iter().find(|input| needs(input.role)) {
+        if let Some(input) = file.plan.model.inputs.iter().find(|input| needs(input.role)) {
             return Err(unfit(&format!("it reads {}, and a draft model gets token ids only", input.name)));
         }
-        check_tokens(plan, encoder, &draft_plan)?;
-        // A draft model with a shorter context drafts until its context is full.
-        let most = draft_plan.plan.model.context_length.unwrap_or(u64::MAX);
-        let context = settings.run.runtime.context.map(|context| context.min(most));
-        let args = &RuntimeArgs { context, ..settings.run.runtime.clone() };
-        let inputs = ModelInputs::default();
-        let sequence = load_sequence(&draft_plan.plan, &draft_plan.dir, args, inputs, ctx.console, ctx.interrupt)?;
-        Ok(DraftSource { from: Source::Model(Rc::new(RefCell::new(sequence))), length })
+        check_tokens(plan, encoder, &file)?;
+        Ok(DraftChoice::Model(Box::new(DraftPlan { file, memory: 0, sequence_memory: 0 })))
     }
 
-    /// The generation with a drafter from here.
-    pub fn speculate(&self, generation: Generation) -> Generation {
-        let drafter: Box<dyn Drafter> = match &self.from {
-            Source::None => return generation,
-            Source::Ngram => Box::<NgramDrafter>::default(),
-            Source::Model(sequence) => Box::new(ModelDrafter::new(Rc::clone(sequence))),
+    /// The draft that a plan has of its own model.
+    fn of_plan(plan: &PlanFile, without: WithoutDraft, console: &Console) -> Result<Self, ExecError> {
+        let found = plan.plan.draft.as_ref().filter(|draft| plan.resolve(&draft.plan).exists());
+        let missing = plan.plan.draft.is_some() && found.is_none();
+        if missing {
+            console.warn("the plan's draft is missing: hpp-split --draft writes it");
+        }
+        let Some(draft) = found else {
+            return match without {
+                WithoutDraft::Off => Ok(DraftChoice::None),
+                WithoutDraft::Ngram => Ok(DraftChoice::Ngram),
+                WithoutDraft::Refuse => Err(ExecError::Usage {
+                    message: "--speculate draft needs a draft model, and this plan has none".to_owned(),
+                    hint: "give one with --draft PLAN, split the model with --draft int4, or use --speculate ngram"
+                        .to_owned(),
+                }),
+            };
         };
-        generation.speculate(Speculation::with_length(drafter, self.length.clone()))
+        let file = PlanFile::open(&plan.resolve(&draft.plan))?;
+        check_vocabulary(plan, &file)?;
+        let (memory, sequence_memory) = (draft.host_memory.0, draft.sequence_memory.0);
+        Ok(DraftChoice::Model(Box::new(DraftPlan { file, memory, sequence_memory })))
+    }
+
+    /// Bytes of the plan's host memory that drafting for this many sequences takes.
+    pub fn memory(&self, sequences: u64) -> u64 {
+        let DraftChoice::Model(draft) = self else { return 0 };
+        draft.memory.saturating_add(draft.sequence_memory.saturating_mul(sequences.saturating_sub(1)))
+    }
+
+    /// Loads the draft model, if there is one, for at most `sequences` texts at once. `plan` is the plan of the model that verifies.
+    pub fn load(
+        self,
+        plan: &Plan,
+        sequences: usize,
+        args: &RuntimeArgs,
+        console: &Arc<Console>,
+        interrupt: &Interrupt,
+    ) -> Result<Drafts<OrtBackend>, ExecError> {
+        let length = DraftLength::predicted(&predicted_passes(plan));
+        let file = match self {
+            DraftChoice::None => return Ok(Drafts { origin: DraftOrigin::None, length }),
+            DraftChoice::Ngram => return Ok(Drafts { origin: DraftOrigin::Ngram, length }),
+            DraftChoice::Model(draft) => draft.file,
+        };
+        // A draft model with a shorter context drafts until its context is full.
+        let most = file.plan.model.context_length.unwrap_or(u64::MAX);
+        let args = &RuntimeArgs { context: args.context.map(|context| context.min(most)), ..args.clone() };
+        let options = EngineOptions { sequences: Some(sequences as u64), ..args.engine_options() };
+        let engine = load_engine(&file.plan, &file.dir, args, options, console, interrupt)?;
+        let model = DraftModel::new(engine, sequences);
+        Ok(Drafts { origin: DraftOrigin::Model(Rc::new(RefCell::new(model))), length })
     }
 }
 
@@ -78,17 +124,22 @@ fn predicted_passes(plan: &Plan) -> Vec<(u64, f64)> {
 
 /// Refuses a draft model whose tokens are not those of the plan.
 fn check_tokens(plan: &PlanFile, encoder: &PromptEncoder, draft_plan: &PlanFile) -> Result<(), ExecError> {
-    let (ours, theirs) = (plan.plan.model.vocab_size, draft_plan.plan.model.vocab_size);
-    if ours != theirs {
-        let size = |size: Option<u64>| size.map_or("an unknown number of".to_owned(), |size| size.to_string());
-        return Err(unfit(&format!("it has {} tokens and the model has {}", size(theirs), size(ours))));
-    }
+    check_vocabulary(plan, draft_plan)?;
     let draft_encoder = PromptEncoder::open(draft_plan, false)?;
     let (Some(ours), Some(theirs)) = (&encoder.tokenizer, &draft_encoder.tokenizer) else { return Ok(()) };
     match ours.first_difference(theirs) {
         Some(token) => Err(unfit(&format!("it has another tokenizer: {token:?} is not the same token in both"))),
         None => Ok(()),
     }
+}
+
+fn check_vocabulary(plan: &PlanFile, draft_plan: &PlanFile) -> Result<(), ExecError> {
+    let (ours, theirs) = (plan.plan.model.vocab_size, draft_plan.plan.model.vocab_size);
+    if ours == theirs {
+        return Ok(());
+    }
+    let size = |size: Option<u64>| size.map_or("an unknown number of".to_owned(), |size| size.to_string());
+    Err(unfit(&format!("it has {} tokens and the model has {}", size(theirs), size(ours))))
 }
 
 fn unfit(why: &str) -> ExecError {

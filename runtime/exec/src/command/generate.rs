@@ -1,8 +1,8 @@
 //! `hpp-exec PLAN --prompt ...`: generates text after one prompt. Prints the text as it comes, or one JSON object at the end.
 
-use super::drafts::DraftSource;
+use super::drafts::DraftChoice;
 use super::{
-    CommandContext, PromptFormat, context_length, load_sequence, open_embeddings, open_extra_inputs, prompt_tokens,
+    CommandContext, PromptFormat, context_length, load_engine, open_embeddings, open_extra_inputs, prompt_tokens,
 };
 use crate::cli::AnswerArgs;
 use crate::console::Console;
@@ -17,6 +17,7 @@ use crate::report::{Bytes, RunReport, Timings, summary};
 use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
 use crate::tensors::LogitsFile;
+use hpp_engine::EngineOptions;
 use hpp_generate::grammar::Grammar;
 use hpp_generate::sampling::SamplingMethod;
 use hpp_generate::text::TextTokenizer;
@@ -55,9 +56,13 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let other_load = OtherLoad::start();
     // A cancelled load leaves no half-written files, so Ctrl-C may end it gracefully.
     ctx.interrupt.stop_gracefully();
-    let (dir, args) = (&plan.dir, &settings.run.runtime);
-    let mut sequence = load_sequence(&plan.plan, dir, args, inputs, ctx.console, ctx.interrupt)?;
-    let drafter = DraftSource::open(settings, &plan, &encoder, ctx)?;
+    let args = &settings.run.runtime;
+    let draft = DraftChoice::open(&settings.draft_method, &plan, &encoder, ctx.console)?;
+    let options = EngineOptions { reserved: draft.memory(1), ..args.engine_options() };
+    let engine = load_engine(&plan.plan, &plan.dir, args, options, ctx.console, ctx.interrupt)?;
+    let mut sequence = SingleSequence::new(engine, inputs);
+    let drafts = draft.load(&plan.plan, 1, args, ctx.console, ctx.interrupt)?;
+    let drafts = settings.with_fixed_length(drafts);
     let format = OutputFormat::new(settings.run.json, encoder.tokenizer.is_some());
     ctx.console.working(format!("reading the prompt, {}", counted(request.prompt.len() as u64, "token")));
     let mut output = Output { out: ctx.out, format, logits, any_token: false, console: ctx.console };
@@ -65,7 +70,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let is_cancelled = || ctx.interrupt.is_requested();
     let on_event = &mut |event: GenerationEvent<'_>| output.write(event);
     let chunk = prompt_chunk(sequence.engine());
-    let generation = drafter.speculate(Generation::new(request.clone(), encoder.tokenizer.clone(), chunk));
+    let generation = drafts.speculate(Generation::new(request.clone(), encoder.tokenizer.clone(), chunk));
     let generated = generate(&mut sequence, generation, &is_cancelled, on_event)?;
     drop(watch);
     output.finish(plan.plan.model.vocab_size)?;

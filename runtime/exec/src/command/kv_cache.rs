@@ -10,7 +10,7 @@ use hpp_generate::{KvCache, KvSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
 use std::sync::Arc;
 
-/// The part of a plan's host memory limit that pages may take.
+/// The part of a host memory limit that pages may take: the plan's, or that of all models.
 const SHARE_OF_LIMIT: u64 = 20;
 /// Of this machine's free memory, the part for pages where the plan has no limit.
 const SHARE_OF_FREE: u64 = 10;
@@ -23,7 +23,7 @@ impl KvArgs {
         if let Some(asked) = self.kv_ram {
             return asked.0;
         }
-        let share = match plan.budgets.ram {
+        let share = match plan.budgets.ram.or(self.limit) {
             Some(limit) => limit.0 / SHARE_OF_LIMIT,
             None => available_memory().unwrap_or(0) / SHARE_OF_FREE,
         };
@@ -93,7 +93,8 @@ fn fingerprint(
     let seal = Seal::of(plan).and_then(|seal| serde_json::to_string(&seal)).map_err(ExecError::Fingerprint)?;
     let stages = engine.telemetry().stages;
     let places: Vec<String> = stages.iter().map(|stage| format!("{:?} {}", stage.provider, stage.processor)).collect();
-    let library = OnnxRuntime::open_for(plan, runtime, console)?.backend().results_depend_on();
+    let providers = stages.iter().map(|stage| stage.provider);
+    let library = OnnxRuntime::open_for(plan, runtime, console)?.backend().results_depend_on(providers);
     // How weights are packed depends on it.
     let memory = format!("{:?}", memory_limit());
     let (page, context) = (page_tokens.to_string(), engine.context().to_string());

@@ -24,7 +24,7 @@ use crate::prompt::PromptSource;
 use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
 use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
-use hpp_engine::{CancelHandle, Engine, EngineError, EngineOptions, NamedTensors};
+use hpp_engine::{Engine, EngineError, EngineOptions, NamedTensors};
 use hpp_generate::text::{Message, Role};
 use hpp_generate::{EmbeddingTable, ModelInputs, PlanFile, PromptEncoder, PromptError, SingleSequence};
 use hpp_schema::{InputRole, Plan};
@@ -70,7 +70,7 @@ fn load_sequence(
     Ok(SingleSequence::new(engine, inputs))
 }
 
-/// Loads a plan with these options. Ctrl-C cancels the load.
+/// Loads a plan with these options. Ctrl-C cancels the load, and so does their cancel handle.
 fn load_engine(
     plan: &Plan,
     dir: &Path,
@@ -81,7 +81,7 @@ fn load_engine(
 ) -> Result<Engine<OrtBackend>, ExecError> {
     warn_of_memory(plan, console);
     let runtime = OnnxRuntime::open_for(plan, args, console)?;
-    let cancel = CancelHandle::new();
+    let cancel = options.cancel.clone().unwrap_or_default();
     let watch = interrupt.cancel_on_request(&cancel);
     let options = EngineOptions { cancel: Some(cancel), ..options };
     let engine = runtime.load_with(options, plan, dir, args, console)?;

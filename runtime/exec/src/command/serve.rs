@@ -1,27 +1,33 @@
 //! `hpp-exec serve PLAN`: models over HTTP.
 
+mod memory;
+
+use super::drafts::DraftChoice;
 use super::kv_cache::open_cache;
-use super::sequences::{fitting_sequences, planned_sequences};
+use super::sequences::fitting_sequences;
 use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
-use crate::cli::{NamedPlan, ServeArgs};
+use crate::cli::{KvArgs, NamedPlan, ServeArgs, SpeculateArg};
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::interrupt::Interrupt;
 use crate::numbers::counted;
-use crate::runtime::OrtBackend;
+use crate::runtime::{OrtBackend, resident_memory};
+use crate::settings::DraftMethod;
 use hpp_engine::EngineOptions;
-use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model};
+use hpp_generate::text::TextTokenizer;
+use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model, hidden_states_output};
+use hpp_schema::memory::PROCESS;
 use hpp_schema::{Plan, Residency};
 use hpp_serve::{
-    EngineHandle, EngineLimits, LoadedEngine, Metrics, ModelSettings, ServeSettings, ServedModel, Shutdown, WakeFn,
-    WeightPlacement, check_address, serve,
+    EnginePool, EngineSource, LoadContext, LoadError, LoadedEngine, Metrics, ModelSettings, PoolSettings, ServeError,
+    ServeSettings, ServedModel, Shutdown, WeightPlacement, check_address, serve,
 };
+use memory::{EngineNeeds, memory_budget};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// Least sequences of a model by default, so that this many conversations can run at once whether or not they share passes.
-const DEFAULT_SEQUENCES: u64 = 8;
 /// Environment variable with an API key.
 const KEY_VARIABLE: &str = "HPP_API_KEY";
 /// How often Ctrl-C is looked for.
@@ -29,18 +35,47 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves until Ctrl-C or SIGTERM.
 pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
+    let args = &ServeArgs { kv: KvArgs { limit: args.memory, ..args.kv.clone() }, ..args.clone() };
     let plans: Vec<(String, PlanFile)> = args.plans.iter().map(open).collect::<Result<_, _>>()?;
     check_names(&plans)?;
     check_address(SocketAddr::new(args.host, args.port))?;
     ctx.interrupt.stop_gracefully();
     ctx.interrupt.also_on_terminate().map_err(ExecError::Signal)?;
     let (metrics, shutdown) = (Metrics::new(), Shutdown::default());
-    let mut models = Vec::new();
+    let budget = memory_budget(&plans, args);
+    let starting = Arc::new(AtomicBool::new(true));
+    let (mut settings, mut sources) = (Vec::new(), Vec::new());
     for (name, plan) in plans {
-        ctx.console.info(&format!("loading {name}"));
-        models.push(start(name, plan, args, ctx, &metrics, &shutdown)?);
+        let needs = EngineNeeds::new(&name, &plan, args, &budget)?;
+        settings.push(model_settings(&name, &plan, args)?);
+        // A draft that cannot be used is refused here, before models are loaded.
+        draft_choice(&plan, args, ctx.console)?;
+        let loader = ModelLoader {
+            tokenizer: settings.last().and_then(|settings| settings.encoder.tokenizer.clone()),
+            plan,
+            args: args.clone(),
+            sequences: needs.sequences,
+            console: Arc::clone(ctx.console),
+            interrupt: ctx.interrupt.clone(),
+            is_starting: Arc::clone(&starting),
+        };
+        let metrics = metrics.model(&name);
+        let load = Arc::new(move |context| loader.load(context).map_err(LoadError::from));
+        sources.push(EngineSource::new(name, needs.memory, metrics, load));
     }
-    let names: Vec<String> = models.iter().map(|(model, _)| model.name().to_owned()).collect();
+    let names: Vec<String> = settings.iter().map(|settings| settings.name.clone()).collect();
+    let pool = PoolSettings {
+        budget: budget.memory,
+        idle_timeout: args.idle_timeout.map(Duration::from_secs),
+        queue: args.queue,
+    };
+    let pool = EnginePool::start(sources, pool, shutdown.stop_flag()).map_err(ServeError::from)?;
+    if !args.on_demand {
+        load_those_that_fit(&pool, &names, ctx)?;
+    }
+    starting.store(false, Ordering::SeqCst);
+    let models = settings.into_iter().enumerate();
+    let models = models.map(|(engine, settings)| ServedModel::new(settings, pool.clone(), engine)).collect();
     let keys = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
     let settings = ServeSettings {
         address: SocketAddr::new(args.host, args.port),
@@ -58,9 +93,26 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let on_ready = |address: SocketAddr| {
         console.info(&format!("serving {} at http://{address} (Ctrl-C ends it)", names.join(", ")));
     };
-    serve(models, metrics, settings, &shutdown, on_ready)?;
+    serve(models, pool, metrics, settings, &shutdown, on_ready)?;
     ctx.console.info("stopped");
     Ok(0)
+}
+
+/// Loads models in their order while they fit; the others are loaded when a request needs them.
+fn load_those_that_fit(pool: &EnginePool, names: &[String], ctx: &CommandContext<'_>) -> Result<(), ExecError> {
+    for (engine, name) in names.iter().enumerate() {
+        if engine > 0 && !pool.has_room_for(engine) {
+            ctx.console
+                .info(&format!("{name} is loaded when a request needs it: memory does not hold it beside others"));
+            continue;
+        }
+        ctx.console.info(&format!("loading {name}"));
+        pool.load(engine).map_err(|error| match error.downcast::<ExecError>() {
+            Ok(error) => *error,
+            Err(other) => ServeError::EngineThread(other.to_string()).into(),
+        })?;
+    }
+    Ok(())
 }
 
 fn open(named: &NamedPlan) -> Result<(String, PlanFile), ExecError> {
@@ -110,58 +162,71 @@ fn placement(plan: &Plan) -> Vec<WeightPlacement> {
     places
 }
 
-/// Loads a model on a thread of its own.
-fn start(
-    name: String,
-    plan: PlanFile,
-    args: &ServeArgs,
-    ctx: &CommandContext<'_>,
-    metrics: &Metrics,
-    shutdown: &Shutdown,
-) -> Result<(ServedModel, EngineHandle), ExecError> {
+fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<ModelSettings, ExecError> {
     let generation = plan.plan.generation.clone().unwrap_or_default();
-    let encoder = PromptEncoder::open(&plan, true)?;
-    let inputs =
-        ModelInputs { embeddings: open_embeddings(&plan.plan, None)?, extra: open_extra_inputs(&plan.plan, None)? };
-    let settings = ModelSettings {
-        name: name.clone(),
+    // Models that need more inputs than tokens are refused here, before the others are loaded.
+    model_inputs(&plan.plan)?;
+    Ok(ModelSettings {
+        name: name.to_owned(),
         sampling: generation.sampling,
         eos_token_ids: generation.eos_token_ids,
-        context: context_length(&plan, &args.runtime),
-        limits: EngineLimits { queue: args.queue },
+        context: context_length(plan, &args.runtime),
         placement: placement(&plan.plan),
-        encoder,
-    };
-    let tokenizer = settings.encoder.tokenizer.clone();
-    let (console, interrupt) = (Arc::clone(ctx.console), ctx.interrupt.clone());
-    let args = args.clone();
-    let load = move |wake| {
-        let (batch, max_sequences) = load_model(&plan, &args, inputs, wake, &console, &interrupt)?;
-        Ok(LoadedEngine { batch, max_sequences, tokenizer, ngram_drafts: args.ngram })
-    };
-    let metrics = metrics.model(&name);
-    ServedModel::start(settings, load, metrics, shutdown.stop_flag())
+        gives_hidden_states: hidden_states_output(&plan.plan).is_some(),
+        encoder: PromptEncoder::open(plan, true)?,
+    })
 }
 
-fn load_model(
-    plan: &PlanFile,
-    args: &ServeArgs,
-    inputs: ModelInputs,
-    wake: WakeFn,
-    console: &Arc<Console>,
-    interrupt: &Interrupt,
-) -> Result<(Batch<OrtBackend>, usize), ExecError> {
-    let (runtime, asked) = (&args.runtime, args.max_sequences);
-    let wanted = asked.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES));
-    let reserved = args.kv.ram(&plan.plan);
-    let row_batching = args.batch.engine_option();
-    let options = EngineOptions { sequences: Some(wanted), row_batching, reserved, ..runtime.engine_options() };
-    let engine = load_engine(&plan.plan, &plan.dir, runtime, options, console, interrupt)?;
-    let sequences = fitting_sequences(&engine, wanted, asked.is_some(), console);
-    let cache = open_cache(&engine, &plan.plan, runtime, &args.kv, args.plans.len() as u64, wake, console)?;
-    let mut batch = Batch::new(engine, inputs);
-    cache.into_iter().for_each(|cache| batch.save_in(cache));
-    Ok((batch, sequences))
+fn model_inputs(plan: &Plan) -> Result<ModelInputs, ExecError> {
+    Ok(ModelInputs { embeddings: open_embeddings(plan, None)?, extra: open_extra_inputs(plan, None)? })
+}
+
+/// Loads the engine of a model, each time it is needed.
+struct ModelLoader {
+    plan: PlanFile,
+    args: ServeArgs,
+    /// Most sequences that the budget has room for.
+    sequences: u64,
+    tokenizer: Option<TextTokenizer>,
+    console: Arc<Console>,
+    interrupt: Interrupt,
+    /// Whether the server does not answer yet, so that Ctrl-C ends the load.
+    is_starting: Arc<AtomicBool>,
+}
+
+/// How requests of a model draft tokens.
+fn draft_choice(plan: &PlanFile, args: &ServeArgs, console: &Console) -> Result<DraftChoice, ExecError> {
+    let speculate = if args.ngram { Some(SpeculateArg::Ngram) } else { args.speculate };
+    // The tokens of a plan's own draft are those of the model.
+    DraftChoice::open(&DraftMethod::resolve(speculate, None)?, plan, &PromptEncoder::default(), console)
+}
+
+impl ModelLoader {
+    fn load(&self, LoadContext { wake, cancel }: LoadContext) -> Result<LoadedEngine<OrtBackend>, ExecError> {
+        let Self { plan, args, console, .. } = self;
+        let (runtime, asked) = (&args.runtime, args.max_sequences);
+        let draft = draft_choice(plan, args, console)?;
+        // Of a single model, the plan's limit is that of the process.
+        let others = if args.plans.len() > 1 { resident_memory().saturating_sub(PROCESS) } else { 0 };
+        let options = EngineOptions {
+            sequences: Some(self.sequences),
+            row_batching: args.batch.engine_option(),
+            reserved: args.kv.ram(&plan.plan).saturating_add(draft.memory(self.sequences)),
+            others,
+            cancel: Some(cancel),
+            ..runtime.engine_options()
+        };
+        // After the start, requests that wait for the load have the time of --grace.
+        let interrupt =
+            if self.is_starting.load(Ordering::SeqCst) { self.interrupt.clone() } else { Interrupt::never() };
+        let engine = load_engine(&plan.plan, &plan.dir, runtime, options, console, &interrupt)?;
+        let max_sequences = fitting_sequences(&engine, self.sequences, asked.is_some(), console);
+        let cache = open_cache(&engine, &plan.plan, runtime, &args.kv, args.plans.len() as u64, wake, console)?;
+        let mut batch = Batch::new(engine, model_inputs(&plan.plan)?);
+        cache.into_iter().for_each(|cache| batch.save_in(cache));
+        let drafts = draft.load(&plan.plan, max_sequences, runtime, console, &interrupt)?;
+        Ok(LoadedEngine { batch, max_sequences, tokenizer: self.tokenizer.clone(), drafts })
+    }
 }
 
 /// Requests a shutdown once Ctrl-C or SIGTERM has come. The thread ends with the process.

@@ -21,7 +21,7 @@ pub(crate) fn matrix_product_tflops(backend: &OrtBackend, console: &Console) -> 
         host_kernels: HostKernels::default(),
         file: file.path(),
         weight_bytes: 0,
-        provider: Provider::Cpu,
+        provider: Provider::CPU,
         cases: vec![],
     };
     let mut product = PartitionBench::load(backend, &probe, console)?;

@@ -1,14 +1,24 @@
-//! Read bandwidth of a file past the page cache with several concurrent reads, as weights are streamed from disk.
+//! Read bandwidth of a file past the page cache with several concurrent reads, as weights are streamed from disk, and the rate of
+//! decompressing them.
 
 use super::{MeasureError, median, point, sorted_sizes};
-use hpp_backend::read_rate;
-use hpp_schema::BandwidthPoint;
+use hpp_backend::{decompression_rate, read_rate};
+use hpp_schema::{BandwidthCurve, BandwidthPath, BandwidthPoint};
 use std::path::Path;
 
 /// Samples of each size; the result is their median.
 const SAMPLES: usize = 3;
 /// Alignment of direct reads, enough for every common disk.
 const ALIGNMENT: u64 = 4096;
+
+/// Uncompressed bytes of a piece that is decompressed at once.
+const PIECE: u64 = 2 << 20;
+
+/// The rate at which one thread decompresses weights that were read.
+pub(crate) fn decompression_curve() -> BandwidthCurve {
+    let samples = (0..SAMPLES).map(|_| decompression_rate()).collect();
+    BandwidthCurve { path: BandwidthPath::Decompress, points: vec![point(PIECE, median(samples))] }
+}
 
 /// Read bandwidth for reads of these sizes, in 1e9 bytes per second. Rounds sizes up to 4 KiB and leaves out those of which the file
 /// has fewer than four.

@@ -82,7 +82,7 @@ impl<'a> LinkBuffers<'a> {
         bytes: u64,
         pinned: bool,
     ) -> Result<Option<Self>, MeasureError> {
-        if device.provider == Provider::Cpu {
+        if device.provider == Provider::CPU {
             return Err(MeasureError::NoDevice);
         }
         let memory = backend.device_memory(device.provider, device.name).map_err(failed("find a device"))?;

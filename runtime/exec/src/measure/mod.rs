@@ -9,7 +9,7 @@ mod ram;
 
 pub(crate) use arithmetic::matrix_product_tflops;
 pub(crate) use contention::{ContentionFactors, measure_contention};
-pub(crate) use disk::read_curve as disk_read_curve;
+pub(crate) use disk::{decompression_curve, read_curve as disk_read_curve};
 pub(crate) use link::{copy_bandwidth, link_curves};
 pub(crate) use product::ProductFile;
 pub(crate) use ram::read_curve as ram_read_curve;

@@ -52,8 +52,8 @@ impl CachedPlan {
         let cache = PlanCache::open(planning)?;
         cache.evict(None);
         let make_plan = |dir: &Path, lock: std::fs::File| {
-            let what = planning.draft_bits.map_or(String::new(), |bits| format!("an {} draft of ", bits.name()));
-            console.info(&format!("planning {what}{} for this machine with hpp-split", path.display()));
+            let draft = planning.draft_bits.map_or(String::new(), |bits| format!(" with an {} draft", bits.name()));
+            console.info(&format!("planning {}{draft} for this machine with hpp-split", path.display()));
             planner.plan(path, &flags, dir, lock, console)
         };
         let plan = cache.acquire(&key, planning.replan, console, make_plan)?;

@@ -88,10 +88,8 @@ pub(super) fn flags(args: &RuntimeArgs) -> Vec<OsString> {
         ("--vram", &planning.vram),
         ("--gpu-layers", &planning.gpu_layers),
         ("--context", &context),
-        ("--quantize", &bits),
+        ("--draft", &bits),
     ];
     let flags = given.into_iter().filter_map(|(flag, value)| Some([flag.into(), value.clone()?.into()]));
-    // Quantized weights are new files; all others stay where they are.
-    let in_place = bits.is_none().then(|| "--in-place".into());
-    flags.flatten().chain(in_place).collect()
+    flags.flatten().chain(["--in-place".into()]).collect()
 }

@@ -100,7 +100,7 @@ pub struct StageTimes {
     /// Its device in the plan.
     pub device: String,
     /// The execution provider that ran it.
-    pub provider: &'static str,
+    pub provider: String,
     /// The processor that it ran on.
     pub processor: String,
     /// Loading it.
@@ -168,7 +168,7 @@ impl StageTimes {
         Self {
             partition: stage.partition.clone(),
             device: stage.device.clone(),
-            provider: stage.provider.name(),
+            provider: stage.provider.name().to_owned(),
             processor: stage.processor.clone(),
             load_ms: millis(stage.load),
             prefill_ms: stage.prefill.millis(),
@@ -212,7 +212,7 @@ pub fn summary(generated: &Generated, telemetry: &Telemetry, state: u64) -> Stri
     if timings.transfers > 0 {
         let copied = ByteSize(telemetry.copied_bytes).human();
         // WebGPU runs return before the device has finished, so the first copy waits for it.
-        let waits = timings.stages.iter().any(|stage| stage.provider == Provider::Webgpu.name());
+        let waits = timings.stages.iter().any(|stage| stage.provider == Provider::WEBGPU.name());
         let waits = if waits { ", including waits for the device" } else { "" };
         let _ = writeln!(out, "transfers: {} of {copied} in {:.1} ms{waits}", timings.transfers, timings.transfer_ms);
     }
@@ -242,7 +242,7 @@ pub fn run_table(stages: &[StageTimes]) -> String {
 
 fn stage_rows(stages: &[StageTimes], times: &[&str], of: impl Fn(&[StageTimes]) -> Vec<String>) -> String {
     let alike = |a: &StageTimes, b: &StageTimes| {
-        stages.len() > MAX_STAGE_ROWS && (a.provider, &a.processor) == (b.provider, &b.processor)
+        stages.len() > MAX_STAGE_ROWS && (&a.provider, &a.processor) == (&b.provider, &b.processor)
     };
     let rows = stages.chunk_by(alike).map(|run| {
         let (first, last) = (&run[0], &run[run.len() - 1]);
@@ -288,7 +288,7 @@ mod tests {
         let stage = |number: usize| StageTimes {
             partition: format!("cpu_{number}"),
             device: "cpu".into(),
-            provider: if number == 4 { "WebGPU" } else { "CPU" },
+            provider: if number == 4 { "WebGPU".into() } else { "CPU".into() },
             processor: "2 threads".into(),
             load_ms: 0.0,
             prefill_ms: 2.0,

@@ -3,7 +3,7 @@
 use super::{PlanDir, command};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 use ureq::http::Response;
@@ -23,14 +23,15 @@ pub struct Server {
 
 impl Server {
     pub fn new(args: &[&str]) -> Self {
-        let mut plan = PlanDir::new(MODEL, 512);
-        plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());
-        plan.save();
-        Self::start(plan, args)
+        Self::start(chat_plan(MODEL), args)
     }
 
     pub fn start(plan: PlanDir, args: &[&str]) -> Self {
-        let (child, url) = spawn(&plan, args);
+        let started = spawn(&plan, args);
+        Self::of(plan, started, args)
+    }
+
+    fn of(plan: PlanDir, (child, url): (Child, String), args: &[&str]) -> Self {
         let agent = Agent::config_builder().http_status_as_error(false).timeout_global(Some(WAIT)).build().into();
         let key = args.iter().position(|arg| *arg == "--api-key").map(|at| args[at + 1].to_owned());
         Server { plan, child, url, agent, key }
@@ -98,21 +99,40 @@ impl Server {
 
     /// Waits until a metric has a value.
     pub fn wait_for(&self, line: &str, value: f64) {
+        self.wait_until(line, |found| found == value);
+    }
+
+    /// Waits until a metric is as it should be.
+    pub fn wait_until(&self, line: &str, is_right: impl Fn(f64) -> bool) {
         let started = Instant::now();
-        while self.metric(line) != value {
+        while !is_right(self.metric(line)) {
             assert!(started.elapsed() < WAIT, "{line} stays {}", self.metric(line));
             std::thread::sleep(Duration::from_millis(20));
         }
     }
 }
 
+/// A plan of a model that chats.
+pub fn chat_plan(model: &str) -> PlanDir {
+    let mut plan = PlanDir::new(model, 512);
+    plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());
+    plan.save();
+    plan
+}
+
+fn serve_command(plan: &PlanDir, args: &[&str]) -> Command {
+    let mut serve = command(["serve", plan.path().to_str().unwrap(), "--port", "0"]);
+    serve.args(args);
+    serve
+}
+
 fn spawn(plan: &PlanDir, args: &[&str]) -> (Child, String) {
-    let mut child = command(["serve", plan.path().to_str().unwrap(), "--port", "0"])
-        .args(args)
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    listening(serve_command(plan, args))
+}
+
+/// A started server, and where it listens.
+fn listening(mut serve: Command) -> (Child, String) {
+    let mut child = serve.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let (send, address) = channel();
     let stderr = BufReader::new(child.stderr.take().unwrap());
     std::thread::spawn(move || {

@@ -2,16 +2,18 @@
 //!
 //! - [`Drafter`] proposes tokens; [`NgramDrafter`] takes them from the text itself, [`ModelDrafter`] from a smaller model.
 //! - [`DraftLength`] decides how many, from the measured acceptance and the measured time of passes.
-//! - [`Speculation`] is both for one text, with its counts.
+//! - [`Speculation`] is both for one text, with its counts; [`Drafts`] makes them for the texts of an engine.
 
 mod draft_length;
+mod drafts;
 mod model;
 mod ngram;
 mod speculation;
 mod suffix_automaton;
 
 pub use draft_length::{DraftLength, MAX_DRAFT};
-pub use model::ModelDrafter;
+pub use drafts::{DraftOrigin, Drafts};
+pub use model::{DraftModel, ModelDrafter};
 pub use ngram::NgramDrafter;
 pub use speculation::{Speculation, SpeculationStats};
 

@@ -24,7 +24,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 pub(crate) struct TextLimits {
     /// Wall-clock time.
     pub time: Duration,
-    /// Bytes by which the process's resident memory may grow meanwhile. Checked on Linux only.
+    /// Bytes by which the process's resident memory may grow meanwhile.
     pub memory: u64,
 }
 
@@ -125,9 +125,18 @@ fn resident_bytes() -> Option<u64> {
     Some(pages * procfs::page_size())
 }
 
+/// Resident memory of this process in bytes.
 #[cfg(not(target_os = "linux"))]
 fn resident_bytes() -> Option<u64> {
-    None
+    use sysinfo::{ProcessRefreshKind, ProcessesToUpdate, System};
+    let own = sysinfo::get_current_pid().ok()?;
+    let mut system = System::new();
+    system.refresh_processes_specifics(
+        ProcessesToUpdate::Some(&[own]),
+        false,
+        ProcessRefreshKind::nothing().with_memory(),
+    );
+    system.process(own).map(sysinfo::Process::memory)
 }
 
 #[cfg(test)]
@@ -152,7 +161,6 @@ mod tests {
         assert!(abandoned_threads() > 0);
     }
 
-    #[cfg(target_os = "linux")]
     #[test]
     fn work_that_takes_too_much_memory_is_abandoned() {
         let limits = TextLimits { memory: 32 << 20, ..LIMITS };

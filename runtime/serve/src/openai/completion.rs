@@ -49,6 +49,18 @@ pub enum OnePrompt {
     Tokens(Vec<u32>),
 }
 
+impl CompletionPrompt {
+    /// Each text or list of tokens.
+    pub fn each(&self) -> Vec<OnePrompt> {
+        match self.clone() {
+            CompletionPrompt::Text(text) => vec![OnePrompt::Text(text)],
+            CompletionPrompt::Tokens(tokens) => vec![OnePrompt::Tokens(tokens)],
+            CompletionPrompt::Texts(texts) => texts.into_iter().map(OnePrompt::Text).collect(),
+            CompletionPrompt::TokenLists(lists) => lists.into_iter().map(OnePrompt::Tokens).collect(),
+        }
+    }
+}
+
 impl CompletionRequest {
     /// Reads the body of a request.
     pub fn read(body: &Value) -> Result<Self, ApiError> {
@@ -60,12 +72,7 @@ impl CompletionRequest {
         if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
             return Err(ApiError::field("suffix", "`suffix` is not supported: leave it out"));
         }
-        let prompts: Vec<OnePrompt> = match self.prompt.clone() {
-            CompletionPrompt::Text(text) => vec![OnePrompt::Text(text)],
-            CompletionPrompt::Tokens(tokens) => vec![OnePrompt::Tokens(tokens)],
-            CompletionPrompt::Texts(texts) => texts.into_iter().map(OnePrompt::Text).collect(),
-            CompletionPrompt::TokenLists(lists) => lists.into_iter().map(OnePrompt::Tokens).collect(),
-        };
+        let prompts = self.prompt.each();
         match prompts.len() {
             1..=MAX_PROMPTS => Ok(prompts),
             _ => Err(ApiError::field("prompt", format!("give from 1 to {MAX_PROMPTS} prompts"))),

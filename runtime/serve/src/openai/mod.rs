@@ -6,13 +6,15 @@
 mod body;
 mod chat;
 mod completion;
+mod embedding;
 mod settings;
 mod tools;
 
 pub use body::read;
 pub use chat::{ChatMessage, ChatRequest, Content, ContentPart};
 pub use completion::{CompletionPrompt, CompletionRequest, OnePrompt};
-pub use settings::{OneOrMany, Settings, StreamOptions};
+pub use embedding::{EmbeddingRequest, EncodingFormat};
+pub use settings::{OneOrMany, Settings, StreamOptions, time_limit};
 pub use tools::Tools;
 
 use serde::Serialize;

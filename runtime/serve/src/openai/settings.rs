@@ -128,9 +128,7 @@ impl Settings {
                 format!("`stop` must be at most {MAX_STOPS} texts, none of them empty"),
             ));
         }
-        let timeout = self.timeout.map(Duration::try_from_secs_f64).transpose();
-        let timeout =
-            timeout.map_err(|_| ApiError::field("timeout", "`timeout` must be a number of seconds above 0"))?;
+        let timeout = time_limit(self.timeout)?;
         Ok(RequestOptions {
             max_tokens: self.max_completion_tokens.or(self.max_tokens),
             stop,
@@ -197,6 +195,12 @@ impl Settings {
             Some((name, _, hint)) => Err(ApiError::field(name, format!("`{name}` is not supported: {hint}"))),
         }
     }
+}
+
+/// The `timeout` of a request, which is in seconds.
+pub fn time_limit(seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
+    let timeout = seconds.map(Duration::try_from_secs_f64).transpose();
+    timeout.map_err(|_| ApiError::field("timeout", "`timeout` must be a number of seconds above 0"))
 }
 
 #[cfg(test)]

@@ -4,6 +4,10 @@ let store = { chats: [], now: 0, settings: {} };
 try { store = Object.assign(store, JSON.parse(localStorage.getItem("hpp") || "{}")); } catch {}
 if (!store.chats.length) store.chats.push({ turns: [] });
 let running = null;
+/* Whether the running answer has no token yet. */
+let waiting = false;
+/* The models as the server described them last. */
+let served = [];
 
 const chat = () => store.chats[Math.min(store.now, store.chats.length - 1)];
 /* Where the browser's storage is full or forbidden, the conversation goes on and is not kept. */
@@ -89,33 +93,64 @@ function request() {
   };
 }
 
-/* What the machine does: where the weights lie, requests, and the cache. Drawn while the panel is open. */
-async function machine() {
-  if (!$("machine").open) return;
-  const name = $("model").value, size = bytes =>
-    bytes < 2 ** 30 ? (bytes / 2 ** 20).toFixed(1) + " MiB" : (bytes / 2 ** 30).toFixed(2) + " GiB";
+/* Whether each model is loaded, beside its name; the chosen one stays chosen. */
+function drawModels() {
+  const words = m => m.state === "loaded" ? m.id : `${m.id} (${m.state})`;
+  const options = [...$("model").options], chosen = $("model").value || store.settings.model;
+  if (served.length === options.length && served.every((m, i) => m.id === options[i].value)) {
+    served.forEach((m, i) => { options[i].textContent = words(m); });
+    return;
+  }
+  $("model").replaceChildren(...served.map(m => new Option(words(m), m.id)));
+  if (served.some(m => m.id === chosen)) $("model").value = chosen;
+}
+
+/* Looks at the models, and at what the machine does while its panel is open. */
+async function look() {
+  const isOpen = $("machine").open;
+  if (document.hidden || !isOpen && !waiting && served.every(m => m.state === "loaded")) return;
   try {
-    const [list, text] = await Promise.all([fetch("v1/models", { headers: headers() }).then(r => r.json()),
-      fetch("metrics", { headers: headers() }).then(r => r.text())]);
-    const value = (metric, more = "") => Number(text.split("\n").find(l =>
-      l.startsWith(metric + "{") && l.includes(`model="${name}"`) && l.includes(more))?.split(" ").at(-1) || 0);
-    const tier = (metric, tier) => value(metric, `tier="${tier}"`);
-    const places = list.data.find(m => m.id === name)?.placement || [];
-    const hits = tier("hpp_kv_hits_total", "ram") + tier("hpp_kv_hits_total", "disk"), misses = value("hpp_kv_misses_total");
-    const passes = value("hpp_passes_total");
-    const lines = places.map(p => `${p.device}: ${size(p.bytes)} of weights ${p.weights}` +
-      (p.pinned_bytes === undefined ? "" : `, ${size(p.pinned_bytes)} of them stay in RAM`));
-    lines.push(`requests: ${value("hpp_requests_running")} running, ${value("hpp_requests_waiting")} waiting`);
-    lines.push(`states: ${size(value("hpp_state_bytes"))}, ${value("hpp_idle_sequences")} idle sequences`);
-    lines.push(`KV pages: ${tier("hpp_kv_pages", "ram")} in RAM, ${tier("hpp_kv_pages", "disk")} on disk`);
-    if (hits + misses) lines.push(`pages found: ${(100 * hits / (hits + misses)).toFixed(0)} % of ${hits + misses}`);
-    if (passes) lines.push(`weights moved: ${size(value("hpp_weights_streamed_bytes_total") / passes)} a pass`);
-    $("state").replaceChildren(...lines.map(words => element("div", [words])));
+    const [models, text] = await Promise.all([fetch("v1/models", { headers: headers() }).then(r => r.json()),
+      isOpen ? fetch("metrics", { headers: headers() }).then(r => r.text()) : ""]);
+    served = models.data;
+    drawModels();
+    drawWaiting();
+    if (isOpen) machine(text);
   } catch { $("state").textContent = "The server does not answer."; }
 }
-$("machine").ontoggle = machine;
+
+/* Below an answer that waits for its model. */
+function drawWaiting() {
+  const state = served.find(m => m.id === $("model").value)?.state;
+  if (!waiting) return;
+  $("talk").lastElementChild.querySelector(".foot").textContent =
+    state === "loaded" ? "" : state === "loading" ? "The model is being loaded." : "Waits for memory to load the model.";
+}
+
+/* Where the weights lie, requests, and the cache. */
+function machine(text) {
+  const name = $("model").value, size = bytes =>
+    bytes < 2 ** 30 ? (bytes / 2 ** 20).toFixed(1) + " MiB" : (bytes / 2 ** 30).toFixed(2) + " GiB";
+  const value = (metric, more = "") => Number(text.split("\n").find(l =>
+    l.startsWith(metric + "{") && l.includes(`model="${name}"`) && l.includes(more))?.split(" ").at(-1) || 0);
+  const tier = (metric, tier) => value(metric, `tier="${tier}"`);
+  const model = served.find(m => m.id === name);
+  const hits = tier("hpp_kv_hits_total", "ram") + tier("hpp_kv_hits_total", "disk"), misses = value("hpp_kv_misses_total");
+  const passes = value("hpp_passes_total");
+  const lines = (model?.placement || []).map(p => `${p.device}: ${size(p.bytes)} of weights ${p.weights}` +
+    (p.pinned_bytes === undefined ? "" : `, ${size(p.pinned_bytes)} of them stay in RAM`));
+  if (served.length > 1) lines.unshift(...served.map(m => `${m.id}: ${m.state}, ${size(m.memory.host)} of RAM`));
+  if (model?.error) lines.push(model.error);
+  lines.push(`requests: ${value("hpp_requests_running")} running, ${value("hpp_requests_waiting")} waiting`);
+  lines.push(`states: ${size(value("hpp_state_bytes"))}, ${value("hpp_idle_sequences")} idle sequences`);
+  lines.push(`KV pages: ${tier("hpp_kv_pages", "ram")} in RAM, ${tier("hpp_kv_pages", "disk")} on disk`);
+  if (hits + misses) lines.push(`pages found: ${(100 * hits / (hits + misses)).toFixed(0)} % of ${hits + misses}`);
+  if (passes) lines.push(`weights moved: ${size(value("hpp_weights_streamed_bytes_total") / passes)} a pass`);
+  $("state").replaceChildren(...lines.map(words => element("div", [words])));
+}
+$("machine").ontoggle = look;
 $("machine").open = location.hash === "#machine";
-setInterval(machine, 2000);
+setInterval(look, 2000);
 
 const headers = () => {
   const all = { "content-type": "application/json" };
@@ -147,7 +182,11 @@ async function receive(body, turn, seen, show) {
     const choice = event.choices[0];
     seen.finish = choice?.finish_reason || seen.finish;
     if (!choice?.delta?.content) continue;
-    seen.first ||= performance.now();
+    if (!seen.first) {
+      seen.first = performance.now();
+      waiting = false;
+      $("talk").lastElementChild.querySelector(".foot").textContent = "";
+    }
     turn.content += choice.delta.content;
     show();
   }
@@ -171,8 +210,10 @@ async function answer() {
   const turn = { role: "assistant", content: "" };
   chat().turns.push(turn);
   running = new AbortController();
+  waiting = true;
   save();
   draw();
+  setTimeout(look, 300);
   const seen = { began: performance.now(), first: 0, usage: null, finish: "" };
   try { await receive(body, turn, seen, painter(turn)); } catch (error) {
     if (error.name === "AbortError") seen.finish = "stopped";
@@ -180,6 +221,7 @@ async function answer() {
   }
   turn.note = note(seen, performance.now());
   running = null;
+  waiting = false;
   save();
   draw();
   $("text").focus();
@@ -229,11 +271,12 @@ $("menu").onclick = () => $("side").classList.toggle("open");
 async function models() {
   try {
     const response = await fetch("v1/models", { headers: headers() });
-    const list = await response.json();
+    const answer = await response.json();
     if (response.status === 401) throw new Error("Enter the API key in the settings.");
-    if (!response.ok) throw new Error(list.error?.message);
-    $("model").replaceChildren(...list.data.map(m => new Option(m.id, m.id)));
-    if (list.data.some(m => m.id === store.settings.model)) $("model").value = store.settings.model;
+    if (!response.ok) throw new Error(answer.error?.message);
+    served = answer.data;
+    drawModels();
+    look();
   } catch (error) { $("title").textContent = error.message || "the server does not answer"; }
 }
 for (const id of fields) {

@@ -20,8 +20,8 @@ pub fn costs(
     if scenario.batch != 1 {
         reader.report("--batch", format!("the profile measured one sequence in a pass, not {}", scenario.batch));
     }
-    let cpu = reader.costs(Provider::Cpu);
-    let cpu_launch_ms = reader.launch_ms(Provider::Cpu, profile.machine.rates.as_ref().map(|m| m.cpu.launch_us));
+    let cpu = reader.costs(Provider::CPU);
+    let cpu_launch_ms = reader.launch_ms(Provider::CPU, profile.machine.rates.as_ref().map(|m| m.cpu.launch_us));
     let rates = profile.machine.rates.as_ref().map_or(&[][..], |machine| &machine.gpus);
     let mut on_gpus = Vec::new();
     for gpu in rates.iter().take(gpus) {
@@ -32,6 +32,39 @@ pub fn costs(
     match reader.findings.is_empty() {
         true => Ok(DeviceCosts { cpu, gpus: on_gpus, cpu_launch_ms }),
         false => Err(reader.findings.into_iter().map(|(place, message)| Finding::error(place, message)).collect()),
+    }
+}
+
+/// The times of all blocks under one provider.
+#[derive(Clone, Debug)]
+pub struct ProviderTimes {
+    /// The provider.
+    pub provider: Provider,
+    /// The launch of a partition, milliseconds.
+    pub launch_ms: f64,
+    /// In the order of blocks; infinite where the provider failed or was not measured.
+    pub blocks: Vec<Cost>,
+}
+
+impl ProviderTimes {
+    /// The times that a profile has of a provider; `None` if it was not measured.
+    pub fn of(
+        profile: &Profile,
+        provider: Provider,
+        blocks: &[BlockSpec],
+        scenario: Scenario,
+        workload: &Workload,
+    ) -> Option<ProviderTimes> {
+        if !profile.settings.providers.contains(&provider) {
+            return None;
+        }
+        let has_states = blocks.iter().any(|block| block.kv_bytes > 0);
+        let mut reader = ProfileReader { profile, blocks, scenario, workload, has_states, findings: BTreeMap::new() };
+        let rate = profile.machine.rates.as_ref().map(|machine| machine.cpu.launch_us);
+        let launch_ms = reader.launch_ms(provider, rate);
+        let costs =
+            blocks.iter().map(|block| reader.cost(block, provider).unwrap_or_else(|| reader.infinite())).collect();
+        Some(ProviderTimes { provider, launch_ms, blocks: costs })
     }
 }
 
@@ -69,7 +102,7 @@ impl<'a> ProfileReader<'a> {
 
     fn cost(&mut self, block: &BlockSpec, provider: Provider) -> Option<Cost> {
         let measured = self.measured(block, provider)?;
-        if measured.failure.is_some() && provider != Provider::Cpu {
+        if measured.failure.is_some() && provider != Provider::CPU {
             return Some(self.infinite());
         }
         let class = self.class(block)?.class;
@@ -128,7 +161,7 @@ impl<'a> ProfileReader<'a> {
         let found = entry.providers.iter().find(|costs| costs.provider == provider);
         if found.is_none() {
             let what = format!("{} was not measured under this provider", entry.block);
-            self.report(format!("classes.{}.{}", entry.class, name(provider)), what);
+            self.report(format!("classes.{}.{}", entry.class, provider.id()), what);
         }
         found
     }
@@ -145,7 +178,7 @@ impl<'a> ProfileReader<'a> {
             let failed =
                 measured.failure.as_ref().or_else(|| costs.points.iter().find_map(|point| point.failure.as_ref()));
             let why = failed.map_or("too few measurements".to_owned(), String::clone);
-            self.report(format!("classes.{class}.{}.{phase}", name(provider)), format!("times are missing: {why}"));
+            self.report(format!("classes.{class}.{}.{phase}", provider.id()), format!("times are missing: {why}"));
         }
         costs.fit
     }
@@ -167,7 +200,7 @@ impl<'a> ProfileReader<'a> {
         let launch = median_launch(true).or_else(|| median_launch(false)).or(rate_us.map(|us| us / 1e3));
         if launch.is_none() {
             let what = "no class has the launch time of a partition".to_owned();
-            self.report(format!("classes.launch_ms.{}", name(provider)), what);
+            self.report(format!("classes.launch_ms.{}", provider.id()), what);
         }
         launch.unwrap_or(0.0)
     }
@@ -179,7 +212,7 @@ impl<'a> ProfileReader<'a> {
 /// skips masked scores, which are half of the square and none of the past, so each score of the past costs twice as
 /// much relative to the fit.
 fn pass_ms(fit: Fit, tokens: u64, past: u64, provider: Provider) -> f64 {
-    let weight = if provider == Provider::Cuda { 2.0 } else { 1.0 };
+    let weight = if provider == Provider::CUDA { 2.0 } else { 1.0 };
     fit.ms(tokens) + fit.quadratic_ms * weight * tokens as f64 * past as f64
 }
 
@@ -208,13 +241,5 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
         0 => None,
         n if n % 2 == 0 => Some(f64::midpoint(values[middle - 1], values[middle])),
         _ => Some(values[middle]),
-    }
-}
-
-fn name(provider: Provider) -> &'static str {
-    match provider {
-        Provider::Cuda => "cuda",
-        Provider::Webgpu => "webgpu",
-        Provider::Cpu => "cpu",
     }
 }

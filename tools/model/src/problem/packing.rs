@@ -2,7 +2,7 @@
 //! instead of read from disk. Reads only samples of the weights.
 
 use hpp_graph::{Graph, Node, ValueId};
-use hpp_onnx::{Model, looks_widened};
+use hpp_onnx::{Model, SampledNumbers, looks_widened, sample_numbers};
 use hpp_partition::Packing;
 use hpp_schema::DType;
 use std::collections::BTreeSet;
@@ -20,16 +20,17 @@ const DENSE_READERS: [&str; 5] = ["MatMul", "Gemm", "FusedMatMul", "Conv", "Tran
 ///   block of weights: `N * ceil(K / block_size) * 4` bytes (`MlasQNBitGemmPackQuantBData` in ONNX Runtime). Without
 ///   zero points the sums are derived from the scales and need no reads; the scales need as many bytes as they have, or
 ///   half if they look like widened 16-bit numbers.
-/// - Host kernels compute 16-bit floating-point weights in 32 bits: the packed bytes are derived from half as many.
-/// - Float32 matrices that look like widened 16-bit ones are derived from half as many bytes. Tables of which a pass
-///   reads a few rows do not count: they are not read completely in each pass anyway.
+/// - Host kernels compute 16-bit floating-point weights in 32 bits: the packed bytes are derived from half as many, or fewer with coded
+///   exponents.
+/// - Float32 matrices are derived from the bytes that samples say they take, in 16-bit words or with coded exponents. Tables of which a
+///   pass reads a few rows do not count: they are not read completely in each pass anyway.
 ///
-/// If something is unknown, for example because weights are holes in a sparse file, the estimate errs towards more bytes
-/// to read.
-pub(super) fn packing(model: &Model, graph: &Graph) -> Packing {
+/// Only what takes at most `compress_permille` of 1000 bytes is compressed. If something is unknown, for example because weights are
+/// holes in a sparse file, the estimate errs towards more bytes to read.
+pub fn packing(model: &Model, graph: &Graph, compress_permille: u32) -> Packing {
     let all = bytes(graph, &weights(graph, |_| true));
     let growth = sums(graph, |_| true).saturating_add(bytes(graph, &weights(graph, |id| is_half(graph, id))));
-    let derived = derived(model, graph);
+    let derived = derived(model, graph, compress_permille);
     let bytes = derived.iter().map(|kind| kind.bytes).fold(0, u64::saturating_add);
     let unread = derived.iter().map(|kind| kind.bytes.saturating_sub(kind.stored)).fold(0, u64::saturating_add);
     Packing {
@@ -58,35 +59,64 @@ fn permille(part: u64, of: u64) -> u64 {
 }
 
 /// Packed bytes that are derived, and the stored bytes that they are derived from.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Default)]
 struct Derived {
     bytes: u64,
     stored: u64,
 }
 
 /// Derived bytes of each kind: sums, scales, 16-bit weights, widened matrices.
-fn derived(model: &Model, graph: &Graph) -> [Derived; 4] {
+fn derived(model: &Model, graph: &Graph, limit: u32) -> [Derived; 4] {
     let (with_sums, as_packed) = (scales(graph, sums_are_derivable), scales(graph, |node| !sums_are_derivable(node)));
     let is_derivable = |id: ValueId| !as_packed.contains(&id);
     let is_wide = |id: ValueId| graph.value(id).dtype == Some(DType::Float32) && is_derivable(id);
     let wide_scales = weights(graph, |id| is_wide(id) && with_sums.contains(&id));
     let matrices = weights(graph, |id| is_wide(id) && !with_sums.contains(&id) && is_matrix(graph, id));
-    let half = bytes(graph, &weights(graph, |id| is_half(graph, id) && is_derivable(id)));
+    let halves = weights(graph, |id| is_half(graph, id) && is_derivable(id));
     let read = bytes(graph, &wide_scales);
-    let narrow = if look_widened(model, graph, &matrices) { bytes(graph, &matrices) } else { 0 };
-    [
-        Derived { bytes: sums(graph, sums_are_derivable), stored: 0 },
-        Derived { bytes: read, stored: if look_widened(model, graph, &wide_scales) { read / 2 } else { read } },
-        Derived { bytes: half.saturating_mul(2), stored: half },
-        Derived { bytes: narrow, stored: narrow / 2 },
-    ]
+    let stored = if look_widened(model, graph, &wide_scales) { read / 2 } else { read };
+    // The shortest that a region of sums and scales takes.
+    let with_sums = match limit >= permille_of(stored, read.saturating_mul(2)) {
+        true => [Derived { bytes: sums(graph, sums_are_derivable), stored: 0 }, Derived { bytes: read, stored }],
+        false => [Derived::default(); 2],
+    };
+    let wide_halves = bytes(graph, &halves).saturating_mul(2);
+    let [first, second] = with_sums;
+    let narrow = coded(model, graph, &matrices, (bytes(graph, &matrices), limit));
+    [first, second, coded(model, graph, &halves, (wide_halves, limit)), narrow]
+}
+
+/// Weights that are stored in whole words or with coded exponents, `bytes` of them as float32, as samples say; nothing if one of the
+/// sampled ones would not be.
+fn coded(model: &Model, graph: &Graph, ids: &[ValueId], (bytes, limit): (u64, u32)) -> Derived {
+    let stored = |id: ValueId| {
+        let numbers = sample_numbers(model, &graph.value(id).name);
+        // Of a hole only the type is known.
+        let unknown = is_half(graph, id).then_some(500);
+        let permille = numbers.map_or(unknown, |SampledNumbers { precision, exceptions }| {
+            Some(precision.coded_permille(exceptions).min(precision.in_words_permille()))
+        });
+        permille.filter(|permille| *permille < 1000 && *permille <= limit)
+    };
+    let stored: Option<Vec<u32>> = sampled(ids).map(stored).collect();
+    let Some(stored) = stored.filter(|stored| !stored.is_empty()) else { return Derived::default() };
+    let mean = stored.iter().map(|permille| u64::from(*permille)).sum::<u64>().div_ceil(stored.len() as u64);
+    Derived { bytes, stored: bytes / 1000 * mean + bytes % 1000 * mean / 1000 }
+}
+
+fn permille_of(part: u64, of: u64) -> u32 {
+    u32::try_from(permille(part, of)).unwrap_or(u32::MAX)
 }
 
 /// Whether evenly spaced samples of these weights all look like widened 16-bit numbers.
 fn look_widened(model: &Model, graph: &Graph, ids: &[ValueId]) -> bool {
+    !ids.is_empty() && sampled(ids).all(|id| looks_widened(model, &graph.value(id).name))
+}
+
+/// A few evenly spaced ones.
+fn sampled(ids: &[ValueId]) -> impl Iterator<Item = ValueId> {
     let count = ids.len().min(SAMPLED);
-    let sample = |number: usize| ids[number * (ids.len() - 1) / (count - 1).max(1)];
-    count > 0 && (0..count).all(|number| looks_widened(model, &graph.value(sample(number)).name))
+    (0..count).map(move |number| ids[number * (ids.len() - 1) / (count - 1).max(1)])
 }
 
 fn weights(graph: &Graph, selects: impl Fn(ValueId) -> bool) -> Vec<ValueId> {
@@ -162,8 +192,12 @@ mod tests {
     }
 
     fn packing_of(path: &Path) -> Packing {
+        packing_within(path, 1000)
+    }
+
+    fn packing_within(path: &Path, limit: u32) -> Packing {
         let Analysis { model, graph, .. } = read(path);
-        packing(&model, &graph)
+        packing(&model, &graph, limit)
     }
 
     /// A copy of a fixture whose float32 weights, scales among them, are changed number by number.
@@ -193,8 +227,13 @@ mod tests {
     }
 
     #[test]
-    fn float32_weights_are_neither_packed_nor_compressed() {
-        assert_eq!(packing_of(&fixture("genai/llama3-fp32-cpu")), Packing::default());
+    fn float32_weights_are_not_packed_and_compressed_only_if_that_is_worth_it() {
+        let model = fixture("genai/llama3-fp32-cpu");
+        let Packing { growth_permille, decompressed_permille, read_permille } = packing_of(&model);
+        assert!(growth_permille == 0 && (700..1000).contains(&decompressed_permille));
+        // 27 of 32 bits and exceptions.
+        assert!((844..870).contains(&read_permille), "{read_permille}");
+        assert_eq!(packing_within(&model, 800), Packing::default());
     }
 
     #[test]
@@ -222,22 +261,22 @@ mod tests {
     #[test]
     fn sums_of_weights_with_zero_points_are_read() {
         let Analysis { model, mut graph, .. } = read(&fixture("genai/llama3-int4-cpu"));
-        let symmetric = packing(&model, &graph);
+        let symmetric = packing(&model, &graph, 1000);
         let products: Vec<usize> = (0..graph.nodes.len()).filter(|at| is_integer_product(&graph.nodes[*at])).collect();
         for at in &products {
             // An omitted input is not a zero point.
             graph.nodes[*at].inputs.resize(4, None);
         }
-        assert_eq!(packing(&model, &graph), symmetric);
+        assert_eq!(packing(&model, &graph, 1000), symmetric);
         for at in &products {
             graph.nodes[*at].inputs[3] = graph.nodes[*at].inputs[1];
         }
-        assert_eq!(packing(&model, &graph), Packing { decompressed_permille: 0, read_permille: 0, ..symmetric });
+        assert_eq!(packing(&model, &graph, 1000), Packing { decompressed_permille: 0, read_permille: 0, ..symmetric });
         for at in &products {
             graph.nodes[*at].inputs.truncate(3);
             graph.nodes[*at].attributes.insert("N".into(), hpp_graph::Attribute::Int(24));
         }
-        assert_eq!(packing(&model, &graph).decompressed_permille, 0);
+        assert_eq!(packing(&model, &graph, 1000).decompressed_permille, 0);
     }
 
     #[test]
@@ -245,7 +284,10 @@ mod tests {
         let packing = packing_of(&fixture("optimum/llama-with-past-fp16"));
         assert!((800..=1000).contains(&packing.growth_permille), "{packing:?}");
         assert!((950..=1000).contains(&packing.decompressed_permille), "{packing:?}");
-        assert_eq!(packing.read_permille, 500);
+        // 14 of 32 bits and exceptions.
+        assert!((437..460).contains(&packing.read_permille), "{packing:?}");
+        let none = packing_within(&fixture("optimum/llama-with-past-fp16"), 400);
+        assert_eq!((none.decompressed_permille, none.growth_permille), (0, packing.growth_permille));
     }
 
     #[test]
@@ -254,7 +296,9 @@ mod tests {
         let packing = packing_of(dir.path());
         // All but the embedding, of which a pass reads only rows.
         assert!((700..1000).contains(&packing.decompressed_permille), "{packing:?}");
-        assert_eq!((packing.growth_permille, packing.read_permille), (0, 500));
+        assert_eq!(packing.growth_permille, 0);
+        // 11 of 32 bits and exceptions.
+        assert!((343..365).contains(&packing.read_permille), "{packing:?}");
         let dir = changed("genai/llama3-fp32-cpu", |_| 0);
         assert_eq!(packing_of(dir.path()), Packing::default());
     }
@@ -264,6 +308,6 @@ mod tests {
         let dir = changed("genai/llama3-fp32-cpu", bfloat16);
         let Analysis { model, graph, .. } = read(dir.path());
         fs::remove_file(&model.weights().files[0].path).unwrap();
-        assert_eq!(packing(&model, &graph), Packing::default());
+        assert_eq!(packing(&model, &graph, 1000), Packing::default());
     }
 }

@@ -57,8 +57,8 @@ fn profile(analysis: &Analysis) -> Profile {
         let block = blocks.iter().find(|block| block.class == class).unwrap().label.clone();
         let layer = block.starts_with("layers");
         let providers = vec![
-            costs(Provider::Cpu, Some(if layer { 0.2 } else { 9.0 })),
-            costs(Provider::Cuda, layer.then_some(0.3)),
+            costs(Provider::CPU, Some(if layer { 0.2 } else { 9.0 })),
+            costs(Provider::CUDA, layer.then_some(0.3)),
         ];
         ClassCosts { class, block, providers }
     };
@@ -78,7 +78,8 @@ fn profile(analysis: &Analysis) -> Profile {
         },
         date: "2025-01-01T00:00:00Z".into(),
         settings: ProfileSettings {
-            providers: vec![Provider::Cpu, Provider::Cuda],
+            provider_options: Default::default(),
+            providers: vec![Provider::CPU, Provider::CUDA],
             contexts: vec![128],
             prefill_tokens: vec![128],
             quick: true,
@@ -128,6 +129,42 @@ fn machine_files_give_roofline_costs() {
     assert_eq!((problem.cpu_launch_ms, problem.gpus[0].launch_ms, problem.gpus[0].latency_ms), (0.08, 0.08, 0.01));
     assert_eq!((problem.gpus[0].to_device, problem.disk_bytes_per_ms), (12.5e6, Some(4.8e6)));
     assert_eq!(problem.gpus[0].compute_contention, 1.26);
+}
+
+/// Two layers of four experts, one with three times the visits of the other.
+#[test]
+fn hit_rates_of_expert_caches_come_from_the_corpus_of_a_profile() {
+    let analysis = llama();
+    let mut profile = profile(&analysis);
+    let hits = |profile: &Profile| {
+        let (scenario, source) = (scenario(100, 512), CostSource::Profile(profile));
+        problem(&analysis, scenario, source, Budget::default()).unwrap().expert_hits
+    };
+    assert!(hits(&profile).is_empty());
+    let layer = |visits: u64, reuse_distances: [u64; 4]| ExpertStatistics {
+        block: "layers.0".into(),
+        top_k: 1,
+        tokens: visits,
+        counts: vec![visits / 4; 4],
+        reuse_distances: reuse_distances.to_vec(),
+        first_visits: visits - reuse_distances.iter().sum::<u64>(),
+        oracle_hits: vec![0; 4],
+    };
+    profile.corpus = Some(CorpusStatistics {
+        hash: String::new(),
+        prompts_done: 1,
+        prompts_in_all: None,
+        skipped: vec![],
+        skipped_in_all: 0,
+        statistics: Statistics {
+            experts: vec![layer(40, [4, 8, 8, 16]), layer(120, [30, 0, 60, 18])],
+            ..Statistics::default()
+        },
+    });
+    let found = hits(&profile);
+    // With room for 0, 1, 2, 3 and 4 of the four.
+    let at = [0, 8, 16, 24, 32].map(|step| (found[step] * 160.0).round() as u64);
+    assert_eq!((found.len(), at), (33, [0, 34, 42, 110, 144]));
 }
 
 #[test]
@@ -242,7 +279,7 @@ fn everything_missing_in_a_profile_is_reported_at_once() {
     let analysis = llama();
     let mut profile = profile(&analysis);
     let last = profile.classes.len() - 1;
-    profile.classes[0].providers.retain(|costs| costs.provider == Provider::Cpu);
+    profile.classes[0].providers.retain(|costs| costs.provider == Provider::CPU);
     profile.classes[1].providers[0].prefill.fit = None;
     profile.classes.remove(last);
     profile.model.blocks[2].label = "layers.77".into();
@@ -347,6 +384,6 @@ fn no_plan_places_a_block_on_a_provider_that_computes_it_wrongly() {
         blocks.filter(|(_, placement)| on_gpu(*placement)).map(|(block, _)| block.label.clone()).collect::<Vec<_>>()
     };
     let count_layers = |labels: Vec<String>| labels.iter().filter(|label| label.starts_with("layers")).count();
-    assert_eq!(count_layers(on_gpu(Provider::Cuda)), 4, "a GPU is faster");
-    assert_eq!(count_layers(on_gpu(Provider::Webgpu)), 0);
+    assert_eq!(count_layers(on_gpu(Provider::CUDA)), 4, "a GPU is faster");
+    assert_eq!(count_layers(on_gpu(Provider::WEBGPU)), 0);
 }

@@ -46,6 +46,15 @@ impl Bits {
     }
 }
 
+/// How the scale of a block follows from its numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum ScaleRule {
+    /// From the extremes, as ONNX Runtime's own quantizer does.
+    Extremes,
+    /// The one with the least squared error among some around that one.
+    Fitted,
+}
+
 /// How a matrix is quantized.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct BlockFormat {
@@ -55,6 +64,8 @@ pub struct BlockFormat {
     pub block_size: usize,
     /// Whether each block has a zero point of its own.
     pub asymmetric: bool,
+    /// How scales are chosen. [`ScaleRule::Fitted`] is for symmetric blocks.
+    pub scale: ScaleRule,
 }
 
 impl BlockFormat {
@@ -136,6 +147,10 @@ pub(super) fn quantize_block(
     if !scale.is_finite() {
         return Err(NotFinite::Scale);
     }
+    let scale = match format.scale {
+        ScaleRule::Fitted if !format.asymmetric => fitted(values, scale, format.bits, scales),
+        _ => scale,
+    };
     // Numbers so small that the inverse of their scale is infinite become zeros.
     let inverse = Some(1.0 / scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
     let (zero, top) = (f32::from(zero_point), format.bits.top());
@@ -157,6 +172,40 @@ pub(super) fn quantize_block(
         }
     }
     Ok(BlockScale { scale, zero_point })
+}
+
+/// Steps from the scale of the extremes to those that are tried, each way; a step is a tenth of a level.
+const STEPS: i8 = 9;
+
+/// The scale with the least squared error: `first`, or one that is up to [`STEPS`] steps larger or smaller and then fitted to the levels
+/// that it gives by least squares. No worse than `first`.
+fn fitted(values: &[f32], first: f32, bits: Bits, scales: ScaleType) -> f32 {
+    let (half, top) = (f32::from(bits.symmetric_zero_point()), bits.top());
+    let level_of = |value: f32, inverse: f32| f32::from(level(value * inverse + half, top)) - half;
+    let error = |scale: f32| {
+        let inverse = Some(1.0 / scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
+        let difference = |value: &f32| f64::from(level_of(*value, inverse) * scale - value);
+        values.iter().map(difference).map(|difference| difference * difference).sum::<f64>()
+    };
+    let (mut best, mut least) = (first, error(first));
+    for step in -STEPS..=STEPS {
+        let inverse = (1.0 / first) * (1.0 + 0.1 * f32::from(step) / half);
+        if !inverse.is_finite() {
+            continue;
+        }
+        let (mut product, mut square) = (0.0f64, 0.0f64);
+        for value in values {
+            let level = f64::from(level_of(*value, inverse));
+            product += level * f64::from(*value);
+            square += level * level;
+        }
+        let scale = scales.round((product / square) as f32);
+        let is_better = scale.is_finite() && scale != 0.0;
+        if let Some(error) = is_better.then(|| error(scale)).filter(|error| *error < least) {
+            (best, least) = (scale, error);
+        }
+    }
+    best
 }
 
 /// The number that a quantized one stands for.
@@ -205,7 +254,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn format(bits: Bits, block_size: usize, asymmetric: bool) -> BlockFormat {
-        BlockFormat { bits, block_size, asymmetric }
+        BlockFormat { bits, block_size, asymmetric, scale: ScaleRule::Extremes }
     }
 
     fn quantize(values: &[f32], format: BlockFormat) -> (Vec<u8>, BlockScale) {
@@ -229,6 +278,20 @@ mod tests {
         assert_eq!(levels(&bytes, Bits::Four)[..6], [8, 0, 15, 5, 8, 8]);
         let (_, tie) = quantize(&[-2.0, 2.0], format(Bits::Four, 16, false));
         assert_eq!(tie.scale, 0.25, "of equal magnitudes the negative one is taken");
+    }
+
+    #[test]
+    fn a_fitted_scale_gives_up_a_lonely_extreme() {
+        let mut values = [1.5f32; 32];
+        values.iter_mut().step_by(2).for_each(|value| *value = -1.5);
+        values[7] = 8.0;
+        let error = |scale| {
+            let format = BlockFormat { scale, ..format(Bits::Four, 32, false) };
+            let (bytes, scale) = quantize(&values, format);
+            let differences = levels(&bytes, Bits::Four).into_iter().zip(values).map(|(l, v)| dequantize(l, scale) - v);
+            differences.map(|difference| difference * difference).sum::<f32>()
+        };
+        assert!(error(ScaleRule::Fitted) < 0.5 * error(ScaleRule::Extremes));
     }
 
     #[test]
@@ -274,6 +337,18 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn fitted_scales_have_no_larger_error(values in proptest::collection::vec(-1e3..1e3f32, 1..=32), half: bool) {
+            let error = |scale| {
+                let format = BlockFormat { scale, ..format(Bits::Four, 32, false) };
+                let (mut out, scales) = ([0; 16], if half { ScaleType::Float16 } else { ScaleType::Float32 });
+                let scale = quantize_block(&values, format, scales, &mut out).unwrap();
+                let differences = levels(&out, Bits::Four).into_iter().zip(&values).map(|(l, v)| dequantize(l, scale) - v);
+                differences.map(|difference| f64::from(difference).powi(2)).sum::<f64>()
+            };
+            prop_assert!(error(ScaleRule::Fitted) <= error(ScaleRule::Extremes) * (1.0 + 1e-12));
+        }
+
         #[test]
         fn halves_are_rounded_away_from_zero(value in -3.0..300.0f32) {
             prop_assert_eq!(f32::from(level(value, 255.0)), value.round().clamp(0.0, 255.0));

@@ -5,84 +5,147 @@
 //! answers. Upgrades are taken in the order of error removed per byte, along the lower convex hull of each matrix's choices,
 //! as long as they fit: the result is at most one upgrade away from the best choice.
 
-use super::block_quantizer::{Bits, BlockFormat};
-use super::select::{Chosen, LeftReason, Selection};
-use super::{NothingReason, QuantizeError, matrix::Job};
-use hpp_graph::{Graph, ValueId};
-use std::collections::BTreeMap;
+use super::block_quantizer::{Bits, BlockFormat, ScaleRule};
+use super::rewrite::make_job;
+use super::select::{Chosen, LeftReason, Selection, select};
+use super::{NothingReason, QuantizeError, QuantizeOptions, Roles, matrix::Job};
+use crate::model::Model;
+use hpp_graph::{Graph, NodeId, ValueId};
+use std::collections::{BTreeMap, HashMap};
 
 /// The formats to choose from, beside not quantizing.
-pub(super) const FORMATS: [BlockFormat; 3] = [
-    BlockFormat { bits: Bits::Four, block_size: 128, asymmetric: false },
-    BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false },
-    BlockFormat { bits: Bits::Eight, block_size: 32, asymmetric: false },
+pub(super) const FORMATS: [BlockFormat; 5] = [
+    BlockFormat { bits: Bits::Four, block_size: 128, asymmetric: false, scale: ScaleRule::Fitted },
+    BlockFormat { bits: Bits::Four, block_size: 64, asymmetric: false, scale: ScaleRule::Fitted },
+    BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false, scale: ScaleRule::Fitted },
+    BlockFormat { bits: Bits::Four, block_size: 16, asymmetric: false, scale: ScaleRule::Fitted },
+    BlockFormat { bits: Bits::Eight, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes },
 ];
 
 /// One way to store a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Form {
+pub struct Form {
     /// `None`: as floats.
-    format: Option<BlockFormat>,
-    bytes: u64,
-    error: f64,
+    pub format: Option<BlockFormat>,
+    /// Bytes.
+    pub bytes: u64,
+    /// The sum of the squared errors of its weights.
+    pub error: f64,
 }
 
-/// Sets the formats of a selection, and drops what stays in floats, so that all weights of the graph have at most `budget` bytes.
-/// `job` makes the job of a chosen matrix.
-pub(super) fn assign(
-    graph: &Graph,
-    selection: &mut Selection,
-    budget: u64,
-    mut job: impl FnMut(&Chosen) -> Result<Option<Job>, QuantizeError>,
-) -> Result<(), QuantizeError> {
-    let all: u64 = graph.value_ids().filter_map(|id| graph.weight(id)).map(|weight| weight.bytes).sum();
-    if all <= budget {
-        return Err(QuantizeError::Nothing(NothingReason::Fits { bytes: all, budget }));
-    }
-    let mut matrices: BTreeMap<ValueId, Vec<Form>> = BTreeMap::new();
-    let mut fixed_bytes = 0;
-    for chosen in &selection.chosen {
-        if matrices.contains_key(&chosen.weight) {
-            continue;
-        }
-        let Some(job) = job(chosen)? else { continue };
-        if chosen.fixed {
-            fixed_bytes += bytes_of(&job, chosen.format);
-            continue;
-        }
-        let readers: Vec<&Chosen> = selection.chosen.iter().filter(|other| other.weight == chosen.weight).collect();
-        let is_kept = keeps_floats(graph, chosen.weight, &readers);
-        matrices.insert(chosen.weight, forms(&job, &readers, is_kept)?);
-    }
-    let is_replaced = |id: &ValueId| {
-        let readers: Vec<&Chosen> = selection.chosen.iter().filter(|other| other.weight == *id).collect();
-        !readers.is_empty() && !keeps_floats(graph, *id, &readers)
-    };
-    let replaced: u64 =
-        graph.value_ids().filter(is_replaced).filter_map(|id| graph.weight(id)).map(|weight| weight.bytes).sum();
-    let others = all - replaced + fixed_bytes;
-    let forms: Vec<Vec<Form>> = matrices.values().cloned().collect();
-    let picks = pick(&forms, budget.saturating_sub(others));
-    let smallest = others + forms.iter().map(|forms| forms[0].bytes).sum::<u64>();
-    if smallest > budget {
-        return Err(QuantizeError::Budget { budget, smallest });
-    }
-    let formats: BTreeMap<ValueId, Option<BlockFormat>> =
-        matrices.keys().copied().zip(picks.iter().zip(&forms).map(|(pick, forms)| forms[*pick].format)).collect();
-    apply(graph, selection, &formats);
-    Ok(())
+/// A matrix whose format may be chosen.
+#[derive(Clone, Debug)]
+pub struct Candidate {
+    /// The weight's name.
+    pub name: String,
+    /// The operators that read it in blocks.
+    pub nodes: Vec<NodeId>,
+    /// The ways to store it, the smallest first.
+    pub forms: Vec<Form>,
 }
 
-fn apply(graph: &Graph, selection: &mut Selection, formats: &BTreeMap<ValueId, Option<BlockFormat>>) {
-    for chosen in std::mem::take(&mut selection.chosen) {
-        match formats.get(&chosen.weight) {
-            _ if chosen.fixed => selection.chosen.push(chosen),
-            Some(Some(format)) => selection.chosen.push(Chosen { format: *format, ..chosen }),
-            Some(None) => {
-                let name = graph.value(chosen.weight).name.clone();
-                selection.left.insert(name, LeftReason::Budget);
+/// The matrices of a model whose formats may be chosen, and the bytes of everything else.
+#[derive(Clone, Debug)]
+pub struct Candidates {
+    /// The matrices.
+    pub matrices: Vec<Candidate>,
+    /// Bytes of all weights as they are.
+    pub all: u64,
+    /// Bytes of the weights that are not among the matrices.
+    pub others: u64,
+}
+
+impl Candidates {
+    /// Measures the errors of all formats; reads each weight once. `graph` must be the model's graph with inferred shapes.
+    pub fn measure(
+        model: &Model,
+        graph: &Graph,
+        roles: &Roles,
+        options: &QuantizeOptions,
+    ) -> Result<Self, QuantizeError> {
+        let selection = select(graph, roles, options);
+        if selection.chosen.is_empty() {
+            return Err(QuantizeError::Nothing(selection.nothing_reason()));
+        }
+        Self::find(model, graph, &selection)
+    }
+
+    pub(super) fn find(model: &Model, graph: &Graph, selection: &Selection) -> Result<Self, QuantizeError> {
+        let initializers = model.graph_proto().initializer.iter().enumerate();
+        let sources: HashMap<&str, usize> = initializers.map(|(index, tensor)| (tensor.name(), index)).collect();
+        let mut matrices: BTreeMap<ValueId, Candidate> = BTreeMap::new();
+        let mut fixed_bytes = 0;
+        for chosen in &selection.chosen {
+            let name = graph.value(chosen.weight).name.as_str();
+            let Some(source) = sources.get(name).filter(|_| !matrices.contains_key(&chosen.weight)) else { continue };
+            let job = make_job(model, name, *source, chosen)?;
+            if chosen.fixed {
+                fixed_bytes += bytes_of(&job, chosen.format);
+                continue;
             }
-            None => selection.chosen.push(chosen),
+            let readers: Vec<&Chosen> = selection.chosen.iter().filter(|other| other.weight == chosen.weight).collect();
+            let forms = forms(&job, &readers, keeps_floats(graph, chosen.weight, &readers))?;
+            let nodes = readers.iter().map(|reader| reader.node).collect();
+            matrices.insert(chosen.weight, Candidate { name: name.to_owned(), nodes, forms });
+        }
+        let is_replaced = |id: &ValueId| {
+            let readers: Vec<&Chosen> = selection.chosen.iter().filter(|other| other.weight == *id).collect();
+            !readers.is_empty() && !keeps_floats(graph, *id, &readers)
+        };
+        let bytes = |ids: &mut dyn Iterator<Item = ValueId>| -> u64 {
+            ids.filter_map(|id| graph.weight(id)).map(|weight| weight.bytes).sum()
+        };
+        let all = bytes(&mut graph.value_ids());
+        let replaced = bytes(&mut graph.value_ids().filter(is_replaced));
+        Ok(Candidates { matrices: matrices.into_values().collect(), all, others: all - replaced + fixed_bytes })
+    }
+
+    /// Bytes of all weights with the smallest form of each matrix.
+    pub fn smallest(&self) -> u64 {
+        self.others + self.matrices.iter().map(|matrix| matrix.forms[0].bytes).sum::<u64>()
+    }
+
+    /// Formats with which all weights have at most `budget` bytes. `importance` is the damage of a matrix for each unit of squared error.
+    pub fn choose(
+        &self,
+        budget: u64,
+        importance: impl Fn(&Candidate) -> f64,
+    ) -> Result<BTreeMap<String, Option<BlockFormat>>, QuantizeError> {
+        if self.all <= budget {
+            return Err(QuantizeError::Nothing(NothingReason::Fits { bytes: self.all, budget }));
+        }
+        let smallest = self.smallest();
+        if smallest > budget {
+            return Err(QuantizeError::Budget { budget, smallest });
+        }
+        let damage = |matrix: &Candidate| -> Vec<Form> {
+            let importance = importance(matrix);
+            matrix.forms.iter().map(|form| Form { error: form.error * importance, ..*form }).collect()
+        };
+        let forms: Vec<Vec<Form>> = self.matrices.iter().map(damage).collect();
+        let picks = pick(&forms, budget - self.others);
+        let formats = self.matrices.iter().zip(picks);
+        Ok(formats.map(|(matrix, pick)| (matrix.name.clone(), matrix.forms[pick].format)).collect())
+    }
+
+    /// Bytes of all weights in these formats.
+    pub fn bytes(&self, formats: &BTreeMap<String, Option<BlockFormat>>) -> u64 {
+        let of = |matrix: &Candidate| {
+            let format = formats.get(&matrix.name).copied().flatten();
+            matrix.forms.iter().find(|form| form.format == format).map_or(0, |form| form.bytes)
+        };
+        self.others + self.matrices.iter().map(of).sum::<u64>()
+    }
+}
+
+/// Sets the formats of a selection, and drops what stays in floats.
+pub(super) fn apply(graph: &Graph, selection: &mut Selection, formats: &BTreeMap<String, Option<BlockFormat>>) {
+    for chosen in std::mem::take(&mut selection.chosen) {
+        let name = &graph.value(chosen.weight).name;
+        match formats.get(name).copied().flatten() {
+            _ if chosen.fixed => selection.chosen.push(chosen),
+            Some(format) => selection.chosen.push(Chosen { format, ..chosen }),
+            None => drop(selection.left.insert(name.clone(), LeftReason::Budget)),
         }
     }
 }

@@ -14,7 +14,8 @@ mod select;
 #[cfg(test)]
 mod tests;
 
-pub use block_quantizer::{Bits, BlockFormat};
+pub use block_quantizer::{Bits, BlockFormat, ScaleRule};
+pub use budget::{Candidate, Candidates, Form};
 pub use matrix::NotFiniteError;
 pub use select::{LeftReason, MIN_ELEMENTS, Roles};
 
@@ -24,15 +25,17 @@ use crate::virtual_file::VirtualFile;
 use crate::weights::QUANTIZED_FILE;
 use hpp_graph::Graph;
 use hpp_schema::ByteSize;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 /// How a model is quantized.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuantizeOptions {
     /// Of all matrices that have no choice of their own.
     pub format: BlockFormat,
     /// Bytes that all weights of the model may have: the format of each matrix is chosen, instead of `format`.
     pub budget: Option<u64>,
+    /// The formats of weights by name, instead of `format`; the weights that are not named, or have none, stay in floats.
+    pub formats: Option<BTreeMap<String, Option<BlockFormat>>>,
     /// Of the matrices of the head.
     pub head: Choice,
     /// Of the tables that token ids index.
@@ -149,13 +152,12 @@ pub fn quantize(
     options: &QuantizeOptions,
 ) -> Result<Quantized, QuantizeError> {
     let mut selection = select::select(graph, roles, options);
-    if let Some(budget) = options.budget {
-        let initializers = model.graph_proto().initializer.iter().enumerate();
-        let sources: HashMap<&str, usize> = initializers.map(|(index, tensor)| (tensor.name(), index)).collect();
-        budget::assign(graph, &mut selection, budget, |chosen| {
-            let name = graph.value(chosen.weight).name.as_str();
-            sources.get(name).map(|source| rewrite::make_job(model, name, *source, chosen)).transpose()
-        })?;
+    let chosen = match (options.budget, &options.formats) {
+        (Some(budget), None) => Some(Candidates::find(model, graph, &selection)?.choose(budget, |_| 1.0)?),
+        (_, formats) => formats.clone(),
+    };
+    if let Some(formats) = chosen {
+        budget::apply(graph, &mut selection, &formats);
     }
     if selection.chosen.is_empty() {
         return Err(QuantizeError::Nothing(selection.nothing_reason()));

@@ -1,6 +1,6 @@
 //! Matrices: windows, slabs and orientation change nothing, and every number is the rounded one.
 
-use super::block_quantizer::{Bits, BlockFormat, BlockScale, ScaleType, dequantize};
+use super::block_quantizer::{Bits, BlockFormat, BlockScale, ScaleRule, ScaleType, dequantize};
 use super::contents::{Jobs, Part, PartContents};
 use super::matrix::{Job, Matrix, NotFiniteError, Place, Window};
 use crate::virtual_file::{Computed, VirtualFile};
@@ -62,7 +62,12 @@ fn restored(job: &Job, window: &Window, row: usize, column: usize) -> (f32, f32)
 
 fn formats() -> impl Strategy<Value = BlockFormat> {
     (prop_oneof![Just(16usize), Just(32)], any::<bool>(), any::<bool>()).prop_map(|(block, asymmetric, eight)| {
-        BlockFormat { bits: if eight { Bits::Eight } else { Bits::Four }, block_size: block, asymmetric }
+        BlockFormat {
+            bits: if eight { Bits::Eight } else { Bits::Four },
+            block_size: block,
+            asymmetric,
+            scale: ScaleRule::Extremes,
+        }
     })
 }
 
@@ -103,7 +108,7 @@ proptest! {
 #[test]
 fn orientation_does_not_change_the_bytes() {
     let values: Vec<f32> = (0..200 * 150).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect();
-    let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: true };
+    let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: true, scale: ScaleRule::Extremes };
     let window = |transposed| job(&values, 150, DType::Float32, transposed, format).window(0..150).unwrap();
     assert_eq!(window(false), window(true));
 }
@@ -111,8 +116,13 @@ fn orientation_does_not_change_the_bytes() {
 #[test]
 fn the_bytes_do_not_depend_on_the_number_of_threads() {
     let values: Vec<f32> = (0..96 * 700).map(|i| ((i * 7919) % 1013) as f32 / 500.0 - 1.0).collect();
-    let job =
-        job(&values, 700, DType::Float32, false, BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false });
+    let job = job(
+        &values,
+        700,
+        DType::Float32,
+        false,
+        BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes },
+    );
     let with = |threads| {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| job.window(0..700).unwrap())
@@ -123,7 +133,7 @@ fn the_bytes_do_not_depend_on_the_number_of_threads() {
 #[test]
 fn a_matrix_is_read_from_a_file_at_its_offset_in_panels_of_columns() {
     let values: Vec<f32> = (0..64 * 10).map(|i| (i % 37) as f32 - 18.0).collect();
-    let format = BlockFormat { bits: Bits::Eight, block_size: 16, asymmetric: false };
+    let format = BlockFormat { bits: Bits::Eight, block_size: 16, asymmetric: false, scale: ScaleRule::Extremes };
     let in_memory = job(&values, 10, DType::Float32, false, format);
     let whole = in_memory.window(0..10).unwrap();
     let mut file = tempfile::NamedTempFile::new().unwrap();
@@ -143,7 +153,7 @@ fn the_first_number_that_is_not_finite_is_named() {
         let mut values = vec![1.0; 64 * 90];
         values[33 * 90 + 70] = f32::NAN;
         values[63 * 90 + 89] = f32::INFINITY;
-        let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false };
+        let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes };
         let job = job(&values, 90, DType::Bfloat16, transposed, format);
         let error = job.window(0..90).unwrap_err();
         let error = error.get_ref().unwrap().downcast_ref::<NotFiniteError>().unwrap();

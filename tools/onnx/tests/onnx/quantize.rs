@@ -6,7 +6,7 @@ use hpp_onnx::proto::attribute_proto::AttributeType;
 use hpp_onnx::proto::*;
 use hpp_onnx::{
     Bits, BlockFormat, Choice, LeftReason, Model, PackError, QUANTIZED_FILE, QuantizeError, QuantizeOptions, Quantized,
-    Roles, Storage, VirtualFiles, pack, pack_virtually, quantize,
+    Roles, ScaleRule, Storage, VirtualFiles, pack, pack_virtually, quantize,
 };
 use hpp_schema::DType;
 use std::collections::BTreeMap;
@@ -16,8 +16,8 @@ use std::path::Path;
 const F: DType = DType::Float32;
 
 fn options() -> QuantizeOptions {
-    let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false };
-    QuantizeOptions { format, budget: None, head: Choice::Same, embedding: Choice::None }
+    let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes };
+    QuantizeOptions { format, budget: None, formats: None, head: Choice::Same, embedding: Choice::None }
 }
 
 /// Quantizes with `ids` as token ids and the node that produces `logits` as head.
@@ -86,7 +86,7 @@ fn a_product_becomes_the_operator_of_onnx_runtime() {
 fn zero_points_are_packed_and_names_do_not_collide() {
     let nodes = vec![node("MatMul", &["x", "w"], &["w_Q4G32"]), node("Identity", &["w_Q4G32"], &["y"])];
     let proto = of(nodes, vec![floats("w", &[64, 96])], &["y"]);
-    let format = BlockFormat { bits: Bits::Four, block_size: 16, asymmetric: true };
+    let format = BlockFormat { bits: Bits::Four, block_size: 16, asymmetric: true, scale: ScaleRule::Extremes };
     let done = quantized(&open(&proto).unwrap(), &QuantizeOptions { format, ..options() }).unwrap();
     assert_eq!(weights(&done)["w_Q4G16_zero_points"], (DType::Uint8, &[96, 2][..]));
     // Small ones look like sizes, which the reader of graphs reads: these have no bytes yet.

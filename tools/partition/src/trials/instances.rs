@@ -71,6 +71,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
         cpu_launch_ms: d.between(0.0, 0.3),
         pass_overhead_ms: d.between(0.0, 0.5),
         disk_bytes_per_ms: d.one_in(2).then(|| d.between(50.0, 2000.0)),
+        decompression: None,
         budget: Budget {
             vram,
             ram,
@@ -82,6 +83,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
         },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
         batches_rows: false,
+        expert_hits: vec![],
         cuts: if d.one_in(5) { vec![d.below(blocks as u64) as usize] } else { vec![] },
     }
 }
@@ -124,6 +126,7 @@ fn block(d: &mut Random, i: usize) -> BlockSpec {
         kv_bytes: if d.one_in(3) { 0 } else { d.below(300) },
         kv_tensors: 1 + d.below(3),
         kv_grows: d.one_in(4).then(|| GrowingState { fixed: d.below(100), token: d.below(3) }),
+        on_host: false,
         kv_filled: None,
         workspace_bytes: d.below(60),
         boundary_bytes: 1 + d.below(20),

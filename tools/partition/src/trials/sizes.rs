@@ -53,6 +53,7 @@ fn block(number: u32, kind: BlockRole, parameters: u64, active: u64, kv_bytes: u
         kv_bytes,
         kv_tensors: 2,
         kv_grows: None,
+        on_host: false,
         kv_filled: None,
         workspace_bytes: 256 << 20,
         boundary_bytes: 16 << 10,
@@ -103,9 +104,11 @@ fn problem(blocks: Vec<BlockSpec>, machine: TrialMachine, prompt: u64, new_token
         cpu_launch_ms: 0.05,
         pass_overhead_ms: 0.1,
         disk_bytes_per_ms: machine.disk.map(|rate| rate * 1e6),
+        decompression: None,
         budget: Budget { vram: vec![machine.vram], ram: machine.ram, margin: GIB / 2, ..Budget::default() },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: prompt, new_tokens, passes: vec![prompt] },
         batches_rows: false,
+        expert_hits: vec![],
         cuts: vec![],
     }
 }

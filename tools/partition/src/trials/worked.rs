@@ -16,6 +16,7 @@ pub fn four_layers() -> Problem {
         kv_bytes: 0,
         kv_tensors: 2,
         kv_grows: None,
+        on_host: false,
         kv_filled: None,
         workspace_bytes: 0,
         boundary_bytes: 0,
@@ -39,9 +40,11 @@ pub fn four_layers() -> Problem {
         cpu_launch_ms: 0.0,
         pass_overhead_ms: 0.0,
         disk_bytes_per_ms: None,
+        decompression: None,
         budget: Budget { vram: vec![1000], ..Budget::default() },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
         batches_rows: false,
+        expert_hits: vec![],
         cuts: vec![],
     }
 }

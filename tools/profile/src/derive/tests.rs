@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::sample;
-use hpp_schema::Provider::Cpu;
+use hpp_schema::Provider;
+
+const CPU: Provider = Provider::CPU;
 
 fn near(a: Option<f64>, b: f64) -> bool {
     a.is_some_and(|a| (a - b).abs() < 1e-9)
@@ -14,7 +16,7 @@ fn costs<'p>(profile: &'p Profile, block: &str) -> &'p ProviderCosts {
 
 /// embedding, layers.0, layers.1 with its like layers.2, layers.3, head.
 fn llama() -> Profile {
-    let profile = sample::profile(&sample::analysis("genai/llama3-fp32-cpu"), sample::settings(&[Cpu]));
+    let profile = sample::profile(&sample::analysis("genai/llama3-fp32-cpu"), sample::settings(&[CPU]));
     assert_eq!(costs(&profile, "layers.1").run_length, 2);
     profile
 }
@@ -23,11 +25,11 @@ fn llama() -> Profile {
 fn equal_blocks_tell_what_a_launch_takes() {
     let mut profile = llama();
     // A launch of 0.3 and blocks of 2 ms: 2.3 alone, 4.3 together.
-    sample::time(&mut profile, "layers.1", Cpu, (Phase::Decode, 100), (2.3, Some(4.3)));
-    sample::time(&mut profile, "layers.1", Cpu, (Phase::Decode, 200), (3.3, Some(6.3)));
-    sample::time(&mut profile, "layers.1", Cpu, (Phase::Prefill, 10), (9.5, Some(18.0)));
-    sample::time(&mut profile, "head", Cpu, (Phase::Decode, 100), (5.3, None));
-    sample::time(&mut profile, "embedding", Cpu, (Phase::Decode, 100), (0.2, None));
+    sample::time(&mut profile, "layers.1", CPU, (Phase::Decode, 100), (2.3, Some(4.3)));
+    sample::time(&mut profile, "layers.1", CPU, (Phase::Decode, 200), (3.3, Some(6.3)));
+    sample::time(&mut profile, "layers.1", CPU, (Phase::Prefill, 10), (9.5, Some(18.0)));
+    sample::time(&mut profile, "head", CPU, (Phase::Decode, 100), (5.3, None));
+    sample::time(&mut profile, "embedding", CPU, (Phase::Decode, 100), (0.2, None));
     derive(&mut profile);
     let layer = costs(&profile, "layers.1");
     assert!(near(layer.launch_ms, 0.3), "{:?}", layer.launch_ms);
@@ -47,8 +49,8 @@ fn layers_of_two_kinds_in_turn_tell_it_together() {
         let entry = profile.classes.iter_mut().find(|class| class.block == entry).unwrap();
         entry.providers[0].run_length = length;
     }
-    sample::time(&mut profile, "layers.0", Cpu, (Phase::Decode, 100), (1.4, Some(3.4)));
-    sample::time(&mut profile, "layers.1", Cpu, (Phase::Decode, 100), (2.4, None));
+    sample::time(&mut profile, "layers.0", CPU, (Phase::Decode, 100), (1.4, Some(3.4)));
+    sample::time(&mut profile, "layers.1", CPU, (Phase::Decode, 100), (2.4, None));
     derive(&mut profile);
     assert!(near(costs(&profile, "layers.0").launch_ms, 0.4));
     assert!(near(costs(&profile, "layers.0").decode.points[0].ms, 1.0));
@@ -59,7 +61,7 @@ fn layers_of_two_kinds_in_turn_tell_it_together() {
 fn noise_makes_no_negative_times() {
     for (run, most) in [(0.5, 1.0), (3.0, 2.0)] {
         let mut profile = llama();
-        sample::time(&mut profile, "layers.1", Cpu, (Phase::Decode, 100), (1.0, Some(run)));
+        sample::time(&mut profile, "layers.1", CPU, (Phase::Decode, 100), (1.0, Some(run)));
         derive(&mut profile);
         let layer = costs(&profile, "layers.1");
         let (launch, ms) = (layer.launch_ms.unwrap(), layer.decode.points[0].ms.unwrap());
@@ -71,7 +73,7 @@ fn noise_makes_no_negative_times() {
 #[test]
 fn a_block_that_is_warmer_alone_is_told_from_the_run() {
     let mut profile = llama();
-    sample::time(&mut profile, "layers.1", Cpu, (Phase::Decode, 100), (1.0, Some(2.5)));
+    sample::time(&mut profile, "layers.1", CPU, (Phase::Decode, 100), (1.0, Some(2.5)));
     derive(&mut profile);
     assert_eq!(costs(&profile, "layers.1").launch_ms, Some(0.0));
     assert!(near(costs(&profile, "layers.1").decode.points[0].ms, 1.5));
@@ -82,7 +84,7 @@ fn what_is_half_measured_says_what_it_can() {
     let mut profile = llama();
     derive(&mut profile);
     assert!(profile.classes.iter().all(|entry| entry.providers[0].decode.fit.is_none()));
-    sample::time(&mut profile, "head", Cpu, (Phase::Decode, 100), (5.0, None));
+    sample::time(&mut profile, "head", CPU, (Phase::Decode, 100), (5.0, None));
     derive(&mut profile);
     assert!(near(costs(&profile, "head").decode.points[0].ms, 5.0), "no launch is known yet");
     let once = profile.clone();

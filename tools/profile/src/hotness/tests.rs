@@ -5,17 +5,18 @@ use crate::derive::derive;
 use crate::effort::Effort;
 use crate::rates::rates;
 use crate::sample;
-use hpp_schema::Provider::{Cpu, Webgpu};
+const CPU: Provider = Provider::CPU;
+const WEBGPU: Provider = Provider::WEBGPU;
 
 #[test]
 fn each_term_is_kept_and_the_quotient_is_theirs() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
-    let mut profile = sample::profile(&analysis, sample::settings(&[Cpu, Webgpu]));
-    sample::time_all(&mut profile, Cpu, 2.0);
+    let mut profile = sample::profile(&analysis, sample::settings(&[CPU, WEBGPU]));
+    sample::time_all(&mut profile, CPU, 2.0);
     let roofline = RooflineEstimator::new(&analysis, Effort::Quick, 0);
     derive(&mut profile);
     assert_eq!(hotness(&profile, &roofline), [], "the device is not measured yet");
-    sample::time_all(&mut profile, Webgpu, 0.5);
+    sample::time_all(&mut profile, WEBGPU, 0.5);
     derive(&mut profile);
     let found = hotness(&profile, &roofline);
     assert_eq!(found.len(), profile.model.blocks.len());
@@ -34,9 +35,9 @@ fn each_term_is_kept_and_the_quotient_is_theirs() {
 #[test]
 fn a_dense_model_is_flat_and_told_what_decides() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
-    let mut profile = sample::profile(&analysis, sample::settings(&[Cpu]));
+    let mut profile = sample::profile(&analysis, sample::settings(&[CPU]));
     assert_eq!(verdict(&profile), None, "nothing is measured");
-    sample::time_all(&mut profile, Cpu, 2.0);
+    sample::time_all(&mut profile, CPU, 2.0);
     derive(&mut profile);
     let curve = |gb_per_s| hpp_schema::BandwidthCurve {
         path: hpp_schema::BandwidthPath::RamRead,
@@ -62,8 +63,8 @@ fn a_dense_model_is_flat_and_told_what_decides() {
 #[test]
 fn disturbed_measurements_do_not_decide_whether_layers_differ() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
-    let mut profile = sample::profile(&analysis, sample::settings(&[Cpu]));
-    sample::time_all(&mut profile, Cpu, 2.0);
+    let mut profile = sample::profile(&analysis, sample::settings(&[CPU]));
+    sample::time_all(&mut profile, CPU, 2.0);
     derive(&mut profile);
     let slow = profile.classes.iter().position(|entry| entry.block == "layers.0").unwrap();
     profile.classes[slow].providers[0].decode.fit.as_mut().unwrap().constant_ms = 6.0;

@@ -1,7 +1,6 @@
 //! Measures the times of blocks, one session after another. Stores each case as soon as the child answers it.
 
 use super::{ProfilingRun, plausible};
-use crate::cli::provider_name;
 use crate::derive::{PHASES, phase_costs};
 use crate::effort::evict_bytes;
 use crate::error::ProfileError;
@@ -10,7 +9,7 @@ use crate::pieces::{Piece, Pieces, absolute};
 use crate::settings::unusable;
 use hpp_partition::Phase;
 use hpp_schema::probe::{Case, PartitionProbe, Reply, Request};
-use hpp_schema::{Provider, ProviderCosts, TimingStats, error_line};
+use hpp_schema::{ProviderCosts, TimingStats, error_line};
 use std::collections::VecDeque;
 
 /// A case without an answer yet.
@@ -92,7 +91,7 @@ impl ProfilingRun<'_> {
         } else {
             String::new()
         };
-        format!("{block}{more}, {}", provider_name(job.provider))
+        format!("{block}{more}, {}", job.provider.id())
     }
 
     fn done(&mut self, job: &ProbeJob) -> Result<(), ProfileError> {
@@ -105,7 +104,7 @@ impl ProfilingRun<'_> {
     fn cases(&mut self, pieces: &Pieces, piece: &Piece, job: &ProbeJob) -> (Vec<Case>, VecDeque<PendingCase>) {
         let all = self.profile.model.weight_bytes.0;
         // The caches of a device are not known.
-        let cache = if job.provider == Provider::Cpu { self.cache } else { u64::MAX };
+        let cache = if job.provider.uses_host_memory() { self.cache } else { u64::MAX };
         let (mut cases, mut waiting) = (Vec::new(), VecDeque::new());
         for (phase, tokens) in job.cases.iter().copied() {
             let rest = (0..self.profile.model.blocks.len()).filter(|block| !job.blocks.contains(block));

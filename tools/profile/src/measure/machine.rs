@@ -1,7 +1,6 @@
 //! Measures the machine: memory bandwidth, arithmetic, disk, links, and contention between links and host.
 
 use super::ProfilingRun;
-use crate::cli::provider_name;
 use crate::effort::Effort;
 use crate::error::ProfileError;
 use crate::pieces::absolute;
@@ -21,6 +20,7 @@ enum Ability {
     Memory,
     Arithmetic,
     Disk,
+    Decompression,
     Link(Provider),
     Contention(Provider),
 }
@@ -32,9 +32,10 @@ impl Ability {
             Ability::Memory => "reading memory".to_owned(),
             Ability::Arithmetic => "arithmetic".to_owned(),
             Ability::Disk => "reading the disk".to_owned(),
-            Ability::Link(provider) => format!("copies to and from the {} device", provider_name(provider)),
+            Ability::Decompression => "decompressing weights".to_owned(),
+            Ability::Link(provider) => format!("copies to and from the {} device", provider.id()),
             Ability::Contention(provider) => {
-                format!("copies to the {} device while the host computes", provider_name(provider))
+                format!("copies to the {} device while the host computes", provider.id())
             }
         }
     }
@@ -45,6 +46,7 @@ impl Ability {
             Ability::Memory => curve(&|path| *path == BandwidthPath::RamRead),
             Ability::Arithmetic => machine.tflops.is_some(),
             Ability::Disk => curve(&|path| *path == BandwidthPath::DiskRead),
+            Ability::Decompression => curve(&|path| *path == BandwidthPath::Decompress),
             Ability::Link(of) => curve(&|path| matches!(path, BandwidthPath::Link { provider, .. } if *provider == of)),
             Ability::Contention(of) => machine.contention.iter().any(|contention| contention.provider == of),
         };
@@ -75,9 +77,9 @@ impl ProfilingRun<'_> {
     }
 
     fn missing_abilities(&self) -> Vec<Ability> {
-        let mut abilities = vec![Ability::Memory, Ability::Arithmetic, Ability::Disk];
+        let mut abilities = vec![Ability::Memory, Ability::Arithmetic, Ability::Disk, Ability::Decompression];
         for provider in &self.profile.settings.providers {
-            if *provider != Provider::Cpu && unusable(*provider, &self.profile.host).is_none() {
+            if !provider.uses_host_memory() && unusable(*provider, &self.profile.host).is_none() {
                 abilities.extend([Ability::Link(*provider), Ability::Contention(*provider)]);
             }
         }
@@ -109,6 +111,7 @@ impl ProfilingRun<'_> {
                     &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 2 * MIB],
                 ),
             },
+            Ability::Decompression => MachineProbe::Decompress,
             Ability::Link(provider) => MachineProbe::Link {
                 provider,
                 bytes: some(

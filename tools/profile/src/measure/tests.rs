@@ -88,7 +88,7 @@ fn failures(profile: &Profile) -> Vec<String> {
 #[test]
 fn every_case_is_asked_for_and_saved() {
     let bench = Bench::new(&format!("{TIME_ALL}\n{DONE}"));
-    let mut measure = bench.measure(&[Provider::Cpu]);
+    let mut measure = bench.measure(&[Provider::CPU]);
     measure.blocks().unwrap();
     assert_eq!(failures(&measure.profile), [] as [String; 0]);
     let costs = measure.profile.classes.iter().map(|entry| &entry.providers[0]);
@@ -104,7 +104,7 @@ fn what_a_token_costs_beside_its_partitions_is_asked_once_and_a_failure_is_kept(
     let answer = r#"echo '{"reply":"pass","timing":{"runs":3,"median_ms":0.2,"p10_ms":0.1,"p90_ms":0.3}}'"#;
     for (says, failure) in [(answer, None), ("kill -KILL $$", Some("memory runs out")), ("", Some("did not answer"))] {
         let bench = Bench::new(&format!("echo x >> asked\n{says}\n{DONE}"));
-        let mut measure = bench.measure(&[Provider::Cpu]);
+        let mut measure = bench.measure(&[Provider::CPU]);
         assert!(measure.pass_seconds() > 0.0);
         measure.pass().unwrap();
         measure.pass().unwrap();
@@ -125,7 +125,7 @@ fn what_a_token_costs_beside_its_partitions_is_asked_once_and_a_failure_is_kept(
 fn a_crash_costs_the_case_it_came_in() {
     // Times the first case of a request and dies in the second.
     let bench = Bench::new(&format!("{TIME_ALL} | head -n 1\nkill -KILL $$"));
-    let mut measure = bench.measure(&[Provider::Cpu]);
+    let mut measure = bench.measure(&[Provider::CPU]);
     measure.blocks().unwrap();
     for entry in &measure.profile.classes {
         let costs = &entry.providers[0];
@@ -140,7 +140,7 @@ fn a_crash_costs_the_case_it_came_in() {
 #[test]
 fn a_provider_that_dies_while_loading_loses_its_times_and_no_others() {
     let bench = Bench::new(&format!("case $line in *webgpu*) kill -SEGV $$;; esac\n{TIME_ALL}\n{DONE}"));
-    let mut measure = bench.measure(&[Provider::Cpu, Provider::Webgpu]);
+    let mut measure = bench.measure(&[Provider::CPU, Provider::WEBGPU]);
     measure.blocks().unwrap();
     for entry in &measure.profile.classes {
         assert!(entry.providers[0].decode.fit.is_some());
@@ -156,7 +156,7 @@ fn a_hang_and_a_refusal_are_recorded() {
         {TIME_ALL}
         {DONE}"#
     ));
-    let mut measure = bench.measure(&[Provider::Cpu]);
+    let mut measure = bench.measure(&[Provider::CPU]);
     measure.blocks().unwrap();
     let failure = |block: &str| {
         let entry = measure.profile.classes.iter().find(|entry| entry.block == block).unwrap();
@@ -174,7 +174,7 @@ fn a_run_that_fails_leaves_the_single_block_its_time() {
         {TIME_ALL}
         {DONE}"#
     ));
-    let mut measure = bench.measure(&[Provider::Cpu]);
+    let mut measure = bench.measure(&[Provider::CPU]);
     measure.blocks().unwrap();
     let entry = measure.profile.classes.iter().find(|entry| entry.block == "layers.1").unwrap();
     let point = &entry.providers[0].decode.points[0];
@@ -186,13 +186,13 @@ fn a_run_that_fails_leaves_the_single_block_its_time() {
 fn times_that_cannot_be_are_no_times() {
     let nonsense = TIME_ALL.replace("\\\"median_ms\\\":1", "\\\"median_ms\\\":-5");
     let bench = Bench::new(&format!("{nonsense}\n{DONE}"));
-    let mut measure = bench.measure(&[Provider::Cpu]);
+    let mut measure = bench.measure(&[Provider::CPU]);
     measure.blocks().unwrap();
     assert!(failures(&measure.profile).iter().all(|failure| failure.contains("cannot have been measured")));
     assert_eq!(measure.profile.check(), []);
     // A child that answers nothing is not asked for ever.
     let silent = Bench::new(DONE);
-    let mut measure = silent.measure(&[Provider::Cpu]);
+    let mut measure = silent.measure(&[Provider::CPU]);
     measure.blocks().unwrap();
     assert!(failures(&measure.profile).iter().all(|failure| failure.contains("did not answer")));
 }
@@ -201,7 +201,7 @@ fn times_that_cannot_be_are_no_times() {
 fn what_was_done_before_an_interrupt_is_kept_and_not_done_again() {
     // The second request hangs, as a long measurement does.
     let bench = Bench::new(&format!("if [ -e began ]; then sleep 30; fi\ntouch began\n{TIME_ALL}\n{DONE}"));
-    let mut measure = bench.measure(&[Provider::Cpu]);
+    let mut measure = bench.measure(&[Provider::CPU]);
     measure.prober = Prober::new(
         Launcher {
             program: "/bin/sh".into(),
@@ -244,7 +244,7 @@ fn the_machine_is_measured_once_and_what_fails_is_said() {
         esac
         echo '{"reply":"done"}'"#,
     );
-    let mut measure = bench.measure(&[Provider::Cpu, Provider::Webgpu]);
+    let mut measure = bench.measure(&[Provider::CPU, Provider::WEBGPU]);
     measure.machine().unwrap();
     let machine = &measure.profile.machine;
     assert_eq!((machine.tflops, machine.contention[0].compute), (Some(0.5), 1.2));
@@ -271,7 +271,7 @@ const OBSERVE: &str = r#"
 fn prompts_are_added_up_and_one_that_kills_costs_itself() {
     let bench = Bench::new(OBSERVE);
     let corpus = bench.corpus(&["a", "b", "poison", "d", "e", "f", "g", "h", "i", "j"]);
-    let mut measure = bench.measure(&[Provider::Cpu]);
+    let mut measure = bench.measure(&[Provider::CPU]);
     measure.corpus(&run(&corpus)).unwrap();
     let found = measure.profile.corpus.as_ref().unwrap();
     assert_eq!((found.statistics.prompts, found.prompts_done, found.prompts_in_all), (9, 10, Some(10)));
@@ -289,7 +289,7 @@ fn a_corpus_that_never_runs_is_given_up() {
     let bench = Bench::new("echo x >> asked; kill -KILL $$");
     let lines: Vec<String> = (0..100).map(|n| n.to_string()).collect();
     let corpus = bench.corpus(&lines.iter().map(String::as_str).collect::<Vec<_>>());
-    let mut measure = bench.measure(&[Provider::Cpu]);
+    let mut measure = bench.measure(&[Provider::CPU]);
     measure.corpus(&run(&corpus)).unwrap();
     let asked = std::fs::read_to_string(bench.dir.path().join("asked")).unwrap().lines().count();
     assert_eq!(asked, 4, "the first few together, then three by themselves");
@@ -304,7 +304,7 @@ fn rounding_is_compared_block_by_block() {
     );
     let corpus = bench.corpus(&["a", "b"]);
     let prompts: Vec<_> = corpus.prompts_after(0).unwrap().map(|p| p.unwrap()).collect();
-    let mut measure = bench.measure(&[Provider::Cpu]);
+    let mut measure = bench.measure(&[Provider::CPU]);
     measure.sensitivity(&prompts).unwrap();
     let found = &measure.profile.sensitivity;
     assert_eq!(found.len(), 2 * measure.profile.model.blocks.len());

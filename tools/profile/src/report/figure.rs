@@ -3,6 +3,7 @@
 use super::palette::{Ink, Look};
 use super::panel::Panel;
 use maud::{Markup, html};
+use std::borrow::Cow;
 
 /// A section of the page.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ pub enum SectionItem {
 /// A figure: one or more drawings with a legend, a caption and a table.
 #[derive(Debug)]
 pub struct Figure {
-    pub id: &'static str,
+    pub id: Cow<'static, str>,
     pub title: String,
     /// Caption: what is drawn, with units.
     pub caption: String,
@@ -54,14 +55,14 @@ pub struct Table {
 }
 
 /// A column of a table: its name, and the cell of an item.
-pub type Column<T> = (&'static str, fn(&T) -> String);
+pub type Column<'a, T> = (&'a str, fn(&T) -> String);
 
 /// Most rows that are shown; the profile has all.
 const MOST_ROWS: usize = 300;
 
 impl Table {
     /// A table with one row for each item.
-    pub fn of<T>(title: impl Into<String>, items: &[T], columns: &[Column<T>]) -> Table {
+    pub fn of<T>(title: impl Into<String>, items: &[T], columns: &[Column<'_, T>]) -> Table {
         let row = |item: &T| columns.iter().map(|(_, cell)| cell(item)).collect();
         Table {
             title: title.into(),

@@ -104,9 +104,10 @@ pub struct Look(pub Ink, pub MarkerShape);
 /// The look of a provider in every figure.
 pub fn provider_look(provider: Provider) -> Look {
     match provider {
-        Provider::Cpu => Look(BLUE, MarkerShape::Circle),
-        Provider::Webgpu => Look(VERMILION, MarkerShape::Triangle),
-        Provider::Cuda => Look(GREEN, MarkerShape::Square),
+        Provider::CPU => Look(BLUE, MarkerShape::Circle),
+        Provider::WEBGPU => Look(VERMILION, MarkerShape::Triangle),
+        Provider::CUDA => Look(GREEN, MarkerShape::Square),
+        _ => Look(PURPLE, MarkerShape::Diamond),
     }
 }
 

@@ -174,10 +174,10 @@ impl<'a> ReportView<'a> {
     pub fn bounds(&self, provider: Provider) -> Option<Bounds> {
         let machine = &self.profile.machine;
         let bounds = match (provider, &machine.rates) {
-            (Provider::Cpu, Some(rates)) => {
+            (host, Some(rates)) if host.uses_host_memory() => {
                 Bounds { gb_per_s: rates.cpu.memory_gb_per_s, gflops: Some(1e3 * rates.cpu.tflops) }
             }
-            (Provider::Cpu, None) => {
+            (host, None) if host.uses_host_memory() => {
                 let curve = machine.curves.iter().find(|curve| curve.path == BandwidthPath::RamRead)?;
                 let gb_per_s = curve.points.iter().map(|point| point.gb_per_s).reduce(f64::max)?;
                 Bounds { gb_per_s, gflops: machine.tflops.map(|tflops| 1e3 * tflops) }

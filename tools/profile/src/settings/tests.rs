@@ -23,7 +23,7 @@ fn the_usual_counts_end_where_the_context_does() {
     let usual = settled("", DECODER).settings;
     assert_eq!(usual.contexts, USUAL_TOKENS);
     assert_eq!(usual.prefill_tokens, joined(&USUAL_TOKENS, SHORT_PASSES.to_vec()));
-    assert_eq!((usual.providers, usual.decode_tokens), (vec![Provider::Cpu, Provider::Webgpu], 32));
+    assert_eq!((usual.providers, usual.decode_tokens), (vec![Provider::CPU, Provider::WEBGPU], 32));
     let quick = settled("--quick", DECODER).settings;
     assert_eq!((quick.contexts, quick.decode_tokens), (QUICK_CONTEXTS.to_vec(), 8));
     let short = settled("--quick", ModelLimits { context: 100, ..DECODER });
@@ -39,7 +39,7 @@ fn the_usual_counts_end_where_the_context_does() {
 fn what_is_asked_for_is_measured_and_what_cannot_be_is_said() {
     let asked = settled("--contexts 2048,128,128 --prefill-tokens 7 --providers webgpu,cpu,webgpu", DECODER);
     assert_eq!((asked.settings.contexts, asked.settings.prefill_tokens), (vec![128, 2048], vec![7]));
-    assert_eq!(asked.settings.providers, [Provider::Webgpu, Provider::Cpu]);
+    assert_eq!(asked.settings.providers, [Provider::WEBGPU, Provider::CPU]);
     let longer = settled("--contexts 128,8192", DECODER);
     assert_eq!(longer.settings.contexts, [128]);
     assert!(longer.notes[0].contains("8192 was left out") && longer.notes[0].contains("4096"), "{:?}", longer.notes);
@@ -69,13 +69,13 @@ fn models_say_what_they_allow() {
 #[test]
 fn a_profile_that_is_continued_keeps_its_settings() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
-    let before = sample::profile(&analysis, sample::settings(&[Provider::Cpu]));
+    let before = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
     let again = |arguments: &str| settle_again(&cli(arguments), DECODER, &before).unwrap();
     assert_eq!(again("--quick").unwrap().settings, before.settings);
     assert_eq!(again("").unwrap().settings, before.settings);
     let more = again("--contexts 300 --prefill-tokens 20 --providers webgpu").unwrap().settings;
     assert_eq!((more.contexts, more.prefill_tokens), (vec![100, 200, 300], vec![10, 20]));
-    assert_eq!(more.providers, [Provider::Cpu, Provider::Webgpu]);
+    assert_eq!(more.providers, [Provider::CPU, Provider::WEBGPU]);
     let mut slow = before.clone();
     slow.settings.quick = false;
     let differences =
@@ -96,7 +96,7 @@ fn times_and_counts_that_make_no_sense_are_refused() {
 
 #[test]
 fn providers_without_a_device_are_named() {
-    assert_eq!(unusable(Provider::Cpu, &sample::host()), None);
-    assert_eq!(unusable(Provider::Webgpu, &sample::host()), None);
-    assert!(unusable(Provider::Cuda, &sample::host()).unwrap().contains("cuda"));
+    assert_eq!(unusable(Provider::CPU, &sample::host()), None);
+    assert_eq!(unusable(Provider::WEBGPU, &sample::host()), None);
+    assert!(unusable(Provider::CUDA, &sample::host()).unwrap().contains("cuda"));
 }

@@ -12,7 +12,7 @@ fn a_skeleton_has_every_state_and_the_scores_and_no_weights() {
         let plan = Plan::from_yaml(&std::fs::read_to_string(&path).unwrap()).unwrap();
         assert_eq!((plan.hpp_plan, plan.states.len(), plan.partitions.len()), (PLAN_VERSION, states, 1), "{name}");
         let partition = &plan.partitions[0];
-        assert_eq!(partition.providers, [Provider::Cpu]);
+        assert_eq!(partition.providers, [Provider::CPU]);
         assert_eq!((partition.bytes.weights.0, partition.outputs.len()), (0, states + 1), "{name}");
         let bytes = std::fs::metadata(dir.path().join(&partition.file)).unwrap().len();
         assert!(bytes < 32 << 10, "{name}: {bytes}");

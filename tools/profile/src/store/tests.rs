@@ -10,7 +10,7 @@ fn streams_get_one_profile_and_links_stay() {
     std::os::unix::fs::symlink("profile.yaml", &link).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
     let analysis = crate::sample::analysis("genai/llama3-fp32-cpu");
-    let profile = crate::sample::profile(&analysis, crate::sample::settings(&[hpp_schema::Provider::Cpu]));
+    let profile = crate::sample::profile(&analysis, crate::sample::settings(&[hpp_schema::Provider::CPU]));
     let (file, stream) = (Store::new(&link), Store::new(&fifo));
     stream.refuse_to_overwrite().unwrap();
     stream.save(&profile).unwrap();

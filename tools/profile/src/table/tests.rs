@@ -8,13 +8,13 @@ use hpp_schema::{BandwidthCurve, BandwidthPoint, Provider, Statistics};
 #[test]
 fn costs_machine_and_corpus_are_said() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
-    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::Cpu, Provider::Webgpu]));
-    sample::time_all(&mut profile, Provider::Cpu, 2.0);
+    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CPU, Provider::WEBGPU]));
+    sample::time_all(&mut profile, Provider::CPU, 2.0);
     derive(&mut profile);
     profile.classes[0].providers[1].failure = Some("it crashed with signal 11".into());
     profile.classes[1].providers[0].decode.points[0].ms = None;
     profile.machine.curves = vec![BandwidthCurve {
-        path: BandwidthPath::Link { provider: Provider::Webgpu, to_device: true, pinned: false },
+        path: BandwidthPath::Link { provider: Provider::WEBGPU, to_device: true, pinned: false },
         points: vec![BandwidthPoint { bytes: 1 << 20, gb_per_s: 3.25 }],
     }];
     let statistics = Statistics { prompts: 2, prompt_tokens: 19, generated_tokens: 16, ..Statistics::default() };
@@ -46,8 +46,8 @@ fn costs_machine_and_corpus_are_said() {
 #[test]
 fn times_that_contradict_each_other_are_doubted() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
-    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::Cpu]));
-    sample::time_all(&mut profile, Provider::Cpu, 2.0);
+    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
+    sample::time_all(&mut profile, Provider::CPU, 2.0);
     derive(&mut profile);
     assert!(!summary(&profile).contains("contradict"), "{}", summary(&profile));
     let fit = profile.classes[1].providers[0].decode.fit.as_mut().unwrap();
@@ -63,8 +63,8 @@ fn times_that_contradict_each_other_are_doubted() {
 #[test]
 fn times_that_vary_from_run_to_run_are_doubted() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
-    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::Cpu]));
-    sample::time_all(&mut profile, Provider::Cpu, 2.0);
+    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
+    sample::time_all(&mut profile, Provider::CPU, 2.0);
     derive(&mut profile);
     let single = profile.classes[1].providers[0].decode.points[0].single.as_mut().unwrap();
     single.p90_ms = 64.0 * single.median_ms;
@@ -74,7 +74,7 @@ fn times_that_vary_from_run_to_run_are_doubted() {
 #[test]
 fn a_busy_machine_is_named_with_its_share() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
-    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::Cpu]));
+    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
     profile.others_cpu_share = Some(0.05);
     assert!(!summary(&profile).contains("other programs"));
     profile.others_cpu_share = Some(0.37);
@@ -84,7 +84,7 @@ fn a_busy_machine_is_named_with_its_share() {
 #[test]
 fn a_bandwidth_is_the_one_that_planning_uses() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
-    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::Cpu]));
+    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
     let points =
         vec![BandwidthPoint { bytes: 1 << 20, gb_per_s: 1.75 }, BandwidthPoint { bytes: 1 << 24, gb_per_s: 1.5 }];
     let curve = |path| hpp_schema::BandwidthCurve { path, points: points.clone() };

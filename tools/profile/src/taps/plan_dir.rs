@@ -1,7 +1,7 @@
 //! Writes plans for measuring into a work directory: everything on the host, weights in the model's files.
 
 use hpp_graph::{PartitionGraph, cut};
-use hpp_model::{Analysis, Decision, PartitionSpec, Scenario, assemble, blocks, host_kernels};
+use hpp_model::{Analysis, Decision, PartitionSpec, ProviderPolicy, Scenario, assemble, blocks, host_kernels};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, LinkOutcome, Model, externalise, hash, link, needs_externalising, write_bytes, write_model};
 use hpp_partition::{BlockPlacement, KvHome, Packing, Placement};
@@ -127,8 +127,11 @@ impl Draft {
             segmentation: &analysis.segmentation,
             slots: &[],
             budgets: Budgets { vram: vec![], ram: None, context: load.context, batch: load.batch, margin },
+            providers: &ProviderPolicy::default(),
+            movable: false,
             disk: None,
             packing: Packing::default(),
+            compress_permille: 0,
             session_copies: 0,
             kv: KvHome::Device,
             parts: &parts,

@@ -2,10 +2,11 @@
 
 use super::{LayerCount, VramRange};
 use clap::{Args, ValueEnum};
+use hpp_schema::{Provider, ProviderOptionArg};
 use std::path::PathBuf;
 
 /// Cost sources, objective and planner options.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Planning")]
 pub struct PlanningArgs {
     /// Plan with times that hpp-profile measured for this model on this machine.
@@ -18,6 +19,15 @@ pub struct PlanningArgs {
     /// `--machine list` lists the presets.
     #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<PathBuf>,
+
+    /// Execution providers that partitions may use, best first. Those on GPUs list all of them [default: docs/PROVIDERS.md]; on the
+    /// host, --profile decides among those that it measured and that compute from host memory [default: all that it measured].
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    pub providers: Vec<Provider>,
+    /// An option of a provider, as the provider documents it; the plan records it. Repeatable. Options that name files are given to
+    /// hpp-exec instead.
+    #[arg(long, value_name = "NAME.KEY=VALUE")]
+    pub ep_option: Vec<ProviderOptionArg>,
 
     /// Planning algorithm.
     #[arg(long, value_enum, default_value_t = PlannerArg::Exact)]
@@ -41,6 +51,10 @@ pub struct PlanningArgs {
     /// Which experts of a mixture to read from disk where they do not fit in memory: those that a pass selects, or all.
     #[arg(long, value_enum, default_value_t = ExpertReads::Auto)]
     pub experts: ExpertReads,
+    /// Whether weights that are read from disk in each pass are stored compressed, without loss, and decompressed in memory: `auto` where
+    /// that is faster by the rates of this disk and processor.
+    #[arg(long, value_enum, default_value_t = CompressArg::Auto)]
+    pub compress: CompressArg,
     /// Slots in the ring of streamed weights on each GPU [default: 3 or 4, whichever is faster; 3 by hand].
     #[arg(long, value_name = "N")]
     pub slots: Option<u32>,
@@ -92,6 +106,17 @@ pub enum ExpertReads {
     Auto,
     /// All of them in every pass, in order.
     All,
+}
+
+/// `--compress`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CompressArg {
+    /// Weights for which reading less saves more time than decompressing takes.
+    Auto,
+    /// All weights that become smaller.
+    Always,
+    /// None.
+    Never,
 }
 
 /// `--mechanisms`.

@@ -2,11 +2,12 @@
 
 use super::values;
 use clap::{Args, ValueEnum};
-use hpp_onnx::{Bits, BlockFormat, Choice, QuantizeOptions};
+use hpp_onnx::{Bits, BlockFormat, Choice, QuantizeOptions, ScaleRule};
 use hpp_schema::ByteSize;
+use std::path::PathBuf;
 
 /// Quantization of weights.
-#[derive(Clone, Copy, Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Quantization")]
 pub struct QuantizeArgs {
     /// Round the weights of MatMul and Gemm to 4 or 8 bits, in blocks with a scale each; the plan holds a copy of all
@@ -18,6 +19,14 @@ pub struct QuantizeArgs {
     /// Bytes that all weights of the model may have, with `--quantize auto`.
     #[arg(long, value_name = "SIZE", requires = "quantize", value_parser = values::memory)]
     pub bits_budget: Option<ByteSize>,
+    /// Prompts like those the model is for, one JSON object a line as for `hpp-exec verify --kl`. With `--quantize auto`, hpp-exec
+    /// measures with them how much each matrix matters and which choice of bits is best. Without it a --profile with --sensitivity says
+    /// how much each block matters, and else squared errors decide.
+    #[arg(long, value_name = "PROMPTS.jsonl", requires = "quantize")]
+    pub calibration: Option<PathBuf>,
+    /// With `--quantize auto` and --calibration, the smallest weights whose mean KL divergence from the original stays below this, nats.
+    #[arg(long, value_name = "NATS", requires = "calibration", allow_negative_numbers = true)]
+    pub max_kl: Option<f64>,
     /// Weights that share a scale.
     #[arg(long, value_name = "N", default_value = "32", requires = "quantize", value_parser = block)]
     pub quantize_block: usize,
@@ -31,6 +40,40 @@ pub struct QuantizeArgs {
     /// `--quantize auto`, whose budget counts it].
     #[arg(long, value_enum, value_name = "int4|int8|none|same", requires = "quantize")]
     pub quantize_embedding: Option<ChoiceArg>,
+    /// Write a draft of the model beside the plan: its own weights rounded to 4 or 8 bits, for speculative decoding without
+    /// another model. It stays in host memory, within --ram. hpp-exec drafts with it unless told otherwise.
+    #[arg(long, value_enum, value_name = "int4|int8")]
+    pub draft: Option<DraftArg>,
+}
+
+/// `--draft`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DraftArg {
+    /// 4 bits.
+    Int4,
+    /// 8 bits.
+    Int8,
+}
+
+impl DraftArg {
+    /// The bits.
+    pub fn bits(self) -> Bits {
+        match self {
+            DraftArg::Int4 => Bits::Four,
+            DraftArg::Int8 => Bits::Eight,
+        }
+    }
+
+    /// How the draft is quantized: in blocks of 32, symmetric, the embedding not at all, so that its bytes are those of the model.
+    pub fn options(self) -> QuantizeOptions {
+        QuantizeOptions {
+            format: BlockFormat { bits: self.bits(), block_size: 32, asymmetric: false, scale: ScaleRule::Extremes },
+            budget: None,
+            formats: None,
+            head: Choice::Same,
+            embedding: Choice::None,
+        }
+    }
 }
 
 /// `--quantize`.
@@ -88,8 +131,14 @@ impl QuantizeArgs {
         let bits = self.quantize?.bits();
         let embedding = if self.is_auto() { ChoiceArg::Same } else { ChoiceArg::None };
         Some(QuantizeOptions {
-            format: BlockFormat { bits, block_size: self.quantize_block, asymmetric: self.quantize_asymmetric },
+            format: BlockFormat {
+                bits,
+                block_size: self.quantize_block,
+                asymmetric: self.quantize_asymmetric,
+                scale: ScaleRule::Extremes,
+            },
             budget: self.bits_budget.filter(|_| self.is_auto()).map(|size| size.0),
+            formats: None,
             head: self.quantize_head.choice(),
             embedding: self.quantize_embedding.unwrap_or(embedding).choice(),
         })

@@ -4,6 +4,7 @@ use crate::cli::SplitArgs;
 use crate::error::{RefineError, SplitError};
 use crate::exec::{find_exec, wait};
 use crate::files::{PlanWriter, WriteOptions};
+use crate::interrupt::Interrupt;
 use crate::predicted::PredictedTimes;
 use crate::request::PlanningRequest;
 use hpp_graph::PartitionGraph;
@@ -11,13 +12,9 @@ use hpp_model::Analysis;
 use hpp_onnx::WorkDir;
 use hpp_schema::{Plan, Provider};
 use serde::Deserialize;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Interval at which a running child and the interrupt flag are polled.
@@ -88,7 +85,8 @@ pub struct BenchRunner {
 impl BenchRunner {
     /// Creates a work directory beside `target`, the directory that the chosen plan will go to.
     pub fn new(request: &PlanningRequest, tokens: u64, target: &Path) -> Result<Self, SplitError> {
-        let interrupt = Interrupt::install()?;
+        let failed = |source| RefineError::Run { path: PathBuf::from("hpp-split"), source };
+        let interrupt = Interrupt::install().map_err(failed)?;
         let io = |path: &Path| {
             let path = path.to_owned();
             move |source| SplitError::Io { action: "create a directory beside", path, source }
@@ -116,8 +114,11 @@ impl BenchRunner {
         let target = self.dir.path().join("plan");
         let options = WriteOptions { movable: args.movable, ..WriteOptions::default() };
         let has_experts: Vec<bool> = plan.partitions.iter().map(|partition| partition.experts.is_some()).collect();
-        PlanWriter::begin(options, analysis, &target)?.finish(parts, plan)?;
-        let result = self.interrupt.check().and_then(|()| self.bench(args, &target));
+        PlanWriter::begin(options, analysis, None, &target)?.finish(parts, plan)?;
+        let result = match self.interrupt.is_requested() {
+            true => Err(RefineError::Interrupted),
+            false => self.bench(args, &target),
+        };
         let remove_failed = |source| SplitError::Io { action: "remove", path: target.clone(), source };
         fs::remove_dir_all(&target).map_err(remove_failed)?;
         let result = result?;
@@ -140,7 +141,7 @@ impl BenchRunner {
             .stderr(File::create(&err).map_err(failed)?)
             .spawn()
             .map_err(failed)?;
-        let cancelled = || self.interrupt.check().is_err();
+        let cancelled = || self.interrupt.is_requested();
         let status = wait(child, POLL_INTERVAL, cancelled).map_err(failed)?.ok_or(RefineError::Interrupted)?;
         if !status.success() {
             let stderr = fs::read_to_string(&err).unwrap_or_default();
@@ -154,7 +155,7 @@ impl BenchRunner {
 /// GPU: its times are not those of the planned device.
 fn parse(text: &str, tokens: u64) -> Result<BenchResult, RefineError> {
     let report: BenchReport = serde_json::from_str(text).map_err(|error| RefineError::Output(error.to_string()))?;
-    let on_cpu = |stage: &&BenchStage| stage.device != "cpu" && stage.provider == Provider::Cpu.name();
+    let on_cpu = |stage: &&BenchStage| stage.device != "cpu" && stage.provider == Provider::CPU.name();
     if let Some(BenchStage { partition, device, .. }) = report.stages.iter().find(on_cpu) {
         return Err(RefineError::OtherDevice { partition: partition.clone(), device: device.clone() });
     }
@@ -182,29 +183,6 @@ fn joined(stages: &[StageTimes], has_experts: &[bool]) -> Vec<StageTimes> {
         }
     }
     joined
-}
-
-/// Set by the first SIGINT or SIGTERM, so that a measurement ends and its files are removed. The second one ends the
-/// process.
-#[derive(Clone, Debug)]
-struct Interrupt(Arc<AtomicBool>);
-
-impl Interrupt {
-    fn install() -> Result<Self, RefineError> {
-        let requested = Arc::new(AtomicBool::new(false));
-        let install = |signal| {
-            flag::register_conditional_shutdown(signal, 130, Arc::clone(&requested))?;
-            flag::register(signal, Arc::clone(&requested))
-        };
-        for signal in [SIGINT, SIGTERM] {
-            install(signal).map_err(|source| RefineError::Run { path: PathBuf::from("hpp-split"), source })?;
-        }
-        Ok(Interrupt(requested))
-    }
-
-    fn check(&self) -> Result<(), RefineError> {
-        if self.0.load(Ordering::SeqCst) { Err(RefineError::Interrupted) } else { Ok(()) }
-    }
 }
 
 #[cfg(test)]

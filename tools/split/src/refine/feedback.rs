@@ -187,6 +187,7 @@ mod tests {
             kv_bytes: 10,
             kv_tensors: 2,
             kv_grows: None,
+            on_host: false,
             kv_filled: None,
             workspace_bytes: 10,
             boundary_bytes: 1000,
@@ -212,9 +213,11 @@ mod tests {
             cpu_launch_ms: 0.01,
             pass_overhead_ms: 0.05,
             disk_bytes_per_ms: None,
+            decompression: None,
             budget: Budget { vram: vec![1 << 20], ..Budget::default() },
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 20, new_tokens: 5, passes: vec![10, 10] },
             batches_rows: false,
+            expert_hits: vec![],
             cuts: vec![],
         }
     }

@@ -1,6 +1,7 @@
 //! Runs `hpp-split`: costs from files, targets, sweeps, streaming, and invalid settings.
 
 mod costs;
+mod drafts;
 mod machine;
 mod outputs;
 mod refusals;

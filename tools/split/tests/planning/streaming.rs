@@ -223,7 +223,7 @@ fn a_partition_may_stream_for_the_prompt_only() {
         assert_eq!((partition.device.as_str(), prefill.device), ("cpu", "gpu0"));
         assert_eq!((partition.file.clone(), partition.weights.len()), (format!("{}.onnx", partition.name), 0));
         assert!(prefill.file.starts_with("class_") && prefill.residency == Residency::Streamed);
-        assert_eq!((prefill.providers[0], &partition.providers[..]), (Provider::Cuda, &[Provider::Cpu][..]));
+        assert_eq!((prefill.providers[0], &partition.providers[..]), (Provider::CUDA, &[Provider::CPU][..]));
         // Inputs of its own file are matched by name; those of the shared file are in the plan's order.
         let as_prompt = Partition { file: prefill.file.into(), weights: prefill.weights.to_vec(), ..partition.clone() };
         inputs_fit(&out, &as_prompt);

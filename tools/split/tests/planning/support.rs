@@ -99,7 +99,7 @@ pub fn profile(model: &str, cpu_ms: f64, gpu_ms: f64) -> Profile {
     for block in &blocks {
         if classes.iter().all(|known| known.class != block.class) {
             let share = if block.label.starts_with("layers") { 1.0 } else { 0.1 };
-            let providers = vec![costs(Provider::Cpu, cpu_ms * share), costs(Provider::Webgpu, gpu_ms * share)];
+            let providers = vec![costs(Provider::CPU, cpu_ms * share), costs(Provider::WEBGPU, gpu_ms * share)];
             classes.push(ClassCosts { class: block.class, block: block.label.clone(), providers });
         }
     }
@@ -110,7 +110,8 @@ pub fn profile(model: &str, cpu_ms: f64, gpu_ms: f64) -> Profile {
         host: host(),
         date: "2025-06-01T12:00:00Z".into(),
         settings: ProfileSettings {
-            providers: vec![Provider::Cpu, Provider::Webgpu],
+            provider_options: Default::default(),
+            providers: vec![Provider::CPU, Provider::WEBGPU],
             contexts: vec![128, 512],
             prefill_tokens: vec![64, 512],
             quick: true,
@@ -187,6 +188,6 @@ fn host() -> Host {
 
 fn rates() -> Machine {
     let mut machine = Machine::from_yaml(&std::fs::read_to_string(machine("rtx4060-laptop.yaml")).unwrap()).unwrap();
-    machine.gpus[0].provider = Provider::Webgpu;
+    machine.gpus[0].provider = Provider::WEBGPU;
     machine
 }

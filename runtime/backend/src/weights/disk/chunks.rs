@@ -1,6 +1,6 @@
 //! Divides a session's weights into chunks, in the order in which they are locked, and plans where each read goes.
 
-use super::compressed::{COMPRESSED_FILE, CompressedRegion, PART, RegionPart};
+use super::compressed::{Compressed, CompressedRegion, PART, RegionPart};
 use super::mapping::Mapping;
 use super::open_files::{OpenFiles, ReadFrom};
 use super::reader::{BUFFER, ReadTarget};
@@ -50,7 +50,21 @@ impl Files {
 pub(super) struct WeightRange<'a> {
     pub mapping: Mapping,
     /// The compressed region that holds it, if one does.
-    pub region: Option<&'a CompressedRegion>,
+    pub region: Option<StoredRegion<'a>>,
+}
+
+/// A compressed region and the file that stores it.
+#[derive(Clone, Copy)]
+pub(super) struct StoredRegion<'a> {
+    region: &'a CompressedRegion,
+    file: &'a Path,
+}
+
+impl StoredRegion<'_> {
+    /// Bytes that reading it takes.
+    pub fn stored_bytes(&self) -> u64 {
+        self.region.stored_bytes()
+    }
 }
 
 /// A range whose place in the order of locking is to be decided.
@@ -76,8 +90,8 @@ impl LockCandidate<'_> {
 /// Divides mappings into compressed regions and the rest, in the order in which they are locked: uncompressed ranges first, because each
 /// locked byte saves a byte of reading, and among ranges that save the same the fragments outside huge pages, which need a bounce copy
 /// and many small remaps when they are streamed, and among those the smallest.
-pub(super) fn lock_order(mappings: Vec<Mapping>, regions: &[CompressedRegion]) -> Vec<WeightRange<'_>> {
-    let mut ranges: Vec<_> = mappings.into_iter().flat_map(|mapping| split_at_regions(mapping, regions)).collect();
+pub(super) fn lock_order(mappings: Vec<Mapping>, compressed: &Compressed) -> Vec<WeightRange<'_>> {
+    let mut ranges: Vec<_> = mappings.into_iter().flat_map(|mapping| split_at_regions(mapping, compressed)).collect();
     ranges.sort_by_key(|range| range.mapping.start);
     let merged = merge_adjacent(ranges.iter().map(|range| &range.mapping));
     let mut candidates: Vec<_> = ranges.into_iter().flat_map(|range| separate_fragments(range, &merged)).collect();
@@ -86,11 +100,13 @@ pub(super) fn lock_order(mappings: Vec<Mapping>, regions: &[CompressedRegion]) -
 }
 
 /// Divides a mapping into the compressed regions that it contains and what lies between them.
-fn split_at_regions(mapping: Mapping, regions: &[CompressedRegion]) -> Vec<WeightRange<'_>> {
+fn split_at_regions(mapping: Mapping, compressed: &Compressed) -> Vec<WeightRange<'_>> {
     let mut ranges = Vec::new();
     let uncompressed = |mapping| WeightRange { mapping, region: None };
+    let Compressed { stored: file, regions } = compressed;
+    let of_file = regions.iter().filter(|region| region.file == mapping.path).collect::<Vec<_>>();
     let mut rest = Some(mapping);
-    for region in regions {
+    for region in of_file {
         let Some(whole) = rest.take() else { break };
         let end = whole.offset + whole.length as u64;
         if region.offset < whole.offset || region.offset + region.length as u64 > end {
@@ -100,7 +116,7 @@ fn split_at_regions(mapping: Mapping, regions: &[CompressedRegion]) -> Vec<Weigh
         let (before, after) = whole.split(region.offset - whole.offset);
         let (compressed, after) = after.map_or((None, None), |after| after.split(region.length as u64));
         ranges.extend(before.map(uncompressed));
-        ranges.extend(compressed.map(|mapping| WeightRange { mapping, region: Some(region) }));
+        ranges.extend(compressed.map(|mapping| WeightRange { mapping, region: Some(StoredRegion { region, file }) }));
         rest = after;
     }
     ranges.extend(rest.map(uncompressed));
@@ -151,9 +167,7 @@ pub(super) fn reads(
     files: &mut Files,
 ) -> io::Result<Vec<ChunkRead>> {
     match region {
-        Some(region) => {
-            Ok(compressed_reads(mapping, region, &files.named(&mapping.path.with_file_name(COMPRESSED_FILE))?))
-        }
+        Some(StoredRegion { region, file }) => Ok(compressed_reads(mapping, region, &files.named(file)?)),
         None => Ok(uncompressed_reads(mapping, in_place, &files.named(&mapping.path)?)),
     }
 }
@@ -187,8 +201,10 @@ fn compressed_reads(mapping: &Mapping, region: &CompressedRegion, file: &ReadFro
                     // mapping stays and is not used until the read was waited for (`Reader::read`).
                     unsafe { std::slice::from_raw_parts_mut((start + fill.start) as *mut u8, fill.len()) }
                 });
-                region.decompress(part, &stored[(part.at - offset) as usize..], fills);
+                let stored = stored.get((part.at - offset) as usize..).unwrap_or_default();
+                region.decompress(part, stored, fills)?;
             }
+            Ok(())
         };
         ChunkRead { file, offset, length, to: ReadTarget::Through(Arc::new(decompress)), fills }
     };
@@ -202,6 +218,7 @@ fn copy_target(mapping: &Mapping) -> ReadTarget {
         // SAFETY: the range is the mapping, which stays and is not used until the read was waited for (`Reader::read`).
         let memory = unsafe { std::slice::from_raw_parts_mut(start as *mut u8, length) };
         memory[..read.len()].copy_from_slice(read);
+        Ok(())
     }))
 }
 
@@ -244,7 +261,8 @@ mod tests {
         let [first, second] = [(HUGE - 8192, 2 * HUGE), (3 * HUGE - 8192, HUGE)].map(|(at, bytes)| mapping(at, bytes));
         let [small, alone] = [mapping(8 * HUGE + 4096, 4096), mapping(20 * HUGE, 2 * HUGE)];
         let all = vec![alone.clone(), second, small.clone(), first];
-        let order: Vec<Mapping> = lock_order(all, &[]).into_iter().map(|range| range.mapping).collect();
+        let order: Vec<Mapping> =
+            lock_order(all, &Compressed::default()).into_iter().map(|range| range.mapping).collect();
         let [front, end] = [mapping(HUGE - 8192, 8192), mapping(3 * HUGE, HUGE - 8192)];
         let [shared, inside] = [mapping(3 * HUGE - 8192, 8192), mapping(HUGE, 2 * HUGE - 8192)];
         assert_eq!(order, [small, front, end, shared, inside, alone]);

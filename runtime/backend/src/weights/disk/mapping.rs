@@ -12,6 +12,15 @@ use std::path::{Path, PathBuf};
 /// Bytes of a huge page.
 pub(super) const HUGE: usize = 2 << 20;
 
+/// The limit on mappings of a process, if the system does not report it.
+const DEFAULT_MAX_MAPPINGS: usize = 65_530;
+
+/// How many mappings this process may have.
+pub(super) fn most_mappings() -> usize {
+    let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+    allowed.and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT_MAX_MAPPINGS)
+}
+
 /// A private mapping of whole pages of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
@@ -23,13 +32,6 @@ pub(crate) struct Mapping {
     pub offset: u64,
     /// The file.
     pub path: PathBuf,
-}
-
-/// Whether memory may be read and written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Access {
-    Allowed,
-    Forbidden,
 }
 
 /// Private writable mappings of files under a directory: how ONNX Runtime maps external weights.
@@ -141,6 +143,47 @@ pub(super) unsafe fn replace(addresses: &Range<usize>) -> io::Result<()> {
     Ok(())
 }
 
+/// Replaces the mapping of an address range by one without pages that may not be accessed: an access is a segmentation fault. Ranges of this
+/// kind that follow each other are one mapping to the system.
+///
+/// # Safety
+/// The range must be whole mapped pages whose contents nothing needs.
+pub(super) unsafe fn forbid(addresses: &Range<usize>) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+    let start = addresses.start as *mut libc::c_void;
+    // SAFETY: the range is mapped (this function's contract), so `MAP_FIXED` replaces nothing else.
+    let at = unsafe { libc::mmap(start, addresses.len(), libc::PROT_NONE, flags, -1, 0) };
+    if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Forbids any access to an address range, which keeps its pages, until [`permit`].
+///
+/// # Safety
+/// The range must be whole pages of memory that [`replace`] made, and nothing may access them until then.
+pub(super) unsafe fn close(addresses: &Range<usize>) -> io::Result<()> {
+    // SAFETY: this function's contract.
+    unsafe { protect(addresses, libc::PROT_NONE) }
+}
+
+/// Allows access to an address range again.
+///
+/// # Safety
+/// The range must be whole pages of memory that [`replace`] made.
+pub(super) unsafe fn permit(addresses: &Range<usize>) -> io::Result<()> {
+    // SAFETY: this function's contract.
+    unsafe { protect(addresses, libc::PROT_READ | libc::PROT_WRITE) }
+}
+
+/// # Safety
+/// The range must be whole pages of memory that [`replace`] made, and nothing may access them in a way that is not allowed.
+unsafe fn protect(addresses: &Range<usize>, rights: libc::c_int) -> io::Result<()> {
+    // SAFETY: this function's contract.
+    match unsafe { libc::mprotect(addresses.start as *mut libc::c_void, addresses.len(), rights) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 impl Mapping {
     /// Replaces the file's pages by anonymous memory, which reads as zeros until it is filled.
     ///
@@ -160,34 +203,6 @@ impl Mapping {
         unsafe { free_pages(self.start..self.start + self.length) };
     }
 
-    /// Makes the system back it with small pages only, so that filling a part of it takes no memory for its neighbours.
-    pub(super) fn avoid_huge_pages(&self) {
-        // SAFETY: advice changes no contents; if the range is not mapped, the call fails.
-        unsafe { libc::madvise(self.address(), self.length, libc::MADV_NOHUGEPAGE) };
-    }
-
-    /// Allows or forbids any access; forbidding frees its pages, and an access from then on is a segmentation fault.
-    ///
-    /// # Safety
-    /// It must be memory that [`replace`](Self::replace) made and that is still mapped, and nothing may need its contents where access is
-    /// forbidden.
-    pub(super) unsafe fn protect(&self, access: Access) -> io::Result<()> {
-        let rights = match access {
-            Access::Allowed => libc::PROT_READ | libc::PROT_WRITE,
-            Access::Forbidden => libc::PROT_NONE,
-        };
-        if access == Access::Forbidden {
-            // First, so that they are freed also if the process may not have another mapping.
-            // SAFETY: this function's contract.
-            unsafe { self.free_pages() };
-        }
-        // SAFETY: this function's contract.
-        match unsafe { libc::mprotect(self.address(), self.length, rights) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-
     /// Disables readahead: pages are read in random order.
     pub(super) fn read_at_random(&self) {
         // SAFETY: advice changes no contents; if the range is not mapped, the call fails.
@@ -198,6 +213,11 @@ impl Mapping {
     pub(super) fn lock(&self) -> io::Result<()> {
         // SAFETY: locking changes no contents; if the range is not mapped, the call fails.
         if unsafe { libc::mlock(self.address(), self.length) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Its addresses.
+    pub(super) fn addresses(&self) -> Range<usize> {
+        self.start..self.start + self.length
     }
 
     fn address(&self) -> *mut libc::c_void {

@@ -4,13 +4,16 @@
 //! addresses can be replaced ([`mapping`]): by anonymous memory that direct reads fill before a run ([`reader`]) and that is evicted
 //! after it. Part of each session's weights stays locked. Where kernels want another layout, the session is created from a file that
 //! has it already ([`prepared`]), because memory in which ONNX Runtime packs weights itself is not mapped from a file. Regions of
-//! such a file that can be stored in fewer bytes are read compressed and decompressed in memory ([`compressed`]).
+//! weights that can be stored in fewer bytes are read compressed and decompressed in memory ([`compressed`]): of a prepared file, or of the
+//! model's own ([`copies`]).
 
 mod align;
 mod chunks;
 mod compressed;
+mod copies;
 mod direct;
 mod disk_rate;
+mod expert_pages;
 mod experts;
 mod huge_pages;
 mod mapping;
@@ -22,14 +25,18 @@ mod reader;
 mod stream;
 mod usage_probe;
 
+pub use compressed::rate::decompression_rate;
+pub(crate) use copies::find_or_copy;
 pub(super) use direct::{DirectFile, DirectReads};
 pub use disk_rate::read_rate;
 pub(crate) use experts::ExpertTensors;
 pub(crate) use mapping::{Mapping, claim, forget, mapped_under};
 pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
 
+use super::file::SECTOR;
 use crate::os;
-use compressed::CompressedRegion;
+use compressed::Compressed;
+use expert_pages::ExpertPages;
 use hpp_engine::port::{ChunkSize, Interval, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
 use open_files::OpenFiles;
@@ -42,18 +49,29 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::{MappedWeights, StreamedWeights, StreamingIo};
+use stream::{MappedWeights, StreamedWeights, StreamingIo, expert_ranges};
 use tracing::{debug, info};
 use usage_probe::UsageProbe;
 
-/// Whether weights can be streamed from disk on this system.
-pub(crate) const POSSIBLE: bool = true;
+/// Why weights cannot be streamed from disk on this system, if so. Mappings are replaced in steps of [`SECTOR`] bytes, and some kernels for
+/// aarch64 have larger pages.
+pub(crate) fn refusal() -> Option<String> {
+    // SAFETY: the call takes no pointer.
+    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    refusal_of(u64::try_from(page).unwrap_or(SECTOR))
+}
 
-/// The reader, page pool and open files that all streamed sessions of a backend share. The reader starts with the first session.
+fn refusal_of(page: u64) -> Option<String> {
+    (page > SECTOR)
+        .then(|| format!("the pages of this system have {page} bytes, and streaming from disk needs {SECTOR}"))
+}
+
+/// The reader, pools of pages and open files that all streamed sessions of a backend share. The reader starts with the first session.
 #[derive(Clone, Default)]
 pub(crate) struct DiskReaders {
     reader: Rc<OnceCell<Rc<Reader>>>,
     pool: Rc<PagePool>,
+    expert_pages: Rc<ExpertPages>,
     files: Arc<OpenFiles>,
     /// Set once the user was warned that the system does not lock memory.
     unlocked: Rc<OnceCell<()>>,
@@ -74,8 +92,7 @@ pub(crate) enum SessionWeights {
 /// Weights that will be streamed.
 pub(crate) struct PendingWeights {
     probe: UsageProbe,
-    /// Regions that are stored compressed.
-    regions: Vec<CompressedRegion>,
+    compressed: Compressed,
     experts: ExpertTensors,
     readers: DiskReaders,
     partition: String,
@@ -91,6 +108,8 @@ pub(crate) struct SessionMappings {
     pub dir: PathBuf,
     /// Whether the files have the layout that kernels want.
     pub prepared: bool,
+    /// Where regions of the files are stored compressed; `None` if none are.
+    pub compressed: Option<PathBuf>,
     /// Weights of which a run reads the slices of some experts.
     pub experts: ExpertTensors,
 }
@@ -107,7 +126,7 @@ impl DiskReaders {
         partition: &str,
         reporter: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
-        let SessionMappings { residency, mappings, dir, prepared, experts } = weights;
+        let SessionMappings { residency, mappings, dir, prepared, compressed, experts } = weights;
         if matches!(residency, WeightResidency::InMemory | WeightResidency::Mapped { sparse_rows: false }) {
             return Ok(SessionWeights::InMemory);
         }
@@ -123,12 +142,12 @@ impl DiskReaders {
         // Creating a session leaves about 1 MiB of freed memory in the heap, which weights can use.
         os::trim_heap();
         let probe = UsageProbe::new(mappings, &dir, prepared);
-        let regions = if prepared { compressed::regions(&dir) } else { Ok(Vec::new()) };
-        let regions = regions.map_err(reading(partition))?;
+        let compressed = compressed.map(|stored| Compressed::open(&stored, &dir)).transpose();
+        let compressed = compressed.map_err(reading(partition))?.unwrap_or_default();
         self.reader().and_then(|reader| reader.prepare()).map_err(reading(partition))?;
         Ok(SessionWeights::Pending(PendingWeights {
             probe,
-            regions,
+            compressed,
             experts,
             readers: self.clone(),
             partition: partition.to_owned(),
@@ -146,18 +165,19 @@ impl DiskReaders {
 
 impl PendingWeights {
     fn lock_and_stream(self, locked: u64) -> Result<(StreamedWeights, Option<String>), BackendError> {
-        let PendingWeights { probe, regions, experts, readers, partition } = self;
+        let PendingWeights { probe, compressed, experts, readers, partition } = self;
         let failed = reading(&partition);
         let io = StreamingIo {
             reader: readers.reader().map_err(&failed)?,
             pool: Rc::clone(&readers.pool),
+            expert_pages: Rc::clone(&readers.expert_pages),
             files: Arc::clone(&readers.files),
         };
-        let (mappings, experts) = divide_experts(&experts, probe.used(), &readers.pool);
+        let (mappings, experts) = divide_experts(&experts, probe.used(), &readers.expert_pages);
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::take_over`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
-        let weights = unsafe { StreamedWeights::take_over(io, mappings, experts, &regions, locked) };
+        let weights = unsafe { StreamedWeights::take_over(io, mappings, experts, &compressed, locked) };
         let mut weights = weights.map_err(&failed)?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
         let (resident, stored) = (sum(|chunk| chunk.resident), sum(|chunk| chunk.stored));
@@ -180,10 +200,10 @@ impl PendingWeights {
 fn divide_experts(
     experts: &ExpertTensors,
     mappings: Vec<Mapping>,
-    pool: &PagePool,
+    pages: &ExpertPages,
 ) -> (Vec<Mapping>, Vec<Vec<Mapping>>) {
     let (rest, divided) = experts.divide(mappings.clone());
-    match pool.register(divided.iter().map(Vec::len).sum()) {
+    match pages.register(divided.iter().flatten().map(expert_ranges).sum()) {
         true => (rest, divided),
         false => (mappings, Vec::new()),
     }
@@ -284,4 +304,15 @@ impl SessionWeights {
 
 fn reading(partition: &str) -> impl Fn(io::Error) -> BackendError {
     move |error| BackendError::Runtime { doing: format!("read the weights of {partition}"), cause: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn larger_pages_are_refused() {
+        assert_eq!(refusal_of(SECTOR), None);
+        assert!(refusal_of(65_536).is_some_and(|why| why.contains("65536 bytes")));
+    }
 }

@@ -1,15 +1,13 @@
 //! A pool of physical pages shared by all streamed sessions. Allocating, zeroing and freeing pages for every token costs more CPU than
 //! decompressing the weights, so the pages of a finished stage are moved (`mremap`) into the address range of the next.
 
-use super::mapping::{HUGE, free_pages, move_pages, replace};
+use super::mapping::{HUGE, free_pages, most_mappings, move_pages, replace};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 /// Ranges of small pages with fewer bytes are freed: moving them costs more than allocating.
 const MIN_RANGE: usize = 64 << 10;
-/// The limit on mappings of a process, if the system does not report it.
-const DEFAULT_MAX_MAPPINGS: usize = 65_530;
 /// One in `MAPPING_DIVISOR` of these mappings may be a range that pages move to and from: each takes one mapping or a few, and the rest
 /// of the process needs some too.
 const MAPPING_DIVISOR: usize = 4;
@@ -37,9 +35,7 @@ struct PoolState {
 
 impl Default for PagePool {
     fn default() -> Self {
-        let allowed =
-            std::fs::read_to_string("/proc/sys/vm/max_map_count").ok().and_then(|text| text.trim().parse().ok());
-        PagePool::with_ranges(allowed.unwrap_or(DEFAULT_MAX_MAPPINGS) / MAPPING_DIVISOR)
+        PagePool::with_ranges(most_mappings() / MAPPING_DIVISOR)
     }
 }
 

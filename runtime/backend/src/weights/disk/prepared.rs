@@ -7,7 +7,7 @@
 //! Invariant: a directory with a matching seal is complete. One process prepares at a time; others wait and then find the result.
 
 use super::align::align;
-use super::compressed;
+use super::compressed::{self, RegionWriter};
 use hpp_engine::BackendError;
 use hpp_engine::port::Prepared;
 use hpp_schema::{ByteSize, FileIdentity};
@@ -28,7 +28,7 @@ const FILES: [&str; 4] = [MODEL, WEIGHTS, compressed::COMPRESSED_FILE, compresse
 /// The file with the hashes and identities of the others, written last.
 const SEAL: &str = "seal";
 /// The version of the format, part of the key.
-const FORMAT: &str = "hpp-prepared-7";
+const FORMAT: &str = "hpp-prepared-8";
 /// Prefix of temporary directories.
 const PARTIAL: &str = ".partial-";
 /// Bytes of a test write that fails on a full disk; also the buffer size for hashing.
@@ -38,49 +38,92 @@ const SAMPLES: u64 = 64;
 /// Longer than a tick of the clock from which most file systems take mtime and ctime.
 const TICK: Duration = Duration::from_millis(25);
 
+/// A directory that is made once and kept for later starts.
+pub(super) struct KeptDirectory<'a> {
+    /// Where it is.
+    pub prepared: &'a Prepared<'a>,
+    pub partition: &'a str,
+    /// Everything that its contents depend on beside the plan's.
+    pub made_for: String,
+    /// Its files.
+    pub files: &'a [&'a str],
+    /// What it takes, for a person whose disk is full.
+    pub takes: String,
+}
+
 /// Finds a prepared partition or prepares it: `make` writes [`MODEL`] and [`UNALIGNED`] to the directory it is given. `made_for` is
-/// everything that the layout depends on beside the plan's contents: the library's version and the processor. Returns the directory.
+/// everything that the layout depends on beside the plan's contents: the library's version and the processor. Regions are compressed that
+/// take at most `limit` of 1000 bytes. Returns the directory.
 pub(crate) fn find_or_make(
     prepared: &Prepared<'_>,
     partition: &str,
     made_for: &str,
+    limit: u64,
     make: impl FnOnce(&Path) -> Result<(), BackendError>,
 ) -> Result<PathBuf, BackendError> {
-    let key = blake3::hash(format!("{FORMAT}\n{made_for}\n{}", prepared.contents).as_bytes()).to_hex();
-    let dir = prepared.dir.join(format!("{partition}-{}", &key[..16]));
-    if is_whole(&dir, prepared.verify) {
-        info!(partition, path = %dir.display(), "prepared weights found");
-        return Ok(dir);
-    }
-    let failed = |doing: String| move |error: io::Error| BackendError::Runtime { doing, cause: with_advice(&error) };
-    let preparing = || format!("prepare the weights of {partition} in {}", prepared.dir.display());
-    fs::create_dir_all(prepared.dir).map_err(failed(preparing()))?;
-    let lock = File::create(prepared.dir.join("lock")).map_err(failed(preparing()))?;
-    lock.lock().map_err(failed(preparing()))?;
-    if is_whole(&dir, prepared.verify) {
-        return Ok(dir);
-    }
-    // With the lock held, an incomplete directory was left by a process that was killed.
-    remove_dirs(prepared.dir, |name| name.starts_with(PARTIAL) || name.starts_with(&format!("{partition}-")))
-        .map_err(failed(preparing()))?;
-    let started = Instant::now();
-    let partial = prepared.dir.join(format!("{PARTIAL}{partition}"));
-    fs::create_dir(&partial).map_err(failed(preparing()))?;
-    let finish = || {
-        let pieces = align(&partial.join(MODEL), &partial.join(UNALIGNED), &partial.join(WEIGHTS))?;
+    let takes = "Prepared weights take one to two times the space of 4-bit and fp32 weights, and six times that of 16-bit weights";
+    let made_for = format!("{made_for}\n{limit}");
+    let wanted = KeptDirectory { prepared, partition, made_for, files: &FILES, takes: takes.to_owned() };
+    let finish = |partial: &Path| {
+        let weights = partial.join(WEIGHTS);
+        let pieces = align(&partial.join(MODEL), &partial.join(UNALIGNED), &weights)?;
         fs::remove_file(partial.join(UNALIGNED))?;
-        compressed::make(&partial.join(WEIGHTS), &pieces, &partial)?;
-        seal(&partial, &dir)?;
-        fs::rename(&partial, &dir)
+        let mut regions = RegionWriter::create(partial, limit)?;
+        pieces.into_iter().try_for_each(|piece| regions.add(&weights, Path::new(WEIGHTS), piece))?;
+        regions.finish()
     };
-    let made = make(&partial).and_then(|()| finish().map_err(failed(preparing())));
-    if let Err(error) = made {
-        let full = disk_full(&partial);
-        drop(fs::remove_dir_all(&partial));
-        return Err(full.map_or(error, |cause| BackendError::Runtime { doing: preparing(), cause }));
+    let make = |partial: &Path| make(partial).and_then(|()| finish(partial).map_err(wanted.failed()));
+    wanted.find_or_make(|_| true, make)
+}
+
+impl KeptDirectory<'_> {
+    fn doing(&self) -> String {
+        format!("prepare the weights of {} in {}", self.partition, self.prepared.dir.display())
     }
-    info!(partition, path = %dir.display(), ms = started.elapsed().as_millis(), "prepared weights made");
-    Ok(dir)
+
+    /// The error of making it.
+    pub fn failed(&self) -> impl Fn(io::Error) -> BackendError {
+        let doing = self.doing();
+        move |error| BackendError::Runtime { doing: doing.clone(), cause: with_advice(&error) }
+    }
+
+    /// Returns the directory; `make` fills it if it does not exist, if it is not whole or if it no longer `is_current`.
+    pub fn find_or_make(
+        &self,
+        is_current: impl Fn(&Path) -> bool,
+        make: impl FnOnce(&Path) -> Result<(), BackendError>,
+    ) -> Result<PathBuf, BackendError> {
+        let KeptDirectory { prepared, partition, made_for, files, .. } = self;
+        let key = blake3::hash(format!("{FORMAT}\n{made_for}\n{}", prepared.contents).as_bytes()).to_hex();
+        let dir = prepared.dir.join(format!("{partition}-{}", &key[..16]));
+        let is_usable = || is_whole(&dir, files, prepared.verify) && is_current(&dir);
+        if is_usable() {
+            info!(partition, path = %dir.display(), "prepared weights found");
+            return Ok(dir);
+        }
+        let failed = self.failed();
+        fs::create_dir_all(prepared.dir).map_err(&failed)?;
+        let lock = File::create(prepared.dir.join("lock")).map_err(&failed)?;
+        lock.lock().map_err(&failed)?;
+        if is_usable() {
+            return Ok(dir);
+        }
+        // With the lock held, an incomplete directory was left by a process that was killed.
+        remove_dirs(prepared.dir, |name| name.starts_with(PARTIAL) || name.starts_with(&format!("{partition}-")))
+            .map_err(&failed)?;
+        let started = Instant::now();
+        let partial = prepared.dir.join(format!("{PARTIAL}{partition}"));
+        fs::create_dir(&partial).map_err(&failed)?;
+        let finish = || seal(&partial, files, &dir).and_then(|()| fs::rename(&partial, &dir));
+        let made = make(&partial).and_then(|()| finish().map_err(&failed));
+        if let Err(error) = made {
+            let full = disk_full(&partial, &self.takes);
+            drop(fs::remove_dir_all(&partial));
+            return Err(full.map_or(error, |cause| BackendError::Runtime { doing: self.doing(), cause }));
+        }
+        info!(partition, path = %dir.display(), ms = started.elapsed().as_millis(), "prepared weights made");
+        Ok(dir)
+    }
 }
 
 /// The error, and what to do where the plan's directory belongs to somebody else.
@@ -95,13 +138,10 @@ fn with_advice(error: &io::Error) -> String {
 }
 
 /// A message if the disk is full; ONNX Runtime's error does not give the cause.
-fn disk_full(partial: &Path) -> Option<String> {
+fn disk_full(partial: &Path, takes: &str) -> Option<String> {
     let error = fs::write(partial.join("more"), vec![1; MIB]).err()?;
     let free = free_space(partial).map_or(String::new(), |free| format!("; {} are free there", ByteSize(free).human()));
-    Some(format!(
-        "{error}{free}. Prepared weights take one to two times the space of 4-bit and fp32 weights, and six times that of 16-bit weights: make room, or put the plan on another \
-         disk (hpp-split --out)"
-    ))
+    Some(format!("{error}{free}. {takes}: make room, or put the plan on another disk (hpp-split --out)"))
 }
 
 /// Free bytes of the file system of a directory.
@@ -127,8 +167,8 @@ fn title(dir: &Path) -> String {
 }
 
 /// Syncs all files to disk, then writes the seal for the final directory `dir`, and drops the files from the page cache.
-fn seal(partial: &Path, dir: &Path) -> io::Result<()> {
-    let lines = FILES.map(|name| {
+fn seal(partial: &Path, files: &[&str], dir: &Path) -> io::Result<()> {
+    let lines = files.iter().map(|name| {
         let mut file = File::open(partial.join(name))?;
         file.sync_all()?;
         let found = identity(&file)?;
@@ -136,12 +176,12 @@ fn seal(partial: &Path, dir: &Path) -> io::Result<()> {
         crate::os::drop_cached(&file, 0, 0);
         Ok(line)
     });
-    let lines: Vec<String> = lines.into_iter().collect::<io::Result<_>>()?;
+    let lines: Vec<String> = lines.collect::<io::Result<_>>()?;
     fs::write(partial.join(SEAL), title(dir) + &lines.concat())
 }
 
 /// The identity of a file, once a later write is sure to change it; `-` if the file system's clock is too coarse to wait for that.
-fn identity(file: &File) -> io::Result<String> {
+pub(super) fn identity(file: &File) -> io::Result<String> {
     for _ in 0..2 {
         let found = FileIdentity::of(&file.metadata()?);
         if found.is_settled(SystemTime::now()) {
@@ -154,7 +194,7 @@ fn identity(file: &File) -> io::Result<String> {
 
 /// Whether a directory's files match its seal. Hashes samples, and whole files on request (`every_byte`) or if a file's identity differs
 /// from the sealed one, because it was written to or copied.
-fn is_whole(dir: &Path, every_byte: bool) -> bool {
+fn is_whole(dir: &Path, files: &[&str], every_byte: bool) -> bool {
     let found = || -> io::Result<bool> {
         let sealed = fs::read_to_string(dir.join(SEAL))?;
         let mut sealed = sealed.lines();
@@ -162,7 +202,7 @@ fn is_whole(dir: &Path, every_byte: bool) -> bool {
             return Ok(false);
         }
         let (mut new_seal, mut has_changed) = (title(dir), false);
-        for name in FILES {
+        for name in files {
             let mut file = File::open(dir.join(name))?;
             let (found, description) = (identity(&file)?, describe(&mut file, name)?);
             let (same, sealed_hash) = (sealed.next() == Some(description.trim_end()), sealed.next());
@@ -247,7 +287,7 @@ mod tests {
                 made.set(made.get() + 1);
                 write(partial, &[7; 100_000])
             };
-            find_or_make(&Prepared { dir: &dir, contents, verify: false }, "cpu_0", made_for, make).unwrap()
+            find_or_make(&Prepared { dir: &dir, contents, verify: false }, "cpu_0", made_for, 1000, make).unwrap()
         };
         let found = find("a", "x");
         assert_eq!(find("a", "x"), found);
@@ -277,7 +317,7 @@ mod tests {
         // A byte between two samples changes: the new mtime causes a full hash.
         let found = find("b", "y");
         let mut bytes = vec![7; 1 << 20];
-        find_or_make(&Prepared { dir: &dir, contents: "c", verify: false }, "cpu_0", "y", |partial| {
+        find_or_make(&Prepared { dir: &dir, contents: "c", verify: false }, "cpu_0", "y", 1000, |partial| {
             write(partial, &bytes)
         })
         .unwrap();
@@ -288,7 +328,7 @@ mod tests {
                 made = true;
                 write(partial, &[7; 1 << 20])
             };
-            let found = find_or_make(&Prepared { dir: &dir, contents: "c", verify }, "cpu_0", "y", make).unwrap();
+            let found = find_or_make(&Prepared { dir: &dir, contents: "c", verify }, "cpu_0", "y", 1000, make).unwrap();
             (made, found)
         };
         let found = again(true).1;
@@ -316,7 +356,7 @@ mod tests {
         let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
         let made = Cell::new(0);
         let find = |partition: &str, byte: u8| {
-            find_or_make(&prepared, partition, "x", |partial| {
+            find_or_make(&prepared, partition, "x", 1000, |partial| {
                 made.set(made.get() + 1);
                 write(partial, &[byte; 100])
             })
@@ -337,7 +377,7 @@ mod tests {
     fn failed_and_killed_preparations_are_removed() {
         let dir = tempfile::tempdir().unwrap();
         let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
-        find_or_make(&prepared, "cpu_0", "x", stopped).unwrap_err();
+        find_or_make(&prepared, "cpu_0", "x", 1000, stopped).unwrap_err();
         let names = || -> Vec<String> {
             fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
         };
@@ -346,11 +386,11 @@ mod tests {
         let partial = dir.path().join(format!("{PARTIAL}cpu_7"));
         fs::create_dir(&partial).unwrap();
         fs::write(partial.join(WEIGHTS), b"half").unwrap();
-        let found = find_or_make(&prepared, "cpu_0", "x", |partial| write(partial, b"weights")).unwrap();
+        let found = find_or_make(&prepared, "cpu_0", "x", 1000, |partial| write(partial, b"weights")).unwrap();
         assert!(!partial.exists());
         // A directory without a seal is incomplete.
         fs::remove_file(found.join(SEAL)).unwrap();
-        find_or_make(&prepared, "cpu_0", "x", stopped).unwrap_err();
+        find_or_make(&prepared, "cpu_0", "x", 1000, stopped).unwrap_err();
     }
 
     #[test]
@@ -361,7 +401,7 @@ mod tests {
             for _ in 0..4 {
                 scope.spawn(|| {
                     let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
-                    find_or_make(&prepared, "cpu_0", "x", |partial| {
+                    find_or_make(&prepared, "cpu_0", "x", 1000, |partial| {
                         made.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
                         std::thread::sleep(std::time::Duration::from_millis(50));
                         write(partial, b"weights")

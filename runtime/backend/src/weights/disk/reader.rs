@@ -1,5 +1,5 @@
 //! Reads files in the background, several at once: through io_uring where the system has it ([`ring`]), else through a few threads with
-//! blocking calls ([`calls`]). One more thread decompresses, so that reads continue meanwhile.
+//! blocking calls ([`calls`]). More threads decompress, so that reads continue meanwhile.
 
 mod calls;
 mod request;
@@ -12,6 +12,7 @@ pub(super) use staging::BUFFER;
 
 use super::open_files::ReadFrom;
 use calls::through_calls;
+use hpp_schema::compression::decompressing_threads;
 use request::ReadRequest;
 use ring::{Wake, WakeableRing, through_ring};
 use shared::{Shared, ToDecompress};
@@ -62,9 +63,11 @@ impl Reader {
         let (sender, receiver) = channel();
         let (shared, receiver) = (Arc::<Shared>::default(), Arc::new(Mutex::new(receiver)));
         let (decompressor, reads) = channel();
-        let decompresses = Arc::clone(&shared);
-        let mut threads =
-            vec![Builder::new().name("hpp-decompressor".into()).spawn(move || decompresses.decompress(&reads))?];
+        let (reads, mut threads) = (Arc::new(Mutex::new(reads)), Vec::new());
+        for _ in 0..decompressing_threads(crate::os::cores()) {
+            let (shared, reads) = (Arc::clone(&shared), Arc::clone(&reads));
+            threads.push(Builder::new().name("hpp-decompressor".into()).spawn(move || shared.decompress(&reads))?);
+        }
         for worker in workers {
             let (shared, receiver, decompressor) = (Arc::clone(&shared), Arc::clone(&receiver), decompressor.clone());
             let works = move || work(worker, &receiver, &shared, &decompressor);

@@ -1,8 +1,9 @@
 //! The streamed weights of one session: some are locked in memory, and the chunks of the rest are read before each run.
 
-use super::chunks::{ChunkRead, Files, WeightRange, in_huge_pages, lock_order, merge_adjacent, reads};
-use super::compressed::CompressedRegion;
-use super::mapping::{Access, Mapping};
+use super::chunks::{ChunkRead, Files, MAX_READ, WeightRange, in_huge_pages, lock_order, merge_adjacent, reads};
+use super::compressed::Compressed;
+use super::expert_pages::ExpertPages;
+use super::mapping::{Mapping, forbid};
 use super::open_files::OpenFiles;
 use super::page_pool::PagePool;
 use super::page_region::PageRegions;
@@ -28,14 +29,17 @@ pub(crate) struct StreamedWeights {
     selected: Vec<u32>,
     /// The address ranges that the chunks fill that every run needs.
     memory: PageRegions,
+    /// Where experts get their pages.
+    expert_pages: Rc<ExpertPages>,
     /// Why the system refused to lock weights in memory, if it did: the system may then swap them.
     unlocked: Option<io::Error>,
 }
 
-/// The reader, the page pool and the open files, which all sessions share.
+/// The reader, the pools of pages and the open files, which all sessions share.
 pub(super) struct StreamingIo {
     pub reader: Rc<Reader>,
     pub pool: Rc<PagePool>,
+    pub expert_pages: Rc<ExpertPages>,
     pub files: Arc<OpenFiles>,
 }
 
@@ -44,7 +48,14 @@ struct StreamedChunk {
     state: ChunkState,
     /// The memory of a chunk of an expert. Access is forbidden while it is absent: a kernel that reads an expert that was not selected
     /// must not compute with zeros.
-    expert: Option<Mapping>,
+    expert: Option<ExpertMemory>,
+}
+
+/// The memory of a chunk of an expert.
+struct ExpertMemory {
+    addresses: Range<usize>,
+    /// The pieces that it consists of; none while it is absent.
+    pieces: Vec<Range<usize>>,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -58,7 +69,7 @@ enum ChunkState {
 
 impl StreamedWeights {
     /// Takes over the mappings that ONNX Runtime made for a session. Reads and locks up to `locked` bytes, in [`lock_order`]; the rest is
-    /// absent, and so are `experts`, which are not among `mappings`. `regions` are stored compressed in the weights' directory.
+    /// absent, and so are `experts`, which are not among `mappings`. `compressed` are regions of them that are stored in another file.
     ///
     /// # Safety
     /// The mappings must belong to this session alone. The session must live longer than this and must not run while a chunk is
@@ -67,17 +78,17 @@ impl StreamedWeights {
         io: StreamingIo,
         mappings: Vec<Mapping>,
         experts: Vec<Vec<Mapping>>,
-        regions: &[CompressedRegion],
+        compressed: &Compressed,
         locked: u64,
     ) -> io::Result<Self> {
-        let StreamingIo { reader, pool, files } = io;
+        let StreamingIo { reader, pool, expert_pages, files } = io;
         let mut files = Files::new(files);
         for mapping in mappings.iter().chain(experts.iter().flatten()) {
             // SAFETY: the session keeps it mapped, no other session uses it, and no run starts before its chunks are present (this
             // function's contract).
             unsafe { mapping.replace() }?;
         }
-        let (streamed, unlocked) = read_and_lock(&reader, lock_order(mappings, regions), locked, &mut files)?;
+        let (streamed, unlocked) = read_and_lock(&reader, lock_order(mappings, compressed), locked, &mut files)?;
         let merged = merge_adjacent(streamed.iter().map(|range| &range.mapping));
         let mut chunks = absent_chunks(&streamed, &merged, &mut files)?;
         // If the system does not lock memory, huge pages of locked weights may reach into these ranges; `new` frees them.
@@ -91,16 +102,16 @@ impl StreamedWeights {
         for parts in &experts {
             let first = chunks.len();
             for part in parts {
-                part.avoid_huge_pages();
                 // SAFETY: replaced above; the session does not run before the chunks of the experts that it uses are present.
-                unsafe { part.protect(Access::Forbidden) }?;
+                unsafe { forbid(&part.addresses()) }?;
                 chunks.extend(expert_chunks(part, &mut files)?);
             }
             of_experts.push(first..chunks.len());
         }
         let lengths = chunks[bytes.len()..].iter().map(|chunk| chunk.read.length as u64);
         bytes.extend(lengths.map(|length| ChunkSize { resident: length, stored: length }).collect::<Vec<_>>());
-        Ok(StreamedWeights { reader, bytes, chunks, experts: of_experts, selected: Vec::new(), memory, unlocked })
+        let (experts, selected) = (of_experts, Vec::new());
+        Ok(StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked })
     }
 
     /// The size of each chunk.
@@ -129,9 +140,11 @@ impl StreamedWeights {
         match self.chunks[chunk].state {
             ChunkState::Absent => {
                 let chunk = &mut self.chunks[chunk];
-                match &chunk.expert {
-                    // SAFETY: `take_over` replaced it and the session keeps it mapped.
-                    Some(memory) => unsafe { memory.protect(Access::Allowed) }.map_err(cannot_protect)?,
+                match &mut chunk.expert {
+                    Some(ExpertMemory { addresses, pieces }) => {
+                        // SAFETY: `take_over` made it inaccessible and the session keeps it mapped; `drop` tells the pool when that ends.
+                        *pieces = unsafe { self.expert_pages.acquire(addresses.clone()) }.map_err(no_memory)?;
+                    }
                     // SAFETY: the session does not run before the chunk is present, so nothing needs the contents of its regions.
                     None => unsafe { self.memory.acquire(&chunk.read.fills) },
                 }
@@ -173,16 +186,19 @@ impl StreamedWeights {
     pub fn evict(&mut self, chunk: usize) {
         self.wait_for_reads(chunk..chunk + 1);
         let chunk = &mut self.chunks[chunk];
-        if let Some(memory) = &chunk.expert {
-            // SAFETY: `take_over` replaced it and the session keeps it mapped; its read has finished, and the session does not run with
-            // this expert before it is present again. If the system refuses, the pages stay as they are.
-            drop(unsafe { memory.protect(Access::Forbidden) });
+        if let Some(memory) = &mut chunk.expert {
+            for piece in memory.pieces.drain(..) {
+                // SAFETY: the session keeps it mapped; its read has finished, and the session does not run with this expert before it is
+                // present again.
+                unsafe { self.expert_pages.release(piece) };
+            }
             chunk.state = ChunkState::Absent;
         }
     }
 
     /// Refuses a run while a chunk that it needs is absent.
     pub fn check(&self) -> Result<(), BackendError> {
+        self.expert_pages.close().map_err(no_memory)?;
         let experts =
             self.selected.iter().flat_map(|expert| self.experts.get(*expert as usize).cloned().into_iter().flatten());
         let mut needed = (0..self.always_needed()).chain(experts);
@@ -211,6 +227,9 @@ impl StreamedWeights {
 impl Drop for StreamedWeights {
     fn drop(&mut self) {
         self.wait_for_reads(0..self.chunks.len());
+        for memory in self.chunks.iter().filter_map(|chunk| chunk.expert.as_ref()) {
+            self.expert_pages.forget(memory.addresses.clone());
+        }
     }
 }
 
@@ -263,14 +282,19 @@ fn absent_chunks(
 
 /// The chunks of an expert's part of a mapping, each with the memory that it fills.
 fn expert_chunks(part: &Mapping, files: &mut Files) -> io::Result<Vec<StreamedChunk>> {
-    let (mut rest, mut chunks) = (Some(part.clone()), Vec::new());
     let range = WeightRange { mapping: part.clone(), region: None };
-    for read in reads(&range, 0..0, files)? {
-        let (memory, more) = rest.take().map_or((None, None), |rest| rest.split(read.length as u64));
-        chunks.push(StreamedChunk { read, state: ChunkState::Absent, expert: memory });
-        rest = more;
-    }
-    Ok(chunks)
+    let chunk = |read: ChunkRead| {
+        let addresses = read.fills.first().cloned().unwrap_or_default();
+        let expert = Some(ExpertMemory { addresses, pieces: Vec::new() });
+        StreamedChunk { read, state: ChunkState::Absent, expert }
+    };
+    // The pages of experts are contiguous wherever they are mapped, so all are read in place.
+    Ok(reads(&range, part.addresses(), files)?.into_iter().map(chunk).collect())
+}
+
+/// How many address ranges [`expert_chunks`] makes of a part.
+pub(super) fn expert_ranges(part: &Mapping) -> usize {
+    part.length.div_ceil(MAX_READ as usize)
 }
 
 /// Reads locked weights.
@@ -304,7 +328,7 @@ impl MappedWeights {
     }
 }
 
-fn cannot_protect(error: io::Error) -> BackendError {
+fn no_memory(error: io::Error) -> BackendError {
     BackendError::Runtime {
         doing: "make room for an expert (hpp-split --experts all needs fewer mappings)".into(),
         cause: error.to_string(),
@@ -343,9 +367,9 @@ mod tests {
         let filled = [Mapping { start: pages.address() as usize, length: 2 * BYTES, offset: 0, path }];
         // SAFETY: pages of this test, which outlive the weights.
         let memory = unsafe { PageRegions::new(Rc::default(), &filled) };
-        let (experts, selected) = (Vec::new(), Vec::new());
+        let (experts, selected, expert_pages) = (Vec::new(), Vec::new(), Rc::default());
         let reader = Rc::new(reader);
-        (StreamedWeights { reader, bytes, chunks, experts, selected, memory, unlocked: None }, pages)
+        (StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked: None }, pages)
     }
 
     #[test]
@@ -390,16 +414,18 @@ mod tests {
         for reader in Reader::each() {
             let (reader, pool, files, dir) =
                 (Rc::new(reader), Rc::default(), Arc::default(), tempfile::tempdir().unwrap());
-            let regions = |dir: &Path| super::super::compressed::regions(dir).unwrap();
+            let compressed = |dir: &Path| Compressed::open(dir, dir).unwrap();
             let mut read = Vec::new();
             for locked in [0, 50_000, 180_000, 250_000, 2 << 20, 4 << 20] {
                 let (bytes, map, mappings) = mapped(dir.path());
                 let start = mappings[0].start as *const u8;
                 let all = mappings.clone();
-                let io = StreamingIo { reader: Rc::clone(&reader), pool: Rc::clone(&pool), files: Arc::clone(&files) };
+                let (pool, files) = (Rc::clone(&pool), Arc::clone(&files));
+                let io = StreamingIo { reader: Rc::clone(&reader), pool, expert_pages: Rc::default(), files };
                 // SAFETY: the mapping outlives the weights, and is read only while all chunks are present.
                 let mut weights =
-                    unsafe { StreamedWeights::take_over(io, mappings, vec![], &regions(dir.path()), locked) }.unwrap();
+                    unsafe { StreamedWeights::take_over(io, mappings, vec![], &compressed(dir.path()), locked) }
+                        .unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
                     (0..weights.bytes().len())
@@ -414,12 +440,46 @@ mod tests {
                 read.push(weights.bytes().iter().map(|chunk| chunk.stored).sum::<u64>());
                 drop((weights, map));
             }
-            // 167,936 bytes are uncompressed; sums and scales take 16,384, and the numbers half of their size. Uncompressed bytes are
-            // locked first, and in the last case all are locked.
-            let half = 3 << 19;
-            assert_eq!(read[..2], [167_936 + 16_384 + half, 167_936 - 53_248 + 16_384 + half]);
+            // 163,840 bytes are uncompressed; sums and scales take 16,384, and numbers half of their size or 110,592. Uncompressed bytes
+            // are locked first, and in the last case all are locked.
+            let stored = 16_384 + (3 << 19) + 110_592;
+            assert_eq!(read[..2], [163_840 + stored, 163_840 - 53_248 + stored]);
             assert_eq!(read[5], 0);
             assert!(read.is_sorted_by(|more, less| less < more), "{read:?}");
+        }
+    }
+
+    #[test]
+    fn damaged_compressed_bytes_are_an_error() {
+        for reader in Reader::each() {
+            let (reader, dir) = (Rc::new(reader), tempfile::tempdir().unwrap());
+            let (_, map, mappings) = mapped(dir.path());
+            let compressed = Compressed::open(dir.path(), dir.path()).unwrap();
+            let stored = std::fs::read(&compressed.stored).unwrap();
+            // The first byte that was stored of each code, in the order of their regions.
+            for region in compressed.regions.clone() {
+                let mut changed = stored.clone();
+                changed[region.parts().last().unwrap().at as usize] ^= 1;
+                std::fs::write(&compressed.stored, &changed).unwrap();
+                let reader = Rc::clone(&reader);
+                let io =
+                    StreamingIo { reader, pool: Rc::default(), expert_pages: Rc::default(), files: Arc::default() };
+                // SAFETY: the mapping outlives the weights, and nothing reads it.
+                let taken = unsafe { StreamedWeights::take_over(io, mappings.clone(), vec![], &compressed, 0) };
+                let mut weights = taken.unwrap();
+                let chunks = 0..weights.bytes().len();
+                chunks.clone().for_each(|chunk| weights.prefetch(chunk).unwrap());
+                let failed: Vec<String> = chunks
+                    .filter_map(|chunk| weights.wait(chunk, || Duration::ZERO).err())
+                    .map(|error| error.to_string())
+                    .collect();
+                assert!(
+                    matches!(&failed[..], [one] if one.contains("dense at offset") && one.contains("damaged: remove")),
+                    "{failed:?}"
+                );
+                assert!(weights.check().is_err());
+            }
+            drop(map);
         }
     }
 }

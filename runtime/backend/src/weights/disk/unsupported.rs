@@ -1,13 +1,24 @@
-//! The fallback for systems other than Linux: weights stay mapped from their file, and the system decides which pages are resident.
+//! The fallback for systems other than Linux: weights stay where ONNX Runtime put them, in memory or mapped from their file, and the system
+//! decides which pages are resident. Replacing the pages of a mapping, which streaming needs, is Linux only. Reads that feed devices bypass the
+//! file cache here too ([`direct`]).
+
+#[path = "direct_elsewhere.rs"]
+mod direct;
+
+pub use direct::read_rate;
+pub(super) use direct::{DirectFile, DirectReads};
 
 use crate::loading::Loading;
-use hpp_engine::port::{ChunkSize, Interval, Prepared, WeightResidency};
+use hpp_engine::port::{ChunkSize, ExpertWeights, Interval, Prepared, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Whether weights can be streamed from disk on this system.
-pub(crate) const POSSIBLE: bool = false;
+/// Why weights cannot be streamed from disk on this system.
+pub(crate) fn refusal() -> Option<String> {
+    Some("weights are streamed from disk on Linux only, and the system decides which of them stay in memory".to_owned())
+}
 /// The graph of a prepared partition.
 pub(crate) const MODEL: &str = "model.onnx";
 /// Its weights.
@@ -15,33 +26,14 @@ pub(crate) const WEIGHTS: &str = "model.onnx.data";
 /// Its weights as ONNX Runtime writes them.
 pub(crate) const UNALIGNED: &str = "model.onnx.data";
 
-/// The reader of direct files, which do not exist here.
-#[derive(Default)]
-pub(crate) struct DirectReads;
-
-/// A file opened for direct reads, which does not exist here.
-pub(crate) enum DirectFile {}
-
-impl DirectFile {
-    /// Always `None`.
-    pub fn open(_: &Path, _: &std::sync::Arc<DirectReads>) -> std::io::Result<Option<Self>> {
-        Ok(None)
-    }
-
-    /// Always false.
-    pub fn is_aligned(_: u64, _: *const u8) -> bool {
-        false
-    }
-
-    /// Cannot be called.
-    pub fn read(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {
-        match *self {}
-    }
+/// Infinite: nothing is decompressed.
+pub fn decompression_rate() -> f64 {
+    f64::INFINITY
 }
 
-/// Always an error.
-pub fn read_rate(_: &Path, _: u64) -> std::io::Result<f64> {
-    Err(std::io::Error::new(std::io::ErrorKind::Unsupported, "that is only possible on Linux so far"))
+/// Infinite: nothing is decompressed.
+pub fn decompression_rate() -> f64 {
+    f64::INFINITY
 }
 
 /// A mapping of weights; none is ever listed.
@@ -73,6 +65,7 @@ pub(crate) fn claim<T>(
 
 /// Where the weights of a session are.
 #[derive(Default)]
+#[expect(dead_code, reason = "streaming needs the mappings, their directory and the experts, and there is none")]
 pub(crate) struct SessionMappings {
     /// Where the plan wants them between runs.
     pub residency: WeightResidency,
@@ -82,6 +75,21 @@ pub(crate) struct SessionMappings {
     pub dir: PathBuf,
     /// Whether the files have the layout that kernels want.
     pub prepared: bool,
+    /// Not used.
+    pub compressed: Option<PathBuf>,
+    /// Weights of which a run reads the slices of some experts.
+    pub experts: ExpertTensors,
+}
+
+/// Weights that hold one slice for each expert. They are not read by demand here.
+#[derive(Default)]
+pub(crate) struct ExpertTensors;
+
+impl ExpertTensors {
+    /// Finds nothing.
+    pub fn find(_: &Path, _: &Path, _: ExpertWeights<'_>) -> std::io::Result<Self> {
+        Ok(ExpertTensors)
+    }
 }
 
 /// Prepares a partition. Not called on systems that do not stream.
@@ -89,27 +97,35 @@ pub(crate) fn find_or_make(
     prepared: &Prepared<'_>,
     partition: &str,
     _: &str,
+    _: u64,
     make: impl FnOnce(&Path) -> Result<(), BackendError>,
 ) -> Result<PathBuf, BackendError> {
     let dir = prepared.dir.join(partition);
     make(&dir).map(|()| dir)
 }
 
+/// Copies nothing. Not called on systems that do not stream.
+pub(crate) fn find_or_copy(
+    prepared: &Prepared<'_>,
+    partition: &str,
+    _: [&Path; 2],
+    _: u64,
+    _: impl FnOnce(),
+) -> Result<PathBuf, BackendError> {
+    Ok(prepared.dir.join(partition))
+}
+
 impl DiskReaders {
-    /// Leaves the weights where they are, and warns if the plan streams them.
+    /// Leaves the weights where they are.
     ///
     /// # Safety
     /// No requirements; unsafe only to match the Linux version.
     pub unsafe fn take_over(
         &self,
-        weights: SessionMappings,
-        partition: &str,
-        reporter: &dyn Reporter,
+        _: SessionMappings,
+        _: &str,
+        _: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
-        if weights.residency == WeightResidency::ReadFromDisk {
-            let what = "weights are streamed from disk on Linux only; the system decides which of them stay in memory";
-            reporter.warning(&format!("{partition}: {what}"));
-        }
         Ok(SessionWeights)
     }
 }
@@ -137,6 +153,17 @@ impl SessionWeights {
     pub fn chunks(&mut self) -> Vec<ChunkSize> {
         Vec::new()
     }
+
+    /// Always empty.
+    pub fn experts(&mut self) -> Vec<Range<usize>> {
+        Vec::new()
+    }
+
+    /// Does nothing.
+    pub fn select_experts(&mut self, _: &[u32]) {}
+
+    /// Does nothing.
+    pub fn evict(&mut self, _: usize) {}
 
     /// Does nothing.
     pub fn prefetch(&mut self, _: usize) -> Result<(), BackendError> {

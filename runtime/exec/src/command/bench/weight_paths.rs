@@ -61,7 +61,7 @@ pub(super) fn weight_paths(
     if streamed.clone().next().is_some() {
         let devices = plan.plan.devices.iter().filter(|device| device.ring.is_some());
         let devices: Vec<&str> = devices.map(|device| &*device.name).collect();
-        let streams = |stage: &&StageTelemetry| stage.provider != Provider::Cpu && devices.contains(&&*stage.device);
+        let streams = |stage: &&StageTelemetry| stage.provider != Provider::CPU && devices.contains(&&*stage.device);
         if let Some(stage) = telemetry.stages.iter().find(streams) {
             // Telemetry sums over devices, so their sum is compared with the path to the first device.
             let name = format!("to {}", devices.join(", "));

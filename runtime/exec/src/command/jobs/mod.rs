@@ -2,9 +2,10 @@
 
 mod requests;
 
+use super::drafts::DraftChoice;
 use super::sequences::{fitting_sequences, planned_sequences};
 use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
-use crate::cli::JobsArgs;
+use crate::cli::{JobsArgs, SpeculateArg};
 use crate::error::ExecError;
 use crate::interrupt::INTERRUPTED;
 use crate::job_files::{Answer, Answers, BadLine, Job, JobId, PromptReader};
@@ -12,7 +13,9 @@ use crate::json_schema::read_schema;
 use crate::numbers::{counted, rate};
 use crate::report::{Bytes, memory};
 use crate::runtime::OrtBackend;
+use crate::settings::DraftMethod;
 use hpp_engine::{EngineOptions, Telemetry};
+use hpp_generate::speculate::Drafts;
 use hpp_generate::{
     Batch, Finished, GenerateError, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
 };
@@ -64,12 +67,18 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     }
     let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES));
     let (sequences, row_batching) = (Some(wanted.min(total as u64)), args.batch.engine_option());
-    let options = EngineOptions { sequences, row_batching, ..args.runtime.engine_options() };
+    // Sequences share passes without it, and memory for more of them is worth more than drafts.
+    let method = DraftMethod::resolve(Some(args.speculate.unwrap_or(SpeculateArg::Off)), None)?;
+    let draft = DraftChoice::open(&method, &plan, requests.encoder(), ctx.console)?;
+    let reserved = draft.memory(wanted.min(total as u64));
+    let options = EngineOptions { sequences, row_batching, reserved, ..args.runtime.engine_options() };
     ctx.interrupt.stop_gracefully();
     let engine = load_engine(&plan.plan, &plan.dir, &args.runtime, options, ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
+    let drafts = draft.load(&plan.plan, sequences, &args.runtime, ctx.console, ctx.interrupt)?;
     let jobs = Jobs {
         batch: Batch::new(engine, inputs),
+        drafts,
         sequences,
         prompts,
         requests,
@@ -85,6 +94,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
 /// The state of one `hpp-exec jobs` command.
 struct Jobs {
     batch: Batch<OrtBackend>,
+    drafts: Drafts<OrtBackend>,
     /// Most sequences at once.
     sequences: usize,
     prompts: PromptReader,
@@ -208,6 +218,7 @@ impl Jobs {
         };
         let seed = request.sampling.seed();
         let generation = Generation::new(request, self.requests.tokenizer(), self.batch.prompt_chunk());
+        let generation = self.drafts.speculate(generation);
         self.running.insert(self.batch.add(generation), Running { id, seed });
         Ok(())
     }

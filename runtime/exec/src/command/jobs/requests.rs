@@ -53,6 +53,11 @@ impl RequestMaker {
         self.encoder.tokenizer.clone()
     }
 
+    /// The plan's tokenizer and chat template.
+    pub fn encoder(&self) -> &PromptEncoder {
+        &self.encoder
+    }
+
     /// The request of a prompt.
     pub fn request(&self, job: Job) -> Result<GenerationRequest, GenerateError> {
         let sampling = job.sampling().or(self.sampling).resolve(&self.authors);

@@ -13,7 +13,7 @@ pub(super) fn describe(report: &SystemReport) -> Host {
             memory: device.total.map(ByteSize),
         })
     });
-    let cpu_provider = report.providers.iter().find(|provider| provider.provider == Provider::Cpu);
+    let cpu_provider = report.providers.iter().find(|provider| provider.provider == Provider::CPU);
     let cpu = cpu_provider.and_then(|provider| provider.devices.first()).map(|device| device.description.clone());
     Host {
         cpu: cpu.unwrap_or_default(),

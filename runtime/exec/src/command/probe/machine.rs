@@ -3,7 +3,8 @@
 use super::{ProbeSession, Replies};
 use crate::error::ExecError;
 use crate::measure::{
-    ContentionFactors, disk_read_curve, link_curves, matrix_product_tflops, measure_contention, ram_read_curve,
+    ContentionFactors, decompression_curve, disk_read_curve, link_curves, matrix_product_tflops, measure_contention,
+    ram_read_curve,
 };
 use hpp_schema::probe::{MachineProbe, Reply};
 use hpp_schema::{BandwidthCurve, BandwidthPath};
@@ -26,6 +27,7 @@ pub(super) fn run(
             let points = disk_read_curve(file, bytes)?;
             Reply::Bandwidth { curves: vec![BandwidthCurve { path: BandwidthPath::DiskRead, points }] }
         }
+        MachineProbe::Decompress => Reply::Bandwidth { curves: vec![decompression_curve()] },
         MachineProbe::Link { provider, bytes } => Reply::Bandwidth { curves: link_curves(backend, *provider, bytes)? },
         MachineProbe::Contention { provider, bytes } => {
             let ContentionFactors { compute, link } =

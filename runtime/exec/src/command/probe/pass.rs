@@ -33,7 +33,7 @@ pub(super) fn run(
     let mut token = 0;
     for number in 0..probe.tokens {
         if probe.evict_bytes > 0 {
-            let flusher = flusher(session, Provider::Cpu)?;
+            let flusher = flusher(session, Provider::CPU)?;
             flusher.make_room(probe.evict_bytes)?;
             flusher.flush(probe.evict_bytes)?;
         }

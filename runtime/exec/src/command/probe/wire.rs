@@ -2,7 +2,6 @@
 
 use hpp_io::{StdoutError, show_json};
 use hpp_schema::probe::{Reply, Request};
-use std::fs::File;
 use std::io::{self, BufRead, Write};
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::Duration;
@@ -55,7 +54,7 @@ impl Wire {
 fn own_stdout() -> io::Result<Box<dyn Write>> {
     let replies = rustix::io::dup(io::stdout())?;
     rustix::stdio::dup2_stdout(io::stderr())?;
-    Ok(Box::new(File::from(replies)))
+    Ok(Box::new(std::fs::File::from(replies)))
 }
 
 /// Stdout, which libraries may print to as well.

@@ -42,7 +42,7 @@ fn tolerance(args: &VerifyArgs, plan: &Plan, telemetry: &Telemetry) -> Tolerance
     let half = |dtype: DType| matches!(dtype, DType::Float16 | DType::Bfloat16);
     let outputs = plan.partitions.iter().flat_map(|p| &p.outputs);
     let has_half = outputs.map(|o| o.dtype).chain(plan.states.iter().map(|s| s.dtype)).any(half);
-    let off_cpu = telemetry.stages.iter().any(|stage| stage.provider != Provider::Cpu);
+    let off_cpu = telemetry.stages.iter().any(|stage| stage.provider != Provider::CPU);
     Tolerance(args.tolerance.unwrap_or(match (has_half, off_cpu) {
         (true, _) => 2e-2,
         (false, true) => 1e-3,

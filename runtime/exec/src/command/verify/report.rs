@@ -15,7 +15,7 @@ pub struct Verdict {
     /// Largest difference allowed, relative to the largest value.
     pub tolerance: Tolerance,
     /// The plan's partitions and the provider that ran each.
-    pub partitions: Vec<(String, &'static str)>,
+    pub partitions: Vec<(String, String)>,
     /// The steps of a text.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepResult>,

@@ -50,7 +50,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
         within_tolerance: steps.iter().all(|step| step.within_tolerance),
         bit_identical: differs.is_none(),
         tolerance,
-        partitions: telemetry.stages.iter().map(|s| (s.partition.clone(), s.provider.name())).collect(),
+        partitions: telemetry.stages.iter().map(|s| (s.partition.clone(), s.provider.name().to_owned())).collect(),
         steps,
         outputs: vec![],
         first_difference,

@@ -39,7 +39,12 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
         within_tolerance: outputs.iter().all(|t| t.difference.is_within(tolerance)),
         bit_identical,
         tolerance,
-        partitions: of_plan.telemetry.stages.iter().map(|s| (s.partition.clone(), s.provider.name())).collect(),
+        partitions: of_plan
+            .telemetry
+            .stages
+            .iter()
+            .map(|s| (s.partition.clone(), s.provider.name().to_owned()))
+            .collect(),
         steps: vec![],
         outputs,
         first_difference,

@@ -46,7 +46,7 @@ fn activations(view: &ReportView<'_>, boundaries: &[BoundaryStatistics]) -> Sect
         Series { look, values }
     });
     SectionItem::Figure(Figure {
-        id: "fig-boundaries",
+        id: "fig-boundaries".into(),
         title: "Activations leaving each block".into(),
         caption: "Over all elements of all tokens of the corpus; logarithmic.".into(),
         findings: findings(boundaries),
@@ -101,7 +101,7 @@ fn influence(view: &ReportView<'_>, blocks: &[BlockInfluence]) -> SectionItem {
         format!("{name} changes least ({mean}): the first candidate to round to fewer bits, or to remove.")
     });
     SectionItem::Figure(Figure {
-        id: "fig-influence",
+        id: "fig-influence".into(),
         title: "Influence of each block".into(),
         caption: "1 − cosine between the input and the output of a block, mean over tokens; 0 changes nothing (the block influence of \
                   ShortGPT)."
@@ -134,7 +134,7 @@ fn attention(view: &ReportView<'_>, layers: &[AttentionEntropy]) -> SectionItem 
     });
     let series = [Series { look: Look(GREEN, MarkerShape::Diamond), values }];
     SectionItem::Figure(Figure {
-        id: "fig-attention",
+        id: "fig-attention".into(),
         title: "Attention entropy".into(),
         caption: "Entropy of the attention weights in nats, mean over heads and tokens; e to its power is the number of tokens \
                   looked at."

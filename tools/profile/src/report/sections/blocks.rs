@@ -47,7 +47,7 @@ fn shares(view: &ReportView<'_>, passes: &[Pass]) -> Figure {
     }
     shares.retain(|share| share.ms > 0.0);
     Figure {
-        id: "fig-shares",
+        id: "fig-shares".into(),
         title: "Where the time of a pass goes".into(),
         caption: "Milliseconds of all blocks in sequence, without the launch costs of partitions.".into(),
         findings: share_findings(view, &groups, passes),
@@ -140,7 +140,7 @@ fn by_depth(view: &ReportView<'_>, passes: &[Pass]) -> Figure {
         false => "One block of each class was measured and stands for the others: equal points are one measurement.",
     };
     Figure {
-        id: "fig-depth",
+        id: "fig-depth".into(),
         title: "Block by block".into(),
         caption: format!(
             "Milliseconds of each block (logarithmic) and MiB of its weights. {how} Blocks that take long for their bytes gain \

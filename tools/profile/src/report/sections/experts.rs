@@ -50,7 +50,7 @@ fn level(relative: f64) -> usize {
 fn heat_map(layers: &[ExpertStatistics]) -> Figure {
     let names = ["never", "to ⅛ ×", "to ¼ ×", "to ½ ×", "to 0.8 ×", "even", "to 2 ×", "to 4 ×", "more"];
     Figure {
-        id: "fig-experts",
+        id: "fig-experts".into(),
         title: "Visits of each expert".into(),
         caption: "Visits of each expert as multiples of an even share of its layer's visits. Expert numbers of different layers \
                   have nothing to do with each other."
@@ -218,7 +218,7 @@ fn hit_rates(layers: &[ExpertStatistics]) -> Figure {
     };
     let head = ["experts per layer in the cache"].into_iter().chain(POLICIES.iter().map(|policy| policy.name));
     Figure {
-        id: "fig-hit-rates",
+        id: "fig-hit-rates".into(),
         title: "Hit rates of expert caches".into(),
         caption: "Visits that find their expert in a cache, by the number of experts per layer that it holds. The fixed cache is \
                   chosen from these same visits and starts full; the others start empty before each prompt."

@@ -68,7 +68,7 @@ fn figure(view: &ReportView<'_>, phase: Phase, classes: &[&ClassCosts]) -> Figur
         ),
     };
     Figure {
-        id,
+        id: id.into(),
         title: format!("{} time by length of the {name}", phase_name(phase)),
         caption: format!("Milliseconds of one block, medians; lines are fits. {terms}"),
         findings: vec![quality(phase, classes)],

@@ -43,7 +43,7 @@ fn tiles(view: &ReportView<'_>) -> Vec<(String, &'static str, String)> {
             tiles.push((rate, "tokens/s", format!("{name}, prefill of {tokens} tokens")));
         }
     }
-    if let Some(bounds) = view.bounds(Provider::Cpu) {
+    if let Some(bounds) = view.bounds(Provider::CPU) {
         tiles.push((plain(bounds.gb_per_s), "GB/s", "host memory, read".to_owned()));
     }
     tiles
@@ -88,8 +88,9 @@ fn decode_sentence(view: &ReportView<'_>, provider: Provider) -> Option<String> 
 /// The fastest provider of each phase, if there are several.
 fn comparison(view: &ReportView<'_>) -> Option<String> {
     let fastest = |phase: Phase| {
-        let pass_and_name = |provider: &Provider| Some((whole_pass(view, *provider, phase)?.1, provider.name()));
-        let mut passes: Vec<(f64, &str)> = view.providers.iter().filter_map(pass_and_name).collect();
+        let whole = view.providers.iter().map(|provider| (provider, whole_pass(view, *provider, phase)));
+        let mut passes: Vec<(f64, &str)> =
+            whole.filter_map(|(provider, pass)| Some((pass?.1, provider.name()))).collect();
         passes.sort_by(|a, b| a.0.total_cmp(&b.0));
         let (first, last) = (passes.first()?, passes.last()?);
         (passes.len() > 1).then(|| (first.1, plain(last.0 / first.0), last.1))
@@ -136,7 +137,7 @@ fn machine(host: &Host) -> Vec<(String, String)> {
         fact("ONNX Runtime", &host.onnxruntime),
         fact("HPP", &host.hpp),
     ];
-    for device in host.devices.iter().filter(|device| device.provider != Provider::Cpu) {
+    for device in host.devices.iter().filter(|device| device.provider != Provider::CPU) {
         let memory = device.memory.map_or(String::new(), |memory| format!(", {}", bytes(memory.0)));
         facts.push(fact(device.provider.name(), format!("{}{memory}", device.name)));
     }

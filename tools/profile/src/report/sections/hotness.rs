@@ -36,11 +36,7 @@ fn figure(view: &ReportView<'_>, provider: Provider) -> Figure {
     };
     let name = provider.name();
     Figure {
-        id: match provider {
-            Provider::Cuda => "fig-hotness-cuda",
-            Provider::Webgpu => "fig-hotness-webgpu",
-            Provider::Cpu => "fig-hotness-cpu",
-        },
+        id: format!("fig-hotness-{}", provider.id()).into(),
         title: format!("Hotness on {name}"),
         caption: "(CPU time − device time) / (bytes of weights and state on the device), in milliseconds per GiB. A block below \
                   zero is faster on the CPU."
@@ -55,7 +51,7 @@ fn figure(view: &ReportView<'_>, provider: Provider) -> Figure {
     }
 }
 
-fn table(name: &'static str, entries: &[&BlockHotness]) -> Table {
+fn table(name: &str, entries: &[&BlockHotness]) -> Table {
     let phases = |entry: &&BlockHotness| {
         [("decode", entry.decode), ("prefill", entry.prefill)]
             .map(|(phase, terms)| (label(&entry.block, NAME), phase, terms))

@@ -31,7 +31,7 @@ pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
 fn device(curve: &BandwidthCurve) -> Option<Provider> {
     match curve.path {
         BandwidthPath::Link { provider, .. } => Some(provider),
-        BandwidthPath::RamRead | BandwidthPath::DiskRead => None,
+        BandwidthPath::RamRead | BandwidthPath::DiskRead | BandwidthPath::Decompress => None,
     }
 }
 
@@ -39,6 +39,7 @@ fn name_and_look(path: BandwidthPath) -> (&'static str, Look) {
     match path {
         BandwidthPath::RamRead => ("memory, read", Look(BLUE, MarkerShape::Circle)),
         BandwidthPath::DiskRead => ("disk, read past the cache", Look(PURPLE, MarkerShape::Square)),
+        BandwidthPath::Decompress => ("decompressing weights", Look(AMBER, MarkerShape::Diamond)),
         BandwidthPath::Link { to_device, pinned, .. } => match (to_device, pinned) {
             (true, true) => ("to the device, pinned", Look(VERMILION, MarkerShape::Triangle)),
             (true, false) => ("to the device, pageable", Look(AMBER, MarkerShape::Circle)),
@@ -95,7 +96,7 @@ fn host_figure(curves: &[&BandwidthCurve]) -> Figure {
     };
     let bound = "Weights that every token reads cannot be read faster than that.".to_owned();
     Figure {
-        id: "fig-host",
+        id: "fig-host".into(),
         title: "Memory and disk".into(),
         caption: "Reading with the threads used for computing, by size of the piece; both logarithmic.".into(),
         findings: curves.iter().filter_map(finding).chain([bound]).collect(),
@@ -118,7 +119,7 @@ fn link_figure(view: &ReportView<'_>, curves: &[&BandwidthCurve]) -> Figure {
     }
     findings.push("Pieces on the rising part of a curve pay mostly for starting the copy.".to_owned());
     Figure {
-        id: "fig-links",
+        id: "fig-links".into(),
         title: "Links to the devices".into(),
         caption: "Copies between host and device memory, by size of the piece; both logarithmic.".into(),
         findings,

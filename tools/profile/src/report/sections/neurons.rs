@@ -52,7 +52,7 @@ fn figure(view: &ReportView<'_>, layers: &[NeuronStatistics]) -> Figure {
     let activity = view.along(layers, |layer| (&layer.block, Some(100.0 * mean(&frequencies(layer)))));
     let key = |(at, layer): (usize, &&NeuronStatistics)| Key::Line(kind(at), label(&layer.block, NAME));
     Figure {
-        id: "fig-neurons",
+        id: "fig-neurons".into(),
         title: "How often neurons fire".into(),
         caption: "Part of the tokens for which each neuron is above zero, neurons sorted. The steeper the curve, the fewer weights \
                   near the processor serve most tokens."

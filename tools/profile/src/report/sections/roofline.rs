@@ -75,7 +75,7 @@ fn points(view: &ReportView<'_>, provider: Provider) -> Vec<Point> {
 fn figure(view: &ReportView<'_>, points: &[Point]) -> Figure {
     let by_provider = || points.chunk_by(|a, b| a.provider == b.provider);
     Figure {
-        id: "fig-roofline",
+        id: "fig-roofline".into(),
         title: "Roofline".into(),
         caption: "Rate achieved over operations per byte of weights and state read; both logarithmic. Under the slope, memory \
                   decides; under the flat part, arithmetic does."

@@ -40,7 +40,7 @@ fn figure(view: &ReportView<'_>, entries: &[Sensitivity]) -> Figure {
     };
     let (kl, changed) = (series(|entry| entry.kl), series(|entry| entry.top1_changed.map(|part| 100.0 * part)));
     Figure {
-        id: "fig-sensitivity",
+        id: "fig-sensitivity".into(),
         title: "Rounding one block at a time".into(),
         caption: "Kullback–Leibler divergence of the scores from those of the model as it is, and positions whose best token \
                   changes, when the weights of one block are rounded in groups of 32."

@@ -22,7 +22,7 @@ pub fn parts(view: &ReportView<'_>, sweep: &Sweep) -> Vec<SectionItem> {
     }
     let prompt = count(load.prompt_tokens, "token", "tokens");
     vec![SectionItem::Figure(Figure {
-        id: "fig-sweep",
+        id: "fig-sweep".into(),
         title: format!("Predicted speed against memory of {}", label(gpu, 40)),
         caption: format!(
             "Predicted for a prompt of {prompt} and {} after it, blocks held on the device or computed by the CPU; the best plan \

@@ -81,7 +81,7 @@ struct Speed {
 
 fn speed(provider: Provider) -> Speed {
     match provider {
-        Provider::Cpu => Speed { bandwidth: 11.2e9 * 0.86, flops: 180e9 * 0.7, launch: 0.021 },
+        Provider::CPU => Speed { bandwidth: 11.2e9 * 0.86, flops: 180e9 * 0.7, launch: 0.021 },
         _ => Speed { bandwidth: 96e9 * 0.55, flops: 2.1e12 * 0.4, launch: 0.31 },
     }
 }
@@ -127,7 +127,7 @@ impl Sample {
     }
 
     fn providers(&self) -> Vec<Provider> {
-        if self.device { vec![Provider::Cpu, Provider::Webgpu] } else { vec![Provider::Cpu] }
+        if self.device { vec![Provider::CPU, Provider::WEBGPU] } else { vec![Provider::CPU] }
     }
 
     /// The profile.
@@ -149,6 +149,7 @@ impl Sample {
             host: self.host(),
             date: "2025-11-21T12:00:00Z".into(),
             settings: ProfileSettings {
+                provider_options: Default::default(),
                 providers: self.providers(),
                 contexts: CONTEXTS.into(),
                 prefill_tokens: PROMPTS.into(),
@@ -177,14 +178,14 @@ impl Sample {
             threads: 8,
             onnxruntime: "1.31.1".into(),
             hpp: "0.1.0".into(),
-            devices: if self.device { vec![device(Provider::Webgpu, "Sample GPU")] } else { Vec::new() },
+            devices: if self.device { vec![device(Provider::WEBGPU, "Sample GPU")] } else { Vec::new() },
         }
     }
 
     fn costs(&self, class: u32) -> ClassCosts {
         let block = ["embedding", "layers.0", "head"][class as usize];
         let provider_costs = |provider| {
-            let fails = self.failures && provider == Provider::Webgpu;
+            let fails = self.failures && provider == Provider::WEBGPU;
             let phase = |phase, tokens: &[u64]| {
                 let point = |tokens: &u64| {
                     let failure = (fails && class == 2 && *tokens == 512 && phase == Phase::Prefill)
@@ -223,12 +224,12 @@ impl Sample {
             for (to_device, pinned, top) in
                 [(true, true, 12.4), (true, false, 6.1), (false, true, 11.7), (false, false, 4.9)]
             {
-                curves.push(curve(BandwidthPath::Link { provider: Provider::Webgpu, to_device, pinned }, top, 3e5));
+                curves.push(curve(BandwidthPath::Link { provider: Provider::WEBGPU, to_device, pinned }, top, 3e5));
             }
         }
         let gpu = || GpuRates {
             name: "Sample GPU".into(),
-            provider: Provider::Webgpu,
+            provider: Provider::WEBGPU,
             memory: ByteSize(8 << 30),
             memory_gb_per_s: 96.0,
             tflops: 2.1,
@@ -242,10 +243,10 @@ impl Sample {
             sources: Vec::new(),
             cpu: CpuRates { memory: ByteSize(32 << 30), memory_gb_per_s: 11.2, tflops: 0.18, launch_us: 21.0 },
             gpus: if self.device { vec![gpu()] } else { Vec::new() },
-            disk: Some(DiskRates { read_gb_per_s: 2.1 }),
+            disk: Some(DiskRates { read_gb_per_s: 2.1, decompress_gb_per_s: Some(8.0) }),
         };
         let failures = if self.failures { vec!["disk at 1 GiB: the file is smaller".to_owned()] } else { Vec::new() };
-        let contention = MeasuredContention { provider: Provider::Webgpu, compute: 1.18, link: 1.32 };
+        let contention = MeasuredContention { provider: Provider::WEBGPU, compute: 1.18, link: 1.32 };
         MeasuredMachine {
             rates: Some(rates),
             curves,
@@ -259,14 +260,14 @@ impl Sample {
         let terms = |class: u32, phase, tokens| {
             let (bytes, _, state) = size(class);
             let (cpu_ms, gpu_ms) =
-                (ms(class, Provider::Cpu, phase, tokens), ms(class, Provider::Webgpu, phase, tokens));
+                (ms(class, Provider::CPU, phase, tokens), ms(class, Provider::WEBGPU, phase, tokens));
             let kv_bytes = state * 2048;
             let ms_per_gib = (cpu_ms - gpu_ms) / (bytes + kv_bytes) as f64 * (1u64 << 30) as f64;
             HotnessTerms { cpu_ms, gpu_ms, weight_bytes: bytes, kv_bytes, ms_per_gib }
         };
         let block_hotness = |(at, block): (usize, String)| BlockHotness {
             block,
-            provider: Provider::Webgpu,
+            provider: Provider::WEBGPU,
             decode: terms(self.class(at), Phase::Decode, 2048),
             prefill: terms(self.class(at), Phase::Prefill, 512),
         };

@@ -11,6 +11,7 @@
 //!
 //! Nothing relies on this layout being right: every region is decompressed and compared with the original when it is written.
 
+use super::Damaged;
 use super::words::{Wide, Word};
 use std::ops::Range;
 
@@ -97,15 +98,19 @@ impl SumLayout {
         }
     }
 
-    /// Computes the sums and the scales of whole tiles from the stored scales.
-    pub fn decompress(&self, word: Word, stored: &[u8], sums: &mut [Wide], scales: &mut [Wide]) {
+    /// Computes the sums and the scales of whole tiles from the stored scales; an error if they are not as many as `sums`.
+    pub fn decompress(&self, word: Word, stored: &[u8], sums: &mut [Wide], scales: &mut [Wide]) -> Result<(), Damaged> {
         let tile = self.tile();
+        if stored.len() != sums.len() * word.bytes() || sums.len() != scales.len() {
+            return Err(Damaged);
+        }
         let tiles = stored.chunks_exact(tile * word.bytes()).zip(sums.chunks_exact_mut(tile));
         for ((stored, sums), scales) in tiles.zip(scales.chunks_exact_mut(tile)) {
-            word.widen(stored, sums);
+            word.widen(stored, sums)?;
             self.order(sums, scales);
             sums.iter_mut().for_each(|scale| *scale = self.sum(*scale));
         }
+        Ok(())
     }
 
     /// Copies a tile's numbers from the order of sums to the order of scales.
@@ -206,7 +211,9 @@ pub(super) mod tests {
                 assert_eq!(stored.len(), columns * blocks * word.bytes());
                 let mut made = [vec![[1; 4]; sums.len()], vec![[1; 4]; sums.len()]];
                 let [of_sums, of_scales] = &mut made;
-                layout.decompress(word, &stored, of_sums, of_scales);
+                layout.decompress(word, &stored, of_sums, of_scales).unwrap();
+                let short = layout.decompress(word, &stored[4..], &mut of_sums.clone(), &mut of_scales.clone());
+                assert_eq!(short, Err(Damaged));
                 assert!(made == [sums.clone(), scales.clone()], "{columns} columns of {blocks} blocks, runs of {run}");
             }
         }

@@ -3,6 +3,7 @@
 //! Weights of a checkpoint in bfloat16 or float16 keep their values when an exporter widens them to float32. So do the scales of their
 //! symmetric quantization, which are the largest weight of a block over a power of two.
 
+use super::Damaged;
 use half::f16;
 
 /// The bytes of a float32.
@@ -44,8 +45,11 @@ impl Word {
         }
     }
 
-    /// Decodes stored numbers until `words` is full.
-    pub fn widen(self, stored: &[u8], words: &mut [Wide]) {
+    /// Decodes stored numbers; an error if they are not as many as `words`.
+    pub fn widen(self, stored: &[u8], words: &mut [Wide]) -> Result<(), Damaged> {
+        if stored.len() != words.len() * self.bytes() {
+            return Err(Damaged);
+        }
         let (stored, _) = stored.as_chunks::<2>();
         match self {
             Word::Full => {
@@ -58,6 +62,7 @@ impl Word {
                 words.iter_mut().zip(stored).for_each(|(word, half)| *word = widened(half));
             }
         }
+        Ok(())
     }
 
     /// Its name in the index.
@@ -111,7 +116,8 @@ mod tests {
                 numbers.iter().for_each(|number| word.put(*number, &mut stored));
                 assert_eq!(stored.len(), numbers.len() * word.bytes());
                 let mut back = vec![[9; 4]; numbers.len()];
-                word.widen(&stored, &mut back);
+                word.widen(&stored, &mut back).unwrap();
+                assert_eq!(word.widen(&stored[1..], &mut back.clone()), Err(Damaged));
                 assert_eq!(back == numbers, word.is_exact(&numbers));
                 assert_eq!(Word::named(word.name()), Some(word));
             }

@@ -1,5 +1,6 @@
 //! One read: the request, the memory it reads into, and where its bytes go.
 
+use super::super::compressed::Damaged;
 use super::super::open_files::ReadFrom;
 use super::staging::{StagingBuffer, StagingPool};
 use crate::weights::file::WeightFile;
@@ -20,8 +21,8 @@ pub(in super::super) enum ReadTarget {
     Through(Arc<Decompress>),
 }
 
-/// Writes weights to memory from their stored bytes.
-pub(in super::super) type Decompress = dyn Fn(&[u8]) + Send + Sync;
+/// Writes weights to memory from their stored bytes; an error if these are damaged.
+pub(in super::super) type Decompress = dyn Fn(&[u8]) -> Result<(), Damaged> + Send + Sync;
 
 /// A requested read. Its destination stays valid until it has been waited for (see [`Reader::read`](super::Reader::read)).
 pub(super) struct ReadRequest {
@@ -84,7 +85,7 @@ impl Read {
         // A panic would end the thread before it posts this read, and the waiter would wait for ever.
         let decompressed = catch_unwind(AssertUnwindSafe(|| decompress(bytes)));
         staging.release(buffer);
-        decompressed.map_err(|_| io::Error::other("the compressed weights are damaged"))
+        Ok(decompressed.unwrap_or(Err(Damaged))?)
     }
 
     /// Returns the staging buffer unused.

@@ -54,9 +54,11 @@ impl Shared {
         }
     }
 
-    /// Decompresses the bytes of reads until the reader is dropped.
-    pub fn decompress(&self, reads: &Receiver<ToDecompress>) {
-        for (read, times) in reads {
+    /// Decompresses the bytes of reads until the reader is dropped, beside other threads that do.
+    pub fn decompress(&self, reads: &Mutex<Receiver<ToDecompress>>) {
+        loop {
+            let next = reads.lock().unwrap_or_else(PoisonError::into_inner).recv();
+            let Ok((read, times)) = next else { return };
             let ticket = read.request.ticket;
             let result = read.decompress(&self.staging);
             self.post(ticket, result, times);

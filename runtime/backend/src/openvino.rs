@@ -1,0 +1,55 @@
+//! OpenVINO's options: its plug-in takes properties of OpenVINO as one JSON text, `load_config`.
+
+use hpp_schema::ProviderOptions;
+use serde_json::{Map, Value, json};
+
+/// The option that holds properties, by device.
+const LOAD_CONFIG: &str = "load_config";
+
+/// Collects options in capitals, such as `NUM_STREAMS`, into `load_config` for a device, with HPP's defaults. A `load_config` of the user
+/// stays as it is.
+///
+/// Defaults: on the CPU the threads of this process, and sums in 32 bits: on processors with 16-bit matrix units OpenVINO's own default
+/// rounds activations to 16 bits.
+pub(crate) fn complete(options: &mut ProviderOptions, device: &str, threads: usize) {
+    let is_property = |key: &str| key.starts_with(|c: char| c.is_ascii_uppercase());
+    let given: Vec<String> = options.keys().filter(|key| is_property(key)).cloned().collect();
+    if options.contains_key(LOAD_CONFIG) && given.is_empty() {
+        return;
+    }
+    let mut properties = Map::new();
+    if device == "CPU" {
+        properties.insert("INFERENCE_NUM_THREADS".into(), json!(threads.to_string()));
+        properties.insert("INFERENCE_PRECISION_HINT".into(), json!("f32"));
+    }
+    for key in given {
+        if let Some(value) = options.remove(&key) {
+            properties.insert(key, Value::String(value));
+        }
+    }
+    if !properties.is_empty() {
+        options.entry(LOAD_CONFIG.to_owned()).or_insert(json!({ device: properties }).to_string());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completed(options: &[(&str, &str)], device: &str) -> ProviderOptions {
+        let mut options = options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        complete(&mut options, device, 3);
+        options
+    }
+
+    #[test]
+    fn properties_become_one_option() {
+        let config = completed(&[("NUM_STREAMS", "1"), ("INFERENCE_NUM_THREADS", "2"), ("other", "x")], "CPU");
+        let expected = r#"{"CPU":{"INFERENCE_NUM_THREADS":"2","INFERENCE_PRECISION_HINT":"f32","NUM_STREAMS":"1"}}"#;
+        assert_eq!(config.get(LOAD_CONFIG).map(String::as_str), Some(expected));
+        assert_eq!(config.get("other").map(String::as_str), Some("x"));
+        assert_eq!(config.len(), 2);
+        assert!(completed(&[], "GPU").is_empty(), "a GPU's defaults are OpenVINO's");
+        assert_eq!(completed(&[("load_config", "{}")], "CPU")["load_config"], "{}");
+    }
+}

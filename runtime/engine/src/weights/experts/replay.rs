@@ -1,0 +1,136 @@
+//! Replays routes through the cache, beside the least recently used policy and the best one, which knows the future (Belady, "A study of
+//! replacement algorithms for a virtual-storage computer", IBM Systems Journal 5, 1966).
+
+use super::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+const STAGES: usize = 4;
+const EXPERTS: usize = 64;
+const ACTIVE: usize = 4;
+const PASSES: usize = 400;
+
+/// The experts that each pass selects, by stage.
+type Routes = Vec<Vec<Vec<u32>>>;
+
+/// How routers choose: scores are the sum of a part for each expert, a part that drifts from token to token, and noise of variance 1.
+#[derive(Clone, Copy, Debug)]
+struct Routing {
+    /// Standard deviation of the constant part.
+    skew: f64,
+    /// Standard deviation of the drifting part, of which a token keeps 95 %: a text stays with a topic.
+    drift: f64,
+}
+
+struct Random(u64);
+
+impl Random {
+    /// Nearly normal, variance 1.
+    fn normal(&mut self) -> f64 {
+        let mut unit = || {
+            self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (self.0 >> 11) as f64 / (1_u64 << 53) as f64
+        };
+        (0..12).map(|_| unit()).sum::<f64>() - 6.0
+    }
+}
+
+fn routes(Routing { skew, drift }: Routing) -> Routes {
+    let mut random = Random(7);
+    let kept = 0.95_f64;
+    let constant: Vec<f64> = (0..STAGES * EXPERTS).map(|_| skew * random.normal()).collect();
+    let mut drifting = vec![0.0; STAGES * EXPERTS];
+    let mut pass = || {
+        for value in &mut drifting {
+            *value = kept * *value + drift * (1.0 - kept * kept).sqrt() * random.normal();
+        }
+        let scores: Vec<f64> = constant.iter().zip(&drifting).map(|(a, b)| a + b + random.normal()).collect();
+        let best = |scores: &[f64]| {
+            let mut order: Vec<u32> = (0..EXPERTS as u32).collect();
+            order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
+            order[..ACTIVE].to_vec()
+        };
+        scores.chunks(EXPERTS).map(best).collect::<Vec<_>>()
+    };
+    (0..PASSES).map(|_| pass()).collect()
+}
+
+/// Hits of the cache as the disk tier uses it.
+fn of_the_cache(routes: &Routes, room: usize) -> usize {
+    let stages = (0..STAGES).map(|stage| (StageId::new(stage), vec![1; EXPERTS]));
+    let mut cache = ExpertCache::new(room as u64, stages);
+    let mut hits = 0;
+    for pass in routes {
+        cache.start_pass();
+        for (stage, selected) in pass.iter().enumerate() {
+            let stage = StageId::new(stage);
+            for &expert in selected {
+                let id = ExpertId { stage, expert };
+                if cache.touch(id) {
+                    hits += 1;
+                    continue;
+                }
+                while let Some(victim) = cache.victim(1, stage, selected) {
+                    cache.remove(victim);
+                }
+                cache.insert(id);
+            }
+        }
+    }
+    hits
+}
+
+/// Hits of a policy that evicts the expert with the smallest `rank`, given the number of the present use and of the next.
+fn of_policy(routes: &Routes, room: usize, rank: fn(usize, usize) -> i64) -> usize {
+    let uses: Vec<(usize, u32)> = routes
+        .iter()
+        .flat_map(|pass| {
+            pass.iter().enumerate().flat_map(|(stage, all)| all.iter().map(move |expert| (stage, *expert)))
+        })
+        .collect();
+    let (mut next, mut last) = (vec![usize::MAX; uses.len()], BTreeMap::new());
+    for (at, id) in uses.iter().enumerate().rev() {
+        next[at] = last.insert(*id, at).unwrap_or(usize::MAX);
+    }
+    let (mut ranks, mut order) = (BTreeMap::new(), BTreeSet::new());
+    let mut hits = 0;
+    for (at, id) in uses.into_iter().enumerate() {
+        match ranks.get(&id) {
+            Some(rank) => {
+                order.remove(&(*rank, id));
+                hits += 1;
+            }
+            None if order.len() == room => {
+                let (_, victim) = order.pop_first().unwrap();
+                ranks.remove(&victim);
+            }
+            None => {}
+        }
+        let rank = rank(at, next[at]);
+        ranks.insert(id, rank);
+        order.insert((rank, id));
+    }
+    hits
+}
+
+#[test]
+fn the_policy_hits_as_often_as_lru_and_nearly_as_often_as_with_foresight() {
+    for (skew, drift) in [(1.5, 0.0), (1.0, 1.0), (0.5, 1.5)] {
+        let routes = routes(Routing { skew, drift });
+        // Shares of all experts, percent.
+        for share in [25, 50] {
+            let room = STAGES * EXPERTS * share / 100;
+            let ours = of_the_cache(&routes, room) as f64;
+            let lru = of_policy(&routes, room, |now, _| now as i64) as f64;
+            let best = of_policy(&routes, room, |_, next| -(next.min(1 << 40) as i64)) as f64;
+            let all = (PASSES * STAGES * ACTIVE) as f64;
+            eprintln!(
+                "skew {skew}, drift {drift}, room for {share} %: {:.3}, LRU {:.3}, with foresight {:.3}",
+                ours / all,
+                lru / all,
+                best / all
+            );
+            assert!(ours >= 0.97 * lru, "{ours} hits, LRU has {lru}");
+            assert!(ours >= 0.85 * best, "{ours} hits, with foresight {best}");
+        }
+    }
+}

@@ -1,0 +1,97 @@
+//! The memory of all models that are served together, and how much of it each needs: from plans, before anything is loaded.
+
+use crate::cli::ServeArgs;
+use crate::command::sequences::planned_sequences;
+use crate::error::ExecError;
+use crate::runtime::available_memory;
+use hpp_engine::host_memory_needed;
+use hpp_generate::PlanFile;
+use hpp_schema::memory::PROCESS;
+use hpp_schema::{ByteSize, DeviceKind, Plan};
+use hpp_serve::MemoryNeeds;
+use std::collections::BTreeMap;
+
+/// Least sequences of a model by default, so that this many conversations can run at once whether or not they share passes.
+const DEFAULT_SEQUENCES: u64 = 8;
+
+/// The memory for all engines together.
+pub(super) struct MemoryBudget {
+    /// Bytes of each memory.
+    pub memory: MemoryNeeds,
+    /// Whether the user gave the limit of the host.
+    is_given: bool,
+}
+
+/// `--memory`, else what is free on this machine. A GPU has the most memory that a plan says it has.
+pub(super) fn memory_budget(plans: &[(String, PlanFile)], args: &ServeArgs) -> MemoryBudget {
+    let host = match args.memory {
+        Some(given) => given.0.saturating_sub(PROCESS),
+        None => available_memory().unwrap_or(u64::MAX),
+    };
+    let mut devices = BTreeMap::new();
+    for (_, plan) in plans {
+        for (number, bytes) in plan.plan.budgets.vram.iter().enumerate() {
+            let most: &mut u64 = devices.entry(format!("gpu{number}")).or_default();
+            *most = bytes.0.max(*most);
+        }
+    }
+    MemoryBudget { memory: MemoryNeeds { host, devices }, is_given: args.memory.is_some() }
+}
+
+/// What one engine needs.
+#[derive(Debug)]
+pub(super) struct EngineNeeds {
+    /// Bytes of each memory.
+    pub memory: MemoryNeeds,
+    /// Sequences that this has room for.
+    pub sequences: u64,
+}
+
+impl EngineNeeds {
+    /// The needs of a plan with as many of the wanted sequences as the budget has room for, at least one.
+    ///
+    /// # Errors
+    /// The user gave a limit of host memory, and the plan alone needs more.
+    pub fn new(name: &str, plan: &PlanFile, args: &ServeArgs, budget: &MemoryBudget) -> Result<Self, ExecError> {
+        let plan = &plan.plan;
+        let planned = || planned_sequences(plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES);
+        let wanted = args.max_sequences.unwrap_or_else(planned).max(1);
+        let kv = args.kv.ram(plan);
+        let context = args.runtime.context.unwrap_or(plan.budgets.context);
+        let host = |sequences: u64| {
+            // States as long as the context of the plan.
+            let states = sequences.saturating_mul(context).div_ceil(plan.budgets.context.max(1));
+            let needed = host_memory_needed(plan, states).saturating_add(kv);
+            // The engine keeps the limit that its plan was made for.
+            plan.budgets.ram.map_or(needed, |ram| needed.min(ram.0)).saturating_sub(PROCESS)
+        };
+        let limit = budget.memory.host;
+        let (one, per_sequence) = (host(1), host(2).saturating_sub(host(1)));
+        if budget.is_given && one > limit {
+            let [needs, most] = [one, limit].map(|bytes| ByteSize(bytes.saturating_add(PROCESS)).human());
+            return Err(ExecError::Usage {
+                message: format!("{name} needs about {needs} of host memory and --memory allows {most} for all models"),
+                hint: "raise --memory, or plan this model for less: hpp-split --ram".to_owned(),
+            });
+        }
+        let fitting = limit.saturating_sub(one).checked_div(per_sequence).map_or(wanted, |more| more.saturating_add(1));
+        let sequences = if budget.is_given { fitting.clamp(1, wanted) } else { wanted };
+        Ok(EngineNeeds { memory: MemoryNeeds { host: host(sequences), devices: device_needs(plan) }, sequences })
+    }
+}
+
+/// Bytes on each GPU: weights, slots for streamed ones, states and the largest workspace.
+fn device_needs(plan: &Plan) -> BTreeMap<String, u64> {
+    let gpus = plan.devices.iter().filter(|device| device.kind != DeviceKind::Cpu);
+    let needs = gpus.map(|device| {
+        let ring = device.ring.as_ref().map_or(0, |ring| ring.slot_bytes.0.saturating_mul(ring.slots.into()));
+        let states = plan.states.iter().filter(|state| state.device == device.name);
+        let states = states.map(|state| state.bytes.0.saturating_mul(plan.budgets.batch));
+        let here = plan.partitions.iter().filter(|partition| partition.device == device.name);
+        let workspace = here.map(|partition| partition.bytes.workspace.0).max().unwrap_or(0);
+        let weights = plan.weights_on(&device.name).unwrap_or(u64::MAX);
+        let parts = states.chain([weights, ring, workspace]);
+        (device.name.clone(), parts.fold(0, u64::saturating_add))
+    });
+    needs.collect()
+}

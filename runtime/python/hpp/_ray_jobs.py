@@ -1,0 +1,186 @@
+"""Many prompts on many nodes: batches of a Ray dataset go through `hpp-exec jobs`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import ray.data
+
+from . import _commands
+from ._errors import HppError
+from ._ray_nodes import Plans, StrPath, computing_nodes, engine_of_this_node, kind_of_this_node, plan_for
+
+# Prompts of one run of hpp-exec jobs: enough that loading the model does not count.
+BATCH = 256
+# More than half of a node's memory, so that Ray places one engine on each node.
+MEMORY = 0.55
+
+ANSWER = pyarrow.schema(
+    [
+        ("prompt_tokens", pyarrow.int64()),
+        ("tokens", pyarrow.list_(pyarrow.int64())),
+        ("text", pyarrow.string()),
+        ("finish", pyarrow.string()),
+        ("seed", pyarrow.int64()),
+        ("error", pyarrow.string()),
+    ]
+)
+
+
+def jobs(
+    dataset: ray.data.Dataset,
+    plans: Plans,
+    work: StrPath,
+    *,
+    nodes: int | None = None,
+    batch_size: int = BATCH,
+    ray_options: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> ray.data.Dataset:
+    """Answers every row of a dataset, on all nodes of the cluster, one engine on each.
+
+    Args:
+        dataset: rows as lines of `hpp-exec jobs` have them: `id`, one of `prompt`, `tokens` and `messages`, and settings. Columns that are
+            null in a row are left out of it.
+        plans: a plan, or a model that each node plans for itself, or one of either for each kind of node (label `hpp-kind`).
+        work: a directory for answers so far. With the same one, a later run goes on where an earlier one ended, however it ended: prompts
+            with an answer are not computed again. On storage that all nodes share if nodes may be lost.
+        nodes: how many nodes compute. By default, all that have processors now.
+        batch_size: prompts of one run of hpp-exec.
+        ray_options: resources of an engine and more, for `Dataset.map_batches`. By default 55 % of the smallest node's memory, which lets Ray
+            place one engine on each node.
+        options: options of `hpp-exec jobs --help`, with `_` for `-`: `max_new=64`, `threads=8`.
+
+    Returns:
+        The rows' `id` with `prompt_tokens`, `tokens`, `text`, `finish` and `seed`, or `error`. Lazy, as Ray's datasets are.
+
+    Raises:
+        HppError: no node has processors. Failures of a node are raised where the dataset is used.
+    """
+    computing = computing_nodes()
+    placed = dict(ray_options or {})
+    if ray_options is None:
+        memory = min(node["Resources"].get("memory", 0) for node in computing)
+        placed["memory"] = int(MEMORY * memory)
+    return dataset.map_batches(
+        Engine,
+        fn_constructor_args=(plans, os.fspath(Path(work).absolute())),
+        fn_constructor_kwargs=options,
+        compute=ray.data.ActorPoolStrategy(size=nodes or len(computing)),
+        batch_size=batch_size,
+        batch_format="pyarrow",
+        **placed,
+    )
+
+
+class Engine:
+    """A batch predictor for `Dataset.map_batches(Engine, batch_format="pyarrow", ...)`; `jobs` calls it so.
+
+    Args: as those of `jobs`.
+    """
+
+    def __init__(self, plans: Plans, work: StrPath, **options: Any) -> None:
+        self.plan = plan_for(plans, kind_of_this_node())
+        self.work = Path(work)
+        self.work.mkdir(parents=True, exist_ok=True)
+        self.flags = _commands.flags(options)
+        self.lock = engine_of_this_node()
+        self.answers = Answers(self.work)
+
+    def __call__(self, batch: pyarrow.Table) -> pyarrow.Table:
+        """Answers a batch: a table with the column `id` in, the columns of `jobs` out."""
+        if "id" not in batch.column_names:
+            raise HppError("the dataset has no column id", "give each prompt an id, as lines of hpp-exec jobs have")
+        lines = [prompt(row) for row in batch.to_pylist()]
+        keys = [self.key(line) for line in lines]
+        missing = {key: line for key, line in zip(keys, lines) if not self.answers.has(key)}
+        if missing:
+            self.run(missing)
+        rows = [self.answers.take(key) for key in keys]
+        columns = {field.name: [row.get(field.name) for row in rows] for field in ANSWER}
+        return pyarrow.table(columns, schema=ANSWER).add_column(0, "id", batch.column("id"))
+
+    def key(self, line: Mapping[str, Any]) -> str:
+        """Names a prompt in files of answers: another prompt, setting or option has another name. The plan is not part of it, because nodes
+        of several kinds have several plans of one model: answers of another model go to another `work`."""
+        asked = {name: value for name, value in line.items() if name != "id"}
+        # The number of threads and the like differ between nodes; what decides the answer is compared.
+        text = json.dumps([asked, [flag for flag in self.flags if not flag.startswith("--threads")]], sort_keys=True)
+        return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+    def run(self, lines: Mapping[str, Mapping[str, Any]]) -> None:
+        """Runs `hpp-exec jobs` on prompts by key. What it answered counts, even if it is killed."""
+        name = uuid.uuid4().hex
+        prompts, answers = self.work / f"prompts-{name}.jsonl", self.work / f"answers-{name}.jsonl"
+        text = "".join(json.dumps({**line, "id": key}) + "\n" for key, line in lines.items())
+        prompts.write_text(text, encoding="utf-8")
+        failure = None
+        with self.lock:
+            try:
+                _commands.run("hpp-exec", ["jobs", self.plan, "--in", os.fspath(prompts), "--out", os.fspath(answers), *self.flags], False)
+            except HppError as error:
+                # All answers may be errors, which are answers.
+                failure = error
+            finally:
+                prompts.unlink()
+        self.answers.read(answers)
+        unanswered = [key for key in lines if not self.answers.has(key)]
+        if unanswered:
+            raise failure or HppError(f"hpp-exec jobs answered {len(lines) - len(unanswered)} of {len(lines)} prompts")
+
+
+class Answers:
+    """The answers in the files of a directory, by key; a file's lines stay there until they are taken."""
+
+    def __init__(self, directory: Path) -> None:
+        self.places: dict[str, tuple[Path, int]] = {}
+        for path in sorted(directory.glob("answers-*.jsonl")):
+            self.read(path)
+
+    def read(self, path: Path) -> None:
+        """Notes where the answers of a file are. A last line that was cut off is not an answer."""
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            at = 0
+            for line in file:
+                try:
+                    answer = json.loads(line)
+                except ValueError:
+                    answer = None
+                if line.endswith(b"\n") and isinstance(answer, dict) and "id" in answer and "error" not in answer:
+                    self.places[str(answer["id"])] = (path, at)
+                elif line.endswith(b"\n") and isinstance(answer, dict) and "id" in answer:
+                    # An error stands only until an answer is found.
+                    self.places.setdefault(str(answer["id"]), (path, at))
+                at += len(line)
+
+    def has(self, key: str) -> bool:
+        return key in self.places
+
+    def take(self, key: str) -> dict[str, Any]:
+        path, at = self.places[key]
+        with path.open("rb") as file:
+            file.seek(at)
+            answer: dict[str, Any] = json.loads(file.readline())
+        return answer
+
+
+def prompt(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row without what is null in it: tables have every column in every row."""
+    return {name: without_nulls(value) for name, value in row.items() if value is not None}
+
+
+def without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: without_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value

@@ -1,0 +1,220 @@
+//! Decides which engine is loaded or unloaded next: requests first, in their order; then engines that have been idle for long.
+
+use super::memory::MemoryNeeds;
+use std::time::{Duration, Instant};
+
+/// How long a request waits for the memory of engines that have requests, before they get no more.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What is known about an engine.
+#[derive(Clone, Debug)]
+pub(super) struct EngineFacts<'a> {
+    pub status: EngineStatus,
+    pub needs: &'a MemoryNeeds,
+    /// When the first request arrived that waits for it to be loaded.
+    pub wanted_since: Option<Instant>,
+}
+
+/// Whether an engine is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EngineStatus {
+    Unloaded,
+    /// Being loaded or unloaded.
+    Changing,
+    Loaded {
+        /// Whether it has no request.
+        is_idle: bool,
+        /// Whether it gets no more requests, because it will be unloaded.
+        is_draining: bool,
+        last_used: Instant,
+    },
+}
+
+/// What to do next; engines are counted as in the list of facts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decision {
+    Load(usize),
+    Unload(usize),
+    /// Send an engine no more requests, so that it can be unloaded.
+    Drain(usize),
+    /// Send an engine requests again: nothing needs its memory.
+    Resume(usize),
+    /// Nothing until something happens, or until this time.
+    Wait(Option<Instant>),
+}
+
+/// The next step.
+pub(super) fn decide(
+    engines: &[EngineFacts<'_>],
+    budget: &MemoryNeeds,
+    idle_timeout: Option<Duration>,
+    now: Instant,
+) -> Decision {
+    if engines.iter().any(|engine| engine.status == EngineStatus::Changing) {
+        return Decision::Wait(None);
+    }
+    let unloaded = engines.iter().enumerate().filter(|(_, engine)| engine.status == EngineStatus::Unloaded);
+    let wanted = unloaded.filter_map(|(index, engine)| Some((engine.wanted_since?, index))).min();
+    let Some((since, wanted)) = wanted else { return without_requests(engines, idle_timeout, now) };
+    let mut loaded: Vec<Loaded> = engines.iter().enumerate().filter_map(Loaded::new).collect();
+    // Those that get no more requests first, then the idle one used longest ago.
+    loaded.sort_by_key(|engine| (!engine.is_draining, !engine.is_idle, engine.last_used));
+    let fits = |kept: &[&Loaded]| {
+        let others = kept.iter().map(|engine| engine.needs);
+        kept.is_empty() || others.fold(engines[wanted].needs.clone(), MemoryNeeds::plus).fits(budget)
+    };
+    let leaving = leaving(&loaded, fits);
+    match leaving.first() {
+        None => Decision::Load(wanted),
+        Some(_) if now < since + PATIENCE && leaving.iter().any(|engine| !engine.is_idle && !engine.is_draining) => {
+            Decision::Wait(Some(since + PATIENCE))
+        }
+        Some(_) => match leaving.iter().find(|engine| engine.is_idle) {
+            Some(engine) => Decision::Unload(engine.index),
+            None => match leaving.iter().find(|engine| !engine.is_draining) {
+                Some(engine) => Decision::Drain(engine.index),
+                None => Decision::Wait(None),
+            },
+        },
+    }
+}
+
+/// A loaded engine.
+struct Loaded<'a> {
+    index: usize,
+    needs: &'a MemoryNeeds,
+    is_idle: bool,
+    is_draining: bool,
+    last_used: Instant,
+}
+
+impl<'a> Loaded<'a> {
+    fn new((index, engine): (usize, &EngineFacts<'a>)) -> Option<Self> {
+        match engine.status {
+            EngineStatus::Loaded { is_idle, is_draining, last_used } => {
+                Some(Loaded { index, needs: engine.needs, is_idle, is_draining, last_used })
+            }
+            EngineStatus::Unloaded | EngineStatus::Changing => None,
+        }
+    }
+}
+
+/// The engines that must leave so that the others fit: the first ones, without those whose leaving turns out not to help.
+fn leaving<'a, 'b>(loaded: &'b [Loaded<'a>], fits: impl Fn(&[&'b Loaded<'a>]) -> bool) -> Vec<&'b Loaded<'a>> {
+    let mut kept: Vec<&Loaded> = loaded.iter().collect();
+    let mut leaving = Vec::new();
+    while !fits(&kept) {
+        leaving.push(kept.remove(0));
+    }
+    leaving.retain(|engine| {
+        kept.push(engine);
+        let must_leave = !fits(&kept);
+        if must_leave {
+            kept.pop();
+        }
+        must_leave
+    });
+    leaving
+}
+
+/// The next step if no request waits for an engine to be loaded.
+fn without_requests(engines: &[EngineFacts<'_>], idle_timeout: Option<Duration>, now: Instant) -> Decision {
+    let mut next = None;
+    for (index, engine) in engines.iter().enumerate() {
+        let EngineStatus::Loaded { is_idle, is_draining, last_used } = engine.status else { continue };
+        if is_draining {
+            return Decision::Resume(index);
+        }
+        let Some(end) = idle_timeout.filter(|_| is_idle).map(|timeout| last_used + timeout) else { continue };
+        if end <= now {
+            return Decision::Unload(index);
+        }
+        next = next.into_iter().chain([end]).min();
+    }
+    Decision::Wait(next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn needs(host: u64) -> MemoryNeeds {
+        MemoryNeeds { host, ..MemoryNeeds::default() }
+    }
+
+    const UNLOADED: EngineStatus = EngineStatus::Unloaded;
+
+    struct Clock(Instant);
+
+    impl Clock {
+        fn at(&self, seconds: u64) -> Instant {
+            self.0 + Duration::from_secs(seconds)
+        }
+
+        fn idle_since(&self, seconds: u64) -> EngineStatus {
+            EngineStatus::Loaded { is_idle: true, is_draining: false, last_used: self.at(seconds) }
+        }
+
+        fn busy(&self, seconds: u64, is_draining: bool) -> EngineStatus {
+            EngineStatus::Loaded { is_idle: false, is_draining, last_used: self.at(seconds) }
+        }
+
+        /// Decides at `now` for engines of these sizes, of which 10 fit together.
+        fn decide(&self, engines: &[(EngineStatus, u64, Option<u64>)], now: u64) -> Decision {
+            let needs: Vec<MemoryNeeds> = engines.iter().map(|(_, bytes, _)| needs(*bytes)).collect();
+            let facts = engines.iter().zip(&needs).map(|((status, _, wanted), needs)| EngineFacts {
+                status: *status,
+                needs,
+                wanted_since: wanted.map(|seconds| self.at(seconds)),
+            });
+            let facts: Vec<EngineFacts<'_>> = facts.collect();
+            decide(&facts, &super::tests::needs(10), Some(Duration::from_secs(300)), self.at(now))
+        }
+    }
+
+    #[test]
+    fn requests_are_loaded_for_in_their_order_one_at_a_time() {
+        let clock = Clock(Instant::now());
+        let second_first = [(UNLOADED, 4, Some(2)), (UNLOADED, 4, Some(1))];
+        assert_eq!(clock.decide(&second_first, 3), Decision::Load(1));
+        let one_is_loading = [(UNLOADED, 4, Some(2)), (EngineStatus::Changing, 4, Some(1))];
+        assert_eq!(clock.decide(&one_is_loading, 3), Decision::Wait(None));
+        assert_eq!(clock.decide(&[(UNLOADED, 4, None)], 3), Decision::Wait(None));
+        assert_eq!(clock.decide(&[(UNLOADED, 99, Some(1))], 3), Decision::Load(0), "too large, but alone");
+    }
+
+    #[test]
+    fn the_engine_used_longest_ago_leaves_and_no_more_than_needed() {
+        let clock = Clock(Instant::now());
+        let both_fit = [(clock.idle_since(1), 5, None), (UNLOADED, 5, Some(2))];
+        assert_eq!(clock.decide(&both_fit, 3), Decision::Load(1));
+        let oldest = [(clock.idle_since(2), 5, None), (clock.idle_since(1), 5, None), (UNLOADED, 5, Some(3))];
+        assert_eq!(clock.decide(&oldest, 3), Decision::Unload(1));
+        let small_helps_nothing =
+            [(clock.idle_since(1), 1, None), (clock.idle_since(2), 8, None), (UNLOADED, 9, Some(3))];
+        assert_eq!(clock.decide(&small_helps_nothing, 3), Decision::Unload(1));
+    }
+
+    #[test]
+    fn engines_with_requests_give_way_after_a_while() {
+        let clock = Clock(Instant::now());
+        let busy = [(clock.busy(5, false), 8, None), (UNLOADED, 8, Some(3))];
+        assert_eq!(clock.decide(&busy, 4), Decision::Wait(Some(clock.at(13))));
+        assert_eq!(clock.decide(&busy, 13), Decision::Drain(0));
+        let draining = [(clock.busy(5, true), 8, Some(14)), (UNLOADED, 8, Some(3))];
+        assert_eq!(clock.decide(&draining, 14), Decision::Wait(None));
+        let drained = EngineStatus::Loaded { is_idle: true, is_draining: true, last_used: clock.at(15) };
+        assert_eq!(clock.decide(&[(drained, 8, Some(14)), (UNLOADED, 8, Some(3))], 15), Decision::Unload(0));
+        // The other request left: its engine goes on.
+        assert_eq!(clock.decide(&[(clock.busy(5, true), 8, Some(14)), (UNLOADED, 8, None)], 15), Decision::Resume(0));
+    }
+
+    #[test]
+    fn idle_engines_leave_after_the_idle_timeout() {
+        let clock = Clock(Instant::now());
+        let engines =
+            [(clock.idle_since(20), 4, None), (clock.idle_since(10), 4, None), (clock.busy(0, false), 2, None)];
+        assert_eq!(clock.decide(&engines, 30), Decision::Wait(Some(clock.at(310))));
+        assert_eq!(clock.decide(&engines, 310), Decision::Unload(1));
+    }
+}

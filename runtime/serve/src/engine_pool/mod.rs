@@ -1,0 +1,520 @@
+//! The engines of all models: loads one when a request needs it, and unloads idle ones to make room.
+//!
+//! A request for a loaded engine goes into that engine's queue. A request for another one waits here, within the same limit, until the
+//! engine is loaded; then all that wait for it are sent on in the order in which they arrived. One thread decides what is loaded and
+//! unloaded ([`decide`]); it is woken by requests and by the threads of the engines.
+
+mod decide;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+pub use memory::MemoryNeeds;
+
+use crate::engine_thread::{
+    EngineEvents, EngineQueue, EngineSetup, LoadError, LoadFn, QueuePlace, Queued, Submission, start,
+};
+use crate::error::ApiError;
+use crate::metrics::ModelMetrics;
+use decide::{Decision, EngineFacts, EngineStatus, decide};
+use hpp_engine::{Backend, CancelHandle};
+use std::collections::VecDeque;
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+use tokio::sync::oneshot;
+
+/// How often requests that wait for an engine are checked for clients that have left, and a load for a shutdown.
+const CHECK: Duration = Duration::from_millis(100);
+
+/// How engines share memory.
+#[derive(Clone, Debug)]
+pub struct PoolSettings {
+    /// Memory for all engines together.
+    pub budget: MemoryNeeds,
+    /// An engine that had no request for so long is unloaded.
+    pub idle_timeout: Option<Duration>,
+    /// Most requests of one model that wait.
+    pub queue: usize,
+}
+
+/// Whether a model's engine is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EngineState {
+    /// It is loaded when a request needs it.
+    Unloaded,
+    /// It is being loaded.
+    Loading,
+    /// It answers requests.
+    Loaded,
+    /// It is being unloaded.
+    Unloading,
+}
+
+impl EngineState {
+    /// The name in `/v1/models`.
+    pub fn name(self) -> &'static str {
+        match self {
+            EngineState::Unloaded => "unloaded",
+            EngineState::Loading => "loading",
+            EngineState::Loaded => "loaded",
+            EngineState::Unloading => "unloading",
+        }
+    }
+}
+
+/// The engine of a model as its users see it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineReport {
+    /// Whether it is loaded.
+    pub state: EngineState,
+    /// What it needs.
+    pub needs: MemoryNeeds,
+    /// Why the last load failed, if it did.
+    pub error: Option<String>,
+}
+
+/// Starts the thread of an engine with these events.
+type Launch = dyn Fn(EngineSetup, PoolEvents) -> io::Result<(EngineQueue, JoinHandle<()>)> + Send + Sync;
+
+/// One engine of a pool.
+pub struct EngineSource {
+    /// The model's name, for errors and logs.
+    pub name: String,
+    /// What it needs of each memory.
+    pub needs: MemoryNeeds,
+    /// Its metrics.
+    pub metrics: ModelMetrics,
+    launch: Box<Launch>,
+}
+
+impl EngineSource {
+    /// An engine that `load` loads, each time it is needed, on a thread of its own.
+    pub fn new<B: Backend + 'static>(
+        name: String,
+        needs: MemoryNeeds,
+        metrics: ModelMetrics,
+        load: Arc<LoadFn<B>>,
+    ) -> Self {
+        let launch = Box::new(move |setup, events| start(Arc::clone(&load), setup, events));
+        EngineSource { name, needs, metrics, launch }
+    }
+}
+
+/// The engines of all models of a server. Cheap to clone.
+#[derive(Clone)]
+pub struct EnginePool(Arc<Shared>);
+
+struct Shared {
+    sources: Vec<EngineSource>,
+    settings: PoolSettings,
+    /// Set when all requests must end.
+    stop: Arc<AtomicBool>,
+    /// Counts the waiting requests of each model, here and in its engine.
+    waiting: Vec<Arc<AtomicUsize>>,
+    slots: Mutex<Slots>,
+    changed: Condvar,
+    supervisor: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Slots {
+    engines: Vec<Slot>,
+    /// Nothing is loaded any more.
+    is_closed: bool,
+}
+
+/// The place of one engine.
+#[derive(Default)]
+struct Slot {
+    status: SlotStatus,
+    thread: Option<JoinHandle<()>>,
+    /// Requests that wait until it is loaded.
+    pending: VecDeque<PendingRequest>,
+    /// Answered when it is loaded or could not be.
+    wanted: Vec<std::sync::mpsc::Sender<Result<(), LoadError>>>,
+    error: Option<String>,
+}
+
+#[derive(Default)]
+enum SlotStatus {
+    #[default]
+    Unloaded,
+    Loading {
+        queue: EngineQueue,
+        cancel: CancelHandle,
+        since: Instant,
+    },
+    Loaded {
+        queue: EngineQueue,
+        last_used: Instant,
+        is_draining: bool,
+    },
+    Unloading,
+}
+
+/// Submissions of one request that wait for an engine.
+struct PendingRequest {
+    queued: Vec<Queued>,
+    arrived: Instant,
+    /// Told when they are in the engine's queue, or why they are not.
+    accepted: oneshot::Sender<Result<(), ApiError>>,
+}
+
+impl EnginePool {
+    /// A pool of engines that are not loaded yet, and the thread that loads them. `stop` ends all requests.
+    ///
+    /// # Errors
+    /// The system starts no thread.
+    pub fn start(sources: Vec<EngineSource>, settings: PoolSettings, stop: Arc<AtomicBool>) -> io::Result<Self> {
+        let waiting = sources.iter().map(|_| Arc::default()).collect();
+        let engines = sources.iter().map(|_| Slot::default()).collect();
+        let slots = Mutex::new(Slots { engines, is_closed: false });
+        let (changed, supervisor) = (Condvar::new(), Mutex::default());
+        let pool = EnginePool(Arc::new(Shared { sources, settings, stop, waiting, slots, changed, supervisor }));
+        let supervised = Arc::clone(&pool.0);
+        let thread =
+            std::thread::Builder::new().name("hpp-engines".to_owned()).spawn(move || supervise(&supervised))?;
+        *pool.0.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        Ok(pool)
+    }
+
+    /// Loads an engine before a request needs it.
+    ///
+    /// # Errors
+    /// What its load function reports.
+    pub fn load(&self, engine: usize) -> Result<(), LoadError> {
+        let (wanted, loaded) = std::sync::mpsc::channel();
+        let mut slots = self.0.slots();
+        if matches!(slots.engines[engine].status, SlotStatus::Loaded { .. }) {
+            return Ok(());
+        }
+        slots.engines[engine].wanted.push(wanted);
+        drop(slots);
+        self.0.changed.notify_all();
+        loaded.recv().unwrap_or_else(|_| Err("the engine's thread ended while it loaded".into()))
+    }
+
+    /// Whether an engine could be loaded beside those that are loaded.
+    pub fn has_room_for(&self, engine: usize) -> bool {
+        let slots = self.0.slots();
+        let loaded = slots.engines.iter().zip(&self.0.sources);
+        let loaded = loaded.filter(|(slot, _)| !matches!(slot.status, SlotStatus::Unloaded));
+        let needs = self.0.sources[engine].needs.clone();
+        loaded.fold(needs, |sum, (_, source)| sum.plus(&source.needs)).fits(&self.0.settings.budget)
+    }
+
+    /// Puts submissions into the queue of an engine, all of them or none. Waits while the engine is being loaded for them.
+    ///
+    /// # Errors
+    /// There is no room for all of them in the queue now ([`ApiError::Busy`]) or ever, or the engine cannot be loaded.
+    pub async fn submit(&self, engine: usize, submissions: Vec<Submission>) -> Result<(), ApiError> {
+        let waits = self.0.submit(engine, submissions)?;
+        match waits {
+            Some(accepted) => accepted.await.unwrap_or_else(|_| Err(ApiError::engine_gone())),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether an engine is loaded, and what it needs.
+    pub fn report(&self, engine: usize) -> EngineReport {
+        let slots = self.0.slots();
+        let slot = &slots.engines[engine];
+        let state = match slot.status {
+            SlotStatus::Unloaded => EngineState::Unloaded,
+            SlotStatus::Loading { .. } => EngineState::Loading,
+            SlotStatus::Loaded { .. } => EngineState::Loaded,
+            SlotStatus::Unloading => EngineState::Unloading,
+        };
+        EngineReport { state, needs: self.0.sources[engine].needs.clone(), error: slot.error.clone() }
+    }
+
+    /// Ends loads in progress and unloads all engines, once their requests are answered.
+    pub fn close(&self) {
+        self.0.slots().is_closed = true;
+        self.0.changed.notify_all();
+        let supervisor = self.0.supervisor.lock().unwrap_or_else(PoisonError::into_inner).take();
+        supervisor.into_iter().for_each(|thread| drop(thread.join()));
+    }
+}
+
+impl Shared {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts submissions into the queue of an engine, or returns what tells when they are.
+    fn submit(
+        &self,
+        engine: usize,
+        submissions: Vec<Submission>,
+    ) -> Result<Option<oneshot::Receiver<Result<(), ApiError>>>, ApiError> {
+        let (count, limit, metrics) = (submissions.len(), self.settings.queue, &self.sources[engine].metrics);
+        if count > limit {
+            return Err(ApiError::TooMany { count, limit });
+        }
+        let mut slots = self.slots();
+        if slots.is_closed {
+            return Err(ApiError::shutting_down());
+        }
+        let places = QueuePlace::take(&self.waiting[engine], count, limit).map_err(|waiting| {
+            metrics.ended("refused");
+            ApiError::Busy { waiting }
+        })?;
+        let queued = submissions.into_iter().zip(places).map(|(submission, place)| Queued { submission, place });
+        let slot = &mut slots.engines[engine];
+        if let SlotStatus::Loaded { queue, last_used, is_draining: false } = &mut slot.status {
+            *last_used = Instant::now();
+            queued.for_each(|queued| queue.submit(queued));
+            return Ok(None);
+        }
+        let (accepted, is_accepted) = oneshot::channel();
+        slot.pending.push_back(PendingRequest { queued: queued.collect(), arrived: Instant::now(), accepted });
+        self.report_waiting(engine);
+        drop(slots);
+        self.changed.notify_all();
+        Ok(Some(is_accepted))
+    }
+
+    fn report_waiting(&self, engine: usize) {
+        let waiting = self.waiting[engine].load(Ordering::SeqCst);
+        self.sources[engine].metrics.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
+    }
+
+    fn facts<'a>(&'a self, slots: &Slots) -> Vec<EngineFacts<'a>> {
+        let facts = slots.engines.iter().zip(&self.sources).map(|(slot, source)| {
+            let requested = slot.pending.front().map(|request| request.arrived);
+            let wanted = (!slot.wanted.is_empty()).then(Instant::now);
+            let status = match &slot.status {
+                SlotStatus::Unloaded => EngineStatus::Unloaded,
+                SlotStatus::Loading { .. } | SlotStatus::Unloading => EngineStatus::Changing,
+                SlotStatus::Loaded { queue, last_used, is_draining } => {
+                    EngineStatus::Loaded { is_idle: queue.is_idle(), is_draining: *is_draining, last_used: *last_used }
+                }
+            };
+            EngineFacts { status, needs: &source.needs, wanted_since: requested.or(wanted) }
+        });
+        facts.collect()
+    }
+
+    /// Ends waiting requests whose client has left or whose deadline has passed, and all of them once the server stops.
+    fn drop_ended(&self, slots: &mut Slots) {
+        let now = Instant::now();
+        let stops = self.stop.load(Ordering::SeqCst) || slots.is_closed;
+        for (engine, slot) in slots.engines.iter_mut().enumerate() {
+            let before = slot.pending.len();
+            for request in std::mem::take(&mut slot.pending) {
+                let metrics = &self.sources[engine].metrics;
+                let end = request.queued.iter().find_map(|queued| queued.submission.client.early_end(now));
+                match end {
+                    _ if stops => request.refuse("failed", ApiError::shutting_down(), metrics),
+                    Some(end) => request.refuse(end.outcome(), ApiError::Timeout, metrics),
+                    None => slot.pending.push_back(request),
+                }
+            }
+            if slot.pending.len() < before {
+                self.report_waiting(engine);
+            }
+        }
+    }
+
+    fn load(self: &Arc<Self>, slots: &mut Slots, engine: usize) {
+        let source = &self.sources[engine];
+        let cancel = CancelHandle::new();
+        let setup = EngineSetup {
+            metrics: source.metrics.clone(),
+            waiting: Arc::clone(&self.waiting[engine]),
+            stop: Arc::clone(&self.stop),
+            cancel: cancel.clone(),
+        };
+        tracing::info!(model = source.name, "loading");
+        match (source.launch)(setup, PoolEvents { pool: Arc::clone(self), engine }) {
+            Ok((queue, thread)) => {
+                let slot = &mut slots.engines[engine];
+                slot.status = SlotStatus::Loading { queue, cancel, since: Instant::now() };
+                slot.thread = Some(thread);
+            }
+            Err(error) => self.load_failed(&mut slots.engines[engine], engine, error.into()),
+        }
+    }
+
+    /// Tells everyone who waits for an engine that it was not loaded.
+    fn load_failed(&self, slot: &mut Slot, engine: usize, error: LoadError) {
+        let source = &self.sources[engine];
+        source.metrics.load_errors.inc();
+        let why = hpp_schema::error_line(&*error);
+        tracing::error!(model = source.name, error = why, "cannot load the model");
+        let refusal = ApiError::Unavailable(format!("the model {:?} cannot be loaded: {why}", source.name));
+        for request in slot.pending.drain(..) {
+            request.refuse("failed", refusal.clone(), &source.metrics);
+        }
+        let mut wanted = std::mem::take(&mut slot.wanted).into_iter();
+        let last = wanted.next_back();
+        wanted.for_each(|wanted| drop(wanted.send(Err(why.clone().into()))));
+        if let Some(last) = last {
+            let _ = last.send(Err(error));
+        }
+        slot.error = Some(why);
+        self.report_waiting(engine);
+    }
+
+    fn unload(&self, slot: &mut Slot, engine: usize) {
+        if let SlotStatus::Loaded { queue, .. } = std::mem::replace(&mut slot.status, SlotStatus::Unloading) {
+            tracing::info!(model = self.sources[engine].name, "unloading");
+            drop(queue);
+        }
+    }
+}
+
+impl Slot {
+    /// Sends waiting requests on to the engine, which is loaded.
+    fn send_on(&mut self) {
+        let SlotStatus::Loaded { queue, last_used, is_draining } = &mut self.status else { return };
+        (*is_draining, *last_used) = (false, Instant::now());
+        for request in self.pending.drain(..) {
+            request.queued.into_iter().for_each(|queued| queue.submit(queued));
+            let _ = request.accepted.send(Ok(()));
+        }
+    }
+}
+
+impl PendingRequest {
+    fn refuse(self, outcome: &str, error: ApiError, metrics: &ModelMetrics) {
+        for queued in self.queued {
+            metrics.ended(outcome);
+            queued.submission.client.fail(error.clone());
+        }
+        let _ = self.accepted.send(Err(error));
+    }
+}
+
+/// Loads and unloads until the pool is closed and everything is unloaded.
+fn supervise(shared: &Arc<Shared>) {
+    let mut slots = shared.slots();
+    loop {
+        shared.drop_ended(&mut slots);
+        let until = if slots.is_closed || shared.stop.load(Ordering::SeqCst) {
+            match close(shared, &mut slots) {
+                Closing::Done => return,
+                Closing::Waits => Some(Instant::now() + CHECK),
+            }
+        } else {
+            let facts = shared.facts(&slots);
+            let now = Instant::now();
+            match decide(&facts, &shared.settings.budget, shared.settings.idle_timeout, now) {
+                Decision::Load(engine) => {
+                    shared.load(&mut slots, engine);
+                    continue;
+                }
+                Decision::Unload(engine) => {
+                    shared.unload(&mut slots.engines[engine], engine);
+                    continue;
+                }
+                Decision::Drain(engine) => {
+                    if let SlotStatus::Loaded { is_draining, .. } = &mut slots.engines[engine].status {
+                        *is_draining = true;
+                    }
+                    continue;
+                }
+                Decision::Resume(engine) => {
+                    slots.engines[engine].send_on();
+                    continue;
+                }
+                Decision::Wait(until) => until,
+            }
+        };
+        let is_loading = |slot: &Slot| matches!(slot.status, SlotStatus::Loading { .. });
+        let checks = slots.engines.iter().any(|slot| !slot.pending.is_empty() || is_loading(slot));
+        let check = checks.then(|| Instant::now() + CHECK);
+        slots = match until.into_iter().chain(check).min() {
+            None => shared.changed.wait(slots).unwrap_or_else(PoisonError::into_inner),
+            Some(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                shared.changed.wait_timeout(slots, left).unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+    }
+}
+
+/// Whether all engines are unloaded.
+enum Closing {
+    Done,
+    Waits,
+}
+
+/// Ends loads in progress and, once the pool is closed, unloads everything.
+fn close(shared: &Shared, slots: &mut Slots) -> Closing {
+    let is_closed = slots.is_closed;
+    for (engine, slot) in slots.engines.iter_mut().enumerate() {
+        match &slot.status {
+            SlotStatus::Loading { cancel, .. } => cancel.cancel(),
+            SlotStatus::Loaded { .. } if is_closed => shared.unload(slot, engine),
+            SlotStatus::Loaded { .. } | SlotStatus::Unloading | SlotStatus::Unloaded => {}
+        }
+    }
+    let is_unloaded = |slot: &Slot| matches!(slot.status, SlotStatus::Unloaded);
+    if is_closed && slots.engines.iter().all(is_unloaded) {
+        for slot in &mut slots.engines {
+            // They have ended but for the return.
+            slot.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+        }
+        return Closing::Done;
+    }
+    Closing::Waits
+}
+
+/// What the thread of an engine tells its pool.
+pub(crate) struct PoolEvents {
+    pool: Arc<Shared>,
+    engine: usize,
+}
+
+impl EngineEvents for PoolEvents {
+    fn loaded(&self, result: Result<(), LoadError>) {
+        let metrics = &self.pool.sources[self.engine].metrics;
+        let mut slots = self.pool.slots();
+        let slot = &mut slots.engines[self.engine];
+        match (std::mem::take(&mut slot.status), result) {
+            (SlotStatus::Loading { queue, since, .. }, Ok(())) => {
+                metrics.loads.inc();
+                metrics.load_seconds.inc_by(since.elapsed().as_secs_f64());
+                metrics.loaded.set(1);
+                slot.status = SlotStatus::Loaded { queue, last_used: Instant::now(), is_draining: false };
+                slot.error = None;
+                slot.send_on();
+                slot.wanted.drain(..).for_each(|wanted| drop(wanted.send(Ok(()))));
+            }
+            (_, Ok(())) => {}
+            (_, Err(error)) => {
+                // Until its thread has ended.
+                slot.status = SlotStatus::Unloading;
+                self.pool.load_failed(slot, self.engine, error);
+            }
+        }
+        drop(slots);
+        self.pool.changed.notify_all();
+    }
+
+    fn idle(&self) {
+        let mut slots = self.pool.slots();
+        if let SlotStatus::Loaded { last_used, .. } = &mut slots.engines[self.engine].status {
+            *last_used = Instant::now();
+        }
+        drop(slots);
+        self.pool.changed.notify_all();
+    }
+
+    fn ended(&self) {
+        let mut slots = self.pool.slots();
+        let slot = &mut slots.engines[self.engine];
+        self.pool.sources[self.engine].metrics.loaded.set(0);
+        if let SlotStatus::Loading { .. } = slot.status {
+            // It panicked.
+            self.pool.load_failed(slot, self.engine, "the engine's thread ended while it loaded".into());
+        }
+        slot.status = SlotStatus::Unloaded;
+        drop(slots);
+        self.pool.changed.notify_all();
+    }
+}

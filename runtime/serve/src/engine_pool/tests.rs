@@ -1,0 +1,94 @@
+//! A pool whose loads never end, fail or panic: what its requests are told.
+
+use super::*;
+use crate::engine_thread::{Client, EngineTask, LoadContext, LoadedEngine, RequestEvent};
+use crate::metrics::Metrics;
+use hpp_engine::mock::MockBackend;
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+type Loaded = Result<LoadedEngine<MockBackend>, LoadError>;
+
+/// A pool of one engine with two places in its queue.
+fn pool(load: impl Fn(LoadContext) -> Loaded + Send + Sync + 'static) -> EnginePool {
+    let metrics = Metrics::new().model("m");
+    let source = EngineSource::new("m".to_owned(), MemoryNeeds::default(), metrics, Arc::new(load));
+    let settings = PoolSettings { budget: MemoryNeeds::default(), idle_timeout: None, queue: 2 };
+    EnginePool::start(vec![source], settings, Arc::default()).unwrap()
+}
+
+/// A pool whose load ends when it is cancelled.
+fn never_loaded() -> EnginePool {
+    pool(|context| {
+        while !context.cancel.is_cancelled() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err("cancelled".into())
+    })
+}
+
+fn request(deadline: Option<Duration>) -> (Submission, UnboundedReceiver<RequestEvent>) {
+    let (events, receiver) = unbounded_channel();
+    let arrived = Instant::now();
+    let client = Client { events, deadline: deadline.map(|left| arrived + left), arrived };
+    (Submission { task: EngineTask::Embed(vec![1]), client }, receiver)
+}
+
+fn outcome(waits: Result<Option<oneshot::Receiver<Result<(), ApiError>>>, ApiError>) -> Result<(), ApiError> {
+    waits?.map_or(Ok(()), |accepted| accepted.blocking_recv().unwrap())
+}
+
+fn message(error: Result<(), ApiError>) -> String {
+    error.unwrap_err().to_string()
+}
+
+#[test]
+fn a_shutdown_ends_a_load_and_the_requests_that_wait_for_it() {
+    let pool = never_loaded();
+    let (submission, mut events) = request(None);
+    let waits = pool.0.submit(0, vec![submission]);
+    while pool.report(0).state != EngineState::Loading {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    pool.close();
+    assert!(message(outcome(waits)).contains("shutting down"));
+    assert!(matches!(events.try_recv(), Ok(RequestEvent::Failed(_))));
+    assert_eq!(pool.report(0).state, EngineState::Unloaded);
+    let (submission, _events) = request(None);
+    assert!(message(outcome(pool.0.submit(0, vec![submission]))).contains("shutting down"));
+}
+
+#[test]
+fn requests_wait_for_a_load_within_the_queue_and_their_time() {
+    let pool = never_loaded();
+    let (late, _late_events) = request(Some(Duration::from_millis(50)));
+    let (left, left_events) = request(None);
+    let (late, left) = (pool.0.submit(0, vec![late]), pool.0.submit(0, vec![left]));
+    let (more, _more_events) = request(None);
+    assert_eq!(pool.0.submit(0, vec![more]).map(drop), Err(ApiError::Busy { waiting: 2 }));
+    let three = (0..3).map(|_| request(None).0).collect();
+    assert_eq!(pool.0.submit(0, three).map(drop), Err(ApiError::TooMany { count: 3, limit: 2 }));
+    drop(left_events);
+    assert_eq!(outcome(late), Err(ApiError::Timeout));
+    assert_eq!(outcome(left), Err(ApiError::Timeout), "nobody hears it");
+    let (again, _events) = request(None);
+    assert!(pool.0.submit(0, vec![again]).is_ok(), "their places are free");
+    pool.close();
+}
+
+#[test]
+fn a_load_that_fails_or_panics_fails_its_requests_and_the_next_one_loads_again() {
+    let panics = AtomicBool::new(true);
+    let pool = pool(move |_| {
+        assert!(!panics.swap(false, Ordering::SeqCst), "a defect");
+        Err("the disk is gone".into())
+    });
+    let ask = || {
+        let (submission, _events) = request(None);
+        message(outcome(pool.0.submit(0, vec![submission])))
+    };
+    assert!(ask().contains("the engine's thread ended while it loaded"));
+    assert_eq!(ask(), "the model \"m\" cannot be loaded: the disk is gone");
+    assert_eq!(pool.report(0).error.as_deref(), Some("the disk is gone"));
+    assert_eq!(pool.load(0).unwrap_err().to_string(), "the disk is gone");
+    pool.close();
+}

@@ -1,0 +1,111 @@
+//! The prompts of `--calibration`: one JSON object a line, as `hpp-exec verify --kl` reads them.
+
+use hpp_schema::probe::{ChatTurn, Prompt, PromptContent};
+use serde::Deserialize;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Largest corpus, bytes. It is held in memory: measuring needs a few thousand positions, not a training set.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Why a corpus cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum CorpusError {
+    #[error("cannot read the corpus {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("line {line} of the corpus {} is not a prompt: {why}", path.display())]
+    Line { path: PathBuf, line: u64, why: String },
+    #[error("the corpus {} has no prompts", path.display())]
+    Empty { path: PathBuf },
+}
+
+/// Prompts in two halves, so that what is chosen by one is judged by the other.
+pub struct Corpus {
+    /// Prompts to learn how much each matrix matters.
+    pub sensitivity: Vec<Prompt>,
+    /// Prompts to choose among proposals; the same ones if there is only one.
+    pub choice: Vec<Prompt>,
+}
+
+/// A line. Other fields, such as `id` and settings of an answer, do not matter here.
+#[derive(Deserialize)]
+struct Line {
+    #[serde(alias = "text")]
+    prompt: Option<String>,
+    messages: Option<Vec<Turn>>,
+    tokens: Option<Vec<u32>>,
+}
+
+#[derive(Deserialize)]
+struct Turn {
+    role: String,
+    content: String,
+}
+
+impl Corpus {
+    /// Reads a corpus. Refuses it at the first line that is not a prompt.
+    pub fn read(path: &Path) -> Result<Self, CorpusError> {
+        let failed = |source| CorpusError::Read { path: path.to_owned(), source };
+        let text = hpp_io::read_text(path, MAX_BYTES).map_err(failed)?;
+        let mut corpus = Corpus { sensitivity: Vec::new(), choice: Vec::new() };
+        let lines = text.lines().zip(1..).filter(|(text, _)| !text.trim().is_empty());
+        for (at, (text, line)) in lines.enumerate() {
+            let failed = |why| CorpusError::Line { path: path.to_owned(), line, why };
+            let prompt = Prompt { line, content: content(text).map_err(failed)? };
+            if at % 2 == 0 { corpus.sensitivity.push(prompt) } else { corpus.choice.push(prompt) }
+        }
+        if corpus.sensitivity.is_empty() {
+            return Err(CorpusError::Empty { path: path.to_owned() });
+        }
+        if corpus.choice.is_empty() {
+            corpus.choice.clone_from(&corpus.sensitivity);
+        }
+        Ok(corpus)
+    }
+}
+
+fn content(text: &str) -> Result<PromptContent, String> {
+    let line: Line = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    match (line.prompt, line.messages, line.tokens) {
+        (Some(text), None, None) if !text.is_empty() => Ok(PromptContent::Text(text)),
+        (None, Some(turns), None) if !turns.is_empty() => {
+            let turn = |turn: Turn| ChatTurn { role: turn.role, content: turn.content };
+            Ok(PromptContent::Messages(turns.into_iter().map(turn).collect()))
+        }
+        (None, None, Some(tokens)) if !tokens.is_empty() => Ok(PromptContent::Tokens(tokens)),
+        _ => Err("give one of prompt, messages and tokens, and not an empty one".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Corpus, CorpusError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("corpus.jsonl");
+        std::fs::write(&path, text).unwrap();
+        Corpus::read(&path)
+    }
+
+    #[test]
+    fn prompts_are_dealt_to_two_halves() {
+        let corpus = read("{\"prompt\": \"a\"}\n\n{\"tokens\": [1, 2], \"id\": 7}\n{\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n").unwrap();
+        let lines = |prompts: &[Prompt]| prompts.iter().map(|prompt| prompt.line).collect::<Vec<_>>();
+        assert_eq!((lines(&corpus.sensitivity), lines(&corpus.choice)), (vec![1, 4], vec![3]));
+        let one = read("{\"text\": \"a\"}").unwrap();
+        assert_eq!(one.sensitivity, one.choice);
+    }
+
+    #[test]
+    fn bad_lines_are_refused_with_their_number() {
+        for line in
+            ["[]", "{}", "{\"prompt\": \"\"}", "{\"prompt\": \"a\", \"tokens\": [1]}", "{\"messages\": []}", "x"]
+        {
+            let error = read(&format!("{{\"prompt\": \"a\"}}\n{line}")).err().map(|error| error.to_string());
+            assert!(error.as_ref().is_some_and(|error| error.starts_with("line 2 of")), "{line}: {error:?}");
+        }
+        assert!(matches!(read("\n"), Err(CorpusError::Empty { .. })));
+    }
+}

@@ -1,0 +1,99 @@
+//! The child that measures divergence: `hpp-exec probe`, which keeps the reference's logits between requests.
+
+use crate::exec::{ExecNotFound, find_exec};
+use crate::interrupt::Interrupt;
+use hpp_schema::probe::{CompareProbe, Prompt, Reply, Request};
+use std::io::{self, BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+/// Positions of a prompt that are compared: all.
+const ALL_POSITIONS: u64 = 1 << 32;
+
+/// Why a divergence could not be measured.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)]
+pub enum DivergenceError {
+    #[error(transparent)]
+    NoExec(#[from] ExecNotFound),
+    #[error("cannot run {}", path.display())]
+    Run { path: PathBuf, source: io::Error },
+    #[error("hpp-exec could not compare the quantized model with the original: {0}")]
+    Failed(String),
+    #[error("interrupted; nothing was written")]
+    Interrupted,
+}
+
+/// A running child. Dropping it ends it.
+pub struct DivergenceProbe {
+    path: PathBuf,
+    child: Child,
+    requests: ChildStdin,
+    replies: BufReader<ChildStdout>,
+    interrupt: Interrupt,
+}
+
+impl DivergenceProbe {
+    /// Starts hpp-exec, whose messages go to stderr.
+    pub fn start() -> Result<Self, DivergenceError> {
+        let path = find_exec()?;
+        let failed = |source| DivergenceError::Run { path: path.clone(), source };
+        let interrupt = Interrupt::install().map_err(failed)?;
+        let mut command = Command::new(&path);
+        command.args(["probe", "--quiet"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(failed)?;
+        let pipes = child.stdin.take().zip(child.stdout.take());
+        let (requests, replies) = pipes.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
+        Ok(DivergenceProbe { path, child, requests, replies: BufReader::new(replies), interrupt })
+    }
+
+    /// The mean divergence of `other` from `reference` over all positions of the prompts, nats.
+    pub fn compare(&mut self, reference: &Path, other: &Path, prompts: &[Prompt]) -> Result<f64, DivergenceError> {
+        let (reference, other, prompts) = (reference.to_owned(), other.to_owned(), prompts.to_vec());
+        let request = Request::Compare(CompareProbe { reference, other, prompts, positions: ALL_POSITIONS });
+        self.send(&request)?;
+        let mut divergence = None;
+        loop {
+            match self.receive()? {
+                Reply::Compared { kl, .. } if kl.is_finite() => divergence = Some(kl.max(0.0)),
+                Reply::PromptFailed { line, reason } => {
+                    return Err(DivergenceError::Failed(format!("line {line} of the corpus: {reason}")));
+                }
+                Reply::Failed { reason } => return Err(DivergenceError::Failed(reason)),
+                Reply::Done => break,
+                _ => {}
+            }
+        }
+        divergence.ok_or_else(|| DivergenceError::Failed("it answered without a number".to_owned()))
+    }
+
+    fn send(&mut self, request: &Request) -> Result<(), DivergenceError> {
+        let line = serde_json::to_string(request).map_err(io::Error::from);
+        let sent = line.and_then(|line| writeln!(self.requests, "{line}")).and_then(|()| self.requests.flush());
+        sent.map_err(|source| self.lost(source))
+    }
+
+    fn receive(&mut self) -> Result<Reply, DivergenceError> {
+        let mut line = String::new();
+        let read = self.replies.read_line(&mut line);
+        match read {
+            Ok(0) => Err(self.lost(io::ErrorKind::UnexpectedEof.into())),
+            Ok(_) => serde_json::from_str(&line).map_err(|error| self.lost(error.into())),
+            Err(source) => Err(self.lost(source)),
+        }
+    }
+
+    fn lost(&self, source: io::Error) -> DivergenceError {
+        match self.interrupt.is_requested() {
+            true => DivergenceError::Interrupted,
+            false => DivergenceError::Run { path: self.path.clone(), source },
+        }
+    }
+}
+
+impl Drop for DivergenceProbe {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

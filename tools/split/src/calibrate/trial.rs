@@ -1,0 +1,111 @@
+//! Trials: writes a model with some of its matrices quantized and measures how much its answers diverge.
+//!
+//! The reference is a plan of the model where it is; a trial is a directory in it. Each block is a partition of its own, so that only
+//! the blocks with quantized matrices are written.
+
+use super::corpus::Corpus;
+use super::divergence::DivergenceProbe;
+use super::{Formats, Purpose};
+use crate::cli::SplitArgs;
+use crate::costs::Costs;
+use crate::destination::Destination;
+use crate::draft_files::{self, ModelWeights};
+use crate::error::SplitError;
+use crate::files::{PlanWriter, WriteOptions};
+use crate::local_machine::LocalMachine;
+use crate::output::PLAN_FILE;
+use crate::own_draft::OwnDraft;
+use hpp_model::{Analysis, LogitsMode, analyse, analyse_quantized};
+use hpp_onnx::{QuantizeOptions, WorkDir};
+use hpp_schema::memory::PROCESS;
+use hpp_schema::{ByteSize, Plan};
+use std::fs;
+use std::path::PathBuf;
+
+/// The directory of a trial in that of the reference.
+const TRIAL: &str = "trial";
+
+/// A model, its reference plan and the child that compares.
+pub struct Trials<'a> {
+    args: &'a SplitArgs,
+    analysis: &'a Analysis,
+    options: QuantizeOptions,
+    costs: &'a Costs,
+    corpus: Corpus,
+    probe: DivergenceProbe,
+    reference: Plan,
+    weights: ModelWeights,
+    /// Removed with its contents on drop.
+    dir: WorkDir,
+}
+
+impl<'a> Trials<'a> {
+    /// Writes the reference into a temporary directory beside `--out` and starts the child.
+    pub fn begin(
+        args: &'a SplitArgs,
+        analysis: &'a Analysis,
+        options: QuantizeOptions,
+        costs: &'a Costs,
+        corpus: Corpus,
+    ) -> Result<Self, SplitError> {
+        let parent = args.out.as_deref().and_then(|out| out.parent()).filter(|parent| parent.is_dir());
+        let parent = parent.map_or_else(|| PathBuf::from("."), PathBuf::from);
+        let failed = |source| SplitError::Io { action: "create a directory in", path: parent.clone(), source };
+        let dir = WorkDir::new(&parent, ".hpp-calibration-").map_err(failed)?;
+        let probe = DivergenceProbe::start()?;
+        let own = analyse(analysis.model.path(), args.context, LogitsMode::Requested)?;
+        let OwnDraft { analysis: own, parts, plan, host_memory, .. } = OwnDraft::of(own, args, costs, 1)?;
+        check_memory(host_memory.saturating_add(PROCESS), LocalMachine::detect(false).ram())?;
+        let write = WriteOptions { in_place: true, ..WriteOptions::default() };
+        let reference = PlanWriter::begin(write, &own, None, &dir.path().join("reference"))?.finish(&parts, plan)?.plan;
+        let weights = ModelWeights::of([analysis.model.proto()]);
+        Ok(Trials { args, analysis, options, costs, corpus, probe, reference, weights, dir })
+    }
+
+    /// The mean divergence of the model with these formats from the original, nats.
+    pub fn divergence(&mut self, formats: &Formats, purpose: Purpose) -> Result<f64, SplitError> {
+        let options = QuantizeOptions { budget: None, formats: Some(formats.clone()), ..self.options.clone() };
+        let path = self.analysis.model.path();
+        let quantized = analyse_quantized(path, self.args.context, LogitsMode::Requested, Some(&options))?;
+        let partitions = quantized.segmentation.blocks.len();
+        let trial = OwnDraft::of(quantized, self.args, self.costs, partitions)?;
+        let reference = self.dir.path().join("reference");
+        let mut directory = Destination::at(&reference).directory(TRIAL)?;
+        draft_files::write(&trial, &self.reference, &self.weights, &mut directory)?;
+        let prompts = match purpose {
+            Purpose::Sensitivity => &self.corpus.sensitivity,
+            Purpose::Choice => &self.corpus.choice,
+        };
+        let other = reference.join(TRIAL);
+        let divergence = self.probe.compare(&reference.join(PLAN_FILE), &other.join(PLAN_FILE), prompts)?;
+        let failed = |source| SplitError::Io { action: "remove", path: other.clone(), source };
+        fs::remove_dir_all(&other).map_err(failed)?;
+        Ok(divergence)
+    }
+}
+
+/// Refuses a model that this machine's memory does not hold: it would be read from disk once for each of many measurements.
+fn check_memory(needed: u64, free: Option<u64>) -> Result<(), SplitError> {
+    match free {
+        Some(free) if free < needed => {
+            let [needed, free] = [needed, free].map(|bytes| ByteSize(bytes).human());
+            Err(SplitError::setting(
+                format!("--calibration runs the whole model in memory, which takes {needed}, and {free} are free"),
+                "profile the model with hpp-profile --sensitivity and give --profile instead, or omit --calibration",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_that_memory_does_not_hold_is_refused_with_both_numbers() {
+        let error = check_memory(3 << 30, Some(2 << 30)).unwrap_err().to_string();
+        assert!(error.contains("3 GiB") && error.contains("2 GiB are free"), "{error}");
+        assert!(check_memory(3 << 30, Some(3 << 30)).is_ok() && check_memory(3 << 30, None).is_ok());
+    }
+}

@@ -1,0 +1,117 @@
+//! The draft that a model has of itself (`--draft`): the same model with quantized weights, planned to stay in host memory.
+//!
+//! Its embedding stays as it is and is memory-mapped from the model's own weights, so that both share its pages.
+
+use crate::amount::{self, ESTIMATED};
+use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
+use crate::costs::Costs;
+use crate::draft::{PlanDraft, draft};
+use crate::error::SplitError;
+use crate::local_machine::LocalMachine;
+use crate::partitioning::{Partitioning, place_blocks};
+use crate::quantize;
+use crate::request::{Limits, MIN_CHUNK, PlanningRequest};
+use hpp_graph::PartitionGraph;
+use hpp_model::{Analysis, LogitsMode, analyse_quantized};
+use hpp_partition::{Phase, usage_of_partitions};
+use hpp_schema::{ByteSize, InputRole, ModelKind, Plan};
+
+/// A draft that is planned and not written yet.
+pub struct OwnDraft {
+    /// The model with quantized weights.
+    pub analysis: Analysis,
+    /// The parts of its graph, one for each partition.
+    pub parts: Vec<PartitionGraph>,
+    /// Its plan.
+    pub plan: Plan,
+    /// Bits of its weight matrices.
+    pub bits: u32,
+    /// Host memory that it takes beside the process itself, bytes. Without tables, whose pages are those of the model.
+    pub host_memory: u64,
+    /// The part of it that belongs to a sequence, bytes.
+    pub sequence_memory: u64,
+}
+
+impl OwnDraft {
+    /// Plans the draft that the arguments ask for; `None` if they ask for none.
+    pub fn plan(args: &SplitArgs, analysis: &Analysis, costs: &Costs) -> Result<Option<Self>, SplitError> {
+        let Some(bits) = args.quantize.draft else { return Ok(None) };
+        check(analysis)?;
+        let of_itself = (Some(analysis.context), LogitsMode::Requested, Some(&bits.options()));
+        let quantized = analyse_quantized(analysis.model.path(), of_itself.0, of_itself.1, of_itself.2);
+        let quantized = quantized.map_err(|error| SplitError::Draft(Box::new(error)))?;
+        Ok(Some(Self::of(quantized, args, costs, 1)?))
+    }
+
+    /// Plans a quantized model to stay in host memory, in at least so many partitions.
+    pub fn of(quantized: Analysis, args: &SplitArgs, costs: &Costs, partitions: usize) -> Result<Self, SplitError> {
+        let args = &arguments(args, partitions);
+        // A profile holds times of the model's own weights.
+        let assumed = Costs::Assumed;
+        let costs = if matches!(costs, Costs::Profile(..)) { &assumed } else { costs };
+        let limits = Limits { longest_pass: MIN_CHUNK, ..Limits::default() };
+        let mut request = PlanningRequest::new(args, &quantized, costs, &LocalMachine::default(), limits)?;
+        request.problem.budget.ram = None;
+        request.recorded_budgets.ram = None;
+        request.maps_tables = true;
+        let partitioning = place_blocks(&request, args)?;
+        let PlanDraft { partitioning, parts, plan } = draft(&request, &quantized, partitioning, costs.label())?;
+        let (host_memory, sequence_memory) = memory(&request, &partitioning);
+        let bits = args.quantize.draft.map_or(0, |bits| bits.bits().count() as u32);
+        Ok(OwnDraft { analysis: quantized, parts, plan, bits, host_memory, sequence_memory })
+    }
+
+    /// What it is and takes, for people.
+    pub fn note(&self) -> String {
+        let quantized = self.analysis.quantized.as_ref().map(|quantized| quantize::summary(&quantized.summary));
+        let memory = ByteSize(self.host_memory).human();
+        let ms = amount::time(self.plan.predictions.decode_ms, ESTIMATED);
+        format!(
+            "draft: {}; it takes {memory} of host memory and is expected to propose a token in {ms}",
+            quantized.unwrap_or_default()
+        )
+    }
+}
+
+/// Refuses models that cannot draft for themselves.
+fn check(analysis: &Analysis) -> Result<(), SplitError> {
+    if analysis.kind == ModelKind::SingleRun {
+        return Err(SplitError::setting("--draft is for models that generate tokens", "omit --draft"));
+    }
+    let reads_more = |role: InputRole| matches!(role, InputRole::Embeddings | InputRole::Free);
+    match analysis.inputs.iter().find(|input| reads_more(input.role)) {
+        Some(input) => Err(SplitError::setting(
+            format!("a draft gets token ids only, and this model reads {} too", input.name),
+            "omit --draft; hpp-exec --speculate ngram needs no draft",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// The arguments that plan the draft: on the host, without a budget.
+fn arguments(args: &SplitArgs, partitions: usize) -> SplitArgs {
+    let planning = PlanningArgs { refine: None, stream: None, mechanisms: None, slots: None, ..args.planning.clone() };
+    SplitArgs {
+        vram: vec![ByteSize(0)],
+        ram: None,
+        margin: None,
+        planning,
+        gpu_layers: None,
+        assign: None,
+        movable: false,
+        kv: KvHomeArg::Follow,
+        max_partitions: None,
+        partitions,
+        all_logits: false,
+        ..args.clone()
+    }
+}
+
+/// Host memory of the draft beside the process and without tables, and the part of it that is the state of a sequence.
+fn memory(request: &PlanningRequest, partitioning: &Partitioning) -> (u64, u64) {
+    let problem = partitioning.problem(request);
+    let usage = usage_of_partitions(&problem, &partitioning.solution.placements, &partitioning.solution.slots);
+    let weights = Phase::BOTH.map(|phase| usage.host_reads[phase as usize].all()).into_iter().max().unwrap_or(0);
+    let parts = [usage.host.kv, usage.host.workspace, request.session_copies];
+    (parts.into_iter().fold(weights, u64::saturating_add), usage.host.kv)
+}
