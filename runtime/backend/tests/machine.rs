@@ -48,7 +48,7 @@ fn a_gpu_partition_without_a_gpu_falls_back_to_the_host_with_a_reason() {
     let reporter = RecordingReporter::default();
     let mut engine = Engine::load(&plan, &model.dir, &backend, EngineOptions::default(), &reporter).unwrap();
     let reported = reporter.0.lock().unwrap().join("\n");
-    assert!(reported.starts_with("whole: Cuda -> Cpu: "), "{reported}");
+    assert!(reported.starts_with("whole: cuda -> cpu: "), "{reported}");
     assert!(reported.contains("onnxruntime-gpu") || reported.contains("device"), "{reported}");
     let mut sequence = engine.new_sequence().unwrap();
     engine.step(&mut sequence, StepInput::Tokens(&model.prompt()), LogitRows::Last).unwrap();

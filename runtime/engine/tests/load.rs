@@ -140,7 +140,7 @@ fn a_missing_provider_is_reported_and_the_partition_runs_on_the_host() {
     let heard = Heard::default();
     let options = EngineOptions::default();
     let mut engine = hpp_engine::Engine::load(&toy.plan, toy.dir.path(), &toy.backend, options, &heard).unwrap();
-    assert_eq!(*heard.0.lock().unwrap(), ["gpu_0: Webgpu -> Cpu: it was taken away"]);
+    assert_eq!(*heard.0.lock().unwrap(), ["gpu_0: webgpu -> cpu: it was taken away"]);
     let mut sequence = engine.new_sequence().unwrap();
     let logits = engine.step(&mut sequence, StepInput::Tokens(&[5, 6]), LogitRows::Last).unwrap();
     assert_eq!(best(logits.last()), answer(&[5, 6]));

@@ -312,7 +312,10 @@ fn a_library_that_is_no_plug_in_is_said_once_and_refused_if_strict() {
     let onnxruntime = std::env::var("ORT_DYLIB_PATH").unwrap_or_default();
     for (library, why) in [
         ("no/such.so", "no such file"),
-        (file!(), "npu cannot be used"),
+        (
+            concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bad_input.rs"),
+            "npu (npu) cannot be used: it is not a Linux library",
+        ),
         (&onnxruntime, "not a plug-in provider of ONNX Runtime"),
     ] {
         let devices = support::hpp_exec(["devices", "--ep-lib", &format!("npu={library}")]).ok();

@@ -13,7 +13,7 @@ use crate::merge;
 use crate::missing::missing_measurements;
 use crate::page;
 use crate::progress::Progress;
-use crate::settings::{self, ModelLimits};
+use crate::settings::{self, ModelLimits, unusable};
 use crate::store::{ProfileStoreError, Store, parent};
 use crate::table::summary;
 use crate::taps::{self, Wanted};
@@ -21,7 +21,7 @@ use crate::targets::{BlockFacts, RunBytes, facts, targets};
 use hpp_io::CpuMonitor;
 use hpp_model::{Analysis, LogitsMode, ThisHost, analyse, model_hash};
 use hpp_onnx::WorkDir;
-use hpp_schema::{Host, Profile};
+use hpp_schema::{Host, Profile, Provider};
 use std::path::Path;
 
 /// Runs the command.
@@ -54,6 +54,7 @@ fn measure(cli: &Cli, model: &Path) -> Result<(), ProfileError> {
     launcher.arguments.extend(child_arguments(cli)?);
     let mut prober = Prober::new(launcher, interrupt);
     let host = prober.host().map_err(no_child)?;
+    refuse_unknown_providers(&cli.providers, &host)?;
     let profile = match before {
         None => new_profile(cli, &analysis, host)?,
         Some(before) => resume(cli, &analysis, &host, &store, before, corpus.as_ref())?,
@@ -237,6 +238,17 @@ fn host_differences(host: &Host, before: &Host) -> Vec<String> {
         differences.push(format!("ONNX Runtime {} here and {} there", host.onnxruntime, before.onnxruntime));
     }
     differences
+}
+
+/// Refuses providers that neither HPP's table nor this machine has: a mistyped name. One of the table that is not here costs its own
+/// measurements only.
+fn refuse_unknown_providers(providers: &[Provider], host: &Host) -> Result<(), ProfileError> {
+    let is_unknown = |provider: &&Provider| provider.facts().provider.is_none() && unusable(**provider, host).is_some();
+    let Some(unknown) = providers.iter().find(is_unknown) else { return Ok(()) };
+    Err(ProfileError::setting(
+        format!("there is no provider {:?} here", unknown.id()),
+        "`hpp-exec devices` lists the providers; --ep-lib NAME=PATH names the library of another",
+    ))
 }
 
 fn block_facts(analysis: &Analysis) -> Vec<BlockFacts> {

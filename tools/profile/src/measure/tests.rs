@@ -237,6 +237,7 @@ fn the_machine_is_measured_once_and_what_fails_is_said() {
         r#"echo x >> asked
         case $line in
             *ram_read*) echo '{"reply":"bandwidth","curves":[{"path":{"kind":"ram_read"},"points":[{"bytes":9,"gb_per_s":20},{"bytes":5,"gb_per_s":30}]}]}';;
+            *decompress*) echo '{"reply":"bandwidth","curves":[{"path":{"kind":"decompress"},"points":[{"bytes":5,"gb_per_s":3}]}]}';;
             *disk_read*) echo '{"reply":"bandwidth","curves":[{"path":{"kind":"disk_read"},"points":[{"bytes":5,"gb_per_s":-3}]}]}';;
             *arithmetic*) echo '{"reply":"arithmetic","tflops":0.5}';;
             *contention*) echo '{"reply":"contention","compute":1.2,"link":1.1}';;
@@ -254,9 +255,9 @@ fn the_machine_is_measured_once_and_what_fails_is_said() {
     assert!(machine.failures[1].contains("webgpu") && machine.failures[1].contains("abort"), "{:?}", machine.failures);
     assert_eq!(measure.profile.check(), []);
     let asked = || std::fs::read_to_string(bench.dir.path().join("asked")).unwrap().lines().count();
-    assert_eq!(asked(), 5);
+    assert_eq!(asked(), 6);
     measure.machine().unwrap();
-    assert_eq!(asked(), 5, "nothing is measured twice");
+    assert_eq!(asked(), 6, "nothing is measured twice");
 }
 
 /// Counts a request's prompts as its statistics, and dies of poison.
