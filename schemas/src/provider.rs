@@ -100,7 +100,7 @@ impl FromStr for Provider {
     fn from_str(name: &str) -> Result<Self, Self::Err> {
         let is_letter = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"-_".contains(byte);
         let starts = name.as_bytes().first().is_some_and(u8::is_ascii_lowercase);
-        if !starts || name.len() > LONGEST_NAME || !name.as_bytes().iter().all(|byte| is_letter(byte)) {
+        if !starts || name.len() > LONGEST_NAME || !name.as_bytes().iter().all(is_letter) {
             return Err(ProviderNameError { name: name.chars().take(2 * LONGEST_NAME).collect() });
         }
         Ok(Provider::known(name))
@@ -343,8 +343,8 @@ mod tests {
         let yes_or_no = |yes: bool| if yes { "yes" } else { "no" };
         for facts in &PROVIDER_FACTS {
             let provider = facts.provider.unwrap();
-            let row =
-                text.lines().find(|line| line.starts_with(&format!("| `{}` |", provider.id()))).expect(provider.id());
+            let start = format!("| `{}` |", provider.id());
+            let row = text.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no row {start}"));
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
             let memory = if provider.uses_host_memory() { "host memory" } else { "device memory" };
             let flags = [facts.weights_as_inputs || provider == Provider::CPU, facts.user_streams, facts.exclusive];
