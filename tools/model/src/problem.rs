@@ -66,9 +66,19 @@ impl CostSource<'_> {
         }
     }
 
+    /// Whether the rate of decompressing weights is known, not assumed.
+    pub fn knows_decompression(&self) -> bool {
+        self.measured_decompression().is_some()
+    }
+
+    /// The rate of decompressing weights with one thread, 1e9 bytes per second.
+    fn measured_decompression(&self) -> Option<f64> {
+        self.rates().and_then(|machine| machine.disk).and_then(|disk| disk.decompress_gb_per_s)
+    }
+
     /// The rate and cost of decompressing weights on a host of so many cores.
     fn decompression(&self, cores: u64) -> Decompression {
-        let measured = self.rates().and_then(|machine| machine.disk).and_then(|disk| disk.decompress_gb_per_s);
+        let measured = self.measured_decompression();
         let cores = usize::try_from(cores).unwrap_or(usize::MAX).max(1);
         let threads = decompressing_threads(cores);
         Decompression {

@@ -47,7 +47,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
             result => break result?,
         }
     };
-    let partitioning = match drop_useless_copies(&mut request, args, &analysis, &partitioning) {
+    let partitioning = match drop_useless_copies(&mut request, args, &analysis, &costs, &partitioning) {
         true => partition_blocks(&mut request, args, &analysis, &out_dir)?.0,
         false => partitioning,
     };
