@@ -6,7 +6,7 @@
 
 use crate::ids::{Id, StageId};
 
-/// Passes after which a use counts half. 8 is within 2 % of the best for routers that always prefer the same experts, and 64 loses a
+/// Passes after which a use counts half. 8 is within 3 % of the best for routers that always prefer the same experts, and 64 loses a
 /// quarter of the hits where preferences drift (`replay.rs`).
 const HALF_LIFE: f64 = 8.0;
 
