@@ -2,7 +2,7 @@
 
 mod support;
 
-use hpp_schema::{FileRole, Provider};
+use hpp_schema::{FileRole, Provider, Step};
 use support::{PlanDir, Ran, command, record};
 
 const LLAMA: &str = "genai/llama3-fp32-cpu";
@@ -304,7 +304,14 @@ fn a_provider_that_is_not_here_is_named_with_those_that_are() {
 
 #[test]
 fn a_library_that_is_no_plug_in_is_said_once_and_refused_if_strict() {
-    let plan = PlanDir::new(LLAMA, 32);
+    let mut plan = PlanDir::new(LLAMA, 32);
+    // The unsplit model always runs on the CPU provider, and the name of its partition says that it is one.
+    let name = "cpu_0";
+    plan.plan.partitions[0].name = name.into();
+    plan.plan.states.iter_mut().for_each(|state| state.partition = name.into());
+    plan.plan.schedule.prefill = vec![Step::Run(name.into())];
+    plan.plan.schedule.decode = vec![Step::Run(name.into())];
+    plan.save();
     let run = |library: &str, options: &[&str]| {
         let library = format!("npu={library}");
         let arguments = ["--tokens", "1", "--max-new", "1", "--providers", "npu,cpu", "--ep-lib", &library];
