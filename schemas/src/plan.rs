@@ -244,6 +244,31 @@ impl Plan {
 }
 
 impl Plan {
+    /// The inputs that the user must give: those that the runtime cannot fill, and for a model that runs once every input
+    /// and the past of every state, which has length 0 on its growing axis at the beginning.
+    pub fn user_inputs(&self) -> Vec<ModelInput> {
+        let runs_once = self.model.kind == ModelKind::SingleRun;
+        let is_user_input = |input: &&ModelInput| match input.role {
+            InputRole::LogitPositions | InputRole::UseCacheBranch => false,
+            InputRole::Free => true,
+            _ => runs_once,
+        };
+        let past = |state: &State| ModelInput {
+            name: state.past.clone(),
+            dtype: state.dtype,
+            shape: state.shape.clone(),
+            role: InputRole::Free,
+        };
+        let states = if runs_once { self.states.as_slice() } else { &[] };
+        self.model.inputs.iter().filter(is_user_input).cloned().chain(states.iter().map(past)).collect()
+    }
+
+    /// Names of the outputs of a model that runs once, states last.
+    pub fn result_names(&self) -> impl Iterator<Item = &str> {
+        let outputs = self.model.outputs.iter().map(|output| output.name.as_str());
+        outputs.chain(self.states.iter().map(|state| state.present.as_str()))
+    }
+
     /// Bytes of weights that are resident on a GPU: weights of partitions without weight inputs, weights in slots of
     /// their own, and the constants of files with weight inputs, once per file. `None` on overflow of 64 bits.
     pub fn weights_on(&self, device: &str) -> Option<u64> {

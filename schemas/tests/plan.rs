@@ -1,6 +1,8 @@
 //! Plans as text: round trip, schema, versions, damage, seals.
 
-use hpp_schema::{DType, DeviceKind, OutputUse, Plan, PlanError, Seal, WeightInput, Whole, plan_json_schema};
+use hpp_schema::{
+    DType, DeviceKind, ModelKind, OutputUse, Plan, PlanError, Seal, WeightInput, Whole, plan_json_schema,
+};
 use proptest::prelude::*;
 
 const PLAN: &str = include_str!("plan.yaml");
@@ -16,6 +18,16 @@ fn a_plan_reads_back_as_it_was_written() {
     assert_eq!(Plan::from_yaml(&text).unwrap().to_yaml().unwrap(), text);
     assert!(text.starts_with("hpp_plan: 2\n"), "the version comes first: {}", &text[..40]);
     assert!(text.contains("bytes: 866.25 KiB (887040 B)"), "sizes are for people and exact: {text}");
+}
+
+#[test]
+fn a_model_that_runs_once_takes_and_gives_its_states() {
+    let names = |plan: &Plan| plan.user_inputs().into_iter().map(|input| input.name).collect::<Vec<_>>();
+    let mut plan = plan();
+    assert_eq!(names(&plan), [""; 0], "the runtime fills the inputs of a decoder");
+    plan.model.kind = ModelKind::SingleRun;
+    assert_eq!(names(&plan), ["input_ids", "attention_mask", "past.0.key", "past.1.key"]);
+    assert_eq!(plan.result_names().collect::<Vec<_>>(), ["logits", "present.0.key", "present.1.key"]);
 }
 
 #[test]

@@ -131,14 +131,14 @@ pub struct OverBudget {
     pub demand: Demand,
     /// Its budget, bytes.
     pub budget: u64,
-    /// The part of the budget that blocks may not use, bytes: a GPU's margin, or the process itself on the host.
+    /// The part of the budget that blocks may not use, bytes: a GPU's margin, or the process and what else it holds on the host.
     pub margin: u64,
 }
 
 /// What [`OverBudget::margin`] is on this device.
 fn reserve_label(device: DeviceId) -> &'static str {
     match device {
-        DeviceId::Cpu => "the process itself",
+        DeviceId::Cpu => "process",
         DeviceId::Gpu(_) => "margin",
     }
 }

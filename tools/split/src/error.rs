@@ -49,6 +49,8 @@ pub enum SplitError {
         has_gpus: bool,
         /// Whether the host can compute and hold all blocks, so that the plan needs no GPU.
         fits_host: bool,
+        /// Host memory of the model's own draft within the demand, bytes.
+        draft: u64,
         /// Demand and budget.
         source: OverBudget,
     },
@@ -123,14 +125,19 @@ impl SplitError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            SplitError::OverBudget { source, smallest, has_gpus, fits_host, .. } => {
+            SplitError::OverBudget { source, smallest, has_gpus, fits_host, draft, .. } => {
                 let smallest = ByteSize(*smallest);
                 let flag = if source.device == hpp_partition::DeviceId::Cpu { "--ram" } else { "--vram" };
                 let slots = if source.demand.ring > 0 { "give fewer --slots, " } else { "" };
                 let assign = if *has_gpus { ", or move blocks with --assign" } else { "" };
                 let without = if *fits_host { "; --vram 0 plans without the GPU" } else { "" };
+                let on_host = source.device == hpp_partition::DeviceId::Cpu;
+                let draft = match draft {
+                    1.. if on_host => format!(", or omit --draft, which takes {} of it", ByteSize(*draft).human()),
+                    _ => String::new(),
+                };
                 format!(
-                    "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context{assign}{without}",
+                    "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context{draft}{assign}{without}",
                     smallest.human_rounded_up(),
                     smallest.0
                 )

@@ -310,7 +310,7 @@ pub fn over_budget(request: &PlanningRequest) -> impl Fn(OverBudget) -> SplitErr
         };
         let has_gpus = !request.problem.gpus.is_empty();
         let fits_host = matches!(source.device, DeviceId::Gpu(_)) && fits_host(&request.problem);
-        SplitError::OverBudget { what, smallest, has_gpus, fits_host, source }
+        SplitError::OverBudget { what, smallest, has_gpus, fits_host, draft: request.limits.reserved, source }
     }
 }
 

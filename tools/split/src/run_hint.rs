@@ -6,7 +6,7 @@ use std::path::Path;
 /// `run it: hpp-exec ...`, with placeholders for the inputs that the user must supply.
 pub fn run_hint(path: &Path, plan: &Plan) -> String {
     let path = quoted(&path.to_string_lossy());
-    let user_inputs = user_inputs(plan);
+    let user_inputs: Vec<String> = plan.user_inputs().iter().map(described).collect();
     let inputs = if user_inputs.is_empty() { "" } else { " --inputs in.npz" };
     let command = match plan.model.kind {
         ModelKind::SingleRun => format!("hpp-exec {path} --inputs in.npz --outputs out.npz"),
@@ -32,6 +32,9 @@ pub fn run_hint(path: &Path, plan: &Plan) -> String {
     if !user_inputs.is_empty() {
         hint += &format!("\n  (in.npz, made with numpy.savez, holds {})", user_inputs.join(", "));
     }
+    if plan.model.kind == ModelKind::SingleRun && !plan.states.is_empty() {
+        hint += "\n  (hpp-exec computes one step of this model and keeps no state: give its caches, empty before the first step)";
+    }
     hint
 }
 
@@ -47,19 +50,10 @@ fn quoted(path: &str) -> String {
     }
 }
 
-/// `name: dtype [shape]` of each input that the runtime cannot fill.
-fn user_inputs(plan: &Plan) -> Vec<String> {
-    let runs_once = plan.model.kind == ModelKind::SingleRun;
-    let is_user_input = |input: &&ModelInput| match input.role {
-        InputRole::LogitPositions | InputRole::UseCacheBranch => false,
-        InputRole::Free => true,
-        _ => runs_once,
-    };
-    let describe = |input: &ModelInput| {
-        let sizes: Vec<String> = input.shape.iter().map(Dim::to_string).collect();
-        format!("{}: {} [{}]", input.name, input.dtype, sizes.join(", "))
-    };
-    plan.model.inputs.iter().filter(is_user_input).map(describe).collect()
+/// `name: dtype [shape]`.
+fn described(input: &ModelInput) -> String {
+    let sizes: Vec<String> = input.shape.iter().map(Dim::to_string).collect();
+    format!("{}: {} [{}]", input.name, input.dtype, sizes.join(", "))
 }
 
 #[cfg(test)]

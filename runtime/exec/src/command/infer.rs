@@ -2,7 +2,7 @@
 
 use super::CommandContext;
 use crate::error::ExecError;
-use crate::inputs::{InputsError, RequiredInputs, check_inputs};
+use crate::inputs::{InputsError, check_inputs};
 use crate::numbers::millis;
 use crate::other_load::OtherLoad;
 use crate::report::{Bytes, StageTimes, memory, run_table};
@@ -40,7 +40,7 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
         return Err(InputsError::GeneratesText.into());
     }
     let tensors = read_npz(&settings.inputs)?;
-    let inputs = check_inputs(tensors, &plan.plan.model, RequiredInputs::All, &settings.inputs)?;
+    let inputs = check_inputs(tensors, &plan.plan.user_inputs(), &settings.inputs)?;
     super::warn_of_memory(&plan.plan, ctx.console);
     let other_load = OtherLoad::start();
     let runtime = OnnxRuntime::open_for(&plan.plan, &settings.runtime, ctx.console)?;
@@ -49,9 +49,8 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
     let started = Instant::now();
     let mut results = engine.infer(&inputs)?;
     let run_ms = millis(started.elapsed());
-    let names = plan.plan.model.outputs.iter().map(|output| output.name.clone());
-    let outputs: Vec<(String, HostTensor)> =
-        names.filter_map(|name| results.remove(&name).map(|tensor| (name, tensor))).collect();
+    let named = |name: &str| results.remove(name).map(|tensor| (name.to_owned(), tensor));
+    let outputs: Vec<(String, HostTensor)> = plan.plan.result_names().filter_map(named).collect();
     write_npz(&settings.outputs, &outputs)?;
 
     let telemetry = engine.telemetry();

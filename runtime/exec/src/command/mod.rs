@@ -18,7 +18,7 @@ mod verify;
 use crate::cli::RuntimeArgs;
 use crate::console::Console;
 use crate::error::ExecError;
-use crate::inputs::{RequiredInputs, check_inputs};
+use crate::inputs::check_inputs;
 use crate::interrupt::Interrupt;
 use crate::prompt::PromptSource;
 use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
@@ -125,7 +125,7 @@ fn open_embeddings(plan: &Plan, path: Option<&Path>) -> Result<Option<EmbeddingT
 fn open_extra_inputs(plan: &Plan, path: Option<&Path>) -> Result<NamedTensors, ExecError> {
     let tensors = path.map(read_npz).transpose()?.unwrap_or_default();
     let path = path.unwrap_or(Path::new("(no --inputs)"));
-    Ok(check_inputs(tensors, &plan.model, RequiredInputs::Free, path)?)
+    Ok(check_inputs(tensors, &plan.user_inputs(), path)?)
 }
 
 /// How text becomes a prompt.

@@ -5,7 +5,7 @@ mod random;
 pub use random::{random_inputs, random_tokens};
 
 use hpp_engine::{HostTensor, NamedTensors};
-use hpp_schema::{Dim, InputRole, ModelInput, SourceModel};
+use hpp_schema::{Dim, ModelInput};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -48,23 +48,12 @@ impl InputsError {
     }
 }
 
-/// Which inputs a file must hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RequiredInputs {
-    /// Every input, to run a model once on tensors.
-    All,
-    /// Only inputs that the engine cannot fill by itself.
-    Free,
-}
-
-/// Checks the tensors of the file `path` against the model and reports every problem at once.
+/// Checks the tensors of the file `path` against the inputs that it must hold and reports every problem at once.
 pub fn check_inputs(
     tensors: Vec<(String, HostTensor)>,
-    model: &SourceModel,
-    required: RequiredInputs,
+    inputs: &[ModelInput],
     path: &Path,
 ) -> Result<NamedTensors, InputsError> {
-    let inputs: Vec<&ModelInput> = model.inputs.iter().filter(|input| is_required(input, required)).collect();
     let mut given = BTreeMap::new();
     let mut problems = Vec::new();
     for (name, tensor) in tensors {
@@ -83,14 +72,6 @@ pub fn check_inputs(
     }
     let expected = inputs.iter().map(|input| format!("{}: {}", input.name, describe(input))).collect();
     Err(InputsError::Misfit { path: path.to_owned(), problems, expected })
-}
-
-fn is_required(input: &ModelInput, required: RequiredInputs) -> bool {
-    match required {
-        // The engine fills these two in any case.
-        RequiredInputs::All => !matches!(input.role, InputRole::LogitPositions | InputRole::UseCacheBranch),
-        RequiredInputs::Free => input.role == InputRole::Free,
-    }
 }
 
 fn describe(input: &ModelInput) -> String {
@@ -114,32 +95,20 @@ fn misfit(input: &ModelInput, tensor: &HostTensor) -> Option<String> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use hpp_schema::{DType, HostKernels, ModelKind};
+    use hpp_schema::{DType, InputRole};
 
-    pub(crate) fn model() -> SourceModel {
+    pub(crate) fn inputs() -> Vec<ModelInput> {
         let input = |name: &str, dtype, shape: &[&str], role| ModelInput {
             name: name.into(),
             dtype,
             shape: shape.iter().map(|d| d.parse().unwrap()).collect(),
             role,
         };
-        SourceModel {
-            name: "m".into(),
-            source: "m.onnx".into(),
-            tapped: None,
-            weights_dir: ".".into(),
-            kind: ModelKind::SingleRun,
-            layers: 1,
-            context_length: None,
-            vocab_size: Some(10),
-            inputs: vec![
-                input("input_ids", DType::Int64, &["batch", "seq"], InputRole::TokenIds),
-                input("mask", DType::Int64, &["batch", "seq"], InputRole::AttentionMask),
-                input("image", DType::Float32, &["batch", "3", "4"], InputRole::Free),
-            ],
-            outputs: vec![],
-            host_kernels: HostKernels::default(),
-        }
+        vec![
+            input("input_ids", DType::Int64, &["batch", "seq"], InputRole::TokenIds),
+            input("mask", DType::Int64, &["batch", "seq"], InputRole::AttentionMask),
+            input("image", DType::Float32, &["batch", "3", "4"], InputRole::Free),
+        ]
     }
 
     #[test]
@@ -149,7 +118,7 @@ pub(crate) mod tests {
             ("image".to_owned(), HostTensor::from_f32(&[1, 3, 5], &[0.0; 15])),
             ("picture".to_owned(), HostTensor::from_f32(&[], &[0.0])),
         ];
-        let error = check_inputs(arrays, &model(), RequiredInputs::All, Path::new("in.npz")).unwrap_err().to_string();
+        let error = check_inputs(arrays, &inputs(), Path::new("in.npz")).unwrap_err().to_string();
         for says in [
             "input_ids: it holds float32, not int64",
             "image: its shape is [1, 3, 5]",
@@ -164,13 +133,13 @@ pub(crate) mod tests {
     #[test]
     fn a_wrong_number_of_axes_is_reported() {
         let arrays = vec![("image".to_owned(), HostTensor::from_f32(&[12], &[0.0; 12]))];
-        let error = check_inputs(arrays, &model(), RequiredInputs::Free, Path::new("in.npz")).unwrap_err().to_string();
+        let error = check_inputs(arrays, &inputs()[2..], Path::new("in.npz")).unwrap_err().to_string();
         assert!(error.contains("it has 1 axes, not 3"), "{error}");
     }
 
     #[test]
     fn tensors_that_fit_are_accepted() {
         let arrays = vec![("image".to_owned(), HostTensor::from_f32(&[2, 3, 4], &[0.0; 24]))];
-        assert_eq!(check_inputs(arrays, &model(), RequiredInputs::Free, Path::new("in.npz")).unwrap().len(), 1);
+        assert_eq!(check_inputs(arrays, &inputs()[2..], Path::new("in.npz")).unwrap().len(), 1);
     }
 }

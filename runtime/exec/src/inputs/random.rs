@@ -3,7 +3,7 @@
 use super::InputsError;
 use half::{bf16, f16};
 use hpp_engine::{HostTensor, NamedTensors};
-use hpp_schema::{DType, Dim, InputRole, ModelInput, SourceModel, Symbols};
+use hpp_schema::{DType, Dim, InputRole, ModelInput, Symbols};
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
@@ -23,19 +23,18 @@ pub fn random_tokens(count: u64, vocab: Option<u64>, seed: u64) -> Vec<u32> {
     (0..count).map(|_| (random.next_u64() % ids) as u32).collect()
 }
 
-/// A random tensor for every input of a model that runs once.
-pub fn random_inputs(model: &SourceModel, seed: u64) -> Result<NamedTensors, InputsError> {
+/// A random tensor for each input. Token ids are below the vocabulary size.
+pub fn random_inputs(inputs: &[ModelInput], vocab: Option<u64>, seed: u64) -> Result<NamedTensors, InputsError> {
     let mut random = ChaCha12Rng::seed_from_u64(seed);
-    let sizes = sizes(model);
-    let required = model.inputs.iter().filter(|input| super::is_required(input, super::RequiredInputs::All));
-    required.map(|input| Ok((input.name.clone(), tensor(input, model, &sizes, &mut random)?))).collect()
+    let (sizes, vocab) = (sizes(inputs), vocab.unwrap_or(ASSUMED_VOCAB).max(1));
+    inputs.iter().map(|input| Ok((input.name.clone(), tensor(input, vocab, &sizes, &mut random)?))).collect()
 }
 
 /// Sizes of the symbolic dimensions: 1 for the batch, the default for all others.
-fn sizes(model: &SourceModel) -> Symbols {
-    let symbols = model.inputs.iter().flat_map(|input| &input.shape).flat_map(Dim::symbols);
+fn sizes(inputs: &[ModelInput]) -> Symbols {
+    let symbols = inputs.iter().flat_map(|input| &input.shape).flat_map(Dim::symbols);
     let mut sizes: Symbols = symbols.map(|name| (name.to_owned(), DEFAULT_SIZE)).collect();
-    let firsts = model.inputs.iter().filter_map(|input| input.shape.first()?.as_symbol());
+    let firsts = inputs.iter().filter_map(|input| input.shape.first()?.as_symbol());
     for name in firsts.filter(|name| name.to_lowercase().contains("batch") || *name == "N") {
         sizes.insert(name.to_owned(), 1);
     }
@@ -44,7 +43,7 @@ fn sizes(model: &SourceModel) -> Symbols {
 
 fn tensor(
     input: &ModelInput,
-    model: &SourceModel,
+    vocab: u64,
     sizes: &Symbols,
     random: &mut ChaCha12Rng,
 ) -> Result<HostTensor, InputsError> {
@@ -57,9 +56,7 @@ fn tensor(
     for _ in 0..count {
         let draw = random.next_u64();
         let written = match input.role {
-            InputRole::TokenIds => {
-                write_integer(input.dtype, draw % model.vocab_size.unwrap_or(ASSUMED_VOCAB).max(1), &mut bytes)
-            }
+            InputRole::TokenIds => write_integer(input.dtype, draw % vocab, &mut bytes),
             InputRole::AttentionMask => write_integer(input.dtype, 1, &mut bytes),
             InputRole::TokenTypeIds | InputRole::PositionIds => write_integer(input.dtype, 0, &mut bytes),
             _ if input.dtype.is_float() => write_unit(input.dtype, draw, &mut bytes),
@@ -113,19 +110,19 @@ fn write_float(dtype: DType, value: f64, out: &mut Vec<u8>) -> Option<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::model;
-    use super::super::{RequiredInputs, check_inputs};
+    use super::super::check_inputs;
+    use super::super::tests::inputs as model_inputs;
     use super::*;
 
     #[test]
     fn random_inputs_fit_the_model_and_repeat() {
-        let inputs = random_inputs(&model(), 3).unwrap();
+        let inputs = random_inputs(&model_inputs(), Some(10), 3).unwrap();
         assert_eq!(inputs["image"].shape, [1, 3, 4]);
         assert_eq!(inputs["input_ids"].shape, [1, 16]);
-        assert_eq!(inputs, random_inputs(&model(), 3).unwrap());
-        assert_ne!(inputs, random_inputs(&model(), 4).unwrap());
+        assert_eq!(inputs, random_inputs(&model_inputs(), Some(10), 3).unwrap());
+        assert_ne!(inputs, random_inputs(&model_inputs(), Some(10), 4).unwrap());
         let inputs = inputs.into_iter().collect();
-        assert!(check_inputs(inputs, &model(), RequiredInputs::All, std::path::Path::new("x")).is_ok());
+        assert!(check_inputs(inputs, &model_inputs(), std::path::Path::new("x")).is_ok());
     }
 
     #[test]

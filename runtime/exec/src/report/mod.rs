@@ -208,7 +208,12 @@ pub fn summary(generated: &Generated, telemetry: &Telemetry, state: u64) -> Stri
         let tokens = rate(Some(tokens_per_pass));
         let _ = writeln!(out, "speculation: {accepted} of {drafted} drafted tokens accepted, {tokens} tokens a pass");
     }
-    out.push_str(&stage_table(&timings.stages, timings.speculation.is_some()));
+    let column = match timings.speculation {
+        Some(_) => PrefillColumn::PromptAndDrafts,
+        None if telemetry.decode.count == 0 && generated.tokens.len() > 1 => PrefillColumn::EveryPass,
+        None => PrefillColumn::Prompt,
+    };
+    out.push_str(&stage_table(&timings.stages, column));
     if timings.transfers > 0 {
         let copied = ByteSize(telemetry.copied_bytes).human();
         // WebGPU runs return before the device has finished, so the first copy waits for it.
@@ -222,12 +227,32 @@ pub fn summary(generated: &Generated, telemetry: &Telemetry, state: u64) -> Stri
     out
 }
 
+/// The passes whose time counts as prefill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PrefillColumn {
+    /// Those of the prompt.
+    Prompt,
+    /// Also those that verify drafts.
+    PromptAndDrafts,
+    /// All, because the model keeps no state and each pass computes the whole text again.
+    EveryPass,
+}
+
+impl PrefillColumn {
+    fn head(self) -> &'static str {
+        match self {
+            PrefillColumn::Prompt => "prefill ms",
+            PrefillColumn::PromptAndDrafts => "prefill, verify ms",
+            PrefillColumn::EveryPass => "ms in all passes",
+        }
+    }
+}
+
 /// A row for each stage. If there are many, consecutive stages on one processor share a row with the sum of their times; `--json`
-/// lists each. `is_speculative`: passes that verify drafts were computed as prefill is.
-pub fn stage_table(stages: &[StageTimes], is_speculative: bool) -> String {
+/// lists each.
+pub fn stage_table(stages: &[StageTimes], prefill: PrefillColumn) -> String {
     let sum = |run: &[StageTimes], of: fn(&StageTimes) -> f64| run.iter().map(of).sum::<f64>();
-    let prefill = if is_speculative { "prefill, verify ms" } else { "prefill ms" };
-    stage_rows(stages, &[prefill, "decode ms/token"], |run| {
+    stage_rows(stages, &[prefill.head(), "decode ms/token"], |run| {
         let decode = sum(run, |stage| stage.decode_ms_per_token);
         // Without a decoded token there is no time.
         let decode = if decode > 0.0 { format!("{decode:.2}") } else { "-".to_owned() };
@@ -295,17 +320,17 @@ mod tests {
             decode_ms_per_token: 0.25,
         };
         let few: Vec<StageTimes> = (0..MAX_STAGE_ROWS).map(stage).collect();
-        assert_eq!(stage_table(&few, false).lines().count(), 1 + MAX_STAGE_ROWS);
+        assert_eq!(stage_table(&few, PrefillColumn::Prompt).lines().count(), 1 + MAX_STAGE_ROWS);
         let many: Vec<StageTimes> = (0..MAX_STAGE_ROWS + 1).map(stage).collect();
-        let text = stage_table(&many, false);
+        let text = stage_table(&many, PrefillColumn::Prompt);
         let rows: Vec<Vec<&str>> = text.lines().skip(1).map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(rows[0], ["cpu_0", "to", "cpu_3", "CPU", "(2", "threads)", "8.0", "1.00"]);
         assert_eq!(rows[1], ["cpu_4", "WebGPU", "(2", "threads)", "2.0", "0.25"]);
         assert_eq!(rows[2][..3], ["cpu_5", "to", "cpu_8"]);
-        let speculative = stage_table(&few, true);
+        let speculative = stage_table(&few, PrefillColumn::PromptAndDrafts);
         assert!(speculative.lines().next().is_some_and(|heads| heads.contains("prefill, verify ms")), "{speculative}");
         let once = StageTimes { decode_ms_per_token: 0.0, ..stage(0) };
-        assert!(stage_table(std::slice::from_ref(&once), false).ends_with("2.0                -\n"));
+        assert!(stage_table(std::slice::from_ref(&once), PrefillColumn::Prompt).ends_with("2.0                -\n"));
         let text = run_table(&[once]);
         assert!(text.contains(" ms\n") && text.ends_with("2.0\n") && !text.contains("token"), "{text}");
     }

@@ -60,7 +60,7 @@ pub(super) struct BenchReport {
     bytes: Bytes,
 }
 
-/// Times of one partition. `prefill_ms` is the median over runs of a run's sum, `decode_ms_per_token` of a run's mean.
+/// Times of one partition. `prefill_ms` is the median over runs of a run's sum over the passes of the prompt, `decode_ms_per_token` of a run's mean.
 #[derive(Debug, Serialize)]
 struct BenchStage {
     #[serde(flatten)]
@@ -131,6 +131,14 @@ fn decode_times(run: &BenchRun) -> Vec<Vec<f64>> {
     tokens
 }
 
+/// Milliseconds of a stage in the passes of the prompt. Those of a model without states that compute later tokens count as prefill
+/// in the telemetry, because each computes the whole text.
+fn prefill_millis(run: &BenchRun, stage: usize) -> f64 {
+    let all = run.telemetry.stages[stage].prefill.millis();
+    let later = || decode_times(run).iter().map(|token| token[stage]).sum::<f64>();
+    if run.telemetry.decode.count == 0 { all - later() } else { all }
+}
+
 /// The medians of each stage.
 fn stages(runs: &[BenchRun]) -> Vec<BenchStage> {
     let Some(first) = runs.first() else { return vec![] };
@@ -138,7 +146,7 @@ fn stages(runs: &[BenchRun]) -> Vec<BenchStage> {
     let median = |value: &dyn Fn(&Telemetry) -> f64| Spread::of(runs.iter().map(|run| value(&run.telemetry))).median;
     let stage = |(at, stage): (usize, &StageTelemetry)| BenchStage {
         times: StageTimes {
-            prefill_ms: median(&|telemetry| telemetry.stages[at].prefill.millis()),
+            prefill_ms: Spread::of(runs.iter().map(|run| prefill_millis(run, at))).median,
             decode_ms_per_token: median(&|telemetry| telemetry.stages[at].decode.millis_each()),
             ..StageTimes::new(stage)
         },

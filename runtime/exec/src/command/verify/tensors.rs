@@ -8,7 +8,7 @@ use crate::cli::VerifyArgs;
 use crate::command::unsplit::unsplit;
 use crate::console::{Console, Level};
 use crate::error::ExecError;
-use crate::inputs::{RequiredInputs, check_inputs, random_inputs};
+use crate::inputs::{check_inputs, random_inputs};
 use crate::runtime::OnnxRuntime;
 use crate::tensors::read_npz;
 use hpp_engine::{NamedTensors, Telemetry};
@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// Runs the unsplit model, then the plan, and compares every output.
 pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> Result<Verdict, ExecError> {
     let inputs = match &args.inputs {
-        Some(path) => check_inputs(read_npz(path)?, &plan.plan.model, RequiredInputs::All, path)?,
-        None => random_inputs(&plan.plan.model, args.seed)?,
+        Some(path) => check_inputs(read_npz(path)?, &plan.plan.user_inputs(), path)?,
+        None => random_inputs(&plan.plan.user_inputs(), plan.plan.model.vocab_size, args.seed)?,
     };
     let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
     let runner = Runner { runtime, plan, args, inputs };
@@ -29,9 +29,9 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
     let of_model = runner.run(ctx.console, &source, &[])?;
     let of_plan = runner.run(ctx.console, &plan.plan, &boundaries)?;
 
-    let outputs = plan.plan.model.outputs.iter();
+    let names = plan.plan.result_names();
     let outputs: Vec<TensorResult> =
-        outputs.map(|output| compare_output(&output.name, plan, &of_model.outputs, &of_plan.outputs)).collect();
+        names.map(|name| compare_output(name, plan, &of_model.outputs, &of_plan.outputs)).collect();
     let bit_identical = outputs.iter().all(|t| t.difference.bit_identical);
     let first_difference = if bit_identical { None } else { Some(runner.locate(&boundaries, &of_plan.taps)?) };
     let tolerance = tolerance(args, &plan.plan, &of_plan.telemetry);
