@@ -10,10 +10,11 @@ mod passes;
 mod roofline;
 
 use crate::{Analysis, PlannedState, Scenario, streams};
-use hpp_partition::{Budget, Decompression, GpuCosts, Problem, Workload, condensed};
+use hpp_partition::{Budget, Decompression, GpuCosts, Problem, ReadCosts, Workload, condensed};
 use hpp_schema::compression::{decompressing_threads, worth_permille};
 use hpp_schema::{
-    ByteSize, ExpertStatistics, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State, StateUpdate,
+    BandwidthPath, ByteSize, ExpertStatistics, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State,
+    StateUpdate,
 };
 pub use measured::ProviderTimes;
 pub use packing::{packing, session_copies};
@@ -64,6 +65,29 @@ impl CostSource<'_> {
                 self.rates().and_then(|machine| machine.disk).map(|disk| disk.read_gb_per_s)
             }
         }
+    }
+
+    /// What direct reads of any size cost; `None` if the machine file or profile has no disk. The cost of a request comes from the
+    /// smallest reads of a profile, in which as many are under way as the runtime keeps.
+    pub fn disk_reads(&self) -> Option<ReadCosts> {
+        let bytes_per_ms = per_ms(self.disk()?);
+        let CostSource::Profile(profile) = self else {
+            return Some(ReadCosts { bytes_per_ms, request_ms: assumed::DISK_REQUEST_MS });
+        };
+        let curve = profile.machine.curves.iter().find(|curve| curve.path == BandwidthPath::DiskRead);
+        let smallest = curve.and_then(|curve| curve.points.iter().min_by_key(|point| point.bytes));
+        let request_ms = smallest.map_or(assumed::DISK_REQUEST_MS, |point| {
+            let bytes = point.bytes as f64;
+            (bytes / per_ms(point.gb_per_s) - bytes / bytes_per_ms).max(0.0)
+        });
+        Some(ReadCosts { bytes_per_ms, request_ms })
+    }
+
+    /// The mean share of a block's neurons that a token of a profile's corpus makes active; `None` without one, or if the block has no
+    /// ReLU that was observed.
+    pub fn active_neurons(&self, block: &str) -> Option<f64> {
+        let CostSource::Profile(Profile { corpus: Some(corpus), .. }) = self else { return None };
+        corpus.statistics.neurons.iter().find(|layer| layer.block == block)?.density()
     }
 
     /// Whether the rate of decompressing weights is known, not assumed.

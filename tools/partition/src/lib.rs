@@ -15,6 +15,7 @@ mod greedy;
 mod improve;
 mod manual;
 mod memory;
+mod neurons;
 mod plan;
 mod problem;
 mod program;
@@ -40,6 +41,7 @@ pub use explain::{
 };
 pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
 pub use memory::{HostReads, MemoryUsage, fits, usage, usage_of_partitions};
+pub use neurons::{NeuronReads, ReadCosts};
 pub use plan::{best, evaluate, plan};
 pub use problem::{
     BlockPlacement, Cost, GpuCosts, Mechanisms, Objective, Options, Placement, Planner, Problem, Workload,

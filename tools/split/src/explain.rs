@@ -5,6 +5,7 @@ use crate::amount::{self, MEASURED};
 use crate::cli::SplitArgs;
 use crate::costs::Costs;
 use crate::error::SplitError;
+use crate::neurons::NeuronReport;
 use crate::partitioning::Partitioning;
 use crate::predicted::round;
 use crate::reason::{difference, is_rounding, place_name};
@@ -27,6 +28,9 @@ pub struct ExplanationReport {
     scarce: Vec<String>,
     /// Effects of one more GiB, or of another context length.
     changes: Vec<WhatIf>,
+    /// Neurons that are off and read from disk all the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    neurons: Option<NeuronReport>,
 }
 
 #[derive(Debug, Serialize)]
@@ -68,6 +72,7 @@ pub fn explain(
         limits: [explanation.decode, explanation.prefill].map(|limit| limit.to_string()),
         scarce: explanation.scarce.iter().map(DeviceId::to_string).collect(),
         changes,
+        neurons: NeuronReport::new(request, partitioning, analysis, costs.source()),
     })
 }
 
@@ -155,6 +160,7 @@ pub fn text(report: &ExplanationReport) -> String {
         lines.push(format!("more memory on {} would make the plan faster", report.scarce.join(", ")));
     }
     lines.extend(report.changes.iter().map(line));
+    lines.extend(report.neurons.iter().map(NeuronReport::text));
     lines.join("\n")
 }
 

@@ -387,3 +387,39 @@ fn no_plan_places_a_block_on_a_provider_that_computes_it_wrongly() {
     assert_eq!(count_layers(on_gpu(Provider::CUDA)), 4, "a GPU is faster");
     assert_eq!(count_layers(on_gpu(Provider::WEBGPU)), 0);
 }
+
+/// 64 KiB in 0.025 ms, of which the bytes take 0.02 ms at the rate of large reads.
+#[test]
+fn the_cost_of_a_request_comes_from_the_smallest_reads_of_a_profile() {
+    let mut profile = profile(&llama());
+    let bytes = |gb_per_s: f64, ms: f64| (gb_per_s * 1e6 * ms) as u64;
+    let point = |bytes: u64, ms: f64| BandwidthPoint { bytes, gb_per_s: bytes as f64 / ms / 1e6 };
+    let rate = CostSource::Profile(&profile).disk_reads().unwrap().bytes_per_ms / 1e6;
+    let of = |profile: &Profile| CostSource::Profile(profile).disk_reads().unwrap().request_ms;
+    let assumed = of(&profile);
+    let small = bytes(rate, 0.02);
+    let points = vec![point(bytes(rate, 1.0), 1.0), point(small, 0.025)];
+    profile.machine.curves.retain(|curve| curve.path != BandwidthPath::DiskRead);
+    profile.machine.curves.push(BandwidthCurve { path: BandwidthPath::DiskRead, points });
+    assert!((of(&profile) - 0.005).abs() < 1e-6 && assumed > 0.0, "{}", of(&profile));
+    // Small reads that are faster than large ones cost nothing, not less.
+    profile.machine.curves.last_mut().unwrap().points[1] = point(small, 0.01);
+    assert_eq!(of(&profile), 0.0);
+}
+
+#[test]
+fn active_neurons_are_those_of_the_corpus() {
+    let mut profile = profile(&llama());
+    let active = |profile: &Profile, block: &str| CostSource::Profile(profile).active_neurons(block);
+    assert_eq!(active(&profile, "layers.0"), None);
+    let layer = NeuronStatistics { block: "layers.0".into(), tokens: 10, active: vec![1, 0, 4, 5] };
+    profile.corpus = Some(CorpusStatistics {
+        hash: String::new(),
+        prompts_done: 1,
+        prompts_in_all: None,
+        skipped: vec![],
+        skipped_in_all: 0,
+        statistics: Statistics { neurons: vec![layer], ..Statistics::default() },
+    });
+    assert_eq!((active(&profile, "layers.0"), active(&profile, "layers.1")), (Some(0.25), None));
+}

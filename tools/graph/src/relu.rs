@@ -1,0 +1,138 @@
+//! Networks in which a ReLU switches neurons off: which weights are multiplied by exactly zero for a token, and how they are stored.
+
+use crate::ops::is_standard;
+use crate::segmentation::Block;
+use crate::{Graph, Node, NodeId, ValueId};
+use std::collections::BTreeSet;
+
+/// A product of a ReLU's output, possibly squared or gated, with a constant matrix. A neuron whose ReLU gives 0 contributes nothing to it:
+/// 0 times a finite number is 0, and adding 0 changes no sum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReluProduct {
+    /// The product.
+    pub node: NodeId,
+    /// The matrix, as it is stored.
+    pub weight: ValueId,
+    /// How many neurons there are.
+    pub neurons: u64,
+    /// Bytes of the matrix.
+    pub bytes: u64,
+    /// Where the numbers of one neuron lie.
+    pub layout: NeuronLayout,
+}
+
+/// Where the numbers of one neuron lie in a stored matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NeuronLayout {
+    /// Side by side: the matrix is `[neurons, hidden]`.
+    Rows,
+    /// One in each row: the matrix is `[hidden, neurons]`, as `Gemm` with `transB` reads it.
+    Columns,
+    /// In quantization blocks that hold several neurons.
+    Quantized,
+}
+
+impl ReluProduct {
+    /// The products of a block that a ReLU switches off in part, in order of execution. Matrices that another node reads too are left out.
+    pub fn of(graph: &Graph, block: &Block) -> Vec<ReluProduct> {
+        let inside: BTreeSet<NodeId> = block.nodes.iter().copied().collect();
+        let mut zeros = BTreeSet::new();
+        let mut found = Vec::new();
+        // Nodes are in execution order.
+        for id in &inside {
+            let node = graph.node(*id);
+            let is_relu = is_standard(node) && node.op_type == "Relu";
+            if is_relu || keeps_zeros(graph, node, &zeros) {
+                zeros.extend(node.outputs.first().copied().flatten());
+            } else if node.inputs.first().copied().flatten().is_some_and(|input| zeros.contains(&input)) {
+                found.extend(product(graph, *id));
+            }
+        }
+        found
+    }
+
+    /// Bytes of one neuron.
+    pub fn row_bytes(&self) -> u64 {
+        self.bytes / self.neurons.max(1)
+    }
+}
+
+/// Whether an output is 0 wherever an input of `zeros` is: conversions, a square, a product with a gate. The exponent of a power is not
+/// known; activation functions raise to positive ones.
+fn keeps_zeros(graph: &Graph, node: &Node, zeros: &BTreeSet<ValueId>) -> bool {
+    let first = node.inputs.first().copied().flatten();
+    let has = |input: Option<ValueId>| input.is_some_and(|id| zeros.contains(&id));
+    is_standard(node)
+        && match node.op_type.as_str() {
+            "Mul" => node.inputs.iter().any(|input| has(*input)),
+            "Cast" | "Identity" | "Dropout" | "Pow" => has(first),
+            // Tokens may be merged into one axis or separated again; neurons stay in the last one.
+            "Reshape" | "Flatten" | "Squeeze" | "Unsqueeze" => {
+                let output = node.outputs.first().copied().flatten();
+                has(first)
+                    && first.zip(output).is_some_and(|(a, b)| last(graph, a).is_some_and(|n| last(graph, b) == Some(n)))
+            }
+            _ => false,
+        }
+}
+
+/// The last size of a value, if it is the same in every pass.
+fn last(graph: &Graph, id: ValueId) -> Option<u64> {
+    graph.value(id).shape.as_ref()?.last()?.as_fixed()
+}
+
+/// A product whose first input has zeros and whose second is a constant matrix that nothing else reads.
+fn product(graph: &Graph, id: NodeId) -> Option<ReluProduct> {
+    let node = graph.node(id);
+    let second = node.inputs.get(1).copied().flatten()?;
+    match node.op_type.as_str() {
+        "MatMulNBits" => {
+            let neurons = u64::try_from(node.int("K")?).ok()?;
+            let bytes = graph.weight(second).filter(|_| is_read_once(graph, second))?.bytes;
+            Some(ReluProduct { node: id, weight: second, neurons, bytes, layout: NeuronLayout::Quantized })
+        }
+        "MatMul" if is_standard(node) => matrix(graph, id, second, NeuronLayout::Rows),
+        "Gemm" if is_standard(node) && node.int("transA").unwrap_or(0) == 0 => {
+            let is_transposed = node.int("transB").unwrap_or(0) != 0;
+            matrix(graph, id, second, if is_transposed { NeuronLayout::Columns } else { NeuronLayout::Rows })
+        }
+        _ => None,
+    }
+}
+
+/// The stored matrix behind a product's input, through conversions and transpositions; `layout` is that of the input.
+fn matrix(graph: &Graph, node: NodeId, input: ValueId, layout: NeuronLayout) -> Option<ReluProduct> {
+    if !is_read_once(graph, input) {
+        return None;
+    }
+    if let Some(weight) = graph.weight(input) {
+        let shape = graph.value(input).shape.as_ref().filter(|shape| shape.len() == 2)?;
+        let axis = if layout == NeuronLayout::Columns { 1 } else { 0 };
+        let neurons = shape[axis].as_fixed().filter(|neurons| *neurons > 1)?;
+        return Some(ReluProduct { node, weight: input, neurons, bytes: weight.bytes, layout });
+    }
+    let producer = graph.node(graph.producer(input)?);
+    let source = producer.inputs.first().copied().flatten()?;
+    match producer.op_type.as_str() {
+        "Cast" | "Identity" => matrix(graph, node, source, layout),
+        "Transpose" => matrix(graph, node, source, layout.transposed()),
+        "DequantizeLinear" => {
+            matrix(graph, node, source, layout).map(|found| ReluProduct { layout: NeuronLayout::Quantized, ..found })
+        }
+        _ => None,
+    }
+}
+
+impl NeuronLayout {
+    fn transposed(self) -> NeuronLayout {
+        match self {
+            NeuronLayout::Rows => NeuronLayout::Columns,
+            NeuronLayout::Columns => NeuronLayout::Rows,
+            NeuronLayout::Quantized => NeuronLayout::Quantized,
+        }
+    }
+}
+
+fn is_read_once(graph: &Graph, id: ValueId) -> bool {
+    graph.value(id).consumers.len() == 1
+}
