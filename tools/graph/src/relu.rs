@@ -3,7 +3,7 @@
 use crate::ops::is_standard;
 use crate::segmentation::Block;
 use crate::{Graph, Node, NodeId, ValueId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A product of a ReLU's output, possibly squared or gated, with a constant matrix. A neuron whose ReLU gives 0 contributes nothing to it:
 /// 0 times a finite number is 0, and adding 0 changes no sum.
@@ -17,6 +17,9 @@ pub struct ReluProduct {
     pub neurons: u64,
     /// Bytes of the matrix.
     pub bytes: u64,
+    /// Bytes of a matrix whose product the ReLU's output is multiplied with (a gate), and nothing else: its columns of inactive neurons are
+    /// not needed either. 0 if there is none.
+    pub gated_bytes: u64,
     /// Where the numbers of one neuron lie.
     pub layout: NeuronLayout,
 }
@@ -36,32 +39,51 @@ impl ReluProduct {
     /// The products of a block that a ReLU switches off in part, in order of execution. Matrices that another node reads too are left out.
     pub fn of(graph: &Graph, block: &Block) -> Vec<ReluProduct> {
         let inside: BTreeSet<NodeId> = block.nodes.iter().copied().collect();
-        let mut zeros = BTreeSet::new();
+        // What is 0 for inactive neurons, and the bytes of matrices that were multiplied with it.
+        let mut zeros = BTreeMap::new();
         let mut found = Vec::new();
         // Nodes are in execution order.
         for id in &inside {
             let node = graph.node(*id);
             let is_relu = is_standard(node) && node.op_type == "Relu";
+            let first = node.inputs.first().copied().flatten();
             if is_relu || keeps_zeros(graph, node, &zeros) {
-                zeros.extend(node.outputs.first().copied().flatten());
-            } else if node.inputs.first().copied().flatten().is_some_and(|input| zeros.contains(&input)) {
-                found.extend(product(graph, *id));
+                let gated = node.inputs.iter().flatten().map(|input| match zeros.get(input) {
+                    Some(bytes) => *bytes,
+                    None if node.op_type == "Mul" => gated_bytes(graph, *input),
+                    None => 0,
+                });
+                let gated = gated.max().unwrap_or(0);
+                zeros.extend(node.outputs.first().copied().flatten().map(|output| (output, gated)));
+            } else if let Some(gated_bytes) = first.and_then(|input| zeros.get(&input)) {
+                found.extend(product(graph, *id).map(|found| ReluProduct { gated_bytes: *gated_bytes, ..found }));
             }
         }
         found
     }
 
+    /// Bytes that belong to neurons which may be off.
+    pub fn all_bytes(&self) -> u64 {
+        self.bytes + self.gated_bytes
+    }
+
     /// Bytes of one neuron.
     pub fn row_bytes(&self) -> u64 {
-        self.bytes / self.neurons.max(1)
+        self.all_bytes() / self.neurons.max(1)
     }
+}
+
+/// Bytes of the matrix of a product that nothing but a gate reads.
+fn gated_bytes(graph: &Graph, value: ValueId) -> u64 {
+    let producer = graph.producer(value).filter(|_| is_read_once(graph, value));
+    producer.and_then(|id| product(graph, id)).map_or(0, |found| found.bytes)
 }
 
 /// Whether an output is 0 wherever an input of `zeros` is: conversions, a square, a product with a gate. The exponent of a power is not
 /// known; activation functions raise to positive ones.
-fn keeps_zeros(graph: &Graph, node: &Node, zeros: &BTreeSet<ValueId>) -> bool {
+fn keeps_zeros(graph: &Graph, node: &Node, zeros: &BTreeMap<ValueId, u64>) -> bool {
     let first = node.inputs.first().copied().flatten();
-    let has = |input: Option<ValueId>| input.is_some_and(|id| zeros.contains(&id));
+    let has = |input: Option<ValueId>| input.is_some_and(|id| zeros.contains_key(&id));
     is_standard(node)
         && match node.op_type.as_str() {
             "Mul" => node.inputs.iter().any(|input| has(*input)),
@@ -89,7 +111,14 @@ fn product(graph: &Graph, id: NodeId) -> Option<ReluProduct> {
         "MatMulNBits" => {
             let neurons = u64::try_from(node.int("K")?).ok()?;
             let bytes = graph.weight(second).filter(|_| is_read_once(graph, second))?.bytes;
-            Some(ReluProduct { node: id, weight: second, neurons, bytes, layout: NeuronLayout::Quantized })
+            Some(ReluProduct {
+                node: id,
+                weight: second,
+                neurons,
+                bytes,
+                gated_bytes: 0,
+                layout: NeuronLayout::Quantized,
+            })
         }
         "MatMul" if is_standard(node) => matrix(graph, id, second, NeuronLayout::Rows),
         "Gemm" if is_standard(node) && node.int("transA").unwrap_or(0) == 0 => {
@@ -109,7 +138,7 @@ fn matrix(graph: &Graph, node: NodeId, input: ValueId, layout: NeuronLayout) -> 
         let shape = graph.value(input).shape.as_ref().filter(|shape| shape.len() == 2)?;
         let axis = if layout == NeuronLayout::Columns { 1 } else { 0 };
         let neurons = shape[axis].as_fixed().filter(|neurons| *neurons > 1)?;
-        return Some(ReluProduct { node, weight: input, neurons, bytes: weight.bytes, layout });
+        return Some(ReluProduct { node, weight: input, neurons, bytes: weight.bytes, gated_bytes: 0, layout });
     }
     let producer = graph.node(graph.producer(input)?);
     let source = producer.inputs.first().copied().flatten()?;

@@ -48,7 +48,8 @@ impl NeuronReads {
         let neurons = self.neurons - (locked - others).max(0.0);
         let after = (others - locked).max(0.0) + neurons * share;
         match self.weights - locked {
-            before if before > 0.0 && after > 0.0 => before / after,
+            // Infinite if nothing is left to read.
+            before if before > 0.0 => before / after.max(0.0),
             _ => 1.0,
         }
     }
@@ -124,6 +125,7 @@ mod tests {
         // Memory holds all but half of the neurons' rows: only those are read.
         assert!((speedup(5.0 / 6.0, 0.2) - 5.0).abs() < 1e-9);
         assert_eq!(speedup(1.0, 0.1), 1.0);
+        assert_eq!(speedup(5.0 / 6.0, 0.0), f64::INFINITY);
     }
 
     #[test]

@@ -33,8 +33,9 @@ pub struct NeuronReport {
     /// How many times as fast a token's reads would be at most, with that activity.
     #[serde(skip_serializing_if = "Option::is_none")]
     at_most: Option<f64>,
-    /// The same with no active neuron.
-    with_none: f64,
+    /// The same with no active neuron; absent if nothing would be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    with_none: Option<f64>,
     /// The largest share of active neurons with which they would be 1.5 times as fast.
     #[serde(skip_serializing_if = "Option::is_none")]
     worth_below: Option<f64>,
@@ -77,7 +78,7 @@ impl NeuronReport {
         let first = networks.first()?;
         let weights: u64 = blocks.iter().map(|block| weight_bytes(&analysis.graph, &block.weights)).sum();
         let total = |of: fn(&ReluProduct) -> u64| networks.iter().map(|network| of(&network.product)).sum::<u64>();
-        let (bytes, neurons) = (total(|product| product.bytes), total(|product| product.neurons));
+        let (bytes, neurons) = (total(ReluProduct::all_bytes), total(|product| product.neurons));
         let measured = NeuronReads {
             weights: weights as f64,
             neurons: bytes as f64,
@@ -95,7 +96,7 @@ impl NeuronReport {
             request_us: reads.request_ms * 1e3,
             active: gathered.map(|gathered| gathered.active),
             at_most: gathered.map(|gathered| measured.speedup(gathered.share)),
-            with_none: measured.speedup(0.0),
+            with_none: Some(measured.speedup(0.0)).filter(|speedup| speedup.is_finite()),
             worth_below: measured.most_active(reads, WORTH),
             obstacle: obstacle(analysis, &first.product),
         })
@@ -103,8 +104,8 @@ impl NeuronReport {
 
     /// The report as text.
     pub fn text(&self) -> String {
-        let times = |speedup| digits(speedup, MEASURED);
-        let none = times(self.with_none);
+        let times = |speedup: f64| digits(speedup, MEASURED);
+        let none = self.with_none.map_or("any number of".to_owned(), times);
         let gain = match self.active.zip(self.at_most) {
             Some((active, at_most)) => {
                 format!(
@@ -144,7 +145,7 @@ fn gathered(networks: &[Network<'_>], reads: ReadCosts, active: impl Fn(&str) ->
     let (mut all, mut sum) = (0.0, Gathered { active: 0.0, share: 0.0 });
     for Network { block, product } in networks {
         let active = active(&block.label)?;
-        let bytes = product.bytes as f64;
+        let bytes = product.all_bytes() as f64;
         all += bytes;
         sum.active += bytes * active;
         sum.share += bytes * reads.gathered_share(product.row_bytes() as f64, active);
@@ -160,6 +161,9 @@ fn obstacle(analysis: &Analysis, product: &ReluProduct) -> Option<&'static str> 
         NeuronLayout::Columns => Some("the model stores them as columns, whose numbers do not lie side by side"),
         NeuronLayout::Rows if !is_float32 => {
             Some("the CPU computes with a packed copy in 32 bits, in which they are not rows")
+        }
+        NeuronLayout::Rows if product.gated_bytes > 0 => {
+            Some("one of the two matrices is stored as columns, whose numbers do not lie side by side")
         }
         NeuronLayout::Rows => None,
     }
@@ -185,8 +189,14 @@ mod tests {
     #[test]
     fn activity_is_the_mean_over_bytes_and_unknown_if_one_layer_was_not_observed() {
         let blocks = [block("layers.0"), block("layers.1")];
-        let product =
-            |bytes| ReluProduct { node: NodeId(0), weight: ValueId(0), neurons: 10, bytes, layout: NeuronLayout::Rows };
+        let product = |bytes| ReluProduct {
+            node: NodeId(0),
+            weight: ValueId(0),
+            neurons: 10,
+            bytes,
+            gated_bytes: 0,
+            layout: NeuronLayout::Rows,
+        };
         let networks = [
             Network { block: &blocks[0], product: product(1000) },
             Network { block: &blocks[1], product: product(3000) },
@@ -211,7 +221,7 @@ mod tests {
             request_us: 6.0,
             active: Some(0.168),
             at_most: Some(1.311),
-            with_none: 1.8,
+            with_none: Some(1.8),
             worth_below: Some(0.083),
             obstacle: Some("they lie apart"),
         };
@@ -224,7 +234,8 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words:?} is not in {text}");
         }
-        let unknown = NeuronReport { active: None, at_most: None, worth_below: None, with_none: 1.4, ..report }.text();
+        let unknown =
+            NeuronReport { active: None, at_most: None, worth_below: None, with_none: Some(1.4), ..report }.text();
         assert!(
             unknown.contains("at most 1.40 times as fast with none active (a profile") && !unknown.contains("needs"),
             "{unknown}"
