@@ -470,6 +470,13 @@ pub struct ServeArgs {
     /// Origin of pages that may use this server from a browser, such as http://localhost:3000, or `*`; may be given several times.
     #[arg(long, value_name = "ORIGIN")]
     pub cors_origin: Vec<String>,
+    /// Another name of this machine that requests may use, such as one in /etc/hosts; may be given several times. On a loopback address
+    /// without a key, only localhost and loopback addresses are answered, so that no page can use the server under a name of its own.
+    #[arg(long, alias = "allow-host", value_name = "NAME")]
+    pub allowed_host: Vec<String>,
+    /// Most connections at a time; the longest idle one is closed for a new one.
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections: u32,
     /// Where states of prompts are kept.
     #[command(flatten)]
     pub kv: KvArgs,

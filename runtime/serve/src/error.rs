@@ -10,6 +10,7 @@ use serde_json::json;
 use std::borrow::Cow;
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 /// Seconds after which a refused client may try again.
 const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
@@ -28,6 +29,12 @@ pub enum ApiError {
     /// The API key is missing or wrong.
     #[error("give an API key of this server: `Authorization: Bearer KEY`")]
     Unauthorized,
+    /// The request names another host, as a page does whose name leads to this machine.
+    #[error("{0:?} is not a name of this server: use localhost, or start it with --allowed-host {name}", name = if .0.is_empty() { "NAME" } else { .0 })]
+    ForeignHost(String),
+    /// The body of the request did not arrive in time.
+    #[error("the body of the request did not arrive within {} seconds", .0.as_secs())]
+    SlowBody(Duration),
     /// There is no model of this name.
     #[error("there is no model {asked:?}; this server has {}", known.join(", "))]
     NoModel {
@@ -101,6 +108,8 @@ impl ApiError {
         match self {
             ApiError::Invalid { .. } | ApiError::TooMany { .. } => StatusCode::BAD_REQUEST,
             ApiError::Unauthorized => StatusCode::UNAUTHORIZED,
+            ApiError::ForeignHost(_) => StatusCode::FORBIDDEN,
+            ApiError::SlowBody(_) => StatusCode::REQUEST_TIMEOUT,
             ApiError::NoModel { .. } | ApiError::NotFound => StatusCode::NOT_FOUND,
             ApiError::WrongMethod => StatusCode::METHOD_NOT_ALLOWED,
             ApiError::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
@@ -119,8 +128,10 @@ impl ApiError {
             | ApiError::NoModel { .. }
             | ApiError::NotFound
             | ApiError::WrongMethod
+            | ApiError::SlowBody(_)
             | ApiError::TooLarge => "invalid_request_error",
             ApiError::Unauthorized => "authentication_error",
+            ApiError::ForeignHost(_) => "permission_error",
             ApiError::Busy { .. } => "rate_limit_error",
             ApiError::Timeout => "timeout",
             ApiError::Unavailable(_) | ApiError::Failed(_) => "server_error",

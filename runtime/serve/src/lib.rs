@@ -9,9 +9,12 @@
 //! Knows no command line, no signals and no backend. Opens no file: paths come from the command line only, never from a request.
 
 mod answer;
+mod connections;
 mod engine_pool;
 mod engine_thread;
 mod error;
+mod host_check;
+mod json_body;
 mod logprobs;
 mod metrics;
 mod model;
@@ -20,6 +23,7 @@ pub mod openai;
 mod page;
 mod server;
 
+pub use connections::ConnectionLimits;
 pub use engine_pool::{EnginePool, EngineReport, EngineSource, EngineState, MemoryNeeds, PoolSettings};
 pub use engine_thread::{CacheHints, LoadContext, LoadError, LoadFn, LoadedEngine, WakeFn};
 pub use error::{ApiError, ServeError, check_address};

@@ -112,6 +112,11 @@ impl ServedModel {
         self.pool.report(self.engine)
     }
 
+    /// Most requests that may wait for it.
+    pub fn queue_limit(&self) -> usize {
+        self.pool.queue_limit()
+    }
+
     /// Where its weights lie.
     pub fn placement(&self) -> &[WeightPlacement] {
         &self.settings.placement

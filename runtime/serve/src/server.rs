@@ -1,16 +1,18 @@
 //! Routes, API keys, limits and shutdown.
 
 use crate::answer::{AnswerChoice, Answers, ApiFormat};
+use crate::connections::{ConnectionLimits, serve_connections};
 use crate::engine_pool::EnginePool;
 use crate::engine_thread::RequestEvent;
 use crate::error::{ApiError, ServeError};
+use crate::host_check::HostCheck;
+use crate::json_body::{BodyRoom, JsonBody};
 use crate::metrics::Metrics;
 use crate::model::{RequestOptions, ServedModel};
 use crate::openai::{self, ChatRequest, CompletionRequest, EmbeddingRequest, OnePrompt, Settings};
 use crate::page::page;
-use axum::extract::rejection::JsonRejection;
 use axum::extract::{DefaultBodyLimit, Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -28,6 +30,8 @@ use tower_http::cors::{Any, CorsLayer};
 
 /// Embeddings of one request that wait in the queue at a time.
 const EMBEDDINGS_AT_ONCE: usize = 2;
+/// Threads for tokenizers, templates and grammars; more would only take memory at the same time.
+const TEXT_THREADS: usize = 4;
 
 /// How to serve.
 #[derive(Clone, Debug)]
@@ -42,6 +46,11 @@ pub struct ServeSettings {
     pub timeout: Option<Duration>,
     /// Origins whose pages may use this server from a browser.
     pub cors_origins: Vec<String>,
+    /// Names of this server besides those of the loopback interface. Where it listens there and has no keys, requests to other names
+    /// are refused.
+    pub allowed_hosts: Vec<String>,
+    /// Limits of connections.
+    pub connections: ConnectionLimits,
     /// Time that requests have to finish after a shutdown was requested.
     pub grace: Duration,
 }
@@ -66,13 +75,18 @@ impl Shutdown {
     }
 }
 
-struct App {
+/// What requests are answered from.
+pub(crate) struct App {
     models: Vec<Arc<ServedModel>>,
     metrics: Metrics,
-    settings: ServeSettings,
+    /// The memory for bodies.
+    pub bodies: BodyRoom,
+    hosts: HostCheck,
+    /// How to serve.
+    pub settings: ServeSettings,
 }
 
-type SharedApp = Arc<App>;
+pub(crate) type SharedApp = Arc<App>;
 
 /// Serves the models of a pool until a shutdown is requested and their requests have ended. Calls `on_ready` with the address once it listens.
 pub fn serve(
@@ -85,9 +99,12 @@ pub fn serve(
 ) -> Result<(), ServeError> {
     let cors = cors(&settings.cors_origins)?;
     let grace = settings.grace;
-    let app = Arc::new(App { models: models.into_iter().map(Arc::new).collect(), metrics, settings });
+    let hosts = HostCheck::new(settings.address.ip(), !settings.api_keys.is_empty(), &settings.allowed_hosts);
+    let (bodies, limits) = (BodyRoom::new(settings.max_body), settings.connections);
+    let models = models.into_iter().map(Arc::new).collect();
+    let app = Arc::new(App { models, metrics, bodies, hosts, settings });
     let router = router(&app).layer(cors);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).max_blocking_threads(TEXT_THREADS).enable_all().build()?;
     let address = app.settings.address;
     drop(app);
     let served: Result<(), ServeError> = runtime.block_on(async {
@@ -102,7 +119,8 @@ pub fn serve(
                 stop.store(true, Ordering::SeqCst);
             });
         };
-        Ok(axum::serve(listener, router).with_graceful_shutdown(is_requested).await?)
+        serve_connections(listener, router, limits, is_requested).await;
+        Ok(())
     });
     shutdown.stop.store(true, Ordering::SeqCst);
     // Ends requests whose clients have disconnected.
@@ -129,6 +147,7 @@ fn router(app: &SharedApp) -> Router {
         .route("/health", get(|| async { Json(json!({"status": "ok"})) }))
         .merge(with_key)
         .layer(DefaultBodyLimit::max(app.settings.max_body))
+        .layer(from_fn_with_state(Arc::clone(app), check_host))
         .with_state(Arc::clone(app))
 }
 
@@ -141,6 +160,14 @@ fn cors(origins: &[String]) -> Result<CorsLayer, ServeError> {
         origins.iter().map(|origin| origin.parse().map_err(|_| ServeError::Origin(origin.clone()))).collect();
     let values = values?;
     Ok(if values.is_empty() { layer } else { layer.allow_origin(values).allow_headers(Any).allow_methods(Any) })
+}
+
+/// Refuses requests to names that are not this server's.
+async fn check_host(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
+    match app.hosts.check(request.uri(), request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
+    }
 }
 
 /// Refuses requests without a key of this server.
@@ -203,23 +230,6 @@ impl App {
     }
 }
 
-/// The body of a request, or why it is no JSON.
-fn body(body: Result<Json<Value>, JsonRejection>) -> Result<Value, ApiError> {
-    match body {
-        Ok(Json(body)) => Ok(body),
-        Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => Err(ApiError::TooLarge),
-        Err(rejection) if rejection.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE => {
-            let message = "the body must be JSON and say so: -H 'content-type: application/json'".to_owned();
-            Err(ApiError::Invalid { message, param: None })
-        }
-        Err(rejection) => {
-            let text = rejection.body_text();
-            let what = text.trim_start_matches("Failed to parse the request body as JSON: ");
-            Err(ApiError::Invalid { message: format!("the request: {what}"), param: None })
-        }
-    }
-}
-
 /// Runs work of a tokenizer or template, which may take long, apart from the threads that serve connections.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
@@ -228,9 +238,11 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await.map_err(failed)?
 }
 
-async fn chat(State(app): State<SharedApp>, request: Result<Json<Value>, JsonRejection>) -> Result<Response, ApiError> {
-    let request = ChatRequest::read(&body(request)?)?;
+async fn chat(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody) -> Result<Response, ApiError> {
+    let request = ChatRequest::read(&value)?;
+    drop(value);
     let mut question = app.question(&request.settings, request.top_logprobs()?)?;
+    question.check_count(1)?;
     let (conversation, text_grammar) = (request.conversation()?, request.settings.grammar()?);
     let model = Arc::clone(&question.model);
     let (mut grammar, mut definitions) = (text_grammar.map(|source| (source, "response_format")), vec![]);
@@ -242,6 +254,7 @@ async fn chat(State(app): State<SharedApp>, request: Result<Json<Value>, JsonRej
         definitions = tools.definitions;
     }
     let encoded = blocking(move || {
+        let _room = room;
         let grammar = grammar.map(|(source, param)| model.compile(&source, param)).transpose()?;
         let prompt = model.encode_conversation(&conversation, &definitions);
         Ok((prompt.map_err(|error| error.about("messages"))?, grammar))
@@ -253,17 +266,20 @@ async fn chat(State(app): State<SharedApp>, request: Result<Json<Value>, JsonRej
 
 async fn complete(
     State(app): State<SharedApp>,
-    request: Result<Json<Value>, JsonRejection>,
+    JsonBody { value, room }: JsonBody,
 ) -> Result<Response, ApiError> {
-    let request = CompletionRequest::read(&body(request)?)?;
+    let request = CompletionRequest::read(&value)?;
+    drop(value);
     let mut question = app.question(&request.settings, request.top_logprobs()?)?;
     let echoes = request.echo.unwrap_or(false);
     let (prompts, grammar) = (request.prompts()?, request.settings.grammar()?);
+    question.check_count(prompts.len())?;
     if request.settings.tools()?.is_some() {
         return Err(ApiError::field("tools", "`tools` are for /v1/chat/completions: leave them out"));
     }
     let model = Arc::clone(&question.model);
     let encoded = blocking(move || {
+        let _room = room;
         let encode = |prompt: OnePrompt| match prompt {
             OnePrompt::Text(text) => Ok((model.encode_text(&text)?, if echoes { text } else { String::new() })),
             OnePrompt::Tokens(tokens) => {
@@ -284,14 +300,16 @@ async fn complete(
 /// The embeddings of texts: the hidden state after the last token of each, of length one.
 async fn embed(
     State(app): State<SharedApp>,
-    request: Result<Json<Value>, JsonRejection>,
+    JsonBody { value, room }: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let request = EmbeddingRequest::read(&body(request)?)?;
+    let request = EmbeddingRequest::read(&value)?;
+    drop(value);
     let model = app.model(request.model.as_deref())?;
     let inputs = request.inputs()?;
     let timeout = app.time_limit(openai::time_limit(request.timeout)?);
     let encoding = Arc::clone(&model);
     let encoded = blocking(move || {
+        let _room = room;
         let encode = |input| match input {
             OnePrompt::Text(text) => encoding.encode_text(&text).map_err(|error| error.about("input")),
             OnePrompt::Tokens(tokens) => Ok(tokens),
@@ -341,6 +359,12 @@ struct Question {
 }
 
 impl Question {
+    /// Refuses more answers than may ever wait, before work is done for them.
+    fn check_count(&self, prompts: usize) -> Result<(), ApiError> {
+        let (count, limit) = (prompts.saturating_mul(usize::try_from(self.answers).unwrap_or(usize::MAX)), self.model.queue_limit());
+        if count > limit { Err(ApiError::TooMany { count, limit }) } else { Ok(()) }
+    }
+
     /// Submits each prompt, as tokens with the text that its answers begin with, once for each answer; answers have seeds of their own.
     async fn answer(self, format: ApiFormat, prompts: Vec<(Vec<u32>, String)>) -> Result<Response, ApiError> {
         let (mut submissions, mut choices) = (Vec::new(), Vec::new());
@@ -393,11 +417,15 @@ struct TokenizeRequest {
 
 async fn tokenize(
     State(app): State<SharedApp>,
-    request: Result<Json<Value>, JsonRejection>,
+    JsonBody { value, room }: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let request: TokenizeRequest = openai::read(&body(request)?)?;
+    let request: TokenizeRequest = openai::read(&value)?;
     let model = app.model(request.model.as_deref())?;
-    let tokens = blocking(move || model.encode_text(&request.content)).await.map_err(|error| error.about("content"))?;
+    let encoded = blocking(move || {
+        let _room = room;
+        model.encode_text(&request.content)
+    });
+    let tokens = encoded.await.map_err(|error| error.about("content"))?;
     Ok(Json(json!({"tokens": tokens})))
 }
 
@@ -410,11 +438,15 @@ struct DetokenizeRequest {
 
 async fn detokenize(
     State(app): State<SharedApp>,
-    request: Result<Json<Value>, JsonRejection>,
+    JsonBody { value, room }: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
-    let request: DetokenizeRequest = openai::read(&body(request)?)?;
+    let request: DetokenizeRequest = openai::read(&value)?;
     let model = app.model(request.model.as_deref())?;
-    let content = blocking(move || model.decode(&request.tokens)).await.map_err(|error| error.about("tokens"))?;
+    let decoded = blocking(move || {
+        let _room = room;
+        model.decode(&request.tokens)
+    });
+    let content = decoded.await.map_err(|error| error.about("tokens"))?;
     Ok(Json(json!({"content": content})))
 }
 

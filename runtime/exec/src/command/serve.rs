@@ -19,7 +19,7 @@ use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_m
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{Plan, Residency};
 use hpp_serve::{
-    EnginePool, EngineSource, LoadContext, LoadError, LoadedEngine, Metrics, ModelSettings, PoolSettings, ServeError,
+    ConnectionLimits, EnginePool, EngineSource, LoadContext, LoadError, LoadedEngine, Metrics, ModelSettings, PoolSettings, ServeError,
     ServeSettings, ServedModel, Shutdown, WeightPlacement, check_address, serve,
 };
 use memory::{EngineNeeds, memory_budget};
@@ -83,6 +83,8 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         max_body: usize::try_from(args.max_body.0).unwrap_or(usize::MAX),
         timeout: args.timeout.map(Duration::from_secs),
         cors_origins: args.cors_origin.clone(),
+        allowed_hosts: args.allowed_host.clone(),
+        connections: ConnectionLimits { most: args.max_connections as usize, ..ConnectionLimits::default() },
         grace: Duration::from_secs(args.grace),
     };
     if !args.host.is_loopback() && settings.api_keys.is_empty() {

@@ -217,6 +217,11 @@ impl EnginePool {
         }
     }
 
+    /// Most requests of one model that may wait.
+    pub fn queue_limit(&self) -> usize {
+        self.0.settings.queue
+    }
+
     /// Whether an engine is loaded, and what it needs.
     pub fn report(&self, engine: usize) -> EngineReport {
         let slots = self.0.slots();

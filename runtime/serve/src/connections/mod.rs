@@ -1,0 +1,249 @@
+//! The connections of the server: how many there may be, and how long they may take.
+//!
+//! A connection is *idle* until a request has arrived whole, and again once its answer is sent; in between it is *answering*. Where there are
+//! too many, the one that has been idle longest is closed for a new one, so that clients that say nothing cannot keep others out. One that
+//! is answering is never closed for another.
+
+mod stalled;
+
+use crate::error::ApiError;
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
+use hyper_util::service::TowerToHyperService;
+use stalled::StallLimit;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::AbortHandle;
+
+/// Wait after the system refused a connection for lack of descriptors or memory.
+const REFUSED_BY_SYSTEM: Duration = Duration::from_millis(50);
+/// Limits of connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Most at a time.
+    pub most: usize,
+    /// Time for the headers of a request, from the end of the one before.
+    pub headers: Duration,
+    /// Time for the body of a request.
+    pub body: Duration,
+    /// Longest time in which a client takes nothing of an answer that is ready.
+    pub stall: Duration,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        ConnectionLimits {
+            most: 512,
+            headers: Duration::from_secs(30),
+            body: Duration::from_secs(60),
+            stall: Duration::from_secs(60),
+        }
+    }
+}
+
+/// What a connection does.
+#[derive(Default)]
+pub(crate) struct Activity {
+    is_answering: AtomicBool,
+    /// Larger for connections that became idle later.
+    idle_since: AtomicU64,
+}
+
+impl Activity {
+    /// A request has arrived whole.
+    pub fn answers(&self) {
+        self.is_answering.store(true, Ordering::SeqCst);
+    }
+}
+
+/// The open connections.
+#[derive(Default)]
+struct Registry {
+    open: Mutex<BTreeMap<u64, OpenConnection>>,
+    /// Counts what happens: connections that open, and ends of answers.
+    clock: AtomicU64,
+}
+
+struct OpenConnection {
+    activity: Arc<Activity>,
+    task: AbortHandle,
+}
+
+impl Registry {
+    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, OpenConnection>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+}
+
+/// Closes the connection that has been idle longest. False if all are answering.
+fn close_longest_idle(open: &mut BTreeMap<u64, OpenConnection>) -> bool {
+    let idle = open.iter().filter(|(_, connection)| !connection.activity.is_answering.load(Ordering::SeqCst));
+    let longest = idle.min_by_key(|(_, connection)| connection.activity.idle_since.load(Ordering::SeqCst));
+    let Some(id) = longest.map(|(id, _)| *id) else { return false };
+    if let Some(connection) = open.remove(&id) {
+        connection.task.abort();
+    }
+    true
+}
+
+/// Removes a connection from the registry when its task ends.
+struct Registered {
+    registry: Arc<Registry>,
+    id: u64,
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        self.registry.open().remove(&self.id);
+    }
+}
+
+/// Serves connections until `shutdown` completes, then lets answers in progress finish. Idle connections are closed then.
+pub(crate) async fn serve_connections(
+    listener: TcpListener,
+    router: Router,
+    limits: ConnectionLimits,
+    shutdown: impl Future<Output = ()>,
+) {
+    let (registry, graceful) = (Arc::new(Registry::default()), GracefulShutdown::new());
+    let accept = async {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => admit(&registry, stream, &router, limits, graceful.watcher()),
+                Err(error) if is_of_the_client(&error) => {}
+                Err(error) => {
+                    // Of descriptors or memory there are too few: idle connections give way.
+                    tracing::warn!(%error, "cannot accept a connection");
+                    close_longest_idle(&mut registry.open());
+                    tokio::time::sleep(REFUSED_BY_SYSTEM).await;
+                }
+            }
+        }
+    };
+    futures_util::future::select(pin!(accept), pin!(shutdown)).await;
+    drop(listener);
+    while close_longest_idle(&mut registry.open()) {}
+    graceful.shutdown().await;
+}
+
+/// Whether a connection ended before it was accepted.
+fn is_of_the_client(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
+}
+
+/// The answer to a connection that finds no place, because all others are answering.
+fn no_place() -> String {
+    let what = "all connections of this server are answering requests; try again later (--max-connections)";
+    let body = ApiError::Unavailable(what.to_owned()).to_json().to_string();
+    format!(
+        "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 1\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// Serves a new connection in a task of its own, if there is a place for it.
+fn admit(registry: &Arc<Registry>, stream: TcpStream, router: &Router, limits: ConnectionLimits, watcher: Watcher) {
+    let mut open = registry.open();
+    if open.len() >= limits.most && !close_longest_idle(&mut open) {
+        // It is new, so its buffer has room; if it is gone already, nobody needs the answer.
+        let _ = stream.try_write(no_place().as_bytes());
+        return;
+    }
+    let id = registry.tick();
+    let activity = Arc::new(Activity { idle_since: AtomicU64::new(id), ..Activity::default() });
+    let registered = Registered { registry: Arc::clone(registry), id };
+    let serving = serve_connection(stream, router.clone(), limits, Arc::clone(&activity), watcher, registered);
+    let task = tokio::spawn(serving).abort_handle();
+    open.insert(id, OpenConnection { activity, task });
+}
+
+async fn serve_connection(
+    stream: TcpStream,
+    router: Router,
+    limits: ConnectionLimits,
+    activity: Arc<Activity>,
+    watcher: Watcher,
+    registered: Registered,
+) {
+    // Tokens are sent as they come.
+    let _ = stream.set_nodelay(true);
+    let (service, registry) = (TowerToHyperService::new(router), &registered.registry);
+    let service = service_fn(|mut request: Request<Incoming>| {
+        request.extensions_mut().insert(Arc::clone(&activity));
+        let ended = AnswerEnd { activity: Arc::clone(&activity), registry: Arc::clone(registry) };
+        let answer = service.call(request);
+        async move {
+            let Ok(response) = answer.await;
+            Ok::<_, Infallible>(response.map(|body| Body::new(WatchedBody { body, _ended: ended })))
+        }
+    });
+    let mut builder = http1::Builder::new();
+    builder.timer(TokioTimer::new()).header_read_timeout(limits.headers);
+    let connection = builder.serve_connection(TokioIo::new(StallLimit::new(stream, limits.stall)), service);
+    if let Err(error) = watcher.watch(connection).await {
+        tracing::debug!(%error, "a connection ended");
+    }
+}
+
+/// Makes a connection idle when it is dropped, with the last of an answer.
+struct AnswerEnd {
+    activity: Arc<Activity>,
+    registry: Arc<Registry>,
+}
+
+impl Drop for AnswerEnd {
+    fn drop(&mut self) {
+        self.activity.idle_since.store(self.registry.tick(), Ordering::SeqCst);
+        self.activity.is_answering.store(false, Ordering::SeqCst);
+    }
+}
+
+/// The body of an answer.
+struct WatchedBody {
+    body: Body,
+    _ended: AnswerEnd,
+}
+
+impl HttpBody for WatchedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests;

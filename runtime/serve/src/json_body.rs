@@ -1,0 +1,103 @@
+//! Reads the body of a request: JSON, within limits of size, time and memory.
+
+use crate::connections::Activity;
+use crate::error::ApiError;
+use crate::server::SharedApp;
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{FromRequest, Request};
+use axum::http::{StatusCode, header};
+use futures_util::StreamExt;
+use serde_json::Value;
+use std::sync::Arc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Bodies of the largest size that may be in memory at a time. JSON in memory takes up to 32 times the bytes of its text (a list of
+/// digits), and then there is what is made of it.
+const LARGEST_AT_ONCE: usize = 2;
+
+/// The memory for bodies.
+pub(crate) struct BodyRoom {
+    free: Arc<Semaphore>,
+    most: usize,
+}
+
+/// Bytes taken of a [`BodyRoom`], until this is dropped.
+pub(crate) struct TakenRoom(Option<OwnedSemaphorePermit>);
+
+impl BodyRoom {
+    /// Room for bodies of at most this many bytes each.
+    pub fn new(most: usize) -> Self {
+        let all = most.saturating_mul(LARGEST_AT_ONCE).min(Semaphore::MAX_PERMITS);
+        BodyRoom { free: Arc::new(Semaphore::new(all)), most }
+    }
+
+    /// Reads a body as it comes.
+    async fn read(&self, body: Body) -> Result<(Vec<u8>, TakenRoom), ApiError> {
+        let (mut read, mut taken) = (Vec::new(), TakenRoom(None));
+        let mut parts = body.into_data_stream();
+        while let Some(part) = parts.next().await {
+            let broken = |_| ApiError::Invalid { message: "the request ended before its body did".to_owned(), param: None };
+            self.take(&mut taken, read.len(), &part.map_err(broken)?).map(|part| read.extend_from_slice(part))?;
+        }
+        Ok((read, taken))
+    }
+
+    /// Takes room for the next part of a body of which `before` bytes are read.
+    fn take<'a>(&self, taken: &mut TakenRoom, before: usize, part: &'a Bytes) -> Result<&'a Bytes, ApiError> {
+        let bytes = u32::try_from(part.len()).ok().filter(|_| before + part.len() <= self.most);
+        let permit = Arc::clone(&self.free).try_acquire_many_owned(bytes.ok_or(ApiError::TooLarge)?);
+        let full = |_| ApiError::Unavailable("other requests take all memory for their bodies; try again later".to_owned());
+        let permit = permit.map_err(full)?;
+        match &mut taken.0 {
+            Some(taken) => taken.merge(permit),
+            none => *none = Some(permit),
+        }
+        Ok(part)
+    }
+}
+
+/// The body of a request. Its room is taken until this is dropped.
+pub(crate) struct JsonBody {
+    /// What it says.
+    pub value: Value,
+    /// To be dropped once the request is turned into tokens.
+    pub room: TakenRoom,
+}
+
+impl FromRequest<SharedApp> for JsonBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &SharedApp) -> Result<Self, ApiError> {
+        let (parts, body) = request.into_parts();
+        let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        if announced.is_some_and(|announced: u64| announced > app.bodies.most as u64) {
+            return Err(ApiError::TooLarge);
+        }
+        let limit = app.settings.connections.body;
+        let read = tokio::time::timeout(limit, app.bodies.read(body)).await;
+        let (bytes, room) = read.map_err(|_| ApiError::SlowBody(limit))??;
+        if let Some(activity) = parts.extensions.get::<Arc<Activity>>() {
+            activity.answers();
+        }
+        let parsed = Json::from_request(Request::from_parts(parts, Body::from(bytes)), app).await;
+        Ok(JsonBody { value: value(parsed)?, room })
+    }
+}
+
+/// The JSON of a body, or why it is none.
+fn value(parsed: Result<Json<Value>, JsonRejection>) -> Result<Value, ApiError> {
+    match parsed {
+        Ok(Json(value)) => Ok(value),
+        Err(rejection) if rejection.status() == StatusCode::UNSUPPORTED_MEDIA_TYPE => {
+            let message = "the body must be JSON and say so: -H 'content-type: application/json'".to_owned();
+            Err(ApiError::Invalid { message, param: None })
+        }
+        Err(rejection) => {
+            let text = rejection.body_text();
+            let what = text.trim_start_matches("Failed to parse the request body as JSON: ");
+            Err(ApiError::Invalid { message: format!("the request: {what}"), param: None })
+        }
+    }
+}

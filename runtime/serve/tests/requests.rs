@@ -1,0 +1,162 @@
+//! A server without models: which requests are read, and how far.
+
+use hpp_serve::{ConnectionLimits, EnginePool, MemoryNeeds, Metrics, PoolSettings, ServeSettings, Shutdown, serve};
+use serde_json::Value;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::sync::mpsc::channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+const WAIT: Duration = Duration::from_secs(20);
+const MAX_BODY: usize = 1 << 20;
+const SLOWEST_BODY: Duration = Duration::from_millis(500);
+
+struct Server {
+    address: SocketAddr,
+    shutdown: Shutdown,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    fn start(api_keys: &[&str], allowed_hosts: &[&str]) -> Self {
+        let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+        let shutdown = Shutdown::default();
+        let settings = ServeSettings {
+            address: (Ipv4Addr::LOCALHOST, 0).into(),
+            api_keys: list(api_keys),
+            max_body: MAX_BODY,
+            timeout: None,
+            cors_origins: vec![],
+            allowed_hosts: list(allowed_hosts),
+            connections: ConnectionLimits { body: SLOWEST_BODY, ..ConnectionLimits::default() },
+            grace: Duration::ZERO,
+        };
+        let pool = PoolSettings { budget: MemoryNeeds::default(), idle_timeout: None, queue: 4 };
+        let pool = EnginePool::start(vec![], pool, shutdown.stop_flag()).unwrap();
+        let ((ready, address), stop) = (channel(), shutdown.clone());
+        let run = move || serve(vec![], pool, Metrics::new(), settings, &stop, |address| ready.send(address).unwrap());
+        let thread = std::thread::spawn(move || run().unwrap());
+        Server { address: address.recv_timeout(WAIT).unwrap(), shutdown, thread: Some(thread) }
+    }
+
+    fn connect(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.address).unwrap();
+        stream.set_read_timeout(Some(WAIT)).unwrap();
+        stream
+    }
+
+    /// The status and body of the answer to a request.
+    fn ask(&self, request: &[u8]) -> (u16, Value) {
+        let mut stream = self.connect();
+        // The server may answer before it has read everything.
+        let _ = stream.write_all(request);
+        answer(stream)
+    }
+
+    fn get(&self, headers: &str) -> (u16, Value) {
+        self.ask(format!("GET /v1/models HTTP/1.1\r\n{headers}connection: close\r\n\r\n").as_bytes())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.shutdown.request();
+        let ended = self.thread.take().map(JoinHandle::join);
+        assert!(std::thread::panicking() || ended.is_some_and(|ended| ended.is_ok()));
+    }
+}
+
+fn answer(mut stream: TcpStream) -> (u16, Value) {
+    let mut bytes = Vec::new();
+    let _ = stream.read_to_end(&mut bytes);
+    let text = String::from_utf8_lossy(&bytes);
+    let status = text.split(' ').nth(1).and_then(|status| status.parse().ok()).unwrap_or(0);
+    let body = text.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    (status, serde_json::from_str(body).unwrap_or(Value::Null))
+}
+
+/// The start of a request with a body of so many bytes.
+fn head(length: usize) -> String {
+    format!(
+        "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
+         content-length: {length}\r\n\r\n"
+    )
+}
+
+#[test]
+fn a_page_of_another_name_is_refused() {
+    let server = Server::start(&[], &["box.example"]);
+    for host in ["localhost", "127.0.0.1:80", "[::1]:1", "box.example:8080"] {
+        assert_eq!(server.get(&format!("host: {host}\r\n")).0, 200, "{host}");
+    }
+    for headers in ["host: attacker.example\r\n", "host: localhost\r\nhost: attacker.example\r\n", "host: \r\n"] {
+        let (status, body) = server.get(headers);
+        assert_eq!((status, &body["error"]["type"]), (403, &Value::from("permission_error")), "{headers}: {body}");
+        assert!(body["error"]["message"].as_str().unwrap().contains("--allowed-host"), "{body}");
+    }
+    for path in ["/", "/health", "/metrics", "/nothing"] {
+        let request = format!("GET {path} HTTP/1.1\r\nhost: attacker.example\r\nconnection: close\r\n\r\n");
+        assert_eq!(server.ask(request.as_bytes()).0, 403, "{path}");
+    }
+    let with_key = Server::start(&["secret"], &[]);
+    assert_eq!(with_key.get("host: other.example\r\nauthorization: Bearer secret\r\n").0, 200);
+    assert_eq!(with_key.get("host: other.example\r\n").0, 401);
+}
+
+#[test]
+fn bodies_are_read_within_limits_of_size_and_time() {
+    let server = Server::start(&[], &[]);
+    let whole = br#"{"content": "x"}"#;
+    assert_eq!(server.ask(&[head(whole.len()).as_bytes(), whole].concat()).0, 400, "there is no model, and it was read");
+    let started = Instant::now();
+    assert_eq!(server.ask(head(MAX_BODY + 1).as_bytes()).0, 413, "it is refused by its length alone");
+    assert!(started.elapsed() < SLOWEST_BODY);
+    let chunk = vec![b' '; 1 << 16];
+    let chunked = head(0).replace("content-length: 0", "transfer-encoding: chunked");
+    let chunk = [format!("{:x}\r\n", chunk.len()).as_bytes(), &chunk, b"\r\n"].concat();
+    let (status, _) = server.ask(&[chunked.as_bytes(), &chunk.repeat(MAX_BODY / (1 << 16) + 1)].concat());
+    assert_eq!(status, 413, "it has no length");
+    let mut half = server.connect();
+    half.write_all(&[head(100).as_bytes(), b"{\"con"].concat()).unwrap();
+    let (status, error) = answer(half);
+    assert_eq!((status, &error["error"]["type"]), (408, &Value::from("invalid_request_error")), "{error}");
+    let mut ends = server.connect();
+    ends.write_all(&[head(100).as_bytes(), b"{\"con"].concat()).unwrap();
+    ends.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_ne!(answer(ends).0, 200);
+}
+
+#[test]
+fn bodies_that_arrive_together_have_bounded_memory() {
+    let server = Server::start(&[], &[]);
+    let part = vec![b' '; MAX_BODY - 1000];
+    let send = || {
+        let mut stream = server.connect();
+        stream.write_all(head(MAX_BODY).as_bytes()).and_then(|()| stream.write_all(&part)).unwrap();
+        stream
+    };
+    // Two bodies of the largest size have room.
+    let mut large: Vec<TcpStream> = (0..3).map(|_| send()).collect();
+    let mut refused = 0;
+    for stream in large.drain(..) {
+        let (status, error) = answer(stream);
+        assert!([408, 503].contains(&status), "{status} {error}");
+        refused += usize::from(status == 503);
+    }
+    assert_eq!(refused, 1, "the others are waited for");
+    let whole = br#"{"content": "x"}"#;
+    assert_eq!(server.ask(&[head(whole.len()).as_bytes(), whole].concat()).0, 400, "their room is free again");
+}
+
+#[test]
+fn text_that_is_no_json_or_no_utf_8_or_too_deep_is_refused() {
+    let server = Server::start(&[], &[]);
+    let deep = format!("{{\"content\": {}", "[".repeat(200_000));
+    let bodies: [&[u8]; 5] = [b"", b"{\"content\": \"\xff\"}", b"[1e999]", deep.as_bytes(), b"{\"content\": \"\\ud800\"}"];
+    for body in bodies {
+        let (status, error) = server.ask(&[head(body.len()).as_bytes(), body].concat());
+        assert_eq!((status, &error["error"]["param"]), (400, &Value::Null), "{error}");
+        assert!(error["error"]["message"].as_str().unwrap().starts_with("the request: "), "{error}");
+    }
+}
