@@ -373,7 +373,7 @@ fn hostile_clients_get_errors_and_harm_nobody() {
     let send = |body: &[u8]| -> u16 {
         let mut stream = connect();
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nconnection: close\r\n\
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
              content-length: {}\r\n\r\n",
             body.len()
         );
@@ -405,7 +405,7 @@ fn hostile_clients_get_errors_and_harm_nobody() {
     let silent: Vec<TcpStream> = (0..200).map(|_| connect()).collect();
     let mut halves: Vec<TcpStream> = (0..50).map(|_| connect()).collect();
     for stream in &mut halves {
-        stream.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n{\"pro").unwrap();
+        stream.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{\"pro").unwrap();
     }
     for stream in &halves[..25] {
         stream.shutdown(Shutdown::Write).unwrap();
@@ -429,6 +429,22 @@ fn keys_models_tokens_and_health() {
     let tokens = server.ok("/tokenize", &json!({"content": "Once upon a time"}));
     let text = server.ok("/detokenize", &tokens);
     assert!(text["content"].as_str().unwrap().ends_with("Once upon a time"), "{text}");
+}
+
+#[test]
+fn a_model_whose_gpu_is_missing_is_shown_where_it_is() {
+    let plan = PlanDir::new(MODEL, 64).for_gpu(vec![hpp_schema::Provider::CUDA]);
+    let server = Server::start(plan, &["--on-demand"]);
+    let placement = || {
+        let models: Value = server.get("/v1/models").body_mut().read_json().unwrap();
+        models["data"][0]["placement"].clone()
+    };
+    let planned = placement();
+    assert_eq!((&planned[0]["device"], &planned[0]["planned_device"]), (&json!("gpu0"), &Value::Null), "not loaded yet");
+    server.ok("/v1/completions", &json!({"prompt": [1, 2], "max_tokens": 1}));
+    let loaded = placement();
+    assert_eq!((&loaded[0]["device"], &loaded[0]["planned_device"]), (&json!("cpu"), &json!("gpu0")), "{loaded}");
+    assert_eq!((&loaded[0]["weights"], &loaded[0]["bytes"]), (&json!("resident"), &planned[0]["bytes"]), "{loaded}");
 }
 
 #[cfg(unix)]

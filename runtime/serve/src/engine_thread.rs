@@ -10,6 +10,7 @@ mod embed;
 use crate::error::ApiError;
 use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
+use crate::model::WeightPlacement;
 use embed::Embedding;
 use hpp_engine::{Backend, CancelHandle};
 use hpp_generate::kv::{LoadTicket, PageLookup, StoreStats};
@@ -44,6 +45,8 @@ pub struct LoadedEngine<B: Backend> {
     pub tokenizer: Option<TextTokenizer>,
     /// How requests draft tokens in speculative decoding.
     pub drafts: Drafts<B>,
+    /// Where its weights lie.
+    pub placement: Vec<WeightPlacement>,
 }
 
 /// A request for the engine.
@@ -220,8 +223,8 @@ impl Drop for EngineQueue {
 
 /// What the thread of an engine reports, each on that thread.
 pub(crate) trait EngineEvents: Send + 'static {
-    /// The engine is loaded, or why it is not.
-    fn loaded(&self, result: Result<(), LoadError>);
+    /// The engine is loaded with its weights in these places, or why it is not.
+    fn loaded(&self, result: Result<Vec<WeightPlacement>, LoadError>);
     /// Every request is answered.
     fn idle(&self);
     /// The thread has freed the engine and is about to end.
@@ -285,8 +288,8 @@ pub(crate) fn start<B: Backend + 'static>(
             Some(cache) => cache.page_tokens(),
             None => engine.batch.prompt_chunk().min(GRID),
         };
-        guard.0.loaded(Ok(()));
-        let LoadedEngine { batch, max_sequences, tokenizer, drafts } = engine;
+        let LoadedEngine { batch, max_sequences, tokenizer, drafts, placement } = engine;
+        guard.0.loaded(Ok(placement));
         let thread = EngineThread {
             batch,
             tokenizer,

@@ -26,7 +26,7 @@ pub struct ModelSettings {
     pub eos_token_ids: Vec<u32>,
     /// Tokens of a sequence, prompt and answer together.
     pub context: u64,
-    /// Where its weights lie.
+    /// Where the plan wants its weights.
     pub placement: Vec<WeightPlacement>,
     /// Whether it gives hidden states, from which embeddings are made.
     pub gives_hidden_states: bool,
@@ -35,8 +35,11 @@ pub struct ModelSettings {
 /// Weights on one device with one residency.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct WeightPlacement {
-    /// The plan's device.
+    /// The device.
     pub device: String,
+    /// The device that the plan names, if it is another one, which is not available.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub planned_device: Option<String>,
     /// Where its weights are between passes: `resident`, `streamed` or `mapped`.
     pub weights: &'static str,
     /// Partitions.
@@ -117,8 +120,8 @@ impl ServedModel {
         self.pool.queue_limit()
     }
 
-    /// Where its weights lie.
-    pub fn placement(&self) -> &[WeightPlacement] {
+    /// Where the plan wants its weights. They lie there unless a device is not available.
+    pub fn planned_placement(&self) -> &[WeightPlacement] {
         &self.settings.placement
     }
 

@@ -392,7 +392,7 @@ fn description(model: &ServedModel) -> Value {
         "created": model.created(),
         "owned_by": "hpp",
         "max_model_len": model.context(),
-        "placement": model.placement(),
+        "placement": report.placement.as_deref().unwrap_or(model.planned_placement()),
         "state": report.state.name(),
         "memory": {"host": report.needs.host, "devices": report.needs.devices},
         "error": report.error,

@@ -4,7 +4,7 @@ mod recorder;
 
 pub(crate) use recorder::{Awaited, DeviceEvent, Recorder, TensorCopy};
 
-use crate::port::MemoryUse;
+use crate::port::{MemoryUse, WeightResidency};
 use hpp_schema::Provider;
 use std::ops::{Index, IndexMut};
 use std::time::Duration;
@@ -104,6 +104,8 @@ pub struct StageTelemetry {
     pub provider: Provider,
     /// The processor it computes on, in the backend's words.
     pub processor: String,
+    /// Where its weights are between runs if it computes on the host.
+    pub residency: WeightResidency,
     /// Providers the plan prefers, each with the reason it is unavailable.
     pub refused: Vec<(Provider, String)>,
     /// Time to load it.
@@ -115,12 +117,24 @@ pub struct StageTelemetry {
 }
 
 impl StageTelemetry {
+    /// The device that it runs on.
+    pub fn used_device(&self) -> &str {
+        if self.fell_back() { HOST } else { &self.device }
+    }
+
+    /// Whether it runs on the host.
+    pub fn is_on_host(&self) -> bool {
+        self.used_device() == HOST
+    }
+
+    /// Whether it was planned for a GPU and runs on the CPU.
+    pub fn fell_back(&self) -> bool {
+        self.provider == Provider::CPU && self.device != HOST
+    }
+
     /// The timeline's lane for its runs: the plan's device, with a note where that is a GPU and the partition runs on the CPU.
     pub fn lane(&self) -> String {
-        match (self.provider, self.device.as_str()) {
-            (Provider::CPU, device) if device != HOST => format!("{device} on the CPU"),
-            (_, device) => device.to_owned(),
-        }
+        if self.fell_back() { format!("{} on the CPU", self.device) } else { self.device.clone() }
     }
 
     pub(crate) fn phase(&mut self, phase: Phase) -> &mut Counter {

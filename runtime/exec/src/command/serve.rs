@@ -1,6 +1,7 @@
 //! `hpp-exec serve PLAN`: models over HTTP.
 
 mod memory;
+mod placement;
 
 use super::drafts::DraftChoice;
 use super::kv_cache::open_cache;
@@ -17,12 +18,13 @@ use hpp_engine::EngineOptions;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model, hidden_states_output};
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{Plan, Residency};
+use hpp_schema::Plan;
 use hpp_serve::{
     ConnectionLimits, EnginePool, EngineSource, LoadContext, LoadError, LoadedEngine, Metrics, ModelSettings, PoolSettings, ServeError,
-    ServeSettings, ServedModel, Shutdown, WeightPlacement, check_address, serve,
+    ServeSettings, ServedModel, Shutdown, check_address, serve,
 };
 use memory::{EngineNeeds, memory_budget};
+use placement::placement;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -135,35 +137,6 @@ fn check_names(plans: &[(String, PlanFile)]) -> Result<(), ExecError> {
     Ok(())
 }
 
-/// Where a plan's weights lie, one entry for each device and kind of residency.
-fn placement(plan: &Plan) -> Vec<WeightPlacement> {
-    let mut places: Vec<WeightPlacement> = Vec::new();
-    for partition in &plan.partitions {
-        let weights = match partition.residency {
-            Residency::Resident => "resident",
-            Residency::Streamed => "streamed",
-            Residency::Mapped => "mapped",
-        };
-        let same = |place: &&mut WeightPlacement| place.device == partition.device && place.weights == weights;
-        let (bytes, pinned) = (partition.bytes.weights.0, partition.bytes.locked.map(|locked| locked.0));
-        match places.iter_mut().find(same) {
-            Some(place) => {
-                place.partitions += 1;
-                place.bytes += bytes;
-                place.pinned_bytes = place.pinned_bytes.into_iter().chain(pinned).reduce(|a, b| a + b);
-            }
-            None => places.push(WeightPlacement {
-                device: partition.device.clone(),
-                weights,
-                partitions: 1,
-                bytes,
-                pinned_bytes: pinned,
-            }),
-        }
-    }
-    places
-}
-
 fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<ModelSettings, ExecError> {
     let generation = plan.plan.generation.clone().unwrap_or_default();
     // Models that need more inputs than tokens are refused here, before the others are loaded.
@@ -173,7 +146,7 @@ fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<Model
         sampling: generation.sampling,
         eos_token_ids: generation.eos_token_ids,
         context: context_length(plan, &args.runtime),
-        placement: placement(&plan.plan),
+        placement: placement(&plan.plan, &[]),
         gives_hidden_states: hidden_states_output(&plan.plan).is_some(),
         encoder: PromptEncoder::open(plan, true)?,
     })
@@ -224,10 +197,11 @@ impl ModelLoader {
         let engine = load_engine(&plan.plan, &plan.dir, runtime, options, console, &interrupt)?;
         let max_sequences = fitting_sequences(&engine, self.sequences, asked.is_some(), console);
         let cache = open_cache(&engine, &plan.plan, runtime, &args.kv, args.plans.len() as u64, wake, console)?;
+        let placement = placement(&plan.plan, &engine.telemetry().stages);
         let mut batch = Batch::new(engine, model_inputs(&plan.plan)?);
         cache.into_iter().for_each(|cache| batch.save_in(cache));
         let drafts = draft.load(&plan.plan, max_sequences, runtime, console, &interrupt)?;
-        Ok(LoadedEngine { batch, max_sequences, tokenizer: self.tokenizer.clone(), drafts })
+        Ok(LoadedEngine { batch, max_sequences, tokenizer: self.tokenizer.clone(), drafts, placement })
     }
 }
 

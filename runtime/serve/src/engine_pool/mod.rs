@@ -16,6 +16,7 @@ use crate::engine_thread::{
 };
 use crate::error::ApiError;
 use crate::metrics::ModelMetrics;
+use crate::model::WeightPlacement;
 use decide::{Decision, EngineFacts, EngineStatus, decide};
 use hpp_engine::{Backend, CancelHandle};
 use std::collections::VecDeque;
@@ -74,6 +75,8 @@ pub struct EngineReport {
     pub needs: MemoryNeeds,
     /// Why the last load failed, if it did.
     pub error: Option<String>,
+    /// Where its weights lie, or lay when it was loaded last.
+    pub placement: Option<Vec<WeightPlacement>>,
 }
 
 /// Starts the thread of an engine with these events.
@@ -135,6 +138,8 @@ struct Slot {
     /// Answered when it is loaded or could not be.
     wanted: Vec<std::sync::mpsc::Sender<Result<(), LoadError>>>,
     error: Option<String>,
+    /// Of the last engine that was loaded.
+    placement: Option<Vec<WeightPlacement>>,
 }
 
 #[derive(Default)]
@@ -232,7 +237,8 @@ impl EnginePool {
             SlotStatus::Loaded { .. } => EngineState::Loaded,
             SlotStatus::Unloading => EngineState::Unloading,
         };
-        EngineReport { state, needs: self.0.sources[engine].needs.clone(), error: slot.error.clone() }
+        let (needs, placement) = (self.0.sources[engine].needs.clone(), slot.placement.clone());
+        EngineReport { state, needs, error: slot.error.clone(), placement }
     }
 
     /// Ends loads in progress and unloads all engines, once their requests are answered.
@@ -476,21 +482,22 @@ pub(crate) struct PoolEvents {
 }
 
 impl EngineEvents for PoolEvents {
-    fn loaded(&self, result: Result<(), LoadError>) {
+    fn loaded(&self, result: Result<Vec<WeightPlacement>, LoadError>) {
         let metrics = &self.pool.sources[self.engine].metrics;
         let mut slots = self.pool.slots();
         let slot = &mut slots.engines[self.engine];
         match (std::mem::take(&mut slot.status), result) {
-            (SlotStatus::Loading { queue, since, .. }, Ok(())) => {
+            (SlotStatus::Loading { queue, since, .. }, Ok(placement)) => {
                 metrics.loads.inc();
                 metrics.load_seconds.inc_by(since.elapsed().as_secs_f64());
                 metrics.loaded.set(1);
                 slot.status = SlotStatus::Loaded { queue, last_used: Instant::now(), is_draining: false };
                 slot.error = None;
+                slot.placement = Some(placement);
                 slot.send_on();
                 slot.wanted.drain(..).for_each(|wanted| drop(wanted.send(Ok(()))));
             }
-            (_, Ok(())) => {}
+            (_, Ok(_)) => {}
             (_, Err(error)) => {
                 // Until its thread has ended.
                 slot.status = SlotStatus::Unloading;

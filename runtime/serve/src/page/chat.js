@@ -137,7 +137,9 @@ function machine(text) {
   const model = served.find(m => m.id === name);
   const hits = tier("hpp_kv_hits_total", "ram") + tier("hpp_kv_hits_total", "disk"), misses = value("hpp_kv_misses_total");
   const passes = value("hpp_passes_total");
-  const lines = (model?.placement || []).map(p => `${p.device}: ${size(p.bytes)} of weights ${p.weights}` +
+  const lines = (model?.placement || []).map(p =>
+    p.device + (p.planned_device ? ` (planned for ${p.planned_device})` : "") +
+    `: ${size(p.bytes)} of weights ${p.weights}` +
     (p.pinned_bytes === undefined ? "" : `, ${size(p.pinned_bytes)} of them stay in RAM`));
   if (served.length > 1) lines.unshift(...served.map(m => `${m.id}: ${m.state}, ${size(m.memory.host)} of RAM`));
   if (model?.error) lines.push(model.error);
