@@ -6,6 +6,7 @@ use crate::kv_cache::{KvCache, PageValue, PromptPages};
 use crate::sequence::{ModelInputs, TokenSequence};
 use hpp_engine::{Backend, Engine, EngineError};
 use hpp_kv::PageBytes;
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,6 +31,8 @@ pub struct Batch<B: Backend> {
     cache: Option<KvCache>,
     members: Vec<Member<B>>,
     next_id: u64,
+    /// Most tokens of prompts in a pass in which an answer goes on.
+    prompt_limit: Option<usize>,
 }
 
 /// One generation with its sequence.
@@ -40,14 +43,16 @@ struct Member<B: Backend> {
     error: Option<GenerateError>,
     /// The value of the pages that it saves.
     value: PageValue,
-    /// Whether memory for its states was short, so that it waits until another generation leaves.
+    /// Whether the current pass goes on without it, because memory for its states is short or other prompts take all that the pass may.
     is_waiting: bool,
+    /// Passes since the last that took a part of its prompt.
+    passed_over: u32,
 }
 
 impl<B: Backend> Batch<B> {
     /// An empty batch on an engine.
     pub fn new(engine: Engine<B>, inputs: ModelInputs) -> Self {
-        Self { engine, inputs, cache: None, members: Vec::new(), next_id: 0 }
+        Self { engine, inputs, cache: None, members: Vec::new(), next_id: 0, prompt_limit: None }
     }
 
     /// Saves the states of prompts, and of sessions, in this cache from now on.
@@ -88,6 +93,22 @@ impl<B: Backend> Batch<B> {
         usize::try_from(self.engine.chunk()).unwrap_or(usize::MAX).saturating_sub(1).max(1)
     }
 
+    /// Limits the tokens of prompts in a pass in which an answer goes on, so that its next token is not late. Prompts take turns then; 0
+    /// lets them wait. `None`: each pass takes a chunk of every prompt.
+    pub fn limit_prompts(&mut self, tokens: Option<usize>) {
+        self.prompt_limit = tokens;
+    }
+
+    /// Whether a prompt is not computed yet.
+    pub fn reads_prompts(&self) -> bool {
+        self.members.iter().any(Member::reads_prompt)
+    }
+
+    /// Whether an answer goes on: its prompt is computed, and it has no end yet.
+    pub fn is_answering(&self) -> bool {
+        self.members.iter().any(|member| member.is_running() && !member.reads_prompt())
+    }
+
     /// Generations in progress.
     pub fn len(&self) -> usize {
         self.members.len()
@@ -104,7 +125,7 @@ impl<B: Backend> Batch<B> {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let (sequence, value) = (TokenSequence::default(), PageValue::default());
-        self.members.push(Member { id, generation, sequence, error: None, value, is_waiting: false });
+        self.members.push(Member { id, generation, sequence, error: None, value, is_waiting: false, passed_over: 0 });
         id
     }
 
@@ -146,7 +167,7 @@ impl<B: Backend> Batch<B> {
     /// Takes a generation out before it is finished. `None` if it has left already.
     pub fn cancel(&mut self, id: RequestId) -> Option<Finished<B>> {
         let index = self.members.iter().position(|member| member.id == id)?;
-        let mut member = self.members.swap_remove(index);
+        let mut member = self.members.remove(index);
         member.error = member.generation.cancel().err();
         Some(member.leave())
     }
@@ -158,6 +179,7 @@ impl<B: Backend> Batch<B> {
         on_event: &mut dyn FnMut(RequestId, GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<Vec<Finished<B>>, E> {
         let started = Instant::now();
+        self.hold_prompts();
         self.run_pass().map_err(GenerateError::from)?;
         let cost_ms = started.elapsed().as_secs_f64() * 1e3 / self.members.len().max(1) as f64;
         for member in self.members.iter_mut().filter(|member| member.is_running() && !member.is_waiting) {
@@ -173,12 +195,31 @@ impl<B: Backend> Batch<B> {
         Ok(self.members.extract_if(.., is_done).map(Member::leave).collect())
     }
 
-    /// Feeds the next tokens of every generation.
+    /// Decides which prompts the next pass takes a part of: those that have been passed over longest, within the limit.
+    fn hold_prompts(&mut self) {
+        let mut left = self.prompt_limit.filter(|_| self.is_answering()).unwrap_or(usize::MAX);
+        let mut prompts = Vec::new();
+        for member in &mut self.members {
+            member.is_waiting = false;
+            if let Some(tokens) = member.generation.next_prompt_tokens() {
+                prompts.push((member, tokens));
+            }
+        }
+        prompts.sort_by_key(|(member, _)| Reverse(member.passed_over));
+        // The last chunk of a prompt may be a token longer than the limit.
+        let mut is_first = left > 0;
+        for (member, tokens) in prompts {
+            member.is_waiting = !std::mem::take(&mut is_first) && tokens > left;
+            member.passed_over = if member.is_waiting { member.passed_over.saturating_add(1) } else { 0 };
+            left = if member.is_waiting { left } else { left.saturating_sub(tokens) };
+        }
+    }
+
+    /// Feeds the next tokens of every generation that does not wait.
     fn run_pass(&mut self) -> Result<(), EngineError> {
         let Batch { engine, inputs, members, .. } = self;
         let (mut items, mut errors) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
-        for Member { generation, sequence, error, is_waiting, .. } in members.iter_mut() {
-            *is_waiting = false;
+        for Member { generation, sequence, error, is_waiting, .. } in members.iter_mut().filter(|member| !member.is_waiting) {
             let input = match generation.next_input(sequence.max_draft(engine)) {
                 Ok(Some(input)) => input,
                 Ok(None) => continue,
@@ -208,6 +249,10 @@ impl<B: Backend> Batch<B> {
 }
 
 impl<B: Backend> Member<B> {
+    fn reads_prompt(&self) -> bool {
+        self.error.is_none() && self.generation.next_prompt_tokens().is_some()
+    }
+
     fn is_running(&self) -> bool {
         self.error.is_none() && !self.generation.is_finished()
     }

@@ -204,6 +204,12 @@ impl Generation {
         self.finish_reason.is_some()
     }
 
+    /// Tokens of the prompt that the next pass takes; `None` once it is computed or nothing is left to do.
+    pub fn next_prompt_tokens(&self) -> Option<usize> {
+        let left = self.request.prompt.len().saturating_sub(self.fed);
+        (left > 0 && !self.is_finished()).then(|| chunk_length(left, self.prompt_chunk))
+    }
+
     /// The tokens of the last [`next_input`](Self::next_input).
     pub fn input(&self) -> &[u32] {
         &self.input

@@ -302,6 +302,7 @@ pub(crate) fn start<B: Backend + 'static>(
             waiting: VecDeque::new(),
             running: HashMap::new(),
             embeddings: VecDeque::new(),
+            embedded_last: false,
             kept: Vec::new(),
             metrics,
             reported_cache: Instant::now(),
@@ -350,6 +351,8 @@ struct EngineThread<B: Backend> {
     waiting: VecDeque<Waiting>,
     running: HashMap<RequestId, Running>,
     embeddings: VecDeque<Embedding<B>>,
+    /// Whether the last pass was followed by a chunk of an embedding.
+    embedded_last: bool,
     /// Sequences of answered requests, the least recently used first.
     kept: Vec<TokenSequence<B>>,
     metrics: ModelMetrics,
@@ -366,8 +369,12 @@ impl<B: Backend + 'static> EngineThread<B> {
             }
             self.drop_ended();
             self.start_waiting();
-            self.pass();
-            self.embed();
+            let embeds = self.embeds_next();
+            self.pass(if embeds { 0 } else { self.grid });
+            if embeds {
+                self.embed();
+            }
+            self.embedded_last = embeds;
             self.report();
         }
         self.report_unloaded();
@@ -568,11 +575,15 @@ impl<B: Backend + 'static> EngineThread<B> {
         }
     }
 
-    /// One pass over all requests.
-    fn pass(&mut self) {
+    /// One pass over all requests. If an answer goes on, it takes at most `prompt_tokens` tokens of prompts: a chunk, or none. Where weights
+    /// are moved for each pass, all prompts share it, because that takes longer than what they compute.
+    fn pass(&mut self, prompt_tokens: usize) {
         if self.batch.is_empty() {
             return;
         }
+        let last = self.batch.engine().last_pass();
+        let moves_weights = last.read_bytes + last.uploaded_bytes > 0;
+        self.batch.limit_prompts((!moves_weights).then_some(prompt_tokens));
         let (running, metrics) = (&mut self.running, &self.metrics);
         let finished = self.batch.pass::<GenerateError>(&mut |id, event| {
             if let Some(running) = running.get_mut(&id) {
@@ -683,3 +694,6 @@ impl Running {
         let _ = self.client.events.send(event);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,11 +19,16 @@ impl<B: Backend> Embedding<B> {
 }
 
 impl<B: Backend> EngineThread<B> {
-    /// The next chunk of the first embedding, if a sequence is free for it.
+    /// Whether a chunk of an embedding is next: a sequence is free for it, and it is its turn. While answers go on, embeddings and prompts
+    /// take turns, so that no answer waits for both.
+    pub(super) fn embeds_next(&self) -> bool {
+        let is_possible = !self.embeddings.is_empty() && self.batch.len() < self.max_sequences;
+        let takes_turns = self.batch.is_answering() && self.batch.reads_prompts();
+        is_possible && !(takes_turns && self.embedded_last)
+    }
+
+    /// The next chunk of the first embedding.
     pub(super) fn embed(&mut self) {
-        if self.embeddings.is_empty() || self.batch.len() >= self.max_sequences {
-            return;
-        }
         if self.batch.len() + self.kept.len() >= self.max_sequences && !self.kept.is_empty() {
             self.kept.remove(0);
         }

@@ -1,0 +1,158 @@
+//! The thread of an engine on a mock backend: what is computed between two tokens of an answer.
+
+use super::*;
+use crate::metrics::Metrics;
+use hpp_engine::mock::MockBackend;
+use hpp_engine::port::Tensor;
+use hpp_generate::kv::{EvictionPolicy, Fingerprint};
+use hpp_generate::sampling::SamplingOverrides;
+use hpp_schema::SamplingDefaults;
+use hpp_generate::{KvSettings, ModelInputs};
+use std::rc::Rc;
+use std::sync::{Barrier, Mutex};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+#[path = "../../../engine/tests/support/mod.rs"]
+mod toy;
+
+/// Tokens of a chunk.
+const CHUNK: usize = 4;
+
+struct Ignored;
+
+impl EngineEvents for Ignored {
+    fn loaded(&self, result: Result<Vec<WeightPlacement>, LoadError>) {
+        result.unwrap();
+    }
+
+    fn idle(&self) {}
+
+    fn ended(&self) {}
+}
+
+/// A thread with the toy model, and the tokens of each run of its first partition. The second run with one token waits for `gate`.
+struct ToyThread {
+    queue: EngineQueue,
+    thread: std::thread::JoinHandle<()>,
+    runs: Arc<Mutex<Vec<usize>>>,
+    gate: Arc<Barrier>,
+}
+
+impl ToyThread {
+    fn start() -> Self {
+        let (runs, gate) = (Arc::<Mutex<Vec<usize>>>::default(), Arc::new(Barrier::new(2)));
+        let (recorded, waits) = (Arc::clone(&runs), Arc::clone(&gate));
+        let load = move |_| Ok(load(Arc::clone(&recorded), Arc::clone(&waits)));
+        let setup = EngineSetup {
+            metrics: Metrics::new().model("toy"),
+            waiting: Arc::default(),
+            stop: Arc::default(),
+            cancel: CancelHandle::new(),
+        };
+        let (queue, thread) = start::<MockBackend>(Arc::new(load), setup, Ignored).unwrap();
+        ToyThread { queue, thread, runs, gate }
+    }
+
+    /// Asks for `answer` tokens after a prompt.
+    fn ask(&self, prompt: Vec<u32>, answer: u64) -> UnboundedReceiver<RequestEvent> {
+        let (events, receiver) = unbounded_channel();
+        let request = GenerationRequest {
+            prompt,
+            max_new_tokens: answer,
+            eos_token_ids: vec![],
+            stop: vec![],
+            sampling: SamplingOverrides::default().resolve(&SamplingDefaults::default()),
+            grammar: None,
+            visible_tokens: vec![],
+            prompt_logits: false,
+        };
+        let task = GenerateTask { request, top_logprobs: None, hints: CacheHints::default() };
+        let client = Client { events, deadline: None, arrived: Instant::now() };
+        let place = QueuePlace::take(&Arc::default(), 1, 1).unwrap().remove(0);
+        let submission = Submission { task: EngineTask::Generate(Box::new(task)), client };
+        self.queue.submit(Queued { submission, place });
+        receiver
+    }
+}
+
+/// The toy model with a cache of pages of `CHUNK` tokens, so that its prompts have chunks of so many.
+fn load(runs: Arc<Mutex<Vec<usize>>>, gate: Arc<Barrier>) -> LoadedEngine<MockBackend> {
+    let toy = toy::Toy::new();
+    let mut first = toy::first(toy::DEVICE);
+    let kernel = Rc::clone(&first.kernel);
+    first.kernel = Rc::new(move |frame| {
+        let tokens = frame.input(0)?.shape()[1] as usize;
+        let single = {
+            let mut runs = runs.lock().unwrap();
+            runs.push(tokens);
+            runs.iter().filter(|tokens| **tokens == 1).count()
+        };
+        if tokens == 1 && single == 2 {
+            gate.wait();
+            gate.wait();
+        }
+        kernel(frame)
+    });
+    toy.backend.model("gpu_0.onnx", first);
+    let engine = toy.load().unwrap();
+    let settings = KvSettings {
+        page_tokens: CHUNK,
+        ram: 16 << 20,
+        disk: None,
+        policy: EvictionPolicy::Lru,
+        fingerprint: Fingerprint::of([("model", "toy")]),
+    };
+    let cache = KvCache::open(&engine, settings, || {}).unwrap().expect("its states can be saved");
+    let mut batch = Batch::new(engine, ModelInputs::default());
+    batch.save_in(cache);
+    LoadedEngine { batch, max_sequences: 8, tokenizer: None, drafts: Drafts::default(), placement: vec![] }
+}
+
+/// Waits for the end of a request, and returns the tokens of its answer.
+fn answer(mut events: UnboundedReceiver<RequestEvent>) -> Vec<u32> {
+    let mut tokens = vec![];
+    loop {
+        match events.blocking_recv() {
+            Some(RequestEvent::Token { id, .. }) => tokens.push(id),
+            Some(RequestEvent::Finished(_)) => return tokens,
+            Some(RequestEvent::Failed(error)) => panic!("{error}"),
+            Some(_) => {}
+            None => panic!("the thread ended"),
+        }
+    }
+}
+
+/// The answer of the toy model, computed the plain way.
+fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
+    let mut text = prompt.to_vec();
+    (0..count).for_each(|_| text.push(toy::answer(&text)));
+    text.split_off(prompt.len())
+}
+
+#[test]
+fn between_two_tokens_of_an_answer_there_is_at_most_one_chunk_of_prompts() {
+    let toy = ToyThread::start();
+    let prompts: Vec<Vec<u32>> = (1..4).map(|of| (0..48).map(|at| (at * of + of) % 16).collect()).collect();
+    let short = vec![7, 7, 3];
+    let running = toy.ask(vec![3, 1, 4], 50);
+    toy.gate.wait();
+    // It has begun, and its next token waits until all prompts have arrived.
+    let others: Vec<_> = prompts.iter().map(|prompt| toy.ask(prompt.clone(), 1)).collect();
+    let last = toy.ask(short.clone(), 1);
+    toy.gate.wait();
+    assert_eq!(answer(running), expected(&[3, 1, 4], 50));
+    for (prompt, events) in prompts.iter().zip(others) {
+        assert_eq!(answer(events), expected(prompt, 1));
+    }
+    assert_eq!(answer(last), expected(&short, 1));
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+    let runs = toy.runs.lock().unwrap();
+    let passes: Vec<&[usize]> = runs[1..].split(|tokens| *tokens == 1).collect();
+    let between: Vec<usize> = passes.iter().map(|runs| runs.iter().sum()).collect();
+    assert_eq!(between.iter().sum::<usize>(), 3 * 48 + short.len(), "{runs:?}");
+    assert!(between.iter().all(|tokens| *tokens <= CHUNK + 1), "{between:?}");
+    // Prompts take turns, so that the short one does not wait for the long ones.
+    let at = runs.iter().enumerate().filter(|(_, tokens)| **tokens == short.len()).nth(1).unwrap().0;
+    assert!(runs[1..at].iter().filter(|tokens| **tokens > 1).count() <= 4, "{runs:?}");
+}
