@@ -1,5 +1,5 @@
-"""`hpp-exec serve`: the first token of a long prompt whose states are in RAM or on disk, the rate of restoring, and decoding beside the
-command line."""
+"""`hpp-exec serve`: the first token of a long prompt whose states are in RAM or on disk, the rate of restoring, decoding beside the
+command line, and how late the tokens of a running answer are while a long prompt arrives."""
 
 import contextlib
 import glob
@@ -9,11 +9,12 @@ import os
 import random
 import shutil
 import subprocess
+import threading
 import time
 
 import disk
 import measure
-from table import compared
+from table import compared, limited
 from workshop import OUT
 
 PAGE, NEW = 128, 32
@@ -41,26 +42,29 @@ class Server:
 
     def complete(self, prompt, new=1):
         """Streams a completion; returns the seconds to the first token, tokens per second after it, the text and the usage."""
+        start, times, text, usage = time.monotonic(), [], "", None
+        for now, event in self.events(prompt, new):
+            usage = event.get("usage") or usage
+            for choice in event["choices"]:
+                text += choice["text"]
+                if choice["logprobs"]:
+                    times.append(now)
+        rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
+        return times[0] - start, rate, text, usage
+
+    def events(self, prompt, new):
+        """The events of a streamed completion, each with the time when it came. Each token has one with `logprobs`."""
         body = json.dumps({"prompt": prompt, "max_tokens": new, "temperature": 0, "ignore_eos": True, "stream": True,
                            "stream_options": {"include_usage": True}, "logprobs": 0})
         connection = http.client.HTTPConnection(self.host, timeout=WAIT)
-        start, times, text, usage = time.monotonic(), [], "", None
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         response = connection.getresponse()
         if response.status != 200:
             raise measure.Failed(response.read().decode())
         for line in response:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            usage = event.get("usage") or usage
-            for choice in event["choices"]:
-                text += choice["text"]
-                if choice["logprobs"]:
-                    times.append(time.monotonic())
+            if line.startswith(b"data: {"):
+                yield time.monotonic(), json.loads(line[6:])
         connection.close()
-        rate = (len(times) - 1) / (times[-1] - times[0]) if len(times) > 1 else None
-        return times[0] - start, rate, text, usage
 
     def metric(self, name, **labels):
         connection = http.client.HTTPConnection(self.host, timeout=WAIT)
@@ -159,8 +163,48 @@ def decode(shop, dtype):
     return [compared(f"decode of one sequence, server over command line, {dtype}", runs["ours"], runs["theirs"], 0.98, "tok/s")]
 
 
+def lateness(shop, plan, number):
+    """One round: the p99 of the times between tokens of a running answer while a long prompt is computed, over the time of a chunk of
+    that prompt alone."""
+    tokens = LONG_SMALL if shop.small else LONG
+    server = Server(shop, plan, "--max-sequences", 2)
+    try:
+        server.complete(prompt(0, 64), 4)
+        chunk = server.complete(prompt(1 + number, tokens))[0] / (tokens / PAGE)
+        times, begins = [], threading.Event()
+
+        def runs():
+            # More tokens than the prompt has chunks, so that the answer outlasts it.
+            for now, event in server.events(prompt(-1 - number, 16), tokens // PAGE + NEW):
+                times.extend([now] if any(choice["logprobs"] for choice in event["choices"]) else [])
+                if len(times) == 4:
+                    begins.set()
+
+        running = threading.Thread(target=runs)
+        running.start()
+        if not begins.wait(WAIT):
+            raise measure.Failed("the answer does not begin")
+        arrives = time.monotonic()
+        server.complete(prompt(10_000 + number, tokens))
+        ends = time.monotonic()
+        running.join()
+    finally:
+        server.kill()
+    between = sorted(after - before for before, after in zip(times, times[1:]) if after > arrives and before < ends)
+    if times[-1] < ends or len(between) < tokens // PAGE:
+        raise measure.Failed(f"the answer had {len(between)} tokens while the prompt was computed")
+    return between[min(len(between) - 1, round(len(between) * 0.99))] / chunk
+
+
+def fairness(shop, dtype):
+    plan = os.path.join(OUT, "plans", f"serving/{dtype}")
+    late = [lateness(shop, plan, number) for number in range(shop.rounds)]
+    what = f"p99 between tokens while a prompt of {LONG_SMALL if shop.small else LONG} tokens arrives, over the time of its chunk, {dtype}"
+    return [limited(what, late, 2, lambda ratio: f"{ratio:.2f}x")]
+
+
 def serving(shop):
     rows = []
     for dtype in ("int4", "fp32"):
-        rows += first_tokens(shop, dtype) + decode(shop, dtype)
+        rows += first_tokens(shop, dtype) + decode(shop, dtype) + fairness(shop, dtype)
     return rows

@@ -405,7 +405,9 @@ fn hostile_clients_get_errors_and_harm_nobody() {
     let silent: Vec<TcpStream> = (0..200).map(|_| connect()).collect();
     let mut halves: Vec<TcpStream> = (0..50).map(|_| connect()).collect();
     for stream in &mut halves {
-        stream.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{\"pro").unwrap();
+        stream
+            .write_all(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n{\"pro")
+            .unwrap();
     }
     for stream in &halves[..25] {
         stream.shutdown(Shutdown::Write).unwrap();
@@ -440,7 +442,11 @@ fn a_model_whose_gpu_is_missing_is_shown_where_it_is() {
         models["data"][0]["placement"].clone()
     };
     let planned = placement();
-    assert_eq!((&planned[0]["device"], &planned[0]["planned_device"]), (&json!("gpu0"), &Value::Null), "not loaded yet");
+    assert_eq!(
+        (&planned[0]["device"], &planned[0]["planned_device"]),
+        (&json!("gpu0"), &Value::Null),
+        "not loaded yet"
+    );
     server.ok("/v1/completions", &json!({"prompt": [1, 2], "max_tokens": 1}));
     let loaded = placement();
     assert_eq!((&loaded[0]["device"], &loaded[0]["planned_device"]), (&json!("cpu"), &json!("gpu0")), "{loaded}");

@@ -219,7 +219,9 @@ impl<B: Backend> Batch<B> {
     fn run_pass(&mut self) -> Result<(), EngineError> {
         let Batch { engine, inputs, members, .. } = self;
         let (mut items, mut errors) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
-        for Member { generation, sequence, error, is_waiting, .. } in members.iter_mut().filter(|member| !member.is_waiting) {
+        for Member { generation, sequence, error, is_waiting, .. } in
+            members.iter_mut().filter(|member| !member.is_waiting)
+        {
             let input = match generation.next_input(sequence.max_draft(engine)) {
                 Ok(Some(input)) => input,
                 Ok(None) => continue,

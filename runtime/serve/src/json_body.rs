@@ -38,7 +38,8 @@ impl BodyRoom {
         let (mut read, mut taken) = (Vec::new(), TakenRoom(None));
         let mut parts = body.into_data_stream();
         while let Some(part) = parts.next().await {
-            let broken = |_| ApiError::Invalid { message: "the request ended before its body did".to_owned(), param: None };
+            let broken =
+                |_| ApiError::Invalid { message: "the request ended before its body did".to_owned(), param: None };
             self.take(&mut taken, read.len(), &part.map_err(broken)?).map(|part| read.extend_from_slice(part))?;
         }
         Ok((read, taken))
@@ -48,7 +49,8 @@ impl BodyRoom {
     fn take<'a>(&self, taken: &mut TakenRoom, before: usize, part: &'a Bytes) -> Result<&'a Bytes, ApiError> {
         let bytes = u32::try_from(part.len()).ok().filter(|_| before + part.len() <= self.most);
         let permit = Arc::clone(&self.free).try_acquire_many_owned(bytes.ok_or(ApiError::TooLarge)?);
-        let full = |_| ApiError::Unavailable("other requests take all memory for their bodies; try again later".to_owned());
+        let full =
+            |_| ApiError::Unavailable("other requests take all memory for their bodies; try again later".to_owned());
         let permit = permit.map_err(full)?;
         match &mut taken.0 {
             Some(taken) => taken.merge(permit),

@@ -14,6 +14,9 @@ use serde_json::Value;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+/// Longest text in bytes that is turned into tokens though it may not fit the context.
+const LONGEST_TEXT: usize = 1 << 20;
+
 /// The settings of a model.
 pub struct ModelSettings {
     /// The name in requests.
@@ -130,13 +133,47 @@ impl ServedModel {
         self.settings.encoder.tokenizer().map_err(|error| ApiError::Invalid { message: error.to_string(), param: None })
     }
 
-    /// The tokens of a text to continue.
-    pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, ApiError> {
+    /// The tokens of a text, however long it is.
+    ///
+    /// # Errors
+    /// It has more than [`LONGEST_TEXT`] bytes and does not fit the context.
+    pub fn tokenize(&self, text: &str) -> Result<Vec<u32>, ApiError> {
+        if text.len() > LONGEST_TEXT {
+            self.check_length(text.len())?;
+        }
         Ok(self.settings.encoder.encode_text(text)?)
     }
 
+    /// The tokens of a text to continue.
+    ///
+    /// # Errors
+    /// It does not fit the context.
+    pub fn encode_text(&self, text: &str) -> Result<Vec<u32>, ApiError> {
+        self.check_length(text.len())?;
+        Ok(self.settings.encoder.encode_text(text)?)
+    }
+
+    /// Refuses a text that is longer than the longest tokens would be that fill the context. A tokenizer takes 200 times the bytes of a
+    /// text, and minutes for the largest ones.
+    fn check_length(&self, bytes: usize) -> Result<(), ApiError> {
+        let Some(tokenizer) = &self.settings.encoder.tokenizer else { return Ok(()) };
+        let context = self.settings.context;
+        // Composing characters (NFC) may make a text shorter.
+        let longest = context.saturating_mul(2).saturating_mul(tokenizer.longest_token() as u64);
+        if bytes as u64 <= longest {
+            return Ok(());
+        }
+        let message =
+            format!("the text has {bytes} bytes, and the context holds {context} tokens, which are at most {longest}");
+        Err(ApiError::Invalid { message, param: None })
+    }
+
     /// The tokens of a conversation with a model that may call these tools.
+    ///
+    /// # Errors
+    /// It does not fit the context, or the template fails.
     pub fn encode_conversation(&self, messages: &[Message], tools: &[Value]) -> Result<Vec<u32>, ApiError> {
+        self.check_length(messages.iter().map(|message| message.content.len()).sum())?;
         Ok(self.settings.encoder.encode_with_tools(messages, tools)?)
     }
 

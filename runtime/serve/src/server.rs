@@ -104,7 +104,11 @@ pub fn serve(
     let models = models.into_iter().map(Arc::new).collect();
     let app = Arc::new(App { models, metrics, bodies, hosts, settings });
     let router = router(&app).layer(cors);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).max_blocking_threads(TEXT_THREADS).enable_all().build()?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(TEXT_THREADS)
+        .enable_all()
+        .build()?;
     let address = app.settings.address;
     drop(app);
     let served: Result<(), ServeError> = runtime.block_on(async {
@@ -264,10 +268,7 @@ async fn chat(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody) 
     question.answer(ApiFormat::Chat, vec![(prompt, String::new())]).await
 }
 
-async fn complete(
-    State(app): State<SharedApp>,
-    JsonBody { value, room }: JsonBody,
-) -> Result<Response, ApiError> {
+async fn complete(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody) -> Result<Response, ApiError> {
     let request = CompletionRequest::read(&value)?;
     drop(value);
     let mut question = app.question(&request.settings, request.top_logprobs()?)?;
@@ -298,10 +299,7 @@ async fn complete(
 }
 
 /// The embeddings of texts: the hidden state after the last token of each, of length one.
-async fn embed(
-    State(app): State<SharedApp>,
-    JsonBody { value, room }: JsonBody,
-) -> Result<Json<Value>, ApiError> {
+async fn embed(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody) -> Result<Json<Value>, ApiError> {
     let request = EmbeddingRequest::read(&value)?;
     drop(value);
     let model = app.model(request.model.as_deref())?;
@@ -361,7 +359,8 @@ struct Question {
 impl Question {
     /// Refuses more answers than may ever wait, before work is done for them.
     fn check_count(&self, prompts: usize) -> Result<(), ApiError> {
-        let (count, limit) = (prompts.saturating_mul(usize::try_from(self.answers).unwrap_or(usize::MAX)), self.model.queue_limit());
+        let (count, limit) =
+            (prompts.saturating_mul(usize::try_from(self.answers).unwrap_or(usize::MAX)), self.model.queue_limit());
         if count > limit { Err(ApiError::TooMany { count, limit }) } else { Ok(()) }
     }
 
@@ -415,15 +414,12 @@ struct TokenizeRequest {
     content: String,
 }
 
-async fn tokenize(
-    State(app): State<SharedApp>,
-    JsonBody { value, room }: JsonBody,
-) -> Result<Json<Value>, ApiError> {
+async fn tokenize(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody) -> Result<Json<Value>, ApiError> {
     let request: TokenizeRequest = openai::read(&value)?;
     let model = app.model(request.model.as_deref())?;
     let encoded = blocking(move || {
         let _room = room;
-        model.encode_text(&request.content)
+        model.tokenize(&request.content)
     });
     let tokens = encoded.await.map_err(|error| error.about("content"))?;
     Ok(Json(json!({"tokens": tokens})))
@@ -436,10 +432,7 @@ struct DetokenizeRequest {
     tokens: Vec<u32>,
 }
 
-async fn detokenize(
-    State(app): State<SharedApp>,
-    JsonBody { value, room }: JsonBody,
-) -> Result<Json<Value>, ApiError> {
+async fn detokenize(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody) -> Result<Json<Value>, ApiError> {
     let request: DetokenizeRequest = openai::read(&value)?;
     let model = app.model(request.model.as_deref())?;
     let decoded = blocking(move || {

@@ -108,7 +108,11 @@ fn a_page_of_another_name_is_refused() {
 fn bodies_are_read_within_limits_of_size_and_time() {
     let server = Server::start(&[], &[]);
     let whole = br#"{"content": "x"}"#;
-    assert_eq!(server.ask(&[head(whole.len()).as_bytes(), whole].concat()).0, 400, "there is no model, and it was read");
+    assert_eq!(
+        server.ask(&[head(whole.len()).as_bytes(), whole].concat()).0,
+        400,
+        "there is no model, and it was read"
+    );
     let started = Instant::now();
     assert_eq!(server.ask(head(MAX_BODY + 1).as_bytes()).0, 413, "it is refused by its length alone");
     assert!(started.elapsed() < SLOWEST_BODY);
@@ -153,7 +157,8 @@ fn bodies_that_arrive_together_have_bounded_memory() {
 fn text_that_is_no_json_or_no_utf_8_or_too_deep_is_refused() {
     let server = Server::start(&[], &[]);
     let deep = format!("{{\"content\": {}", "[".repeat(200_000));
-    let bodies: [&[u8]; 5] = [b"", b"{\"content\": \"\xff\"}", b"[1e999]", deep.as_bytes(), b"{\"content\": \"\\ud800\"}"];
+    let bodies: [&[u8]; 5] =
+        [b"", b"{\"content\": \"\xff\"}", b"[1e999]", deep.as_bytes(), b"{\"content\": \"\\ud800\"}"];
     for body in bodies {
         let (status, error) = server.ask(&[head(body.len()).as_bytes(), body].concat());
         assert_eq!((status, &error["error"]["param"]), (400, &Value::Null), "{error}");

@@ -17,11 +17,11 @@ use crate::settings::DraftMethod;
 use hpp_engine::EngineOptions;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model, hidden_states_output};
-use hpp_schema::memory::PROCESS;
 use hpp_schema::Plan;
+use hpp_schema::memory::PROCESS;
 use hpp_serve::{
-    ConnectionLimits, EnginePool, EngineSource, LoadContext, LoadError, LoadedEngine, Metrics, ModelSettings, PoolSettings, ServeError,
-    ServeSettings, ServedModel, Shutdown, check_address, serve,
+    ConnectionLimits, EnginePool, EngineSource, LoadContext, LoadError, LoadedEngine, Metrics, ModelSettings,
+    PoolSettings, ServeError, ServeSettings, ServedModel, Shutdown, check_address, serve,
 };
 use memory::{EngineNeeds, memory_budget};
 use placement::placement;

@@ -31,6 +31,15 @@ impl Server {
         Self::of(plan, started, args)
     }
 
+    /// A server whose process runs after these commands of the shell, which set its limits or environment.
+    pub fn after(setup: &str, plan: PlanDir, args: &[&str]) -> Self {
+        let serve = serve_command(&plan, args);
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{setup}; exec \"$0\" \"$@\"")]).arg(serve.get_program()).args(serve.get_args());
+        let started = listening(shell);
+        Self::of(plan, started, args)
+    }
+
     fn of(plan: PlanDir, (child, url): (Child, String), args: &[&str]) -> Self {
         let agent = Agent::config_builder().http_status_as_error(false).timeout_global(Some(WAIT)).build().into();
         let key = args.iter().position(|arg| *arg == "--api-key").map(|at| args[at + 1].to_owned());

@@ -1,5 +1,6 @@
 //! Compiles grammars for the vocabulary of one model.
 
+use super::matcher::GrammarMatcher;
 use super::tool_calls::{self, ToolCallGrammar};
 use crate::text::untrusted::{LimitError, TextLimits, run_limited};
 use crate::text::{TextTokenizer, TokenBytes};
@@ -106,7 +107,11 @@ impl GrammarCompiler {
             parser.map(|parser| Matcher::new(Ok(parser))).map_err(|error| reason(&format!("{error:#}")))
         };
         let matcher = run_limited(COMPILE_LIMITS, compile).map_err(GrammarError::Limit)?;
-        Ok(Grammar { matcher: matcher.map_err(GrammarError::Schema)?, vocabulary: size })
+        let grammar = Grammar { matcher: matcher.map_err(GrammarError::Schema)?, vocabulary: size };
+        // A schema that refers to itself alone compiles, and nothing follows it.
+        let starts = GrammarMatcher::new(&grammar).allowed(size);
+        starts.map_err(|_| GrammarError::Schema("no answer can follow it".to_owned()))?;
+        Ok(grammar)
     }
 
     /// The grammar as the library reads it.

@@ -27,6 +27,8 @@ pub struct TextTokenizer {
     inner: Arc<Tokenizer>,
     /// Upper bound of decoded bytes per byte of the tokens' names.
     growth: u64,
+    /// Bytes of the longest name of a token.
+    longest_token: usize,
     path: Arc<Path>,
 }
 
@@ -74,8 +76,13 @@ impl TextTokenizer {
         let failed = |source| TokenizerError::Load { path: path.to_owned(), source };
         let bytes = hpp_io::read(path, MAX_FILE_BYTES).map_err(|error| failed(error.into()))?;
         let parsed = run_limited(limits(bytes.len()), move || parse(bytes)).map_err(|error| failed(error.into()))?;
-        let (inner, growth) = parsed.map_err(failed)?;
-        Ok(Self { inner: Arc::new(inner), growth, path: path.into() })
+        let Parsed { tokenizer, growth, longest_token } = parsed.map_err(failed)?;
+        Ok(Self { inner: Arc::new(tokenizer), growth, longest_token, path: path.into() })
+    }
+
+    /// Bytes of the longest name of a token; its text has no more of them.
+    pub fn longest_token(&self) -> usize {
+        self.longest_token
     }
 
     /// The token ids of a text.
@@ -144,14 +151,22 @@ impl TextTokenizer {
     }
 }
 
-fn parse(bytes: Vec<u8>) -> tokenizers::Result<(Tokenizer, u64)> {
+/// A tokenizer, with the other fields of [`TextTokenizer`].
+struct Parsed {
+    tokenizer: Tokenizer,
+    growth: u64,
+    longest_token: usize,
+}
+
+fn parse(bytes: Vec<u8>) -> tokenizers::Result<Parsed> {
     check_charsmaps(&bytes)?;
     let mut tokenizer = Tokenizer::from_bytes(bytes)?;
     tokenizer.with_padding(None);
     tokenizer.with_truncation(None)?;
     let decoder = tokenizer.get_decoder().map(serde_json::to_value).transpose()?;
     let growth = growth(&decoder.unwrap_or_default());
-    Ok((tokenizer, growth))
+    let longest_token = tokenizer.get_vocab(true).keys().map(String::len).max().unwrap_or(0);
+    Ok(Parsed { tokenizer, growth, longest_token })
 }
 
 /// Limits for reading a file, or encoding a text, of this many bytes: many times what real ones take.
@@ -309,6 +324,6 @@ mod tests {
         assert!(error.contains("1099511627776 bytes of 1 tokens"), "{error}");
         let tokenizer = open(&with("decoder", chain(2, json!({ "Regex": "a" })))).unwrap();
         assert_eq!((tokenizer.growth, tokenizer.decode(&[0]).unwrap().as_str()), (9, "aaaa"));
-        assert_eq!(byte_level().growth, 1);
+        assert_eq!((byte_level().growth, byte_level().longest_token()), (1, "<|end|>".len()));
     }
 }

@@ -18,7 +18,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use stalled::StallLimit;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -28,10 +28,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 
 /// Wait after the system refused a connection for lack of descriptors or memory.
 const REFUSED_BY_SYSTEM: Duration = Duration::from_millis(50);
+/// Closed connections whose descriptors may not be free yet when the next is accepted.
+const MOST_CLOSING: usize = 32;
+
 /// Limits of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
@@ -81,7 +84,7 @@ struct Registry {
 
 struct OpenConnection {
     activity: Arc<Activity>,
-    task: AbortHandle,
+    task: JoinHandle<()>,
 }
 
 impl Registry {
@@ -94,15 +97,20 @@ impl Registry {
     }
 }
 
-/// Closes the connection that has been idle longest. False if all are answering.
-fn close_longest_idle(open: &mut BTreeMap<u64, OpenConnection>) -> bool {
+/// Closes the connection that has been idle longest, once the task that is returned has ended. `None` if all are answering.
+fn close_longest_idle(open: &mut BTreeMap<u64, OpenConnection>) -> Option<JoinHandle<()>> {
     let idle = open.iter().filter(|(_, connection)| !connection.activity.is_answering.load(Ordering::SeqCst));
     let longest = idle.min_by_key(|(_, connection)| connection.activity.idle_since.load(Ordering::SeqCst));
-    let Some(id) = longest.map(|(id, _)| *id) else { return false };
-    if let Some(connection) = open.remove(&id) {
-        connection.task.abort();
-    }
-    true
+    let id = longest.map(|(id, _)| *id)?;
+    let task = open.remove(&id)?.task;
+    task.abort();
+    Some(task)
+}
+
+/// Closes idle connections, those that have been idle longest first, until at most `most` are open.
+fn close_idle(registry: &Registry, most: usize) {
+    let mut open = registry.open();
+    while open.len() > most && close_longest_idle(&mut open).is_some() {}
 }
 
 /// Removes a connection from the registry when its task ends.
@@ -126,14 +134,27 @@ pub(crate) async fn serve_connections(
 ) {
     let (registry, graceful) = (Arc::new(Registry::default()), GracefulShutdown::new());
     let accept = async {
+        // Fewer than `limits.most` while the system has descriptors or memory for fewer.
+        let mut most = limits.most;
+        let mut closing = VecDeque::new();
         loop {
             match listener.accept().await {
-                Ok((stream, _)) => admit(&registry, stream, &router, limits, graceful.watcher()),
+                Ok((stream, _)) => {
+                    let limits = ConnectionLimits { most, ..limits };
+                    closing.extend(admit(&registry, stream, &router, limits, graceful.watcher()));
+                    if closing.len() > MOST_CLOSING
+                        && let Some(closed) = closing.pop_front()
+                    {
+                        let _ = closed.await;
+                    }
+                    most = if registry.open().len() <= most / 2 { limits.most } else { most };
+                }
                 Err(error) if is_of_the_client(&error) => {}
                 Err(error) => {
-                    // Of descriptors or memory there are too few: idle connections give way.
-                    tracing::warn!(%error, "cannot accept a connection");
-                    close_longest_idle(&mut registry.open());
+                    let open = registry.open().len();
+                    most = (open - open / 4).clamp(1, most);
+                    tracing::warn!(%error, open, most, "cannot accept a connection: idle ones are closed");
+                    close_idle(&registry, most);
                     tokio::time::sleep(REFUSED_BY_SYSTEM).await;
                 }
             }
@@ -141,7 +162,7 @@ pub(crate) async fn serve_connections(
     };
     futures_util::future::select(pin!(accept), pin!(shutdown)).await;
     drop(listener);
-    while close_longest_idle(&mut registry.open()) {}
+    close_idle(&registry, 0);
     graceful.shutdown().await;
 }
 
@@ -162,20 +183,28 @@ fn no_place() -> String {
     )
 }
 
-/// Serves a new connection in a task of its own, if there is a place for it.
-fn admit(registry: &Arc<Registry>, stream: TcpStream, router: &Router, limits: ConnectionLimits, watcher: Watcher) {
+/// Serves a new connection in a task of its own, if there is a place for it. Returns the task of the one that is closed for it, if any.
+fn admit(
+    registry: &Arc<Registry>,
+    stream: TcpStream,
+    router: &Router,
+    limits: ConnectionLimits,
+    watcher: Watcher,
+) -> Option<JoinHandle<()>> {
     let mut open = registry.open();
-    if open.len() >= limits.most && !close_longest_idle(&mut open) {
+    let closed = if open.len() >= limits.most { close_longest_idle(&mut open) } else { None };
+    if open.len() >= limits.most {
         // It is new, so its buffer has room; if it is gone already, nobody needs the answer.
         let _ = stream.try_write(no_place().as_bytes());
-        return;
+        return None;
     }
     let id = registry.tick();
     let activity = Arc::new(Activity { idle_since: AtomicU64::new(id), ..Activity::default() });
     let registered = Registered { registry: Arc::clone(registry), id };
     let serving = serve_connection(stream, router.clone(), limits, Arc::clone(&activity), watcher, registered);
-    let task = tokio::spawn(serving).abort_handle();
+    let task = tokio::spawn(serving);
     open.insert(id, OpenConnection { activity, task });
+    closed
 }
 
 async fn serve_connection(

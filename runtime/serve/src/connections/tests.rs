@@ -57,7 +57,8 @@ impl TestServer {
             });
             Body::from_stream(parts).into_response()
         };
-        let router = Router::new().route("/", get(|| async { "ok" })).route("/held", get(held)).route("/endless", get(endless));
+        let router =
+            Router::new().route("/", get(|| async { "ok" })).route("/held", get(held)).route("/endless", get(endless));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
@@ -115,7 +116,8 @@ fn kept(server: &TestServer, bytes: &[u8]) -> Duration {
         assert!(started.elapsed() < WAIT, "it is never closed");
         let sent = client.write_all(&[*byte]);
         match client.read(&mut [0; 512]) {
-            Err(error) if sent.is_ok() && matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            Err(error)
+                if sent.is_ok() && matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
             _ => return started.elapsed(),
         }
     }

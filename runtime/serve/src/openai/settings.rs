@@ -14,6 +14,8 @@ use std::time::Duration;
 const MAX_ANSWERS: u64 = 128;
 /// Most texts that end an answer.
 const MAX_STOPS: usize = 64;
+/// Longest text that ends an answer, bytes.
+const MAX_STOP_BYTES: usize = 1024;
 /// Longest name of a conversation, bytes.
 const MAX_SESSION_ID: usize = 256;
 /// How important a request may be.
@@ -122,11 +124,9 @@ impl Settings {
             Some(OneOrMany::One(text)) => vec![text.clone()],
             Some(OneOrMany::Many(texts)) => texts.clone(),
         };
-        if stop.len() > MAX_STOPS || stop.iter().any(String::is_empty) {
-            return Err(ApiError::field(
-                "stop",
-                format!("`stop` must be at most {MAX_STOPS} texts, none of them empty"),
-            ));
+        if stop.len() > MAX_STOPS || stop.iter().any(|text| !(1..=MAX_STOP_BYTES).contains(&text.len())) {
+            let what = format!("`stop` must be at most {MAX_STOPS} texts of 1 to {MAX_STOP_BYTES} bytes");
+            return Err(ApiError::field("stop", what));
         }
         let timeout = time_limit(self.timeout)?;
         Ok(RequestOptions {
@@ -234,6 +234,7 @@ mod tests {
         assert_eq!(refused(r#"{"functions": [{"name": "f"}]}"#), Some("functions".to_owned()));
         assert_eq!(refused(r#"{"frequency_penalty": 0.5}"#), Some("frequency_penalty".to_owned()));
         assert_eq!(refused(r#"{"stop": [""]}"#), Some("stop".to_owned()));
+        assert_eq!(refused(&format!("{{\"stop\": \"{}\"}}", "x".repeat(1025))), Some("stop".to_owned()));
         assert_eq!(refused(r#"{"timeout": -1}"#), Some("timeout".to_owned()));
         assert!(settings(r#"{"n": 0}"#).answers().is_err() && settings(r#"{"n": 4}"#).answers() == Ok(4));
     }
