@@ -31,6 +31,9 @@ pub struct Span {
     /// Bytes copied, for copies.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
+    /// Number of the work item in the pass, from 0, for runs of an engine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub item: Option<u64>,
 }
 
 /// The kind of work of a span.
@@ -79,6 +82,9 @@ impl Timeline {
             if let Some(bytes) = span.bytes {
                 args["bytes"] = bytes.into();
             }
+            if let Some(item) = span.item {
+                args["item"] = item.into();
+            }
             json!({"ph": "X", "pid": 0, "tid": tid, "name": span.name, "cat": span.kind.as_str(),
                    "ts": span.start_us, "dur": span.duration_us, "args": args})
         });
@@ -101,6 +107,7 @@ mod tests {
             duration_us: 5.0,
             pass: 1,
             bytes,
+            item: bytes.map(|bytes| bytes + 1),
         };
         let timeline =
             Timeline { spans: vec![span("cpu", 0.0, None), span("gpu0", 2.5, Some(7)), span("cpu", 9.0, None)] };
@@ -117,5 +124,6 @@ mod tests {
             (Some(2.5), Some(5.0), Some(1))
         );
         assert_eq!((spans[1]["args"]["bytes"].as_u64(), spans[2]["tid"].as_u64()), (Some(7), Some(0)));
+        assert_eq!((spans[1]["args"]["item"].as_u64(), spans[2]["args"]["item"].as_u64()), (Some(8), None));
     }
 }

@@ -8,7 +8,8 @@ use crate::os;
 use crate::pages;
 use crate::probe;
 use crate::provider_devices::{devices_of, find_device};
-use crate::raw::copy::{copy, wait_for_untimed_runs};
+use crate::raw::copier::PendingCopies;
+use crate::raw::copy::{copy, wait_for_untimed_runs, watch_untimed_runs};
 use crate::raw::memory::{HostPages, Memory};
 use crate::raw::run::OrtControl;
 use crate::raw::space::MemorySpace;
@@ -23,6 +24,7 @@ use hpp_engine::port::{
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Device, DeviceKind, Provider};
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::Path;
 use std::rc::Rc;
@@ -40,6 +42,8 @@ pub struct OrtBackend {
     read_staging: Rc<RefCell<Option<Memory>>>,
     /// The address ranges of packed weights of the sessions loaded since the last [`finish_loading`](Backend::finish_loading).
     packed: Rc<RefCell<Vec<Range<usize>>>>,
+    /// The devices whose runs are watched.
+    watches: Rc<RefCell<BTreeMap<MemoryId, PendingCopies>>>,
 }
 
 /// Most bytes of staging memory that are kept for reads of device tensors: enough for the logits of a few tokens with any vocabulary. The
@@ -63,6 +67,7 @@ impl OrtBackend {
             uploader: Uploader::default(),
             read_staging: Rc::default(),
             packed: Rc::default(),
+            watches: Rc::default(),
         })
     }
 
@@ -172,6 +177,18 @@ impl Backend for OrtBackend {
     fn synchronize_untimed(&self, memory: MemoryId) -> Result<(), BackendError> {
         let space = self.space(memory)?;
         wait_for_untimed_runs(&self.runtime.environment, &space)
+    }
+
+    fn watch_untimed(&self, memory: MemoryId) -> Result<(), BackendError> {
+        let space = self.space(memory)?;
+        let watch = watch_untimed_runs(&self.uploader.copier(&self.runtime, memory)?, &space)?;
+        self.watches.borrow_mut().extend(watch.map(|watch| (memory, watch)));
+        Ok(())
+    }
+
+    fn finish_watch(&self, memory: MemoryId) -> Result<Option<Interval>, BackendError> {
+        let watch = self.watches.borrow_mut().remove(&memory);
+        watch.map(PendingCopies::wait).transpose()
     }
 
     fn synchronize_all(&self, report: &mut dyn FnMut(TimingToken, Interval)) -> Result<(), BackendError> {

@@ -271,6 +271,11 @@ impl<B: Backend> Engine<B> {
         self.runtime.recorder.record_timeline(now);
     }
 
+    /// Spans that the timeline has so far. An engine that runs for long should stop recording at some number of them.
+    pub fn timeline_spans(&self) -> usize {
+        self.runtime.recorder.spans()
+    }
+
     /// The timeline so far: a lane for each device (`gpu0`, or `gpu0 on the CPU` for its stages that run there), for each
     /// direction between memories, and for whole passes.
     pub fn timeline(&self) -> Timeline {

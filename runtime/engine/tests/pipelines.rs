@@ -1,10 +1,14 @@
 //! Passes of several sequences over several devices, on a clock that only the mock advances: devices compute for different sequences at
 //! the same time, and every sequence gets the scores that it gets alone.
 
-use hpp_engine::mock::{Chain, ChainPart, MockBackend};
+use hpp_engine::mock::{Chain, ChainPart, ChainVariant, MockBackend};
 use hpp_engine::port::MemoryId;
-use hpp_engine::{Engine, EngineOptions, LogitRows, Logits, NamedTensors, Silent, StepInput, WorkItem};
-use hpp_schema::SpanKind;
+use hpp_engine::{
+    CancelHandle, Engine, EngineError, EngineOptions, LogitRows, Logits, NamedTensors, Sequence, Silent, StepInput,
+    WorkItem,
+};
+use hpp_schema::{Span, SpanKind};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -21,9 +25,19 @@ fn part(gpu: Option<usize>, micros: u64) -> ChainPart {
 
 /// An engine whose GPUs queue their runs.
 fn engine(chain: &Chain) -> (Engine<MockBackend>, MockBackend) {
+    engine_on(chain, MockBackend::queue)
+}
+
+/// The same without reports of when they ran.
+fn untimed_engine(chain: &Chain) -> (Engine<MockBackend>, MockBackend) {
+    engine_on(chain, MockBackend::queue_untimed)
+}
+
+fn engine_on(chain: &Chain, queue: fn(&MockBackend, MemoryId)) -> (Engine<MockBackend>, MockBackend) {
     let (dir, backend) = (tempfile::tempdir().unwrap(), MockBackend::new());
-    let gpus = chain.parts.iter().filter_map(|part| part.gpu).max().map_or(0, |gpu| gpu + 1);
-    (0..gpus).for_each(|gpu| backend.queue(MemoryId(gpu as u32 + 1)));
+    let gpus = chain.parts.iter().flat_map(|part| [part.gpu, part.prefill.as_ref().and_then(|prefill| prefill.gpu)]);
+    let gpus = gpus.flatten().max().map_or(0, |gpu| gpu + 1);
+    (0..gpus).for_each(|gpu| queue(&backend, MemoryId(gpu as u32 + 1)));
     let plan = chain.set_up(dir.path(), &backend).unwrap();
     let options = EngineOptions { sequences: Some(8), ..EngineOptions::default() };
     (Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap(), backend)
@@ -92,19 +106,172 @@ fn sequences_in_a_pipeline_get_the_scores_that_they_get_alone() {
     }
 }
 
+/// Also of a device that reports no timing: the engine has it watched while the host computes.
 #[test]
 fn a_timeline_shows_both_devices_computing() {
-    let (mut engine, backend) = engine(&chain(vec![part(Some(0), 300), part(None, 400)]));
-    engine.record_timeline(true);
-    passes(&mut engine, &backend, 3);
-    let spans = engine.timeline().spans;
-    let lane = |name: &str| {
-        let computes =
-            spans.iter().filter(|span| span.lane == name && span.kind == SpanKind::Compute && span.pass == 1);
-        computes.map(|span| (span.start_us, span.start_us + span.duration_us)).collect::<Vec<_>>()
+    for is_timed in [true, false] {
+        let (mut engine, backend) = match is_timed {
+            true => engine(&chain(vec![part(Some(0), 300), part(None, 400)])),
+            false => untimed_engine(&chain(vec![part(Some(0), 300), part(None, 400)])),
+        };
+        engine.record_timeline(true);
+        let (time, _) = passes(&mut engine, &backend, 3);
+        assert_eq!(time, us(300 + 3 * 400), "recording takes no time");
+        let spans = engine.timeline().spans;
+        let lane = |name: &str| {
+            let is_run = |span: &&Span| span.kind == SpanKind::Compute && span.pass == 1 && span.duration_us > 0.0;
+            let runs = spans.iter().filter(|span| span.lane == name).filter(is_run);
+            runs.map(|span| (span.start_us, span.start_us + span.duration_us, span.item)).collect::<Vec<_>>()
+        };
+        let (gpu, cpu) = (lane("gpu0"), lane("cpu"));
+        assert_eq!((gpu.len(), cpu.len()), (3, 3), "{gpu:?} {cpu:?}");
+        let items = |runs: &[(f64, f64, Option<u64>)]| runs.iter().map(|run| run.2).collect::<Vec<_>>();
+        assert_eq!((items(&gpu), items(&cpu)), (vec![Some(0), Some(1), Some(2)], vec![Some(0), Some(1), Some(2)]));
+        let mut overlaps = Vec::new();
+        for (on_gpu, on_host) in gpu.iter().flat_map(|gpu| cpu.iter().map(move |cpu| (gpu, cpu))) {
+            let both = on_gpu.1.min(on_host.1) - on_gpu.0.max(on_host.0);
+            if both > 0.0 {
+                overlaps.push((on_gpu.2, on_host.2, both));
+            }
+        }
+        let expected = [(Some(1), Some(0), 300.0), (Some(2), Some(1), 300.0)];
+        assert_eq!(overlaps, expected, "the second and third sequence on the GPU while the host computes");
+    }
+}
+
+/// A pass in which each sequence gets these tokens: a prompt, or its next token. Returns the scores.
+fn mixed_pass(
+    engine: &mut Engine<MockBackend>,
+    sequences: &mut [Sequence<MockBackend>],
+    tokens: &[Vec<u32>],
+) -> Vec<Vec<f32>> {
+    let outcomes = try_mixed_pass(engine, sequences, tokens).unwrap();
+    outcomes.into_iter().map(Result::unwrap).collect()
+}
+
+/// The scores of each sequence, or why it failed alone.
+fn try_mixed_pass(
+    engine: &mut Engine<MockBackend>,
+    sequences: &mut [Sequence<MockBackend>],
+    tokens: &[Vec<u32>],
+) -> Result<Vec<Result<Vec<f32>, EngineError>>, EngineError> {
+    let mut logits = vec![Logits::default(); sequences.len()];
+    let mut items = Vec::new();
+    for ((sequence, tokens), logits) in sequences.iter_mut().zip(tokens).zip(&mut logits) {
+        let input = StepInput::Tokens(tokens);
+        items.push(WorkItem { sequence, input, rows: LogitRows::Last, extra: &NO_EXTRA, logits });
+    }
+    let outcomes = engine.pass(&mut items)?;
+    let scores = outcomes.into_iter().zip(logits).map(|(outcome, logits)| outcome.map(|()| logits.data));
+    Ok(scores.collect())
+}
+
+/// The tokens of each sequence in two passes: in the second, two sequences begin with a prompt, and the others go on.
+fn mixed_tokens() -> [Vec<Vec<u32>>; 2] {
+    [vec![vec![1, 2], vec![3]], vec![vec![4], vec![2], vec![0, 1, 2, 3], vec![3, 1, 2, 4]]]
+}
+
+/// Runs them on new sequences; the time of the second pass and its scores.
+fn run_mixed(engine: &mut Engine<MockBackend>, backend: &MockBackend) -> (Duration, Vec<Vec<f32>>) {
+    let [first, second] = mixed_tokens();
+    let mut sequences: Vec<_> = second.iter().map(|_| engine.new_sequence().unwrap()).collect();
+    mixed_pass(engine, &mut sequences[..first.len()], &first);
+    let started = backend.clock().now();
+    let scores = mixed_pass(engine, &mut sequences, &second);
+    (backend.clock().now() - started, scores)
+}
+
+/// A part that takes so many microseconds for each token, with a state.
+fn part_per_token(gpu: Option<usize>, micros: u64) -> ChainPart {
+    ChainPart { states: 1, ..ChainPart::new(gpu, Rc::new(move |tokens| us(micros * tokens))) }
+}
+
+/// The same part, whose prompts compute on the host if its tokens compute on a GPU, and the reverse.
+fn with_other_device_for_prompts(part: ChainPart, gpu: Option<usize>, micros: u64) -> ChainPart {
+    let takes = Rc::new(move |tokens| us(micros * tokens));
+    ChainPart { prefill: Some(ChainVariant { gpu, takes, inputs: None, other: true }), ..part }
+}
+
+#[test]
+fn prompts_and_next_tokens_share_a_pipeline() {
+    let chain = chain(vec![part_per_token(Some(0), 100), part_per_token(None, 80)]);
+    let (mut engine, backend) = engine(&chain);
+    // Items of 1, 1, 4 and 4 tokens: the GPU is the bottleneck but for the last item's turn on the host. In each turn the host has the
+    // item before.
+    let turns = [100, 100.max(80), 400.max(80), 400.max(320), 320];
+    assert_eq!(run_mixed(&mut engine, &backend).0, us(turns.iter().sum()));
+}
+
+#[test]
+fn prompts_and_next_tokens_in_a_pipeline_get_the_scores_that_they_get_alone() {
+    let alike = || vec![part(Some(0), 300), part(None, 400), part(Some(1), 200), part(None, 100)];
+    // The second part computes prompts elsewhere, so that pipelines end before it and begin after it.
+    let different = || {
+        let mut parts = alike();
+        parts[1] = with_other_device_for_prompts(part(None, 400), Some(1), 50);
+        parts
     };
-    let (gpu, cpu) = (lane("gpu0"), lane("cpu"));
-    assert_eq!((gpu.len(), cpu.len()), (3, 3));
-    let overlap = gpu.iter().flat_map(|a| cpu.iter().map(|b| (a.1.min(b.1) - a.0.max(b.0)).max(0.0))).sum::<f64>();
-    assert_eq!(overlap, 600.0, "the second and third sequence on the GPU while the host computes: {gpu:?} {cpu:?}");
+    let [first, second] = mixed_tokens();
+    for parts in [alike(), different()] {
+        let (mut engine, backend) = engine(&chain(parts));
+        let scores = run_mixed(&mut engine, &backend).1;
+        for (sequence, scores) in scores.iter().enumerate() {
+            let passes: Vec<Vec<u32>> = first.get(sequence).into_iter().chain([&second[sequence]]).cloned().collect();
+            assert_eq!(scores[0], *chain(alike()).scores(&passes).last().unwrap(), "sequence {sequence}");
+        }
+    }
+}
+
+/// Wherever in the pipeline a run fails, its sequence fails alone; the others get their scores, and go on.
+#[test]
+fn a_run_that_fails_in_a_pipeline_ends_one_sequence() {
+    let chain = chain(vec![part(Some(0), 300), part(None, 400), part(Some(1), 200), part(None, 100)]);
+    let [first, second] = mixed_tokens();
+    for before in 0..16 {
+        let (mut engine, backend) = engine(&chain);
+        let mut sequences: Vec<_> = second.iter().map(|_| engine.new_sequence().unwrap()).collect();
+        mixed_pass(&mut engine, &mut sequences[..first.len()], &first);
+        backend.fail_run(before);
+        let outcomes = try_mixed_pass(&mut engine, &mut sequences, &second).unwrap();
+        assert_eq!(outcomes.iter().filter(|outcome| outcome.is_err()).count(), 1, "{before}: {outcomes:?}");
+        let third = vec![vec![2]; second.len()];
+        let after = try_mixed_pass(&mut engine, &mut sequences, &third).unwrap();
+        for (at, (outcome, after)) in outcomes.iter().zip(&after).enumerate() {
+            let passes = first.get(at).into_iter().chain([&second[at], &third[at]]).cloned().collect::<Vec<_>>();
+            let [.., expected, then] = chain.scores(&passes)[..] else { panic!("two passes") };
+            match outcome {
+                Ok(scores) => assert_eq!((scores[0], after.as_ref().unwrap()[0]), (expected, then), "{before} {at}"),
+                Err(_) => assert!(matches!(after, Err(EngineError::Interrupted)), "{before} {at}: {after:?}"),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_pass_cancelled_in_a_pipeline_ends_its_sequences_and_the_next_pass_is_right() {
+    let cancel: Rc<RefCell<Option<CancelHandle>>> = Rc::default();
+    let requested = Rc::clone(&cancel);
+    let mut parts = vec![part(Some(0), 300), part(None, 400)];
+    parts[1].takes = Rc::new(move |_| {
+        if let Some(cancel) = requested.take() {
+            cancel.cancel();
+        }
+        us(400)
+    });
+    let chain = chain(parts);
+    let (mut engine, backend) = engine(&chain);
+    let [_, second] = mixed_tokens();
+    let mut sequences: Vec<_> = second.iter().map(|_| engine.new_sequence().unwrap()).collect();
+    *cancel.borrow_mut() = Some(engine.cancel_handle());
+    let started = backend.clock().now();
+    let outcome = try_mixed_pass(&mut engine, &mut sequences, &second);
+    assert!(matches!(outcome, Err(EngineError::Cancelled)), "{outcome:?}");
+    assert_eq!(backend.clock().now() - started, us(300 + 400), "it ends after the host's first run");
+    engine.cancel_handle().reset();
+    let outcome = try_mixed_pass(&mut engine, &mut sequences, &second).unwrap();
+    assert!(outcome.iter().all(|outcome| matches!(outcome, Err(EngineError::Interrupted))), "{outcome:?}");
+    let mut sequences: Vec<_> = second.iter().map(|_| engine.new_sequence().unwrap()).collect();
+    for (scores, tokens) in mixed_pass(&mut engine, &mut sequences, &second).iter().zip(second) {
+        assert_eq!(scores[0], chain.scores(&[tokens])[0]);
+    }
 }

@@ -413,6 +413,9 @@ pub struct JobsArgs {
     /// Table [vocab, hidden] of token embeddings, for models that take embeddings instead of token ids.
     #[arg(long, value_name = "FILE.npy")]
     pub embeddings: Option<PathBuf>,
+    /// Write the timeline of the first passes (100,000 spans) in the Chrome trace format, for Perfetto.
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<PathBuf>,
     /// Print a summary as one JSON object on stdout.
     #[arg(long)]
     pub json: bool,

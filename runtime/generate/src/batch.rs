@@ -83,6 +83,11 @@ impl<B: Backend> Batch<B> {
         &self.engine
     }
 
+    /// Starts a new timeline of the engine, or stops recording.
+    pub fn record_timeline(&mut self, on: bool) {
+        self.engine.record_timeline(on);
+    }
+
     /// The engine and what its model takes besides tokens.
     pub(crate) fn engine_and_inputs(&mut self) -> (&mut Engine<B>, &ModelInputs) {
         (&mut self.engine, &self.inputs)

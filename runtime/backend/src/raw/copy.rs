@@ -1,6 +1,7 @@
 //! Blocking copies between memory spaces.
 
 use super::check;
+use super::copier::{Copier, PendingCopies, WeightCopy};
 use super::memory::Memory;
 use super::space::{FENCE_BYTES, MemorySpace};
 use super::value::Value;
@@ -45,8 +46,23 @@ pub(super) unsafe fn copy_values(
 
 /// Waits for runs that returned early, on a device that reports no timing, by reading a few bytes back.
 pub(crate) fn wait_for_untimed_runs(environment: &Environment, space: &MemorySpace) -> Result<(), BackendError> {
-    let Some((on_device, on_host)) = &space.fence else { return Ok(()) };
+    let Some((from, to)) = fence(space)? else { return Ok(()) };
+    copy(environment, &from, &to)
+}
+
+/// A tensor on a device and one on the host, the copy of which waits for runs that returned early. `None` if the device reports timing.
+fn fence(space: &MemorySpace) -> Result<Option<(Value, Value)>, BackendError> {
+    let Some((on_device, on_host)) = &space.fence else { return Ok(None) };
     let from = Value::view(&Memory::Device(Rc::clone(on_device)), space, DType::Uint8, &[FENCE_BYTES])?;
     let to = Value::view(on_host, &MemorySpace::host(), DType::Uint8, &[FENCE_BYTES])?;
-    copy(environment, &from, &to)
+    Ok(Some((from, to)))
+}
+
+/// Starts to wait for such runs on the device's copy thread. `None` if the device reports timing.
+pub(crate) fn watch_untimed_runs(
+    copier: &Rc<Copier>,
+    space: &MemorySpace,
+) -> Result<Option<PendingCopies>, BackendError> {
+    let watched = |(from, to)| copier.begin(vec![WeightCopy { from, to, read: None }], space.lock.clone());
+    Ok(fence(space)?.map(watched))
 }

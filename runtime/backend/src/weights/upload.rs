@@ -289,7 +289,8 @@ impl Uploader {
         Ok(UploadState::Feeding(Arc::clone(streams), feeder.begin(weights, halves, keep)?))
     }
 
-    fn copier(&self, runtime: &SharedRuntime, memory: MemoryId) -> Result<Rc<Copier>, BackendError> {
+    /// The copy thread of a device without streams.
+    pub fn copier(&self, runtime: &SharedRuntime, memory: MemoryId) -> Result<Rc<Copier>, BackendError> {
         let mut copiers = self.0.copiers.borrow_mut();
         if let Some(copier) = copiers.get(&memory) {
             return Ok(Rc::clone(copier));

@@ -113,12 +113,29 @@ impl<B: Backend> BufferPool<B> {
         for memory in [from, to] {
             self.backend.synchronize(memory)?;
             if memory != MemoryId::HOST && recorder.is_recording() {
+                self.finish_watch(memory, recorder)?;
                 let start = self.backend.now();
                 self.backend.synchronize_untimed(memory)?;
                 recorder.synchronized(memory, Interval { start, end: self.backend.now() });
             }
         }
         Ok(self.backend.now())
+    }
+
+    /// While a timeline is recorded: lets the backend find out when the runs on a device finish that reports no timing.
+    pub fn watch(&self, memory: MemoryId, recorder: &mut Recorder) -> Result<(), BackendError> {
+        if memory == MemoryId::HOST || !recorder.is_recording() {
+            return Ok(());
+        }
+        self.finish_watch(memory, recorder)?;
+        self.backend.watch_untimed(memory)
+    }
+
+    fn finish_watch(&self, memory: MemoryId, recorder: &mut Recorder) -> Result<(), BackendError> {
+        if let Some(interval) = self.backend.finish_watch(memory)? {
+            recorder.synchronized(memory, interval);
+        }
+        Ok(())
     }
 
     /// The interval from `start` to now.

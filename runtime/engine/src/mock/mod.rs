@@ -39,6 +39,9 @@ pub struct MockBackend(Rc<World>);
 
 #[derive(Default)]
 struct World {
+    failing_run: session::FailingRun,
+    /// When the engine began to watch the devices that it watches.
+    watches: RefCell<BTreeMap<MemoryId, Duration>>,
     models: RefCell<BTreeMap<String, MockModel>>,
     streamed: RefCell<BTreeMap<String, Vec<u64>>>,
     disk: MockDisk,
@@ -102,6 +105,11 @@ impl MockBackend {
     /// Makes the device asynchronous without reports of intervals.
     pub fn queue_untimed(&self, memory: MemoryId) {
         self.0.queues.add_untimed(memory);
+    }
+
+    /// Lets one run fail: that of any session after `before` others.
+    pub fn fail_run(&self, before: u64) {
+        self.0.failing_run.set(Some(before));
     }
 
     /// How often a caller waited for a busy [asynchronous](Self::queue) device.
@@ -223,6 +231,20 @@ impl Backend for MockBackend {
         Ok(())
     }
 
+    fn watch_untimed(&self, memory: MemoryId) -> Result<(), BackendError> {
+        if self.0.queues.is_untimed(memory) {
+            self.0.watches.borrow_mut().insert(memory, self.0.clock.now());
+        }
+        Ok(())
+    }
+
+    fn finish_watch(&self, memory: MemoryId) -> Result<Option<Interval>, BackendError> {
+        let Some(start) = self.0.watches.borrow_mut().remove(&memory) else { return Ok(None) };
+        let end = self.0.queues.busy_until(memory).unwrap_or_default().max(start);
+        self.0.queues.wait(memory, &self.0.clock);
+        Ok(Some(Interval { start, end }))
+    }
+
     fn synchronize_all(&self, report: &mut dyn FnMut(TimingToken, Interval)) -> Result<(), BackendError> {
         let timed = self.0.queues.memories().into_iter().filter(|memory| !self.0.queues.is_untimed(*memory));
         timed.for_each(|memory| self.0.queues.wait(memory, &self.0.clock));
@@ -248,7 +270,13 @@ impl Backend for MockBackend {
         let (provider, refused) = self.provider(spec)?;
         let weights = self.weights(&name, spec);
         Ok(Loaded {
-            session: MockSession::new(model, self.0.clock.clone(), self.0.queues.clone(), weights.clone()),
+            session: MockSession::new(
+                model,
+                self.0.clock.clone(),
+                self.0.queues.clone(),
+                weights.clone(),
+                self.0.failing_run.clone(),
+            ),
             weights: MockWeightPager::new(weights),
             provider,
             processor: "mock".into(),

@@ -6,6 +6,7 @@ use super::tensor::misfit;
 use super::{MockBuffer, MockControl, MockTensor, VirtualClock};
 use crate::error::BackendError;
 use crate::port::{MemoryId, Port, Session, Tensor, TimingToken};
+use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -48,7 +49,11 @@ pub struct MockSession {
     clock: VirtualClock,
     queues: Queues,
     weights: MockWeights,
+    failing_run: FailingRun,
 }
+
+/// How many runs succeed before one that fails, of all sessions of a backend; `None` if none fails.
+pub(super) type FailingRun = Rc<Cell<Option<u64>>>;
 
 /// What is bound at a mock partition.
 pub struct MockBinding {
@@ -99,8 +104,14 @@ impl Frame<'_> {
 }
 
 impl MockSession {
-    pub(super) fn new(model: MockModel, clock: VirtualClock, queues: Queues, weights: MockWeights) -> Self {
-        MockSession { model, clock, queues, weights }
+    pub(super) fn new(
+        model: MockModel,
+        clock: VirtualClock,
+        queues: Queues,
+        weights: MockWeights,
+        failing_run: FailingRun,
+    ) -> Self {
+        MockSession { model, clock, queues, weights, failing_run }
     }
 
     /// Advances the clock by the time of a run, or queues the run on an asynchronous device. Outputs on the host are waited for.
@@ -206,6 +217,12 @@ impl Session for MockSession {
         }
         self.check_aliasing(binding)?;
         self.weights.check()?;
+        if let Some(before) = self.failing_run.get() {
+            self.failing_run.set(before.checked_sub(1));
+            if before == 0 {
+                return Err(BackendError::Runtime { doing: "run".into(), cause: "the mock was told to fail".into() });
+            }
+        }
         let kernel = self.model.kernel.clone();
         kernel(&mut Frame { model: &self.model, binding })?;
         let token = self.take_time(binding);

@@ -177,6 +177,16 @@ pub trait Backend: Clone {
     fn synchronize_untimed(&self, _memory: MemoryId) -> Result<(), BackendError> {
         Ok(())
     }
+    /// Starts to wait for such runs in the background, so that the time at which they finish is known although the host does something
+    /// else meanwhile. The engine calls it only while it records a timeline, and [`finish_watch`](Self::finish_watch) before it watches
+    /// the same memory again.
+    fn watch_untimed(&self, _memory: MemoryId) -> Result<(), BackendError> {
+        Ok(())
+    }
+    /// Waits until the watched runs have finished: the interval from the start of watching until then. `None` if none are watched.
+    fn finish_watch(&self, _memory: MemoryId) -> Result<Option<Interval>, BackendError> {
+        Ok(None)
+    }
     /// Waits until all runs on all devices have finished, and reports the intervals of all timing tokens issued since the last
     /// call, in that order. Device errors surface here at the latest.
     fn synchronize_all(&self, _report: &mut dyn FnMut(TimingToken, Interval)) -> Result<(), BackendError> {

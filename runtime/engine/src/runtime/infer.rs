@@ -7,7 +7,7 @@ use crate::error::EngineError;
 use crate::ids::StageId;
 use crate::port::{Backend, Port, Session, Tensor};
 use crate::program::{InputSource, Program, StageInput, StageOutput};
-use crate::telemetry::Phase;
+use crate::telemetry::{Phase, StageRun};
 use crate::tensor::HostTensor;
 use hpp_schema::{InputRole, OutputUse};
 use std::collections::{BTreeMap, BTreeSet};
@@ -94,7 +94,8 @@ impl<B: Backend> Runtime<B> {
         }
         let (weights, context) = self.weights();
         weights.wait(context, &program.stages, id)?;
-        let ran = self.run_session(program, id, Phase::Prefill, &mut bound.binding);
+        let run = StageRun { stage: id, phase: Phase::Prefill, item: 0 };
+        let ran = self.run_session(program, run, &mut bound.binding);
         // Also after an error: a cancelled run has used its weights.
         let (weights, context) = self.weights();
         ran.and(weights.release(context, &program.stages, id))

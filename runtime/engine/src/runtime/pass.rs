@@ -7,7 +7,7 @@ use crate::error::EngineError;
 use crate::ids::StageId;
 use crate::port::{Backend, Session, Timing};
 use crate::program::{BoundaryCopy, PassSizes, Program, ScheduledRun};
-use crate::telemetry::{DeviceEvent, PerPhase, Phase};
+use crate::telemetry::{DeviceEvent, PerPhase, Phase, StageRun};
 use crate::tensor::HostTensor;
 use std::collections::BTreeMap;
 
@@ -113,16 +113,15 @@ impl<B: Backend> Runtime<B> {
     pub(super) fn run_session(
         &mut self,
         program: &Program,
-        id: StageId,
-        phase: Phase,
+        run: StageRun,
         binding: &mut <B::Session as Session>::Binding,
     ) -> Result<(), EngineError> {
-        let stage = &program.stages[id];
+        let stage = &program.stages[run.stage];
         let start = self.pool.backend.now();
         let token = self.sessions[stage.session].run(binding, &self.control);
         let token = token.map_err(|source| stage.failed("running", source))?;
         let timing = token.map_or_else(|| Timing::Measured(self.pool.since(start)), Timing::Pending);
-        self.recorder.record(DeviceEvent::Run { stage: id, phase }, timing);
+        self.recorder.record(DeviceEvent::Run(run), timing);
         Ok(())
     }
 }
@@ -162,38 +161,49 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         let program = self.program;
         let schedule = &program.schedules[phase];
         if self.items.len() == 1 {
-            schedule.runs.iter().try_for_each(|run| self.run_alone(run, phase))?;
+            schedule.runs.iter().try_for_each(|run| self.run_alone(&self.step(run, phase)))?;
         } else {
-            self.pipelines(phase).into_iter().try_for_each(|runs| self.run_pipeline(&schedule.runs[runs], phase))?;
+            let steps: Vec<PassStep> = schedule.runs.iter().map(|run| self.step(run, phase)).collect();
+            self.run_steps(&steps)?;
         }
         self.copy_boundaries(&schedule.final_copies, phase);
         Ok(())
     }
 
-    /// A partition for all items of a phase.
-    pub(super) fn run_alone(&mut self, run: &ScheduledRun, phase: Phase) -> Result<(), EngineError> {
-        self.copy_boundaries(&run.copies, phase);
-        self.run_stage(self.runtime.route[phase][run.partition], phase, &[phase])
-    }
-
-    /// The schedules of both phases, partition by partition: a stage that both use runs all items at once.
+    /// The schedules of both phases, partition by partition: a stage that both use runs all items.
     fn follow_both(&mut self) -> Result<(), EngineError> {
         let program = self.program;
         let PerPhase { prefill, decode } = &program.schedules;
+        let mut steps: Vec<PassStep> = Vec::with_capacity(prefill.runs.len());
         for (for_prefill, for_decode) in prefill.runs.iter().zip(&decode.runs) {
-            self.copy_boundaries(&for_prefill.copies, Phase::Prefill);
-            self.copy_boundaries(&for_decode.copies, Phase::Decode);
-            let stages = Phase::BOTH.map(|phase| self.runtime.route[phase][for_prefill.partition]);
-            if stages[0] == stages[1] {
-                self.run_stage(stages[0], Phase::Prefill, &Phase::BOTH)?;
+            let [first, second] = [self.step(for_prefill, Phase::Prefill), self.step(for_decode, Phase::Decode)];
+            if first.id == second.id {
+                let copies = PerPhase { prefill: first.copies.prefill, decode: second.copies.decode };
+                steps.push(PassStep { id: first.id, phases: &Phase::BOTH, copies });
             } else {
-                self.run_stage(stages[0], Phase::Prefill, &[Phase::Prefill])?;
-                self.run_stage(stages[1], Phase::Decode, &[Phase::Decode])?;
+                steps.extend([first, second]);
             }
         }
+        self.run_steps(&steps)?;
         self.copy_boundaries(&prefill.final_copies, Phase::Prefill);
         self.copy_boundaries(&decode.final_copies, Phase::Decode);
         Ok(())
+    }
+
+    /// A run of a schedule, for the items of its phase.
+    fn step<'p>(&self, run: &'p ScheduledRun, phase: Phase) -> PassStep<'p> {
+        let id = self.runtime.route[phase][run.partition];
+        let (phases, copies): (&[Phase], _) = match phase {
+            Phase::Prefill => (&[Phase::Prefill], PerPhase { prefill: &run.copies[..], decode: &[] }),
+            Phase::Decode => (&[Phase::Decode], PerPhase { prefill: &[], decode: &run.copies[..] }),
+        };
+        PassStep { id, phases, copies }
+    }
+
+    /// A stage for all its items, one after the other.
+    pub(super) fn run_alone(&mut self, step: &PassStep<'_>) -> Result<(), EngineError> {
+        step.phases.iter().for_each(|phase| self.copy_boundaries(step.copies[*phase], *phase));
+        self.run_stage(step.id, step.phases)
     }
 
     /// Copies boundaries of all items of a phase.
@@ -211,8 +221,8 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         lanes[self.items[index].sequence.lane].copy_boundaries(pool, copies, recorder)
     }
 
-    /// Fetches a stage's weights, runs the items of `phases` and releases the weights. `phase`: one in whose order the stage is.
-    fn run_stage(&mut self, id: StageId, phase: Phase, phases: &[Phase]) -> Result<(), EngineError> {
+    /// Fetches a stage's weights, runs the items of `phases` and releases the weights.
+    fn run_stage(&mut self, id: StageId, phases: &[Phase]) -> Result<(), EngineError> {
         self.runtime.check_cancelled()?;
         let first = self.items.iter().position(|item| item.runs_in(phases));
         let last = self.items.iter().rposition(|item| item.runs_in(phases));
@@ -223,7 +233,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         }
         for item in first..=last {
             if self.items[item].runs_in(phases) {
-                let turn = StageTurn { id, phase, item, is_first: item == first, is_last: item == last };
+                let turn = StageTurn { id, phase: phases[0], item, is_first: item == first, is_last: item == last };
                 self.prepare(turn, &[])?;
                 self.run_item(turn)?;
             }
@@ -255,8 +265,9 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         let StageTurn { id, item: index, is_last, .. } = turn;
         let item = &mut self.items[index];
         if item.error.is_none() {
-            let (phase, binding) = (item.phase, &mut item.sequence.bindings[id].binding);
-            item.error = self.runtime.run_session(self.program, id, phase, binding).err();
+            let run = StageRun { stage: id, phase: item.phase, item: index };
+            let binding = &mut item.sequence.bindings[id].binding;
+            item.error = self.runtime.run_session(self.program, run, binding).err();
         }
         if is_last {
             // Before outputs and states are copied, so that the next weights are fetched meanwhile; also after an error, because
@@ -269,6 +280,16 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         }
         Ok(())
     }
+}
+
+/// A stage in the order of a pass, and who runs there.
+#[derive(Clone, Copy)]
+pub(super) struct PassStep<'p> {
+    pub id: StageId,
+    /// The phases whose items it runs, in whose order it is; at least one.
+    pub phases: &'static [Phase],
+    /// Copies before it, for the items of each phase.
+    pub copies: PerPhase<&'p [BoundaryCopy]>,
 }
 
 /// One item's turn at a stage.

@@ -5,71 +5,89 @@
 //! prepared, which copies boundaries and so waits for the devices; then the runs of devices start; then the host computes, meanwhile
 //! the devices compute for other items. A pass of n items through two stages that take a and b then takes about
 //! `a + b + (n - 1) max(a, b)` instead of `n (a + b)`.
+//!
+//! Items with a chunk of a prompt and items with the next tokens share a pipeline at partitions that have the same stage in both phases.
 
-use super::pass::{PassRunner, StageTurn};
+use super::Runtime;
+use super::pass::{PassRunner, PassStep, StageTurn};
 use crate::error::EngineError;
-use crate::ids::StageId;
 use crate::port::{Backend, MemoryId};
-use crate::program::ScheduledRun;
-use crate::telemetry::Phase;
 use std::ops::Range;
 
 impl<B: Backend> PassRunner<'_, '_, B> {
-    /// Divides the runs of a phase's schedule into pipelines, most of one run. Adjacent runs of a pipeline are on different devices.
+    /// Runs steps in order, those that form a pipeline together.
+    pub(super) fn run_steps(&mut self, steps: &[PassStep<'_>]) -> Result<(), EngineError> {
+        self.pipelines(steps).into_iter().try_for_each(|pipeline| match &steps[pipeline] {
+            [step] => self.run_alone(step),
+            pipeline => self.run_pipeline(pipeline),
+        })
+    }
+
+    /// Divides steps into pipelines, most of one step. Adjacent stages of a pipeline are on different devices and run the same items.
     /// The weights of all its stages are in memory together, so at most one of them on each device is fetched.
-    pub(super) fn pipelines(&self, phase: Phase) -> Vec<Range<usize>> {
-        let stages: Vec<StageId> = self.stages(&self.program.schedules[phase].runs, phase);
-        let has_several = self.items.iter().filter(|item| item.runs_in(&[phase])).nth(1).is_some();
+    fn pipelines(&self, steps: &[PassStep<'_>]) -> Vec<Range<usize>> {
+        let has_several = |phases| self.items.iter().filter(|item| item.runs_in(phases)).nth(1).is_some();
         let mut pipelines: Vec<Range<usize>> = Vec::new();
-        for at in 0..stages.len() {
+        for (at, step) in steps.iter().enumerate() {
             match pipelines.last_mut() {
-                Some(last) if has_several && self.can_join(&stages[last.clone()], stages[at]) => last.end = at + 1,
+                Some(last) if self.can_join(&steps[last.clone()], step) && has_several(step.phases) => {
+                    last.end = at + 1;
+                }
                 _ => pipelines.push(at..at + 1),
             }
         }
         pipelines
     }
 
-    /// Runs the stages of a pipeline for all items of the phase.
-    pub(super) fn run_pipeline(&mut self, runs: &[ScheduledRun], phase: Phase) -> Result<(), EngineError> {
-        if let [run] = runs {
-            return self.run_alone(run, phase);
-        }
-        let stages = self.stages(runs, phase);
+    /// Runs the stages of a pipeline for all their items.
+    fn run_pipeline(&mut self, steps: &[PassStep<'_>]) -> Result<(), EngineError> {
         self.runtime.check_cancelled()?;
-        let items: Vec<usize> = (0..self.items.len()).filter(|index| self.items[*index].runs_in(&[phase])).collect();
-        for turn in 0..items.len() + stages.len() - 1 {
-            let mut turns: Vec<StageTurn> = Vec::with_capacity(stages.len());
-            for (position, id) in stages.iter().enumerate() {
+        let runs_here = |index: &usize| self.items[*index].runs_in(steps[0].phases);
+        let items: Vec<usize> = (0..self.items.len()).filter(runs_here).collect();
+        for turn in 0..items.len() + steps.len() - 1 {
+            let mut turns: Vec<StageTurn> = Vec::with_capacity(steps.len());
+            for (position, step) in steps.iter().enumerate() {
                 let Some(number) = turn.checked_sub(position).filter(|number| *number < items.len()) else { continue };
-                let (is_first, is_last) = (number == 0, number + 1 == items.len());
-                let turn = StageTurn { id: *id, phase, item: items[number], is_first, is_last };
-                self.prepare(turn, &runs[position].copies)?;
+                let (item, is_first, is_last) = (items[number], number == 0, number + 1 == items.len());
+                let turn = StageTurn { id: step.id, phase: step.phases[0], item, is_first, is_last };
+                self.prepare(turn, step.copies[self.items[item].phase])?;
                 turns.push(turn);
             }
-            let on_host = |turn: &StageTurn| self.program.stages[turn.id].memory() == MemoryId::HOST;
-            turns.sort_by_key(on_host);
-            turns.into_iter().try_for_each(|turn| self.run_item(turn))?;
+            self.run_turns(&turns)?;
             self.runtime.check_cancelled()?;
         }
         Ok(())
     }
 
-    fn stages(&self, runs: &[ScheduledRun], phase: Phase) -> Vec<StageId> {
-        runs.iter().map(|run| self.runtime.route[phase][run.partition]).collect()
+    /// Runs prepared items of different stages: devices start, then the host computes.
+    fn run_turns(&mut self, turns: &[StageTurn]) -> Result<(), EngineError> {
+        let memory = |turn: &StageTurn| self.program.stages[turn.id].memory();
+        let (on_host, on_devices): (Vec<StageTurn>, Vec<StageTurn>) =
+            turns.iter().partition(|turn| memory(turn) == MemoryId::HOST);
+        on_devices.iter().try_for_each(|turn| self.run_item(*turn))?;
+        if !on_host.is_empty() {
+            for turn in &on_devices {
+                let Runtime { pool, recorder, .. } = &mut *self.runtime;
+                let watched = pool.watch(self.program.stages[turn.id].memory(), recorder);
+                watched.map_err(|source| EngineError::Device { source })?;
+            }
+        }
+        on_host.iter().try_for_each(|turn| self.run_item(*turn))
     }
 
-    /// Whether a stage can join a pipeline at its end.
-    fn can_join(&self, pipeline: &[StageId], stage: StageId) -> bool {
-        let memory = |stage: &StageId| self.program.stages[*stage].memory();
+    /// Whether a step can join a pipeline at its end.
+    fn can_join(&self, pipeline: &[PassStep<'_>], step: &PassStep<'_>) -> bool {
+        let memory = |step: &PassStep<'_>| self.program.stages[step.id].memory();
         let weights = &self.runtime.weights;
         // States that are copied to a device for a run share buffers there. Experts are selected for all items at once.
-        let is_alone = |stage: StageId| self.runtime.staging.has_states_of(stage) || weights.has_experts(stage);
-        let last_is_elsewhere = pipeline.last().is_some_and(|last| memory(last) != memory(&stage));
-        if !last_is_elsewhere || is_alone(stage) || pipeline.iter().any(|other| is_alone(*other)) {
+        let is_alone =
+            |step: &PassStep<'_>| self.runtime.staging.has_states_of(step.id) || weights.has_experts(step.id);
+        let continues =
+            |last: &PassStep<'_>| memory(last) != memory(step) && last.phases == step.phases && !is_alone(last);
+        if is_alone(step) || !pipeline.last().is_some_and(continues) {
             return false;
         }
-        let is_fetched_here = |other: &StageId| memory(other) == memory(&stage) && weights.fetches(*other);
-        !weights.fetches(stage) || !pipeline.iter().any(is_fetched_here)
+        let is_fetched_here = |other: &PassStep<'_>| memory(other) == memory(step) && weights.fetches(other.id);
+        !weights.fetches(step.id) || !pipeline.iter().any(is_fetched_here)
     }
 }

@@ -2,7 +2,7 @@
 
 mod recorder;
 
-pub(crate) use recorder::{Awaited, DeviceEvent, Recorder, TensorCopy};
+pub(crate) use recorder::{Awaited, DeviceEvent, Recorder, StageRun, TensorCopy};
 
 use crate::port::{MemoryUse, WeightResidency};
 use hpp_schema::Provider;

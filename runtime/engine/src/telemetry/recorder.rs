@@ -18,8 +18,8 @@ pub(crate) struct Recorder {
     /// The lane of each stage.
     lanes: Vec<String>,
     timeline: Option<TimelineRecording>,
-    /// The last stage that ran on each lane, in the order of the pass's lanes.
-    last: Vec<Option<(StageId, Phase)>>,
+    /// The last run on each lane, in the order of the pass's lanes.
+    last: Vec<Option<StageRun>>,
     /// Operations whose interval the backend reports later, oldest first.
     pending: VecDeque<(TimingToken, DeviceEvent)>,
 }
@@ -28,11 +28,20 @@ pub(crate) struct Recorder {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum DeviceEvent {
     /// A stage's run.
-    Run { stage: StageId, phase: Phase },
+    Run(StageRun),
     /// An upload of a stage's weights to a device.
     Upload { stage: StageId, memory: MemoryId, bytes: u64 },
     /// A stage's wait for its weights.
     Stall { stage: StageId, awaited: Awaited },
+}
+
+/// A run of a stage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StageRun {
+    pub stage: StageId,
+    pub phase: Phase,
+    /// The index of the item in the pass.
+    pub item: usize,
 }
 
 struct TimelineRecording {
@@ -76,6 +85,11 @@ impl Recorder {
     /// Whether a timeline is recorded.
     pub fn is_recording(&self) -> bool {
         self.timeline.is_some()
+    }
+
+    /// Spans recorded so far.
+    pub fn spans(&self) -> usize {
+        self.timeline.as_ref().map_or(0, |recording| recording.spans.len())
     }
 
     /// The timeline so far, ordered by start; enclosing spans come before those within.
@@ -124,7 +138,7 @@ impl Recorder {
     pub fn record(&mut self, event: DeviceEvent, timing: Timing) {
         match (timing, event) {
             (Timing::Pending(token), _) => self.pending.push_back((token, event)),
-            (Timing::Measured(interval), DeviceEvent::Run { stage, phase }) => self.ran(stage, phase, interval),
+            (Timing::Measured(interval), DeviceEvent::Run(run)) => self.ran(run, interval),
             (Timing::Measured(interval), DeviceEvent::Upload { stage, memory, bytes }) => {
                 self.uploaded(stage, memory, bytes, interval);
             }
@@ -176,26 +190,26 @@ impl Recorder {
         }
     }
 
-    fn ran(&mut self, id: StageId, phase: Phase, interval: Interval) {
-        let (stage, lane) = (&mut self.telemetry.stages[id.index()], &self.lanes[id.index()]);
-        stage.phase(phase).add(interval.duration());
+    fn ran(&mut self, run: StageRun, interval: Interval) {
+        let (stage, lane) = (&mut self.telemetry.stages[run.stage.index()], &self.lanes[run.stage.index()]);
+        stage.phase(run.phase).add(interval.duration());
         if let Some(at) = self.pass.computed(lane, interval.duration()) {
-            self.last[at] = Some((id, phase));
+            self.last[at] = Some(run);
         }
         if let Some(timeline) = &mut self.timeline {
-            timeline.span(lane.clone(), stage.partition.clone(), SpanKind::Compute, interval, None);
+            timeline.compute(lane.clone(), stage.partition.clone(), run.item, interval);
         }
     }
 
-    /// A device without timing reports was synchronized: the wait was its last stage's run.
+    /// A device without timing reports was waited for: it computed its last run meanwhile.
     pub fn synchronized(&mut self, memory: MemoryId, interval: Interval) {
         let Some(name) = self.devices.get(&memory).filter(|_| !interval.duration().is_zero()) else { return };
         let Some(device) = self.pass.computed(name, interval.duration()) else { return };
-        let Some((stage, phase)) = self.last[device] else { return };
-        let stage = &mut self.telemetry.stages[stage.index()];
-        stage.phase(phase).time += interval.duration();
+        let Some(run) = self.last[device] else { return };
+        let stage = &mut self.telemetry.stages[run.stage.index()];
+        stage.phase(run.phase).time += interval.duration();
         if let Some(timeline) = &mut self.timeline {
-            timeline.span(stage.device.clone(), stage.partition.clone(), SpanKind::Compute, interval, None);
+            timeline.compute(stage.device.clone(), stage.partition.clone(), run.item, interval);
         }
     }
 
@@ -220,9 +234,19 @@ impl Recorder {
 
 impl TimelineRecording {
     fn span(&mut self, lane: String, name: String, kind: SpanKind, interval: Interval, bytes: Option<u64>) {
+        let span = self.new_span(lane, name, kind, interval);
+        self.spans.push(Span { bytes, ..span });
+    }
+
+    fn compute(&mut self, lane: String, name: String, item: usize, interval: Interval) {
+        let span = self.new_span(lane, name, SpanKind::Compute, interval);
+        self.spans.push(Span { item: Some(item as u64), ..span });
+    }
+
+    fn new_span(&self, lane: String, name: String, kind: SpanKind, interval: Interval) -> Span {
         let micros = |time: Duration| time.as_secs_f64() * 1e6;
         let start_us = micros(interval.start.saturating_sub(self.since));
         let duration_us = micros(interval.duration());
-        self.spans.push(Span { lane, name, kind, start_us, duration_us, pass: self.pass, bytes });
+        Span { lane, name, kind, start_us, duration_us, pass: self.pass, bytes: None, item: None }
     }
 }

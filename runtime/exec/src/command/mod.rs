@@ -12,6 +12,7 @@ mod probe;
 mod sequences;
 mod serve;
 mod session;
+mod trace;
 mod unsplit;
 mod verify;
 

@@ -42,7 +42,7 @@ pub(super) struct SpanRecorder<'a> {
 impl SpanRecorder<'_> {
     pub fn push(&mut self, lane: String, name: String, kind: SpanKind, (start, end): (f64, f64), bytes: Option<u64>) {
         let (start_us, duration_us) = (1e3 * start, 1e3 * (end - start));
-        self.spans.push(Span { lane, name, kind, start_us, duration_us, pass: self.pass, bytes });
+        self.spans.push(Span { lane, name, kind, start_us, duration_us, pass: self.pass, bytes, item: None });
     }
 
     fn label(&self, block: usize) -> &str {

@@ -5,6 +5,7 @@ mod spread;
 mod token_times;
 mod weight_paths;
 
+use super::trace::TraceFile;
 use super::unsplit::unsplit;
 use super::{CommandContext, context_length, load_sequence, open_embeddings};
 use crate::cli::BenchArgs;
@@ -16,11 +17,9 @@ use crate::runtime::{OnnxRuntime, OrtBackend};
 use hpp_engine::Telemetry;
 use hpp_generate::sampling::greedy;
 use hpp_generate::{ModelInputs, PlanFile, SingleSequence, check_language_model};
-use hpp_io::{FileWriteError, OutputFile, show, show_json};
+use hpp_io::{show, show_json};
 use hpp_schema::{Timeline, Whole};
 use report::{BenchReport, report, text};
-use std::io::Write;
-use std::path::Path;
 use std::time::Instant;
 use token_times::TokenTimes;
 use weight_paths::weight_paths;
@@ -42,8 +41,7 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let plan = PlanFile::open(&args.plan)?;
     check_language_model(&plan.plan)?;
     let prompt_tokens = prompt_tokens(args, context_length(&plan, &args.runtime), plan.plan.model.context_length)?;
-    // Created before measuring, so that a path that cannot be written fails early.
-    let trace = args.trace.as_deref().map(OutputFile::create).transpose()?;
+    let trace = TraceFile::create(args.trace.as_deref())?;
     let which = if args.unsplit { unsplit(&plan, Whole::Source)? } else { None }.unwrap_or_else(|| plan.plan.clone());
     let embeddings = open_embeddings(&plan.plan, args.embeddings.as_deref())?;
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
@@ -68,7 +66,7 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         ctx.console.info(&format!("note: {}", busy_note(percent)));
     }
     if let (Some(file), Some(last)) = (trace, runs.last()) {
-        write(file, args.trace.as_deref().unwrap_or(Path::new("")), &last.timeline)?;
+        file.write(&last.timeline)?;
     }
     let mut report: BenchReport = report(args, prompt_tokens, &plan, which.partitions.len(), &runs, &mut sequence);
     report.others_cpu_percent = others_cpu_percent;
@@ -84,12 +82,6 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         show(ctx.out, &text(&report))?
     }
     Ok(0)
-}
-
-fn write(mut file: OutputFile, path: &Path, timeline: &Timeline) -> Result<(), FileWriteError> {
-    let failed = |source| FileWriteError { path: path.to_owned(), source };
-    file.file().write_all(timeline.to_chrome_trace().as_bytes()).map_err(failed)?;
-    file.finish()
 }
 
 /// Tokens of the prompt, so that the new ones fit the context behind them. `most`: the longest context of the model.

@@ -4,6 +4,7 @@ mod requests;
 
 use super::drafts::DraftChoice;
 use super::sequences::{fitting_sequences, planned_sequences};
+use super::trace::TraceFile;
 use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
 use crate::cli::{JobsArgs, SpeculateArg};
 use crate::error::ExecError;
@@ -29,6 +30,9 @@ use std::time::{Duration, Instant};
 /// Sequences at once where neither the user nor a measured plan gives a number: about as many as compute while the weights of a 4-bit
 /// model are read from a disk of 1 GB/s.
 const DEFAULT_SEQUENCES: u64 = 16;
+
+/// Spans after which a trace is written: about 30 MB.
+const TRACED_SPANS: usize = 100_000;
 
 /// Runs every prompt that has no answer yet.
 pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
@@ -65,6 +69,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     if done > 0 {
         ctx.console.info(&format!("{} of {total} have an answer already", counted(done as u64, "line")));
     }
+    let trace = TraceFile::create(args.trace.as_deref())?;
     let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES));
     let (sequences, row_batching) = (Some(wanted.min(total as u64)), args.batch.engine_option());
     // Sequences share passes without it, and memory for more of them is worth more than drafts.
@@ -76,8 +81,11 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     let engine = load_engine(&plan.plan, &plan.dir, &args.runtime, options, ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
     let drafts = draft.load(&plan.plan, sequences, &args.runtime, ctx.console, ctx.interrupt)?;
+    let mut batch = Batch::new(engine, inputs);
+    batch.record_timeline(trace.is_some());
     let jobs = Jobs {
-        batch: Batch::new(engine, inputs),
+        batch,
+        trace,
         drafts,
         sequences,
         prompts,
@@ -94,6 +102,8 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
 /// The state of one `hpp-exec jobs` command.
 struct Jobs {
     batch: Batch<OrtBackend>,
+    /// The trace, until it is written.
+    trace: Option<TraceFile>,
     drafts: Drafts<OrtBackend>,
     /// Most sequences at once.
     sequences: usize,
@@ -148,6 +158,7 @@ impl Jobs {
         self.counts.seconds = self.started.elapsed().as_secs_f64();
         self.counts.batched_rows = self.batch.engine().telemetry().batched_rows;
         self.answers.sync()?;
+        self.write_trace()?;
         let is_interrupted = match outcome {
             Ok(()) => ctx.interrupt.is_requested(),
             Err(error) if error.is_cancelled() => true,
@@ -187,6 +198,9 @@ impl Jobs {
                 Ok(())
             })?;
             self.counts.passes += 1;
+            if self.batch.engine().timeline_spans() >= TRACED_SPANS {
+                self.write_trace()?;
+            }
             finished.into_iter().try_for_each(|finished| self.write(finished))?;
             ctx.console.answered(done + self.answered(), total, self.progress(done, total));
         }
@@ -242,6 +256,14 @@ impl Jobs {
             error: None,
         };
         Ok(self.answers.write(&answer)?)
+    }
+
+    /// Writes the timeline so far, if it is wanted and not written yet, and stops recording.
+    fn write_trace(&mut self) -> Result<(), ExecError> {
+        let Some(trace) = self.trace.take() else { return Ok(()) };
+        trace.write(&self.batch.engine().timeline())?;
+        self.batch.record_timeline(false);
+        Ok(())
     }
 
     fn write_error(&mut self, id: &JobId, error: &GenerateError) -> Result<(), ExecError> {
