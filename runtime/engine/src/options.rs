@@ -16,6 +16,8 @@ pub struct EngineOptions {
     pub sequences: Option<u64>,
     /// Bytes of the host memory limit that are reserved for the caller, such as for a cache of KV pages.
     pub reserved: u64,
+    /// Further bytes reserved for the caller for each sequence that fits, such as for its state in a draft model.
+    pub reserved_per_sequence: u64,
     /// Bytes of host memory that other engines of this process take. The plan's limit does not count them.
     pub others: u64,
     /// Whether the next tokens of several sequences are computed as rows of one run.

@@ -271,6 +271,7 @@ impl RuntimeArgs {
             sequences: None,
             row_batching: RowBatching::default(),
             reserved: 0,
+            reserved_per_sequence: 0,
             others: 0,
             cancel: None,
         }

@@ -46,6 +46,7 @@ struct World {
     streamed: RefCell<BTreeMap<String, Vec<u64>>>,
     disk: MockDisk,
     memory_limit: Cell<Option<u64>>,
+    resident: Cell<Option<u64>>,
     absent: RefCell<Vec<Provider>>,
     copies: Cell<u64>,
     reserved: Cell<u64>,
@@ -105,6 +106,11 @@ impl MockBackend {
     /// Makes the device asynchronous without reports of intervals.
     pub fn queue_untimed(&self, memory: MemoryId) {
         self.0.queues.add_untimed(memory);
+    }
+
+    /// Sets the resident set of the process, which is unknown by default.
+    pub fn set_resident(&self, bytes: u64) {
+        self.0.resident.set(Some(bytes));
     }
 
     /// Lets one run fail: that of any session after `before` others.
@@ -328,7 +334,7 @@ impl Backend for MockBackend {
     }
 
     fn memory_use(&self) -> MemoryUse {
-        MemoryUse::default()
+        MemoryUse { resident: self.0.resident.get(), ..MemoryUse::default() }
     }
 
     fn memory_limit(&self) -> Option<u64> {

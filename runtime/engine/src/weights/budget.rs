@@ -22,6 +22,8 @@ pub(crate) struct HostMemoryBudget {
     sequences: u64,
     /// Bytes that the caller takes.
     reserved: u64,
+    /// Bytes that the caller takes for each sequence.
+    reserved_per_sequence: u64,
     /// The plan's limit and what other engines of this process take, bytes.
     planned: Option<u64>,
 }
@@ -46,7 +48,7 @@ impl HostMemoryBudget {
     ) -> Result<Self, EngineError> {
         let reads = options.weights;
         let sequences = options.sequences.unwrap_or(plan.budgets.batch).max(1);
-        let reserved = options.reserved;
+        let (reserved, reserved_per_sequence) = (options.reserved, options.reserved_per_sequence);
         let is_read = reads != WeightReads::Mapped;
         let process_limit = backend.memory_limit();
         let whole = plan.budgets.ram.map(|ram| ram.0.saturating_add(options.others));
@@ -59,7 +61,16 @@ impl HostMemoryBudget {
         let planned = whole.filter(|_| streams);
         let Some((planned, limit)) = planned.zip(process_limit).filter(|(planned, limit)| limit < planned) else {
             let limit = planned.or(tightest_limit.filter(|_| gpu_fallback == WeightResidency::ReadFromDisk));
-            return Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences, reserved, planned: whole });
+            let planned = whole;
+            return Ok(HostMemoryBudget {
+                reads,
+                limit,
+                gpu_fallback,
+                sequences,
+                reserved,
+                reserved_per_sequence,
+                planned,
+            });
         };
         let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
         let locked: u64 = plan.partitions.iter().map(planned_locked).fold(cache, u64::saturating_add);
@@ -76,7 +87,8 @@ impl HostMemoryBudget {
                 ByteSize(limit).human(),
             ));
         }
-        Ok(HostMemoryBudget { reads, limit: Some(limit), gpu_fallback, sequences, reserved, planned: whole })
+        let (limit, planned) = (Some(limit), whole);
+        Ok(HostMemoryBudget { reads, limit, gpu_fallback, sequences, reserved, reserved_per_sequence, planned })
     }
 
     /// Most host memory to use, bytes.
@@ -97,8 +109,13 @@ impl HostMemoryBudget {
         let window = self.window_beside(plan, &fallen_back);
         let used = [rss, window, largest_experts(plan), activations(plan, &fallen_back), RESERVE, self.reserved];
         let free = used.into_iter().fold(limit, u64::saturating_sub);
-        let fitting = free.checked_div(in_use.states).unwrap_or(self.sequences);
+        let fitting = free.checked_div(self.of_sequence(in_use)).unwrap_or(self.sequences);
         HostMemoryBudget { sequences: fitting.clamp(1, self.sequences), ..self }
+    }
+
+    /// Bytes of one sequence: its states and what the caller takes for it.
+    fn of_sequence(&self, in_use: HostMemoryInUse) -> u64 {
+        in_use.states.saturating_add(self.reserved_per_sequence)
     }
 
     /// Whether partitions that fell back from a GPU to the host are streamed.
@@ -179,7 +196,7 @@ impl HostMemoryBudget {
             let missing = self.planned.map_or(0, |planned| planned.saturating_sub(limit));
             return wanted.saturating_sub(missing);
         };
-        let states = in_use.states.saturating_mul(self.sequences);
+        let states = self.of_sequence(in_use).saturating_mul(self.sequences);
         let window = self.window_beside(plan, fallen_back);
         let used = [rss, window, states, activations(plan, fallen_back), RESERVE, self.reserved];
         used.into_iter().fold(limit, u64::saturating_sub)
@@ -191,7 +208,7 @@ impl HostMemoryBudget {
     pub fn for_devices(&self, plan: &Plan, in_use: HostMemoryInUse) -> Option<u64> {
         let limit = self.planned?.min(self.limit.unwrap_or(u64::MAX));
         let locked: u64 = plan.partitions.iter().map(planned_locked).sum();
-        let states = in_use.states.saturating_mul(self.sequences);
+        let states = self.of_sequence(in_use).saturating_mul(self.sequences);
         let window = self.window_beside(plan, &[]);
         let cache = planned_expert_cache(plan);
         let used = [in_use.rss.unwrap_or(0), locked, window, cache, states, activations(plan, &[]), self.reserved];

@@ -40,7 +40,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     ctx.interrupt.stop_gracefully();
     let session = settings.run.session.as_deref().map(|name| ChatSession::open(name, &settings.run.kv)).transpose()?;
     let draft = DraftChoice::open(&settings.draft_method, &plan, &encoder, ctx.console)?;
-    let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), draft.memory(1), ctx)?;
+    let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), draft.memory(), ctx)?;
     let drafts = draft.load(&plan.plan, 1, &settings.run.runtime, ctx.console, ctx.interrupt)?;
     let drafts = settings.with_fixed_length(drafts);
     ctx.interrupt.immediate();

@@ -83,10 +83,21 @@ impl DraftChoice {
         Ok(DraftChoice::Model(Box::new(DraftPlan { file, memory, sequence_memory })))
     }
 
-    /// Bytes of the plan's host memory that drafting for this many sequences takes.
-    pub fn memory(&self, sequences: u64) -> u64 {
+    /// Bytes of the plan's host memory that drafting for one sequence takes.
+    pub fn memory(&self) -> u64 {
+        self.shared_memory().saturating_add(self.sequence_memory())
+    }
+
+    /// Bytes of the plan's host memory that drafting takes apart from what it takes for each sequence.
+    pub fn shared_memory(&self) -> u64 {
         let DraftChoice::Model(draft) = self else { return 0 };
-        draft.memory.saturating_add(draft.sequence_memory.saturating_mul(sequences.saturating_sub(1)))
+        draft.memory.saturating_sub(draft.sequence_memory)
+    }
+
+    /// Bytes of the plan's host memory that drafting takes for each sequence.
+    pub fn sequence_memory(&self) -> u64 {
+        let DraftChoice::Model(draft) = self else { return 0 };
+        draft.sequence_memory
     }
 
     /// Loads the draft model, if there is one, for at most `sequences` texts at once. `plan` is the plan of the model that verifies.

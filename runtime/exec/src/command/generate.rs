@@ -58,7 +58,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     ctx.interrupt.stop_gracefully();
     let args = &settings.run.runtime;
     let draft = DraftChoice::open(&settings.draft_method, &plan, &encoder, ctx.console)?;
-    let options = EngineOptions { reserved: draft.memory(1), ..args.engine_options() };
+    let options = EngineOptions { reserved: draft.memory(), ..args.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, args, options, ctx.console, ctx.interrupt)?;
     let mut sequence = SingleSequence::new(engine, inputs);
     let drafts = draft.load(&plan.plan, 1, args, ctx.console, ctx.interrupt)?;

@@ -186,7 +186,8 @@ impl ModelLoader {
         let options = EngineOptions {
             sequences: Some(self.sequences),
             row_batching: args.batch.engine_option(),
-            reserved: args.kv.ram(&plan.plan).saturating_add(draft.memory(self.sequences)),
+            reserved: args.kv.ram(&plan.plan).saturating_add(draft.shared_memory()),
+            reserved_per_sequence: draft.sequence_memory(),
             others,
             cancel: Some(cancel),
             ..runtime.engine_options()

@@ -75,8 +75,13 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     // Sequences share passes without it, and memory for more of them is worth more than drafts.
     let method = DraftMethod::resolve(Some(args.speculate.unwrap_or(SpeculateArg::Off)), None)?;
     let draft = DraftChoice::open(&method, &plan, requests.encoder(), ctx.console)?;
-    let reserved = draft.memory(wanted.min(total as u64));
-    let options = EngineOptions { sequences, row_batching, reserved, ..args.runtime.engine_options() };
+    let options = EngineOptions {
+        sequences,
+        row_batching,
+        reserved: draft.shared_memory(),
+        reserved_per_sequence: draft.sequence_memory(),
+        ..args.runtime.engine_options()
+    };
     ctx.interrupt.stop_gracefully();
     let engine = load_engine(&plan.plan, &plan.dir, &args.runtime, options, ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
