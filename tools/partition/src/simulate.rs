@@ -15,7 +15,7 @@ use crate::memory::{MemoryUsage, usage};
 use crate::schedule::{ScheduleStep, copies, handover, pass_steps, placements_in_phase, steps};
 use crate::{BlockPlacement, Decompression, DeviceId, Phase, Placement, Problem};
 use hpp_schema::{Span, SpanKind, Timeline};
-use machine::Simulator;
+use machine::{CopyState, Simulator};
 use pipeline::QueuedMachine;
 use record::{BETWEEN_PASSES, DISK, NoRecorder, SimulationObserver, SpanRecorder, lane_from, lane_to};
 
@@ -165,10 +165,10 @@ fn run<R: SimulationObserver>(
     recorder: &mut R,
 ) -> Window {
     let places = placements_in_phase(placements, phase);
-    if problem.has_pipelines() && !places.iter().any(|place| matches!(place, Placement::Streamed(_))) {
-        return run_queued(problem, placements, phase, recorder);
-    }
     let copies = copies(problem, &places);
+    if problem.has_pipelines() {
+        return run_queued(problem, placements, slots, phase, recorder);
+    }
     match phase {
         Phase::Prefill => {
             let passes = problem.passes(phase);
@@ -183,47 +183,73 @@ fn run<R: SimulationObserver>(
         }
         Phase::Decode => {
             let steps = steps(problem, placements, phase, 0);
-            decode(Simulator::new(problem, copies, slots, None, recorder), &steps)
+            decode(Simulator::new(problem, copies, slots, None, recorder), |simulator, token| {
+                simulator.run_steps(&steps, token)
+            })
         }
     }
 }
 
-/// Simulates passes of several sequences without streamed weights. Every pass begins with idle devices, so that one decode pass is the
-/// steady state.
+/// Simulates passes of several sequences.
 fn run_queued<R: SimulationObserver>(
     problem: &Problem,
     placements: &[BlockPlacement],
+    slots: &[u32],
     phase: Phase,
     recorder: &mut R,
 ) -> Window {
     let sequences = problem.load.sequences;
-    let mut machine = QueuedMachine::new(problem.gpus.len(), sequences, recorder);
-    let passes = if phase == Phase::Decode { 1 } else { problem.passes(phase) };
-    for pass in 0..passes {
-        machine.run_pass(&pass_steps(problem, placements, phase, pass).of_one(sequences), pass as u64);
+    let copies = copies(problem, &placements_in_phase(placements, phase));
+    let steps = |pass| pass_steps(problem, placements, phase, pass).of_one(sequences);
+    match phase {
+        Phase::Prefill => {
+            let passes = problem.passes(phase);
+            let mut machine = QueuedMachine::new(problem, copies, slots, Some(passes as u64), recorder);
+            let finishes = (0..passes).all(|pass| machine.run_pass(&steps(pass), pass as u64));
+            match finishes {
+                true => Window { start: 0.0, end: machine.now(), passes: passes as u64 },
+                false => Window::UNFINISHED,
+            }
+        }
+        Phase::Decode => {
+            let steps = steps(0);
+            decode(QueuedMachine::new(problem, copies, slots, None, recorder), |machine, token| {
+                machine.run_pass(&steps, token)
+            })
+        }
     }
-    Window { start: 0.0, end: machine.now(), passes: passes as u64 }
 }
 
-/// Simulates tokens until the state of the copy engines repeats: the tokens in between are one period of the steady state.
-fn decode<R: SimulationObserver>(mut simulator: Simulator<'_, R>, steps: &[ScheduleStep]) -> Window {
+/// A machine that runs passes.
+trait Machine {
+    /// Milliseconds since the start.
+    fn now(&self) -> f64;
+    /// The copies of weights between two passes.
+    fn copy_state(&self) -> CopyState;
+    /// Records the copies that are not finished.
+    fn record_unfinished(&mut self);
+}
+
+/// Simulates tokens until the state of the copy engines repeats: the tokens in between are one period of the steady state. `run` simulates
+/// the pass of the token with this number; false if it never ends.
+fn decode<M: Machine>(mut machine: M, run: impl Fn(&mut M, u64) -> bool) -> Window {
     // The time and state before each token.
-    let mut history = vec![(0.0, simulator.copy_state())];
+    let mut history = vec![(0.0, machine.copy_state())];
     for token in 0..MAX_TOKENS {
-        if !simulator.run_steps(steps, token as u64) {
+        if !run(&mut machine, token as u64) {
             return Window::UNFINISHED;
         }
-        let (now, state) = (simulator.now(), simulator.copy_state());
+        let (now, state) = (machine.now(), machine.copy_state());
         let tolerance = 1e-9 * now / (token + 1) as f64;
         let repeated = history.iter().rposition(|(_, earlier)| state.equals(earlier, tolerance));
         if let Some(start) = repeated {
-            simulator.record_unfinished();
+            machine.record_unfinished();
             return Window { start: history[start].0, end: now, passes: (history.len() - start) as u64 };
         }
         history.push((now, state));
     }
-    simulator.record_unfinished();
-    Window { start: history[MAX_TOKENS / 2].0, end: simulator.now(), passes: (MAX_TOKENS / 2) as u64 }
+    machine.record_unfinished();
+    Window { start: history[MAX_TOKENS / 2].0, end: machine.now(), passes: (MAX_TOKENS / 2) as u64 }
 }
 
 /// Clips the spans to the window and adds them up, per token (decode) or in total (prefill).

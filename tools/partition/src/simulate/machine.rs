@@ -4,6 +4,7 @@
 //! are copied, a copy at `1 / link_contention` while the host computes, and a copy pauses while a boundary or state is copied in the
 //! same direction (weights are copied in pieces, between which other copies run).
 
+use super::Machine;
 use super::record::{SimulatedCopy, SimulationObserver};
 use crate::schedule::{Copies, ScheduleStep, StepKind};
 use crate::{DeviceId, Problem};
@@ -78,7 +79,7 @@ pub(super) struct Simulator<'a, R: SimulationObserver> {
 
 /// State of the copy engines between two passes: for each GPU the number of occupied slots, and the remainder of the current copy.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct CopyState(Vec<(u64, f64)>);
+pub(super) struct CopyState(pub(super) Vec<(u64, f64)>);
 
 impl CopyState {
     /// Whether both states are equal within a tolerance in milliseconds, so that the simulation repeats.
@@ -113,27 +114,10 @@ impl<'a, R: SimulationObserver> Simulator<'a, R> {
         Simulator { now: 0.0, copy_engines: copies.into_iter().enumerate().map(engine).collect(), recorder }
     }
 
-    /// Milliseconds since the start.
-    pub fn now(&self) -> f64 {
-        self.now
-    }
-
-    pub fn copy_state(&self) -> CopyState {
-        CopyState(self.copy_engines.iter().map(CopyEngine::state).collect())
-    }
-
     /// Runs the steps of one pass. Returns false if one of them waits forever.
     pub fn run_steps(&mut self, steps: &[ScheduleStep], pass: u64) -> bool {
         self.recorder.pass(pass);
         steps.iter().all(|step| self.step(step))
-    }
-
-    /// Records the copies that are not finished.
-    pub fn record_unfinished(&mut self) {
-        for (gpu, engine) in self.copy_engines.iter().enumerate().filter(|(_, engine)| engine.is_busy()) {
-            let copy = SimulatedCopy { gpu, block: engine.block(), number: engine.done, is_complete: false };
-            self.recorder.copy(copy, engine.start, self.now);
-        }
     }
 
     /// Sets the time.
@@ -230,5 +214,22 @@ impl<'a, R: SimulationObserver> Simulator<'a, R> {
             }
         }
         passed
+    }
+}
+
+impl<R: SimulationObserver> Machine for Simulator<'_, R> {
+    fn now(&self) -> f64 {
+        self.now
+    }
+
+    fn copy_state(&self) -> CopyState {
+        CopyState(self.copy_engines.iter().map(CopyEngine::state).collect())
+    }
+
+    fn record_unfinished(&mut self) {
+        for (gpu, engine) in self.copy_engines.iter().enumerate().filter(|(_, engine)| engine.is_busy()) {
+            let copy = SimulatedCopy { gpu, block: engine.block(), number: engine.done, is_complete: false };
+            self.recorder.copy(copy, engine.start, self.now);
+        }
     }
 }
