@@ -4,8 +4,7 @@
 //! blocks, in order, into a slot ring, also for the next pass; a slot is free when its block has computed. The planner and the
 //! timeline (`--trace`) use the same simulation.
 //!
-//! Passes of several sequences overlap on different devices ([`pipeline`]), but for placements that stream weights to a GPU: those are
-//! simulated as if one run followed the other, which is an upper bound.
+//! Passes of several sequences overlap on different devices ([`pipeline`]).
 
 mod machine;
 mod pipeline;
