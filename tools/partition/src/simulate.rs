@@ -219,6 +219,12 @@ fn run_queued<R: SimulationObserver>(
     }
 }
 
+/// The time of a phase of one sequence, milliseconds, on the machine that simulates several.
+#[cfg(test)]
+pub(crate) fn queued_ms(problem: &Problem, placements: &[BlockPlacement], slots: &[u32], phase: Phase) -> f64 {
+    run_queued(problem, placements, slots, phase, &mut NoRecorder).per_unit(phase)
+}
+
 /// A machine that runs passes.
 trait Machine {
     /// Milliseconds since the start.

@@ -3,6 +3,7 @@
 use super::instances::{instance, random_placements};
 use crate::bound::PhaseWork;
 use crate::schedule::{StepKind, copies, handover, placements_in_phase, steps};
+use crate::simulate::{queued_ms, sequence_ms};
 use crate::{BlockPlacement, Phase, Placement, Problem, Simulation, simulate};
 use hpp_schema::{Span, SpanKind};
 use proptest::prelude::*;
@@ -62,6 +63,20 @@ proptest! {
                 let weights = |span: &&Span| span.name.starts_with("weights of");
                 assert_disjoint(on(&simulation, &format!("to gpu{gpu}")).filter(weights).collect())?;
             }
+        }
+    }
+
+    /// With contention between copies of weights, the host and the links.
+    #[test]
+    fn one_sequence_takes_the_same_time_on_both_machines(seed: u64, blocks in 1usize..9, gpus in 1usize..3, slots in 1u32..5) {
+        let problem = instance(seed, blocks, gpus);
+        let (placements, slots) = (random_placements(&problem, seed ^ 1), vec![slots; gpus]);
+        for phase in Phase::BOTH {
+            let (one, several) = (
+                sequence_ms(&problem, &placements, &slots, phase),
+                queued_ms(&problem, &placements, &slots, phase),
+            );
+            prop_assert!((one - several).abs() <= 1e-6 * one, "{phase:?}: {one} ms and {several} ms");
         }
     }
 
