@@ -385,7 +385,7 @@ pub enum RowBatchingArg {
 #[command(after_help = "A line of PROMPTS.jsonl: {\"id\": \"a\", \"prompt\": \"Once upon a time\", \"max_new\": 64}\n\
                         with `prompt`, `tokens` or `messages` ([{\"role\": \"user\", \"content\": \"...\"}]), and settings \
                         that replace those of this command: chat, system, max_new, temperature, top_k, top_p, min_p, \
-                        repetition_penalty, seed, stop, ignore_eos.\n\
+                        repetition_penalty, seed, stop, ignore_eos, response_format.\n\
                         A line of ANSWERS.jsonl: {\"id\": \"a\", \"tokens\": [...], \"text\": \"...\", \"finish\": \"eos\"}, or \
                         {\"id\": \"a\", \"error\": \"...\"}.")]
 pub struct JobsArgs {
@@ -637,7 +637,7 @@ pub struct BenchArgs {
 fn context(text: &str) -> Result<u64, String> {
     let (number, scale) = text.strip_suffix(['k', 'K']).map_or((text, 1), |number| (number, 1024));
     let tokens = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
-    tokens.ok_or_else(|| "write a number of tokens, such as 4096 or 4k".to_owned())
+    tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "write a number of tokens, such as 4096 or 4k".to_owned())
 }
 
 fn max_new(text: &str) -> Result<u64, String> {

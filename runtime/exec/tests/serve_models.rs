@@ -82,7 +82,11 @@ fn models_take_turns_where_memory_holds_one() {
     assert_eq!(loaded(MODEL) + loaded("b"), 1.0);
     let path = server.plan.path().to_str().unwrap().to_owned();
     let too_little = support::hpp_exec(["serve", &path, "--memory", "80M", "--kv-ram", "40M"]);
-    too_little.fails(1, &["needs about", "and --memory allows 80 MiB", "hpp-split --ram"]);
+    too_little.fails(
+        1,
+        &["needs about", "40 MiB of it for KV pages", "and --memory allows 80 MiB", "--kv-ram", "hpp-split --ram"],
+    );
+    support::hpp_exec(["serve", &path, "--memory", "10M"]).fails(1, &["--memory 10 MiB is less than the 64 MiB"]);
 }
 
 #[test]

@@ -64,12 +64,14 @@ impl GenerateError {
             GenerateError::Sampling(_) => "compare the plan with the unsplit model: hpp-exec verify PLAN",
             GenerateError::Grammar(_) | GenerateError::Embedding(_) => return None,
             GenerateError::Prompt(e) => match e {
-                PromptError::Empty => "give --prompt TEXT, --prompt-file FILE or --tokens 1,2,3",
+                PromptError::Empty => "give --prompt TEXT or --prompt-file FILE; outside of chats also --tokens 1,2,3",
                 PromptError::NoTokenizer => {
                     "give --tokens 1,2,3, or put tokenizer.json beside the model and split it again"
                 }
                 PromptError::NoTemplate => "leave --chat out to send the prompt as it is",
-                PromptError::NotALanguageModel => "run it on tensors: hpp-exec PLAN --inputs in.npz --outputs out.npz",
+                PromptError::NotALanguageModel => {
+                    "run it on tensors, with both options: hpp-exec PLAN --inputs in.npz --outputs out.npz"
+                }
                 PromptError::TooLong { .. } | PromptError::TextTooLong { .. } => {
                     "shorten the prompt, or give a longer --context, as far as the model was built for one"
                 }

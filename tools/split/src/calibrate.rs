@@ -45,7 +45,14 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
     let candidates = quantization_candidates(&analysis, &options)?;
     let formats = match &args.quantize.calibration {
         Some(corpus) => {
-            let mut trials = Trials::begin(args, &analysis, options.clone(), costs, Corpus::read(corpus)?)?;
+            let corpus = Corpus::read(corpus)?;
+            if corpus.is_one_prompt() {
+                eprintln!(
+                    "warning: --calibration has one prompt: what is chosen with it is judged by it too; give as many as `hpp-exec verify \
+                     --kl` wants, a thousand positions or more"
+                );
+            }
+            let mut trials = Trials::begin(args, &analysis, options.clone(), costs, corpus)?;
             let importance = measure_importance(&mut trials, &analysis, &candidates)?;
             let measure = &mut |formats: &Formats| trials.divergence(formats, Purpose::Choice);
             let mut search = Search { candidates: &candidates, importance, measure };

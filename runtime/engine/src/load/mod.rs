@@ -171,6 +171,13 @@ fn check_plan(plan: &Plan, reporter: &dyn Reporter) -> Result<(), EngineError> {
 
 fn context(plan: &Plan, options: &EngineOptions, reporter: &dyn Reporter) -> Result<u64, EngineError> {
     let context = options.context.unwrap_or(plan.budgets.context);
+    match plan.model.context_length {
+        _ if context == 0 => return Err(EngineError::Context { asked: 0, why: "it must hold a token".into() }),
+        Some(most) if context > most => {
+            return Err(EngineError::Context { asked: context, why: format!("the model was built for {most}") });
+        }
+        _ => {}
+    }
     if let Some(ram) = plan.budgets.ram.filter(|_| context > plan.budgets.context) {
         let planned = plan.budgets.context;
         reporter.warning(&format!(
@@ -179,13 +186,7 @@ fn context(plan: &Plan, options: &EngineOptions, reporter: &dyn Reporter) -> Res
             ram.human()
         ));
     }
-    match plan.model.context_length {
-        _ if context == 0 => Err(EngineError::Context { asked: 0, why: "it must hold a token".into() }),
-        Some(most) if context > most => {
-            Err(EngineError::Context { asked: context, why: format!("the model was built for {most}") })
-        }
-        _ => Ok(context),
-    }
+    Ok(context)
 }
 
 fn model_inputs<B: Backend>(

@@ -44,7 +44,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     ctx.interrupt.stop_gracefully();
     ctx.interrupt.also_on_terminate().map_err(ExecError::Signal)?;
     let (metrics, shutdown) = (Metrics::new(), Shutdown::default());
-    let budget = memory_budget(&plans, args);
+    let budget = memory_budget(&plans, args)?;
     let starting = Arc::new(AtomicBool::new(true));
     let (mut settings, mut sources) = (Vec::new(), Vec::new());
     for (name, plan) in plans {

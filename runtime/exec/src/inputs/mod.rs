@@ -22,6 +22,9 @@ pub enum InputsError {
         /// One line for each input of the model.
         expected: Vec<String>,
     },
+    /// Tensors were given to a language model that takes none.
+    #[error("this model takes no tensors of --inputs: hpp-exec fills its inputs from the prompt")]
+    NoneTaken,
     /// There is no random value for an input.
     #[error("cannot make a random value for input {name:?}: {why}")]
     NoRandomValue {
@@ -42,6 +45,7 @@ impl InputsError {
             InputsError::Misfit { .. } => {
                 "save them with numpy.savez under these names; convert types with .astype(...)"
             }
+            InputsError::NoneTaken => "omit --inputs; give a text with --prompt or token ids with --tokens 1,2,3",
             InputsError::NoRandomValue { .. } => "give the inputs: --inputs in.npz",
             InputsError::GeneratesText => "give a prompt: --prompt TEXT or --tokens 1,2,3",
         }
@@ -54,6 +58,9 @@ pub fn check_inputs(
     inputs: &[ModelInput],
     path: &Path,
 ) -> Result<NamedTensors, InputsError> {
+    if inputs.is_empty() && !tensors.is_empty() {
+        return Err(InputsError::NoneTaken);
+    }
     let mut given = BTreeMap::new();
     let mut problems = Vec::new();
     for (name, tensor) in tensors {
@@ -135,6 +142,13 @@ pub(crate) mod tests {
         let arrays = vec![("image".to_owned(), HostTensor::from_f32(&[12], &[0.0; 12]))];
         let error = check_inputs(arrays, &inputs()[2..], Path::new("in.npz")).unwrap_err().to_string();
         assert!(error.contains("it has 1 axes, not 3"), "{error}");
+    }
+
+    #[test]
+    fn a_model_without_such_inputs_takes_no_tensors() {
+        let arrays = vec![("input_ids".to_owned(), HostTensor::from_f32(&[1], &[0.0]))];
+        assert!(matches!(check_inputs(arrays, &[], Path::new("in.npz")), Err(InputsError::NoneTaken)));
+        assert_eq!(check_inputs(vec![], &[], Path::new("in.npz")).unwrap().len(), 0);
     }
 
     #[test]

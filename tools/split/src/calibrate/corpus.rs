@@ -24,7 +24,7 @@ pub enum CorpusError {
 pub struct Corpus {
     /// Prompts to learn how much each matrix matters.
     pub sensitivity: Vec<Prompt>,
-    /// Prompts to choose among proposals; the same ones if there is only one.
+    /// Prompts to choose among proposals; the same one if there is only one.
     pub choice: Vec<Prompt>,
 }
 
@@ -33,6 +33,11 @@ pub struct Corpus {
 struct Line {
     #[serde(alias = "text")]
     prompt: Option<String>,
+    /// Whether the prompt is a message, to be formatted by the model's chat template.
+    #[serde(default)]
+    chat: bool,
+    /// The first message of such a conversation.
+    system: Option<String>,
     messages: Option<Vec<Turn>>,
     tokens: Option<Vec<u32>>,
 }
@@ -44,6 +49,11 @@ struct Turn {
 }
 
 impl Corpus {
+    /// Whether the same prompt is used for both, because there is only one.
+    pub fn is_one_prompt(&self) -> bool {
+        matches!((&self.sensitivity[..], &self.choice[..]), ([a], [b]) if a.line == b.line)
+    }
+
     /// Reads a corpus. Refuses it at the first line that is not a prompt.
     pub fn read(path: &Path) -> Result<Self, CorpusError> {
         let failed = |source| CorpusError::Read { path: path.to_owned(), source };
@@ -68,6 +78,11 @@ impl Corpus {
 fn content(text: &str) -> Result<PromptContent, String> {
     let line: Line = serde_json::from_str(text).map_err(|error| error.to_string())?;
     match (line.prompt, line.messages, line.tokens) {
+        (Some(text), None, None) if !text.is_empty() && line.chat => {
+            let turn = |role: &str, content| ChatTurn { role: role.to_owned(), content };
+            let system = line.system.map(|content| turn("system", content));
+            Ok(PromptContent::Messages(system.into_iter().chain([turn("user", text)]).collect()))
+        }
         (Some(text), None, None) if !text.is_empty() => Ok(PromptContent::Text(text)),
         (None, Some(turns), None) if !turns.is_empty() => {
             let turn = |turn: Turn| ChatTurn { role: turn.role, content: turn.content };
@@ -96,6 +111,21 @@ mod tests {
         assert_eq!((lines(&corpus.sensitivity), lines(&corpus.choice)), (vec![1, 4], vec![3]));
         let one = read("{\"text\": \"a\"}").unwrap();
         assert_eq!(one.sensitivity, one.choice);
+        assert!(one.is_one_prompt() && !corpus.is_one_prompt());
+    }
+
+    #[test]
+    fn a_chat_is_a_conversation() {
+        let corpus =
+            read("{\"prompt\": \"a\", \"chat\": true, \"system\": \"s\"}\n{\"prompt\": \"a\", \"chat\": false}")
+                .unwrap();
+        let turn = |role: &str, content: &str| ChatTurn { role: role.to_owned(), content: content.to_owned() };
+        assert_eq!(
+            corpus.sensitivity[0].content,
+            PromptContent::Messages(vec![turn("system", "s"), turn("user", "a")])
+        );
+        assert_eq!(corpus.choice[0].content, PromptContent::Text("a".to_owned()));
+        assert!(read("{\"prompt\": \"a\", \"chat\": \"yes\"}").is_err(), "a wrong type is refused");
     }
 
     #[test]

@@ -12,8 +12,9 @@ use std::path::PathBuf;
 pub struct QuantizeArgs {
     /// Round the weights of MatMul and Gemm to 4 or 8 bits, in blocks with a scale each; the plan holds a copy of all
     /// weights, as with --pack. `hpp-exec verify PLAN --kl FILE --against MODEL` measures what it costs.
-    /// `auto` chooses for each matrix among 4 bits in blocks of 128 or 32, 8 bits in blocks of 32, and floats, so that all
-    /// weights have at most --bits-budget bytes and the sum of their squared errors is small.
+    /// `auto` chooses for each matrix among 4 bits in blocks of 16 to 128, 8 bits in blocks of 32, and floats, so that all
+    /// weights have at most --bits-budget bytes and cost little: the sum of their squared errors, or with --calibration the
+    /// measured divergence.
     #[arg(long, value_enum, value_name = "int4|int8|auto")]
     pub quantize: Option<BitsArg>,
     /// Bytes that all weights of the model may have, with `--quantize auto`.

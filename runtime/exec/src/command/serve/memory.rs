@@ -23,8 +23,21 @@ pub(super) struct MemoryBudget {
 }
 
 /// `--memory`, else what is free on this machine. A GPU has the most memory that a plan says it has.
-pub(super) fn memory_budget(plans: &[(String, PlanFile)], args: &ServeArgs) -> MemoryBudget {
+///
+/// # Errors
+/// `--memory` is less than the process takes without any model.
+pub(super) fn memory_budget(plans: &[(String, PlanFile)], args: &ServeArgs) -> Result<MemoryBudget, ExecError> {
     let host = match args.memory {
+        Some(given) if given.0 < PROCESS => {
+            return Err(ExecError::Usage {
+                message: format!(
+                    "--memory {} is less than the {} that the process takes without a model",
+                    given.human(),
+                    ByteSize(PROCESS).human()
+                ),
+                hint: "raise --memory".to_owned(),
+            });
+        }
         Some(given) => given.0.saturating_sub(PROCESS),
         None => available_memory().unwrap_or(u64::MAX),
     };
@@ -35,7 +48,7 @@ pub(super) fn memory_budget(plans: &[(String, PlanFile)], args: &ServeArgs) -> M
             *most = bytes.0.max(*most);
         }
     }
-    MemoryBudget { memory: MemoryNeeds { host, devices }, is_given: args.memory.is_some() }
+    Ok(MemoryBudget { memory: MemoryNeeds { host, devices }, is_given: args.memory.is_some() })
 }
 
 /// What one engine needs.
@@ -70,8 +83,11 @@ impl EngineNeeds {
         if budget.is_given && one > limit {
             let [needs, most] = [one, limit].map(|bytes| ByteSize(bytes.saturating_add(PROCESS)).human());
             return Err(ExecError::Usage {
-                message: format!("{name} needs about {needs} of host memory and --memory allows {most} for all models"),
-                hint: "raise --memory, or plan this model for less: hpp-split --ram".to_owned(),
+                message: format!(
+                    "{name} needs about {needs} of host memory, {} of it for KV pages (--kv-ram), and --memory allows {most} for all models",
+                    ByteSize(kv).human()
+                ),
+                hint: "raise --memory, give less --kv-ram, or plan this model for less: hpp-split --ram".to_owned(),
             });
         }
         let fitting = limit.saturating_sub(one).checked_div(per_sequence).map_or(wanted, |more| more.saturating_add(1));
