@@ -15,7 +15,10 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The protocol version of this build.
-pub const PROBE_VERSION: u32 = 2;
+pub const PROBE_VERSION: u32 = 3;
+
+/// Fewer compared positions than this say little about other texts.
+pub const FEW_POSITIONS: u64 = 1000;
 
 /// A request of the parent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -29,6 +32,8 @@ pub enum Request {
     Machine(MachineProbe),
     /// Run prompts through a model with taps and collect statistics.
     Observe(ObserveProbe),
+    /// Run prompts through a model with taps and sum the second moments of the tapped tensors.
+    Moments(MomentsProbe),
     /// Compare the logits of two models on prompts.
     Compare(CompareProbe),
 }
@@ -277,6 +282,13 @@ pub enum Reply {
     Observed {
         /// The statistics.
         statistics: Statistics,
+    },
+    /// Second moments are in the file of the request.
+    Moments {
+        /// Positions that were summed.
+        positions: u64,
+        /// Numbers in a row of each tap, in the order of the request.
+        widths: Vec<u64>,
     },
     /// Differences of the logits.
     Compared {

@@ -85,6 +85,23 @@ pub enum TapKind {
     Attention,
 }
 
+/// Prompts to run through a model with taps, to sum the second moments of each tap `[..., width]` over all positions.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MomentsProbe {
+    /// A plan with the taps among the outputs of its partitions.
+    pub plan: PathBuf,
+    /// The prompts.
+    pub prompts: Vec<Prompt>,
+    /// Names of the taps.
+    pub taps: Vec<String>,
+    /// Neighbouring numbers of a row whose products are summed: for each span the sums `[span, span]`; the last span of a row may be
+    /// shorter.
+    pub span: u64,
+    /// The file to write: the sums of one tap after another, little-endian float64. Replaced if it exists.
+    pub file: PathBuf,
+}
+
 /// Two models to compare.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]

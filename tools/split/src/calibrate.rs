@@ -1,18 +1,20 @@
-//! `--quantize auto` by measurement: how much each matrix matters for the answers, from the divergence (KL) that rounding
+//! Quantization by measurement: how much each matrix matters for the answers, from the divergence (KL) that rounding
 //! it alone causes; and which of several proposals is best, from the divergence of the whole model.
 //!
 //! With a corpus (`--calibration`) hpp-exec measures both, on different prompts. Without one, a profile that measured the
-//! sensitivity of blocks (`hpp-profile --sensitivity`) gives the first.
+//! sensitivity of blocks (`hpp-profile --sensitivity`) gives the first. With a corpus the inputs of the matrices are observed too, so
+//! that errors of 4-bit weights compensate each other where the divergence is smaller for it.
 
 mod corpus;
 mod divergence;
+mod inputs;
 mod trial;
 
 pub use corpus::CorpusError;
 pub use divergence::DivergenceError;
 
 use crate::amount::digits;
-use crate::cli::SplitArgs;
+use crate::cli::{DraftArg, SplitArgs};
 use crate::costs::Costs;
 use crate::error::SplitError;
 use corpus::Corpus;
@@ -32,53 +34,83 @@ const STEPS: usize = 7;
 /// The formats of weights by name; `None`: floats.
 pub type Formats = BTreeMap<String, Option<BlockFormat>>;
 
-/// The quantization options with measured formats, if the arguments ask for them.
+/// The quantization options with what was measured, if the arguments ask for it.
 pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<QuantizeOptions>, SplitError> {
     let Some(options) = args.quantize.options() else { return Ok(None) };
-    let is_measured = args.quantize.calibration.is_some() || matches!(costs, Costs::Profile(..));
-    if !args.quantize.is_auto() || !is_measured {
+    let chooses_formats = args.quantize.is_auto();
+    if let Some(corpus) = args.quantize.calibration.as_ref().filter(|_| options.format.bits == Bits::Four) {
+        let analysis = analyse(path, args.context, LogitsMode::Requested)?;
+        costs.check_origin(&analysis, true)?;
+        let trials = Trials::begin(args, &analysis, options, costs, read_corpus(corpus)?)?;
+        let calibrated = if chooses_formats {
+            choose_formats(args, &analysis, trials)?
+        } else {
+            trials.options_with_compensation()?
+        };
+        return Ok(Some(calibrated));
+    }
+    if !chooses_formats || costs.profile().is_none() {
         return Ok(Some(options));
     }
     let analysis = analyse(path, args.context, LogitsMode::Requested)?;
     // Sensitivity does not depend on the machine.
     costs.check_origin(&analysis, true)?;
     let candidates = quantization_candidates(&analysis, &options)?;
-    let formats = match &args.quantize.calibration {
-        Some(corpus) => {
-            let corpus = Corpus::read(corpus)?;
-            if corpus.is_one_prompt() {
-                eprintln!(
-                    "warning: --calibration has one prompt: what is chosen with it is judged by it too; give as many as `hpp-exec verify \
-                     --kl` wants, a thousand positions or more"
-                );
-            }
-            let mut trials = Trials::begin(args, &analysis, options.clone(), costs, corpus)?;
-            let importance = measure_importance(&mut trials, &analysis, &candidates)?;
-            let measure = &mut |formats: &Formats| trials.divergence(formats, Purpose::Choice);
-            let mut search = Search { candidates: &candidates, importance, measure };
-            match args.quantize.max_kl {
-                Some(most) => search.smallest_within(most, options.budget)?,
-                None => search.best_within(options.budget.unwrap_or(u64::MAX))?.0,
-            }
-        }
-        None => {
-            let sensitivities = block_sensitivities(costs);
-            if sensitivities.is_empty() {
-                return Err(SplitError::setting(
-                    "the profile does not say how sensitive blocks are to rounding",
-                    "profile with hpp-profile --sensitivity, or give --calibration or neither",
-                ));
-            }
-            let groups = groups_of(&analysis, &candidates, by_block(&analysis));
-            let damage: Vec<f64> =
-                groups.iter().map(|group| sensitivities.get(&group.label).copied().unwrap_or(0.0)).collect();
-            let importance = importance(&candidates, &groups, &damage);
-            candidates
-                .choose(options.budget.unwrap_or(u64::MAX), |matrix| importance[&matrix.name])
-                .map_err(quantize)?
-        }
-    };
+    let sensitivities = block_sensitivities(costs);
+    if sensitivities.is_empty() {
+        return Err(SplitError::setting(
+            "the profile does not say how sensitive blocks are to rounding",
+            "profile with hpp-profile --sensitivity, or give --calibration or neither",
+        ));
+    }
+    let groups = groups_of(&analysis, &candidates, by_block(&analysis));
+    let damage: Vec<f64> = groups.iter().map(|group| sensitivities.get(&group.label).copied().unwrap_or(0.0)).collect();
+    let importance = importance(&candidates, &groups, &damage);
+    let budget = options.budget.unwrap_or(u64::MAX);
+    let formats = candidates.choose(budget, |matrix| importance[&matrix.name]).map_err(quantize)?;
     Ok(Some(QuantizeOptions { budget: None, formats: Some(formats), ..options }))
+}
+
+/// The quantization options of the model's own draft, with compensation of errors if the arguments ask for it and it measures better.
+pub fn draft_options(
+    args: &SplitArgs,
+    analysis: &Analysis,
+    costs: &Costs,
+    draft: DraftArg,
+) -> Result<QuantizeOptions, SplitError> {
+    match &args.quantize.calibration {
+        Some(corpus) if draft == DraftArg::Int4 => {
+            Trials::begin(args, analysis, draft.options(), costs, read_corpus(corpus)?)?.options_with_compensation()
+        }
+        _ => Ok(draft.options()),
+    }
+}
+
+fn read_corpus(path: &Path) -> Result<Corpus, SplitError> {
+    let corpus = Corpus::read(path)?;
+    if corpus.is_one_prompt() {
+        eprintln!(
+            "warning: --calibration has one prompt: what is chosen with it is judged by it too; give two prompts or more"
+        );
+    }
+    Ok(corpus)
+}
+
+/// Chooses a format for each matrix, as `--quantize auto` asks; errors are compensated if that diverges less in 4 bits.
+fn choose_formats(args: &SplitArgs, analysis: &Analysis, mut trials: Trials) -> Result<QuantizeOptions, SplitError> {
+    let options = trials.options().clone();
+    let candidates = quantization_candidates(analysis, &options)?;
+    let importance = measure_importance(&mut trials, analysis, &candidates)?;
+    let in_four_bits =
+        candidates.matrices.iter().map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));
+    trials.choose_compensation(Some(&in_four_bits.collect()))?;
+    let measure = &mut |formats: &Formats| trials.divergence(Some(formats), Purpose::Choice);
+    let mut search = Search { candidates: &candidates, importance, measure };
+    let formats = match args.quantize.max_kl {
+        Some(most) => search.smallest_within(most, options.budget)?,
+        None => search.best_within(options.budget.unwrap_or(u64::MAX))?.0,
+    };
+    Ok(QuantizeOptions { budget: None, formats: Some(formats), ..trials.options().clone() })
 }
 
 fn quantize(error: hpp_onnx::QuantizeError) -> SplitError {
@@ -87,7 +119,7 @@ fn quantize(error: hpp_onnx::QuantizeError) -> SplitError {
 
 /// The divergence that rounding a block to 4 bits causes, by label, as the profile measured it.
 fn block_sensitivities(costs: &Costs) -> BTreeMap<String, f64> {
-    let Costs::Profile(profile, _) = costs else { return BTreeMap::new() };
+    let Some(profile) = costs.profile() else { return BTreeMap::new() };
     let of_four = profile.sensitivity.iter().filter(|sensitivity| sensitivity.bits == 4);
     of_four.filter_map(|sensitivity| Some((sensitivity.block.clone(), sensitivity.kl?))).collect()
 }
@@ -163,7 +195,7 @@ fn measure_importance(
         eprintln!("calibration: {} of {}, {} in 4 bits", at + 1, groups.len(), group.label);
         let in_group = candidates.matrices.iter().filter(|matrix| group.matrices.contains(&matrix.name));
         let formats = in_group.map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));
-        let divergence = trials.divergence(&formats.collect(), Purpose::Sensitivity)?;
+        let divergence = trials.divergence(Some(&formats.collect()), Purpose::Sensitivity)?;
         tracing::info!(group = group.label, divergence, "group of matrices rounded");
         damage.push(divergence);
     }

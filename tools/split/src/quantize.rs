@@ -9,6 +9,9 @@ pub fn summary(summary: &QuantizeSummary) -> String {
     let human = |bytes| ByteSize(bytes).human();
     let (before, after) = (human(summary.bytes_before), human(summary.bytes_after));
     let mut text = format!("quantized {}: {before} -> {after}", formats.join(", "));
+    if summary.compensated > 0 {
+        text += &format!("; errors of {} compensated for {} positions", summary.compensated, summary.positions);
+    }
     if summary.bytes_kept > 0 {
         text += &format!("; {} of them stay as floats too, for other operators", human(summary.bytes_kept));
     }
@@ -22,7 +25,7 @@ pub fn summary(summary: &QuantizeSummary) -> String {
     if !summary.left.is_empty() {
         text += &format!("; left as they are: {}", summary.left_text());
     }
-    text
+    text + "\nwhat that changes: hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL"
 }
 
 fn format_text(format: BlockFormat, count: usize) -> String {

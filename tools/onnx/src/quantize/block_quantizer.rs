@@ -134,6 +134,9 @@ impl NotFinite {
     }
 }
 
+/// Numbers that are rounded before they are packed, so that both loops are vectorized.
+const AT_ONCE: usize = 64;
+
 /// Quantizes a block. A block shorter than `format.block_size`, the last one of a row, is filled up with zeros.
 pub(super) fn quantize_block(
     values: &[f32],
@@ -141,51 +144,95 @@ pub(super) fn quantize_block(
     scales: ScaleType,
     out: &mut [u8],
 ) -> Result<BlockScale, NotFinite> {
+    let fits = format.scale == ScaleRule::Fitted && !format.asymmetric;
+    let scale = block_scale(values, format, scales, fits.then_some(|_| 1.0))?;
+    let rounding = Levels::new(scale, format.bits);
+    out.fill(if format.bits == Bits::Four { scale.zero_point | scale.zero_point << 4 } else { scale.zero_point });
+    let mut levels = [0; AT_ONCE];
+    for (values, out) in values.chunks(AT_ONCE).zip(out.chunks_mut(AT_ONCE * format.bits.count() / 8)) {
+        let levels = &mut levels[..values.len()];
+        levels.iter_mut().zip(values).for_each(|(level, value)| *level = rounding.level(*value));
+        pack(levels, scale.zero_point, format.bits, out);
+    }
+    Ok(scale)
+}
+
+/// The scale of a block whose errors cost `cost` per square, by position. Symmetric scales are fitted.
+pub(super) fn compensated_scale(
+    values: &[f32],
+    format: BlockFormat,
+    scales: ScaleType,
+    cost: &[f64],
+) -> Result<BlockScale, NotFinite> {
+    block_scale(values, format, scales, (!format.asymmetric).then_some(|at: usize| cost[at]))
+}
+
+/// The scale of a block as it is stored: from the extremes, or with `cost` the fitted one.
+fn block_scale(
+    values: &[f32],
+    format: BlockFormat,
+    scales: ScaleType,
+    cost: Option<impl Fn(usize) -> f64>,
+) -> Result<BlockScale, NotFinite> {
     let (min, max) = range(values)?;
     let BlockScale { scale, zero_point } = scale_of(min, max, format);
     let scale = scales.round(scale);
     if !scale.is_finite() {
         return Err(NotFinite::Scale);
     }
-    let scale = match format.scale {
-        ScaleRule::Fitted if !format.asymmetric => fitted(values, scale, format.bits, scales),
-        _ => scale,
-    };
-    // Numbers so small that the inverse of their scale is infinite become zeros.
-    let inverse = Some(1.0 / scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
-    let (zero, top) = (f32::from(zero_point), format.bits.top());
-    let level = |value: f32| level(value * inverse + zero, top);
-    match format.bits {
+    let scale = cost.map_or(scale, |cost| fitted(values, scale, format.bits, scales, cost));
+    Ok(BlockScale { scale, zero_point })
+}
+
+/// Rounds the numbers of a block to levels.
+pub(super) struct Levels {
+    inverse: f32,
+    zero: f32,
+    top: f32,
+}
+
+impl Levels {
+    /// With the scale of the block.
+    pub fn new(scale: BlockScale, bits: Bits) -> Self {
+        // Numbers so small that the inverse of their scale is infinite become zeros.
+        let inverse = Some(1.0 / scale.scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
+        Levels { inverse, zero: f32::from(scale.zero_point), top: bits.top() }
+    }
+
+    /// The level of a number.
+    pub fn level(&self, value: f32) -> u8 {
+        level(value * self.inverse + self.zero, self.top)
+    }
+}
+
+/// Writes levels, filled up with zeros.
+pub(super) fn pack(levels: &[u8], zero_point: u8, bits: Bits, out: &mut [u8]) {
+    match bits {
         Bits::Four => {
             out.fill(zero_point | zero_point << 4);
-            let (pairs, rest) = values.as_chunks::<2>();
-            for (byte, [low, high]) in out.iter_mut().zip(pairs) {
-                *byte = level(*low) | level(*high) << 4;
-            }
-            if let [last] = rest {
-                out[pairs.len()] = level(*last) | zero_point << 4;
+            for (byte, pair) in out.iter_mut().zip(levels.chunks(2)) {
+                *byte = pair[0] | pair.get(1).unwrap_or(&zero_point) << 4;
             }
         }
         Bits::Eight => {
             out.fill(zero_point);
-            out.iter_mut().zip(values).for_each(|(byte, value)| *byte = level(*value));
+            out.iter_mut().zip(levels).for_each(|(byte, level)| *byte = *level);
         }
     }
-    Ok(BlockScale { scale, zero_point })
 }
 
 /// Steps from the scale of the extremes to those that are tried, each way; a step is a tenth of a level.
 const STEPS: i8 = 9;
 
 /// The scale with the least squared error: `first`, or one that is up to [`STEPS`] steps larger or smaller and then fitted to the levels
-/// that it gives by least squares. No worse than `first`.
-fn fitted(values: &[f32], first: f32, bits: Bits, scales: ScaleType) -> f32 {
+/// that it gives by least squares. No worse than `first`. A squared error counts `cost` times, by position.
+fn fitted(values: &[f32], first: f32, bits: Bits, scales: ScaleType, cost: impl Fn(usize) -> f64) -> f32 {
     let (half, top) = (f32::from(bits.symmetric_zero_point()), bits.top());
     let level_of = |value: f32, inverse: f32| f32::from(level(value * inverse + half, top)) - half;
     let error = |scale: f32| {
         let inverse = Some(1.0 / scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
         let difference = |value: &f32| f64::from(level_of(*value, inverse) * scale - value);
-        values.iter().map(difference).map(|difference| difference * difference).sum::<f64>()
+        values.iter().enumerate().map(|(at, value)| cost(at) * difference(value).powi(2)).sum::<f64>()
     };
     let (mut best, mut least) = (first, error(first));
     for step in -STEPS..=STEPS {
@@ -194,10 +241,10 @@ fn fitted(values: &[f32], first: f32, bits: Bits, scales: ScaleType) -> f32 {
             continue;
         }
         let (mut product, mut square) = (0.0f64, 0.0f64);
-        for value in values {
+        for (at, value) in values.iter().enumerate() {
             let level = f64::from(level_of(*value, inverse));
-            product += level * f64::from(*value);
-            square += level * level;
+            product += cost(at) * level * f64::from(*value);
+            square += cost(at) * level * level;
         }
         let scale = scales.round((product / square) as f32);
         let is_better = scale.is_finite() && scale != 0.0;
@@ -213,17 +260,30 @@ pub(super) fn dequantize(level: u8, BlockScale { scale, zero_point }: BlockScale
     (f32::from(level) - f32::from(zero_point)) * scale
 }
 
+const LANES: usize = 8;
+
 /// The smallest and the largest number.
 fn range(values: &[f32]) -> Result<(f32, f32), NotFinite> {
-    let (mut min, mut max, mut is_finite) = (f32::MAX, f32::MIN, true);
-    for value in values {
-        min = if *value < min { *value } else { min };
-        max = if *value > max { *value } else { max };
-        is_finite &= value.is_finite();
+    // Several at a time: one chain of comparisons would wait for each.
+    let (mut mins, mut maxs, mut are_finite) = ([f32::MAX; LANES], [f32::MIN; LANES], [true; LANES]);
+    for values in values.chunks(LANES) {
+        for (lane, value) in values.iter().enumerate() {
+            mins[lane] = if *value < mins[lane] { *value } else { mins[lane] };
+            maxs[lane] = if *value > maxs[lane] { *value } else { maxs[lane] };
+            are_finite[lane] &= value.is_finite();
+        }
     }
-    match values.iter().position(|value| !value.is_finite()).filter(|_| !is_finite) {
-        Some(at) => Err(NotFinite::Value(at)),
-        None => Ok((min, max)),
+    if are_finite.contains(&false)
+        && let Some(at) = values.iter().position(|value| !value.is_finite())
+    {
+        return Err(NotFinite::Value(at));
+    }
+    let min = mins.into_iter().fold(f32::MAX, |least, min| if min < least { min } else { least });
+    let max = maxs.into_iter().fold(f32::MIN, |most, max| if max > most { max } else { most });
+    match values {
+        // The sign of the first of only zeros is that of the scale.
+        [first, ..] if min == 0.0 && max == 0.0 => Ok((*first, *first)),
+        _ => Ok((min, max)),
     }
 }
 
@@ -240,12 +300,14 @@ fn scale_of(min: f32, max: f32, format: BlockFormat) -> BlockScale {
     BlockScale { scale, zero_point }
 }
 
-/// Rounds to `0..=top`, halves away from zero. `f32::round` is a function call on x86-64 without SSE 4.1; this is a few
-/// instructions, and exact for numbers of this size.
+/// Rounds to `0..=top`, halves away from zero. `f32::round` is a function call on x86-64 without SSE 4.1; this is a few vectorizable
+/// instructions, and exact for numbers of this size: the sum with 2^23 is rounded to a whole number, halves to an even one, which is in its
+/// last bits.
 fn level(value: f32, top: f32) -> u8 {
+    const WHOLE: f32 = 8_388_608.0;
     let limited = value.clamp(0.0, top);
-    let whole = limited as u8;
-    whole + u8::from(limited - f32::from(whole) >= 0.5)
+    let shifted = limited + WHOLE;
+    (shifted.to_bits() as u8) + u8::from(limited - (shifted - WHOLE) >= 0.5)
 }
 
 #[cfg(test)]
@@ -267,6 +329,30 @@ mod tests {
         match bits {
             Bits::Four => bytes.iter().flat_map(|byte| [byte & 15, byte >> 4]).collect(),
             Bits::Eight => bytes.to_vec(),
+        }
+    }
+
+    #[test]
+    fn levels_are_rounded_halves_away_from_zero() {
+        for step in 0..=(260 * 64) {
+            let value = step as f32 / 64.0 - 2.0;
+            assert_eq!(level(value, 255.0), value.round().clamp(0.0, 255.0) as u8, "{value}");
+            assert_eq!(level(value, 15.0), value.round().clamp(0.0, 15.0) as u8, "{value}");
+        }
+        for value in [f32::NAN, f32::NEG_INFINITY, 0.499_999_97, 254.499_98] {
+            assert_eq!(level(value, 255.0), value.round().clamp(0.0, 255.0) as u8, "{value}");
+        }
+        assert_eq!(level(f32::INFINITY, 255.0), 255);
+    }
+
+    #[test]
+    fn the_first_of_only_zeros_has_the_sign_of_the_scale() {
+        let mut zeros = [0.0f32; 32];
+        for first in [0.0, -0.0f32] {
+            zeros[0] = first;
+            zeros[9] = -first;
+            let (_, scale) = quantize(&zeros, format(Bits::Four, 32, false));
+            assert_eq!(scale.scale.to_bits(), (-first / 8.0).to_bits());
         }
     }
 

@@ -3,7 +3,10 @@
 //! Memory is bounded by one window of results and two slabs of input. The bytes do not depend on the number of threads.
 
 use super::block_quantizer::{Bits, BlockFormat, BlockScale, ScaleType, dequantize, quantize_block};
+use super::compensate::{Factor, quantize_span};
+use super::moments::WeightMoments;
 use bytes::Bytes;
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use hpp_schema::DType;
 use rayon::prelude::*;
@@ -16,6 +19,8 @@ use std::path::PathBuf;
 const SLAB_BYTES: usize = 16 << 20;
 /// Columns that one task transposes at a time: enough for whole cache lines of a row.
 const GROUP: usize = 64;
+/// Numbers that are converted together.
+const AT_ONCE: usize = 64;
 
 /// Where the bytes of a matrix are.
 #[derive(Clone, Debug)]
@@ -73,9 +78,16 @@ pub(super) struct Job {
     pub matrix: Matrix,
     pub format: BlockFormat,
     pub scales: ScaleType,
+    /// Of the inputs that the matrix multiplies: its errors are compensated ([`super::compensate`]).
+    pub moments: Option<WeightMoments>,
 }
 
 impl Job {
+    /// Numbers of a column that are rounded at once: a block, or a span of inputs.
+    fn unit(&self) -> usize {
+        self.moments.as_ref().map_or(self.format.block_size, WeightMoments::span)
+    }
+
     /// Blocks of a column.
     pub fn blocks(&self) -> usize {
         self.matrix.depth.div_ceil(self.format.block_size)
@@ -103,7 +115,8 @@ impl Job {
 
     /// Quantizes a range of columns. An [`io::Error`] of a number that is not finite wraps a [`NotFiniteError`].
     pub fn window(&self, columns: Range<usize>) -> io::Result<Window> {
-        let mut result = Results::new(self, &columns);
+        let factors = self.moments.as_ref().map(|moments| moments.factors(self.matrix.depth)).transpose()?;
+        let mut result = Results::new(self, &columns, factors.as_deref());
         let mut source = Source::open(&self.matrix)?;
         let slabs = self.slabs(&columns);
         let mut current = slabs.first().map(|slab| source.read(slab)).transpose()?;
@@ -151,7 +164,7 @@ impl Job {
         let mut failed = None;
         let mut levels = vec![];
         let first = slab.columns.start + columns.start;
-        self.each_block(slab, bytes, columns, |column, start, block| {
+        self.each_unit(slab, bytes, columns, |column, start, block| {
             for (sum, format) in sums.iter_mut().zip(formats) {
                 levels.resize(format.block_bytes(), 0);
                 for (index, part) in block.chunks(format.block_size).enumerate() {
@@ -178,8 +191,8 @@ impl Job {
             let starts = columns.clone().step_by(step);
             return starts.map(|start| slab(0..depth, start..(start + step).min(columns.end))).collect();
         }
-        let block = self.format.block_size;
-        let step = (SLAB_BYTES / (columns.len() * width * block).max(1)).max(1) * block;
+        let unit = self.unit();
+        let step = (SLAB_BYTES / (columns.len() * width * unit).max(1)).max(1) * unit;
         (0..depth).step_by(step).map(|start| slab(start..(start + step).min(depth), columns.clone())).collect()
     }
 }
@@ -263,6 +276,8 @@ impl<'a> Source<'a> {
 /// Results of a window under construction.
 struct Results<'a> {
     job: &'a Job,
+    /// One for each span of inputs, if errors are compensated.
+    factors: Option<&'a [Factor]>,
     first_column: usize,
     numbers: Vec<u8>,
     scales: Vec<u8>,
@@ -273,16 +288,18 @@ struct Results<'a> {
 /// The results of some neighbouring columns.
 struct Group<'a> {
     job: &'a Job,
+    factors: Option<&'a [Factor]>,
     numbers: &'a mut [u8],
     scales: &'a mut [u8],
     zero_points: &'a mut [u8],
 }
 
 impl<'a> Results<'a> {
-    fn new(job: &'a Job, columns: &Range<usize>) -> Self {
+    fn new(job: &'a Job, columns: &Range<usize>, factors: Option<&'a [Factor]>) -> Self {
         let (first_column, columns) = (columns.start, columns.len());
         Results {
             job,
+            factors,
             first_column,
             numbers: vec![0; columns * job.number_bytes()],
             scales: vec![0; columns * job.scale_bytes()],
@@ -292,7 +309,7 @@ impl<'a> Results<'a> {
 
     /// Rounds a slab. Fails with the first position, in stored order, of a number that is not finite.
     fn round(&mut self, slab: &Slab, bytes: &[u8]) -> Result<(), Position> {
-        let job = self.job;
+        let (job, factors) = (self.job, self.factors);
         let before = slab.columns.start - self.first_column;
         let columns = |per_column: usize| before * per_column..(before + slab.columns.len()) * per_column;
         let (number, scale, zero) = (job.number_bytes(), job.scale_bytes(), job.blocks());
@@ -301,7 +318,7 @@ impl<'a> Results<'a> {
         let zero_points = self.zero_points[columns(zero)].par_chunks_mut(GROUP * zero);
         let failed =
             numbers.zip(scales).zip(zero_points).enumerate().filter_map(|(index, ((numbers, scales), zero_points))| {
-                let mut group = Group { job, numbers, scales, zero_points };
+                let mut group = Group { job, factors, numbers, scales, zero_points };
                 group.round(slab, bytes, index * GROUP).err()
             });
         match failed.min_by_key(|at| job.matrix.index(*at)) {
@@ -326,26 +343,27 @@ impl<'a> Results<'a> {
 impl Group<'_> {
     /// Rounds the columns of a slab from `first` on, counted from the slab's first column.
     fn round(&mut self, slab: &Slab, bytes: &[u8], first: usize) -> Result<(), Position> {
-        let job = self.job;
-        let Job { matrix, format, scales } = job;
-        let columns = first..first + self.zero_points.len() / job.blocks();
+        let Group { job, factors, numbers, scales: scale_bytes, zero_points } = self;
+        let Job { matrix, format, scales, .. } = job;
+        let columns = first..first + zero_points.len() / job.blocks();
         let mut failed: Option<Position> = None;
-        job.each_block(slab, bytes, columns, |column, start, block| {
+        job.each_unit(slab, bytes, columns, |column, start, values| {
             let index = column * job.blocks() + start / format.block_size;
-            let out = &mut self.numbers[index * format.block_bytes()..][..format.block_bytes()];
-            match quantize_block(block, *format, *scales, out) {
-                Ok(BlockScale { scale, zero_point }) => {
-                    scales.write(scale, &mut self.scales[index * scales.bytes()..][..scales.bytes()]);
-                    self.zero_points[index] = zero_point;
-                }
-                Err(error) => {
-                    let found = Position {
-                        depth: start + error.position(block.len()),
-                        column: slab.columns.start + first + column,
-                    };
-                    let earlier = failed.filter(|failed| matrix.index(*failed) < matrix.index(found));
-                    failed = Some(earlier.unwrap_or(found));
-                }
+            let blocks = values.len().div_ceil(format.block_size);
+            let out = &mut numbers[index * format.block_bytes()..][..blocks * format.block_bytes()];
+            let mut put = |block: usize, BlockScale { scale, zero_point }: BlockScale| {
+                scales.write(scale, &mut scale_bytes[(index + block) * scales.bytes()..][..scales.bytes()]);
+                zero_points[index + block] = zero_point;
+            };
+            let rounded = match factors {
+                Some(factors) => quantize_span(values, &factors[start / job.unit()], *format, *scales, out, put),
+                None => quantize_block(values, *format, *scales, out).map(|scale| put(0, scale)),
+            };
+            if let Err(error) = rounded {
+                let depth = start + error.position(values.len());
+                let found = Position { depth, column: slab.columns.start + first + column };
+                let earlier = failed.filter(|failed| matrix.index(*failed) < matrix.index(found));
+                failed = Some(earlier.unwrap_or(found));
             }
         });
         failed.map_or(Ok(()), Err)
@@ -353,22 +371,22 @@ impl Group<'_> {
 }
 
 impl Job {
-    /// Calls `use_block` with each block of some columns of a slab: column, counted from the first of these; depth of the first
+    /// Calls `use_unit` with each [unit](Job::unit) of some columns of a slab: column, counted from the first of these; depth of the first
     /// number; numbers. `columns` are counted from the slab's first.
-    fn each_block(
+    fn each_unit(
         &self,
         slab: &Slab,
         bytes: &[u8],
         columns: Range<usize>,
-        mut use_block: impl FnMut(usize, usize, &[f32]),
+        mut use_unit: impl FnMut(usize, usize, &[f32]),
     ) {
-        let block = self.format.block_size;
-        let mut values = vec![0.0; columns.len() * block];
-        for start in slab.depth.clone().step_by(block) {
-            let depth = start..(start + block).min(slab.depth.end);
-            gather(&self.matrix, slab, bytes, &depth, columns.clone(), block, &mut values);
+        let unit = self.unit();
+        let mut values = vec![0.0; columns.len() * unit];
+        for start in slab.depth.clone().step_by(unit) {
+            let depth = start..(start + unit).min(slab.depth.end);
+            gather(&self.matrix, slab, bytes, &depth, columns.clone(), unit, &mut values);
             for column in 0..columns.len() {
-                use_block(column, start, &values[column * block..][..depth.len()]);
+                use_unit(column, start, &values[column * unit..][..depth.len()]);
             }
         }
     }
@@ -383,20 +401,20 @@ fn squared_error(values: &[f32], levels: &[u8], format: BlockFormat, scale: Bloc
     values.iter().enumerate().map(difference).map(|difference| difference * difference).sum()
 }
 
-/// Copies a block of each column, as float32, to `values`, one after another. `columns` are counted from the slab's first.
+/// Copies `depth` of each column, as float32, to `values`, each column from a multiple of `unit` on. `columns` are counted from the slab's first.
 fn gather(
     matrix: &Matrix,
     slab: &Slab,
     bytes: &[u8],
     depth: &Range<usize>,
     columns: Range<usize>,
-    block: usize,
+    unit: usize,
     values: &mut [f32],
 ) {
     let width = element_bytes(matrix.dtype);
     let skipped = depth.start - slab.depth.start;
     if matrix.transposed {
-        for (column, values) in columns.zip(values.chunks_exact_mut(block)) {
+        for (column, values) in columns.zip(values.chunks_exact_mut(unit)) {
             let at = (column * slab.depth.len() + skipped) * width;
             let bytes = &bytes[at..at + depth.len() * width];
             each_number(matrix.dtype, bytes, |index, value| values[index] = value);
@@ -406,20 +424,30 @@ fn gather(
     for row in 0..depth.len() {
         let at = ((skipped + row) * slab.columns.len() + columns.start) * width;
         let bytes = &bytes[at..at + columns.len() * width];
-        each_number(matrix.dtype, bytes, |column, value| values[column * block + row] = value);
+        each_number(matrix.dtype, bytes, |column, value| values[column * unit + row] = value);
     }
 }
 
 /// Calls `put` with index and value of each number.
 fn each_number(dtype: DType, bytes: &[u8], mut put: impl FnMut(usize, f32)) {
+    let mut floats = [0.0; AT_ONCE];
+    for (chunk, bytes) in bytes.chunks(AT_ONCE * element_bytes(dtype)).enumerate() {
+        let floats = &mut floats[..bytes.len() / element_bytes(dtype)];
+        to_floats(dtype, bytes, floats);
+        floats.iter().enumerate().for_each(|(index, value)| put(chunk * AT_ONCE + index, *value));
+    }
+}
+
+/// Converts up to [`AT_ONCE`] numbers, together: one by one, 16-bit numbers take a function call each.
+fn to_floats(dtype: DType, bytes: &[u8], floats: &mut [f32]) {
     match dtype {
-        DType::Float32 => {
-            bytes.as_chunks().0.iter().enumerate().for_each(|(index, b)| put(index, f32::from_le_bytes(*b)))
-        }
+        DType::Float32 => floats.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, b)| *to = f32::from_le_bytes(*b)),
         DType::Float16 => {
-            bytes.as_chunks().0.iter().enumerate().for_each(|(index, b)| put(index, f16::from_le_bytes(*b).to_f32()))
+            let mut halves = [f16::ZERO; AT_ONCE];
+            halves.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, b)| *to = f16::from_le_bytes(*b));
+            halves[..floats.len()].convert_to_f32_slice(floats);
         }
-        _ => bytes.as_chunks().0.iter().enumerate().for_each(|(index, b)| put(index, bf16::from_le_bytes(*b).to_f32())),
+        _ => floats.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, b)| *to = bf16::from_le_bytes(*b).to_f32()),
     }
 }
 

@@ -2,13 +2,15 @@
 //! `GatherBlockQuantized`, both operators of ONNX Runtime.
 //!
 //! Only the graph is rewritten at first. The new weights are a virtual file, whose bytes are computed from the model's own
-//! weights when they are copied; so the planner sees the quantized graph before any weight is read. Round to nearest only:
-//! does not know calibration data.
+//! weights when they are copied; so the planner sees the quantized graph before any weight is read. Weights are rounded to the nearest
+//! level, or with second moments of their inputs so that errors compensate each other. Does not run models.
 
 mod block_quantizer;
 mod budget;
+mod compensate;
 mod contents;
 mod matrix;
+mod moments;
 mod rewrite;
 mod select;
 #[cfg(test)]
@@ -17,15 +19,17 @@ mod tests;
 pub use block_quantizer::{Bits, BlockFormat, ScaleRule};
 pub use budget::{Candidate, Candidates, Form};
 pub use matrix::NotFiniteError;
+pub use moments::{InputMoments, moment_bytes};
 pub use select::{LeftReason, MIN_ELEMENTS, Roles};
 
 use crate::model::Model;
 use crate::tensor::TensorError;
 use crate::virtual_file::VirtualFile;
 use crate::weights::QUANTIZED_FILE;
-use hpp_graph::Graph;
+use hpp_graph::{Graph, ValueId};
 use hpp_schema::ByteSize;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// How a model is quantized.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,6 +44,8 @@ pub struct QuantizeOptions {
     pub head: Choice,
     /// Of the tables that token ids index.
     pub embedding: Choice,
+    /// Observed inputs, to compensate the errors of weights of 4 bits.
+    pub moments: Option<Arc<InputMoments>>,
 }
 
 /// Bits of a part of the model.
@@ -119,6 +125,10 @@ pub struct Quantized {
 pub struct QuantizeSummary {
     /// Number of quantized weights of each format, each counted once however many operators read it.
     pub formats: BTreeMap<BlockFormat, usize>,
+    /// Number of quantized weights whose errors are compensated.
+    pub compensated: usize,
+    /// Positions of the observed inputs that they are compensated for.
+    pub positions: u64,
     /// Bytes of these weights before.
     pub bytes_before: u64,
     /// Bytes of numbers, scales and zero points after.
@@ -144,6 +154,20 @@ fn left_text(left: &BTreeMap<LeftReason, usize>) -> String {
     left.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
+/// The input that each weight to quantize multiplies, by the weight's name. Without weights that a lookup reads too, or that multiply
+/// several inputs: their errors have several costs. `graph` must be the model's graph with inferred shapes.
+pub fn product_inputs(graph: &Graph, roles: &Roles, options: &QuantizeOptions) -> BTreeMap<String, ValueId> {
+    let mut inputs: BTreeMap<ValueId, Option<ValueId>> = BTreeMap::new();
+    for chosen in select::select(graph, roles, options).chosen {
+        let input = graph.node(chosen.node).inputs.first().copied().flatten().filter(|_| !chosen.is_table());
+        inputs
+            .entry(chosen.weight)
+            .and_modify(|known| *known = known.filter(|known| Some(*known) == input))
+            .or_insert(input);
+    }
+    inputs.into_iter().filter_map(|(weight, input)| Some((graph.value(weight).name.clone(), input?))).collect()
+}
+
 /// Quantizes a model. `graph` must be the model's graph with inferred shapes.
 pub fn quantize(
     model: &Model,
@@ -162,5 +186,5 @@ pub fn quantize(
     if selection.chosen.is_empty() {
         return Err(QuantizeError::Nothing(selection.nothing_reason()));
     }
-    rewrite::rewrite(model, graph, &selection)
+    rewrite::rewrite(model, graph, &selection, options.moments.as_ref())
 }

@@ -1,9 +1,10 @@
 //! Rewrites the graph of a model: operators on quantized weights, references to the quantized weights, and no weights that
 //! nobody reads any more.
 
-use super::block_quantizer::ScaleType;
+use super::block_quantizer::{Bits, ScaleType};
 use super::contents::{Jobs, Part, PartContents};
 use super::matrix::{Job, Matrix, Place};
+use super::moments::{InputMoments, WeightMoments};
 use super::select::{Chosen, Operator, Selection};
 use super::{QuantizeError, QuantizeSummary, Quantized};
 use crate::flatten::Fresh;
@@ -29,11 +30,16 @@ const DOMAIN: &str = "com.microsoft";
 const ACCURACY_LEVEL: i64 = 4;
 
 /// Rewrites the model as the selection says.
-pub(super) fn rewrite(model: &Model, graph: &Graph, selection: &Selection) -> Result<Quantized, QuantizeError> {
+pub(super) fn rewrite(
+    model: &Model,
+    graph: &Graph,
+    selection: &Selection,
+    moments: Option<&Arc<InputMoments>>,
+) -> Result<Quantized, QuantizeError> {
     if model.weights.files.iter().any(|file| file.location == QUANTIZED_FILE) {
         return Err(QuantizeError::NameTaken);
     }
-    let mut rewriter = Rewriter::new(model, graph);
+    let mut rewriter = Rewriter { moments, ..Rewriter::new(model, graph) };
     let mut nodes: Vec<Vec<NodeProto>> = model.graph_proto().node.iter().map(|node| vec![node.clone()]).collect();
     for chosen in &selection.chosen {
         // A sparse weight is no initializer that can be read in slabs.
@@ -54,7 +60,12 @@ pub(super) fn make_job(model: &Model, name: &str, source: usize, chosen: &Chosen
     let place = place(model, source)?;
     let Chosen { dtype, transposed, format, .. } = *chosen;
     let scales = if dtype == DType::Float16 { ScaleType::Float16 } else { ScaleType::Float32 };
-    Ok(Job { matrix: Matrix { name: name.to_owned(), dtype, place, depth, columns, transposed }, format, scales })
+    Ok(Job {
+        matrix: Matrix { name: name.to_owned(), dtype, place, depth, columns, transposed },
+        format,
+        scales,
+        moments: None,
+    })
 }
 
 /// Where the bytes of an initializer are.
@@ -98,6 +109,7 @@ struct Names {
 struct Rewriter<'a> {
     model: &'a Model,
     graph: &'a Graph,
+    moments: Option<&'a Arc<InputMoments>>,
     fresh: Fresh,
     /// Indices of initializers by name.
     sources: HashMap<&'a str, usize>,
@@ -114,6 +126,7 @@ impl<'a> Rewriter<'a> {
         Rewriter {
             model,
             graph,
+            moments: None,
             fresh: Fresh::for_graph(proto),
             sources: proto.initializer.iter().enumerate().map(|(index, tensor)| (tensor.name(), index)).collect(),
             by_key: HashMap::new(),
@@ -136,7 +149,11 @@ impl<'a> Rewriter<'a> {
         if let Some(job) = self.by_key.get(&key) {
             return Ok(Some(*job));
         }
-        self.jobs.push(make_job(self.model, name, source, chosen)?);
+        let mut job = make_job(self.model, name, source, chosen)?;
+        // With 8 bits there is nothing left to compensate.
+        let moments = self.moments.filter(|_| chosen.format.bits == Bits::Four);
+        job.moments = moments.and_then(|moments| WeightMoments::of(moments, name));
+        self.jobs.push(job);
         let base = format!("{name}_Q{}G{}", chosen.format.bits.count(), chosen.format.block_size);
         let names = Names {
             product: None,
@@ -255,9 +272,11 @@ impl<'a> Rewriter<'a> {
     }
 
     fn summary(&self, selection: &Selection) -> QuantizeSummary {
-        let mut summary = QuantizeSummary { left: selection.left_counts(), ..QuantizeSummary::default() };
+        let positions = self.moments.map_or(0, |moments| moments.positions);
+        let mut summary = QuantizeSummary { left: selection.left_counts(), positions, ..QuantizeSummary::default() };
         for job in &self.jobs {
             *summary.formats.entry(job.format).or_default() += 1;
+            summary.compensated += usize::from(job.moments.is_some());
         }
         let initializers = &self.model.graph_proto().initializer;
         let mut spans = HashSet::new();
@@ -277,7 +296,7 @@ impl<'a> Rewriter<'a> {
         let mut layout = Layout::default();
         let mut laid_out = LaidOut::default();
         for (job, names) in self.names.iter().enumerate() {
-            let Job { matrix, format, scales } = &self.jobs[job];
+            let Job { matrix, format, scales, .. } = &self.jobs[job];
             let (blocks, columns) = (self.jobs[job].blocks() as i64, matrix.columns as i64);
             let mut tensors = vec![];
             let mut put = |part: Part, tensors_of_part: Vec<(&String, DType, Vec<i64>)>| {

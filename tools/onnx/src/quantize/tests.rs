@@ -3,6 +3,7 @@
 use super::block_quantizer::{Bits, BlockFormat, BlockScale, ScaleRule, ScaleType, dequantize};
 use super::contents::{Jobs, Part, PartContents};
 use super::matrix::{Job, Matrix, NotFiniteError, Place, Window};
+use super::moments::{WeightMoments, tests::moments};
 use crate::virtual_file::{Computed, VirtualFile};
 use half::{bf16, f16};
 use hpp_schema::DType;
@@ -36,7 +37,7 @@ fn job(values: &[f32], columns: usize, dtype: DType, transposed: bool, format: B
     };
     let place = Place::Memory(encode(dtype, &stored).into());
     let scales = if dtype == DType::Float16 { ScaleType::Float16 } else { ScaleType::Float32 };
-    Job { matrix: Matrix { name: "w".into(), dtype, place, depth, columns, transposed }, format, scales }
+    Job { matrix: Matrix { name: "w".into(), dtype, place, depth, columns, transposed }, format, scales, moments: None }
 }
 
 /// The number at a position, restored from a window of all columns, and the scale of its block.
@@ -162,4 +163,41 @@ fn the_first_number_that_is_not_finite_is_named() {
         let contents = PartContents { jobs: Arc::new(Jobs::new(vec![job])), job: 0, part: Part::Scales };
         assert!(contents.read_at(0, &mut [0; 8]).is_err());
     }
+}
+
+/// Spans of inputs reach over slabs and windows: neither changes a byte, nor do orientation and threads.
+#[test]
+fn compensated_bytes_do_not_depend_on_windows_and_orientation() {
+    let (depth, columns) = (150, 70);
+    let number = |at: usize| ((at * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0;
+    let values: Vec<f32> = (0..depth * columns).map(number).collect();
+    let input = |at: usize| 1.0 + f64::from(number(at));
+    let observed = moments(depth, 64, |i, j| input(i) * input(j) + if i == j { 0.5 } else { 0.0 });
+    for asymmetric in [false, true] {
+        let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric, scale: ScaleRule::Extremes };
+        let job = |transposed| Job {
+            moments: WeightMoments::of(&observed, "w"),
+            ..job(&values, columns, DType::Float32, transposed, format)
+        };
+        let whole = job(false).window(0..columns).unwrap();
+        assert_eq!(job(true).window(0..columns).unwrap(), whole);
+        let part = job(true).window(66..columns).unwrap();
+        let bytes = 66 * job(true).number_bytes();
+        assert_eq!(
+            (part.numbers[..].as_ref(), &part.scales[..]),
+            (&whole.numbers[bytes..], &whole.scales[66 * job(true).scale_bytes()..])
+        );
+        let plain = Job { moments: None, ..job(false) }.window(0..columns).unwrap();
+        assert_ne!(plain.numbers, whole.numbers);
+        let bad =
+            Job { matrix: Matrix { place: with_a_nan(&values, 140 * columns + 3), ..job(false).matrix }, ..job(false) };
+        let error = bad.window(0..columns).unwrap_err().to_string();
+        assert!(error.contains("row 140, column 3"), "{error}");
+    }
+}
+
+fn with_a_nan(values: &[f32], at: usize) -> Place {
+    let mut values = values.to_vec();
+    values[at] = f32::NAN;
+    Place::Memory(encode(DType::Float32, &values).into())
 }

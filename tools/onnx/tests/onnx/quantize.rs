@@ -17,7 +17,7 @@ const F: DType = DType::Float32;
 
 fn options() -> QuantizeOptions {
     let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes };
-    QuantizeOptions { format, budget: None, formats: None, head: Choice::Same, embedding: Choice::None }
+    QuantizeOptions { format, budget: None, formats: None, head: Choice::Same, embedding: Choice::None, moments: None }
 }
 
 /// Quantizes with `ids` as token ids and the node that produces `logits` as head.

@@ -1,8 +1,8 @@
-//! The child that measures divergence: `hpp-exec probe`, which keeps the reference's logits between requests.
+//! The child that runs models: `hpp-exec probe`, which keeps the reference's logits between requests.
 
 use crate::exec::{ExecNotFound, find_exec};
 use crate::interrupt::Interrupt;
-use hpp_schema::probe::{CompareProbe, Prompt, Reply, Request};
+use hpp_schema::probe::{CompareProbe, MomentsProbe, Prompt, Reply, Request};
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -18,10 +18,19 @@ pub enum DivergenceError {
     NoExec(#[from] ExecNotFound),
     #[error("cannot run {}", path.display())]
     Run { path: PathBuf, source: io::Error },
-    #[error("hpp-exec could not compare the quantized model with the original: {0}")]
+    #[error("hpp-exec could not run the corpus: {0}")]
     Failed(String),
     #[error("interrupted; nothing was written")]
     Interrupted,
+}
+
+/// How much the answers of two models differ.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Divergence {
+    /// Mean over the positions, nats.
+    pub mean: f64,
+    /// Positions compared.
+    pub positions: u64,
 }
 
 /// A running child. Dropping it ends it.
@@ -47,24 +56,52 @@ impl DivergenceProbe {
         Ok(DivergenceProbe { path, child, requests, replies: BufReader::new(replies), interrupt })
     }
 
-    /// The mean divergence of `other` from `reference` over all positions of the prompts, nats.
-    pub fn compare(&mut self, reference: &Path, other: &Path, prompts: &[Prompt]) -> Result<f64, DivergenceError> {
+    /// Compares two models at all positions of the prompts.
+    pub fn compare(
+        &mut self,
+        reference: &Path,
+        other: &Path,
+        prompts: &[Prompt],
+    ) -> Result<Divergence, DivergenceError> {
         let (reference, other, prompts) = (reference.to_owned(), other.to_owned(), prompts.to_vec());
         let request = Request::Compare(CompareProbe { reference, other, prompts, positions: ALL_POSITIONS });
-        self.send(&request)?;
-        let mut divergence = None;
+        self.ask(&request, |reply| match reply {
+            Reply::Compared { kl, positions, .. } if kl.is_finite() => {
+                Some(Divergence { mean: kl.max(0.0), positions })
+            }
+            _ => None,
+        })
+    }
+
+    /// Writes the second moments of the taps, whose rows must have these widths, and returns how many positions they have.
+    pub fn sum_moments(&mut self, probe: MomentsProbe, expected: &[u64]) -> Result<u64, DivergenceError> {
+        let (positions, widths) = self.ask(&Request::Moments(probe), |reply| match reply {
+            Reply::Moments { positions, widths } => Some((positions, widths)),
+            _ => None,
+        })?;
+        match widths == expected {
+            true => Ok(positions),
+            false => {
+                Err(DivergenceError::Failed(format!("matrices read rows of {widths:?} numbers, not {expected:?}")))
+            }
+        }
+    }
+
+    /// Sends a request and reads its replies up to the last; what `read` takes of them.
+    fn ask<T>(&mut self, request: &Request, read: impl Fn(Reply) -> Option<T>) -> Result<T, DivergenceError> {
+        self.send(request)?;
+        let mut answer = None;
         loop {
             match self.receive()? {
-                Reply::Compared { kl, .. } if kl.is_finite() => divergence = Some(kl.max(0.0)),
                 Reply::PromptFailed { line, reason } => {
                     return Err(DivergenceError::Failed(format!("line {line} of the corpus: {reason}")));
                 }
                 Reply::Failed { reason } => return Err(DivergenceError::Failed(reason)),
                 Reply::Done => break,
-                _ => {}
+                reply => answer = read(reply).or(answer),
             }
         }
-        divergence.ok_or_else(|| DivergenceError::Failed("it answered without a number".to_owned()))
+        answer.ok_or_else(|| DivergenceError::Failed("it answered without a number".to_owned()))
     }
 
     fn send(&mut self, request: &Request) -> Result<(), DivergenceError> {

@@ -5,7 +5,8 @@
 
 use super::corpus::Corpus;
 use super::divergence::DivergenceProbe;
-use super::{Formats, Purpose};
+use super::{Formats, Purpose, inputs};
+use crate::amount::digits;
 use crate::cli::SplitArgs;
 use crate::costs::Costs;
 use crate::destination::Destination;
@@ -16,11 +17,13 @@ use crate::local_machine::LocalMachine;
 use crate::output::PLAN_FILE;
 use crate::own_draft::OwnDraft;
 use hpp_model::{Analysis, LogitsMode, analyse, analyse_quantized};
-use hpp_onnx::{QuantizeOptions, WorkDir};
+use hpp_onnx::{InputMoments, QuantizeOptions, WorkDir};
 use hpp_schema::memory::PROCESS;
+use hpp_schema::probe::FEW_POSITIONS;
 use hpp_schema::{ByteSize, Plan};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The directory of a trial in that of the reference.
 const TRIAL: &str = "trial";
@@ -35,6 +38,8 @@ pub struct Trials<'a> {
     probe: DivergenceProbe,
     reference: Plan,
     weights: ModelWeights,
+    /// Whether it has warned of few positions.
+    warned: bool,
     /// Removed with its contents on drop.
     dir: WorkDir,
 }
@@ -59,12 +64,51 @@ impl<'a> Trials<'a> {
         let write = WriteOptions { in_place: true, ..WriteOptions::default() };
         let reference = PlanWriter::begin(write, &own, None, &dir.path().join("reference"))?.finish(&parts, plan)?.plan;
         let weights = ModelWeights::of([analysis.model.proto()]);
-        Ok(Trials { args, analysis, options, costs, corpus, probe, reference, weights, dir })
+        Ok(Trials { args, analysis, options, costs, corpus, probe, reference, weights, warned: false, dir })
     }
 
-    /// The mean divergence of the model with these formats from the original, nats.
-    pub fn divergence(&mut self, formats: &Formats, purpose: Purpose) -> Result<f64, SplitError> {
-        let options = QuantizeOptions { budget: None, formats: Some(formats.clone()), ..self.options.clone() };
+    /// The options, with what was decided so far.
+    pub fn options(&self) -> &QuantizeOptions {
+        &self.options
+    }
+
+    /// The options for one format of all matrices, with compensation of errors if the model diverges less for it.
+    pub fn options_with_compensation(mut self) -> Result<QuantizeOptions, SplitError> {
+        self.choose_compensation(None)?;
+        Ok(self.options)
+    }
+
+    /// Compensates errors from now on, if the model with these formats then diverges less on prompts whose inputs were not observed.
+    pub fn choose_compensation(&mut self, formats: Option<&Formats>) -> Result<(), SplitError> {
+        let Some(moments) = self.observe_inputs()? else { return Ok(()) };
+        let (positions, moments) = (moments.positions, Arc::new(moments));
+        let nearest = self.divergence(formats, Purpose::Choice)?;
+        self.options.moments = Some(moments);
+        let compensated = self.divergence(formats, Purpose::Choice)?;
+        let kept = if compensated < nearest { "kept" } else { "not kept" };
+        let [with, without] = [compensated, nearest].map(|divergence| digits(divergence, 3));
+        eprintln!(
+            "calibration: errors compensated for the inputs of {positions} positions: KL {with} nats, to the nearest {without}: {kept}"
+        );
+        if compensated >= nearest {
+            self.options.moments = None;
+        }
+        Ok(())
+    }
+
+    /// Observes the inputs of the matrices with the prompts for sensitivity. `None` if no matrix has inputs that can be observed.
+    fn observe_inputs(&mut self) -> Result<Option<InputMoments>, SplitError> {
+        let parent = self.dir.path().parent().unwrap_or(Path::new("."));
+        let failed = |source| SplitError::Io { action: "create a directory in", path: parent.to_owned(), source };
+        let dir = WorkDir::new(parent, ".hpp-moments-").map_err(failed)?;
+        let own = analyse(self.analysis.model.path(), self.args.context, LogitsMode::Requested)?;
+        let draft = OwnDraft::of(own, self.args, self.costs, 1)?;
+        inputs::observe(draft, &self.options, &self.corpus.sensitivity, &mut self.probe, dir)
+    }
+
+    /// The mean divergence of the model with these formats from the original, nats; `None` for the format of the options.
+    pub fn divergence(&mut self, formats: Option<&Formats>, purpose: Purpose) -> Result<f64, SplitError> {
+        let options = QuantizeOptions { budget: None, formats: formats.cloned(), ..self.options.clone() };
         let path = self.analysis.model.path();
         let quantized = analyse_quantized(path, self.args.context, LogitsMode::Requested, Some(&options))?;
         let partitions = quantized.segmentation.blocks.len();
@@ -78,14 +122,33 @@ impl<'a> Trials<'a> {
         };
         let other = reference.join(TRIAL);
         let divergence = self.probe.compare(&reference.join(PLAN_FILE), &other.join(PLAN_FILE), prompts)?;
+        if let Some(warning) = few_positions(divergence.positions, purpose).filter(|_| !self.warned) {
+            self.warned = true;
+            eprintln!("warning: {warning}");
+        }
         let failed = |source| SplitError::Io { action: "remove", path: other.clone(), source };
         fs::remove_dir_all(&other).map_err(failed)?;
-        Ok(divergence)
+        Ok(divergence.mean)
     }
 }
 
+/// What to say about prompts with few positions.
+fn few_positions(positions: u64, purpose: Purpose) -> Option<String> {
+    let half = match purpose {
+        Purpose::Sensitivity => "with which it observes the matrices",
+        Purpose::Choice => "with which it chooses among proposals",
+    };
+    (positions < FEW_POSITIONS).then(|| {
+        format!(
+            "--calibration has only {positions} positions in the half of its prompts {half}: the choice may suit these texts and not \
+             others; give {} or more in all",
+            2 * FEW_POSITIONS
+        )
+    })
+}
+
 /// Refuses a model that this machine's memory does not hold: it would be read from disk once for each of many measurements.
-fn check_memory(needed: u64, free: Option<u64>) -> Result<(), SplitError> {
+pub fn check_memory(needed: u64, free: Option<u64>) -> Result<(), SplitError> {
     match free {
         Some(free) if free < needed => {
             let [needed, free] = [needed, free].map(|bytes| ByteSize(bytes).human());
@@ -101,6 +164,16 @@ fn check_memory(needed: u64, free: Option<u64>) -> Result<(), SplitError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_positions_are_warned_of_with_the_number_that_is_enough() {
+        let said = few_positions(999, Purpose::Choice).unwrap_or_default();
+        assert!(
+            said.contains("only 999 positions") && said.contains("chooses") && said.contains("2000 or more"),
+            "{said}"
+        );
+        assert_eq!(few_positions(1000, Purpose::Sensitivity), None);
+    }
 
     #[test]
     fn a_model_that_memory_does_not_hold_is_refused_with_both_numbers() {

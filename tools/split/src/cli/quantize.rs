@@ -20,10 +20,12 @@ pub struct QuantizeArgs {
     /// Bytes that all weights of the model may have, with `--quantize auto`.
     #[arg(long, value_name = "SIZE", requires = "quantize", value_parser = values::memory)]
     pub bits_budget: Option<ByteSize>,
-    /// Prompts like those the model is for, one JSON object a line as for `hpp-exec verify --kl`. With `--quantize auto`, hpp-exec
-    /// measures with them how much each matrix matters and which choice of bits is best. Without it a --profile with --sensitivity says
-    /// how much each block matters, and else squared errors decide.
-    #[arg(long, value_name = "PROMPTS.jsonl", requires = "quantize")]
+    /// Prompts like those the model is for, one JSON object a line as for `hpp-exec verify --kl`. hpp-exec observes with them what
+    /// matrices multiply, so that errors of 4-bit weights compensate each other (GPTQ), which is kept if it measures better. With
+    /// `--quantize auto` it also measures how much each matrix matters and which choice of bits is best; without it a --profile with
+    /// --sensitivity says how much each block matters, and else squared errors decide.
+    /// A draft of 4 bits (--draft int4) is rounded so too.
+    #[arg(long, value_name = "PROMPTS.jsonl")]
     pub calibration: Option<PathBuf>,
     /// With `--quantize auto` and --calibration, the smallest weights whose mean KL divergence from the original stays below this, nats.
     #[arg(long, value_name = "NATS", requires = "calibration", allow_negative_numbers = true)]
@@ -73,6 +75,7 @@ impl DraftArg {
             formats: None,
             head: Choice::Same,
             embedding: Choice::None,
+            moments: None,
         }
     }
 }
@@ -142,6 +145,7 @@ impl QuantizeArgs {
             formats: None,
             head: self.quantize_head.choice(),
             embedding: self.quantize_embedding.unwrap_or(embedding).choice(),
+            moments: None,
         })
     }
 }

@@ -74,6 +74,7 @@ pub fn run(args: &LibraryArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecE
 fn answer(session: &mut ProbeSession<'_>, request: &Request, replies: &mut Replies<'_>) -> Result<(), ExecError> {
     match request {
         Request::Observe(probe) => observe::run(session, probe, replies),
+        Request::Moments(probe) => observe::second_moments::run(session, probe, replies),
         Request::Compare(probe) => compare::run(session, probe, replies),
         Request::Partition(probe) => partition::run(session, probe, replies),
         Request::Pass(probe) => pass::run(session, probe, replies),

@@ -19,13 +19,11 @@ use hpp_engine::{Engine, EngineError};
 use hpp_generate::sampling::greedy;
 use hpp_generate::{PlanFile, PromptEncoder, check_language_model};
 use hpp_io::{show, show_json};
+use hpp_schema::probe::FEW_POSITIONS;
 use hpp_schema::{InputRole, Plan, Whole, error_line};
 use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
-
-/// Fewer positions than this say little about other texts.
-const FEW_POSITIONS: usize = 1000;
 
 /// The result.
 #[derive(Debug, Serialize)]
@@ -94,7 +92,7 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
         None => "the plan's unsplit model".to_owned(),
     };
     let report = comparison.report(name, texts.len())?;
-    if report.positions < FEW_POSITIONS {
+    if (report.positions as u64) < FEW_POSITIONS {
         ctx.console.warn(&format!(
             "{} are few: the mean depends on which texts they are from, and 99.9 % is the largest; give {FEW_POSITIONS} or more",
             counted(report.positions as u64, "position")
@@ -155,7 +153,8 @@ fn read_texts(
     ctx: &CommandContext<'_>,
 ) -> Result<Vec<Vec<u32>>, ExecError> {
     let failed = |source| ExecError::Prompts { path: path.to_owned(), source };
-    let (mut prompts, _) = PromptReader::open(path, Answered::default()).map_err(failed)?;
+    let (prompts, _) = PromptReader::open(path, Answered::default()).map_err(failed)?;
+    let mut prompts = prompts.with_numbered_lines();
     let requests = RequestMaker::open(plan, &AnswerArgs::default(), context)?;
     let mut texts = Vec::new();
     while let Some(job) = prompts.next_job().map_err(failed)? {
@@ -174,7 +173,7 @@ fn read_texts(
     match texts.is_empty() {
         true => Err(usage(
             &format!("{} has no prompt that can be compared", path.display()),
-            "give one JSON object a line, such as {\"id\": 1, \"prompt\": \"...\"}",
+            "give one JSON object a line, such as {\"prompt\": \"...\"}",
         )),
         false => Ok(texts),
     }

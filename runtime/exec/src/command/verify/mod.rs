@@ -42,8 +42,10 @@ fn tolerance(args: &VerifyArgs, plan: &Plan, telemetry: &Telemetry) -> Tolerance
     let half = |dtype: DType| matches!(dtype, DType::Float16 | DType::Bfloat16);
     let outputs = plan.partitions.iter().flat_map(|p| &p.outputs);
     let has_half = outputs.map(|o| o.dtype).chain(plan.states.iter().map(|s| s.dtype)).any(half);
+    // A last bit decides between two levels of 8 bits.
+    let rounds = has_half || plan.model.rounds_whole_passes;
     let off_cpu = telemetry.stages.iter().any(|stage| stage.provider != Provider::CPU);
-    Tolerance(args.tolerance.unwrap_or(match (has_half, off_cpu) {
+    Tolerance(args.tolerance.unwrap_or(match (rounds, off_cpu) {
         (true, _) => 2e-2,
         (false, true) => 1e-3,
         (false, false) => 1e-4,

@@ -1,7 +1,7 @@
 //! Limits the tokens of a pass so that the tapped tensors stay small compared with the model.
 
 use hpp_schema::probe::{Tap, TapKind};
-use hpp_schema::{Dim, Plan};
+use hpp_schema::{Dim, OutputRole, PartitionOutput, Plan};
 
 /// Limits of the bytes of tapped tensors in one pass; between them, a sixteenth of the weights.
 const MIN_BUDGET: u64 = 16 << 20;
@@ -12,20 +12,35 @@ const ASSUMED_WIDTH: u64 = 4096;
 
 /// Most tokens of a pass, for a text of `total` tokens in the end.
 pub(super) fn tokens_per_pass(plan: &Plan, taps: &[Tap], total: u64) -> u64 {
+    let width = |tap: &Tap, output: &PartitionOutput| match tap.kind {
+        TapKind::Attention => output.shape.get(1).and_then(Dim::as_fixed).unwrap_or(64).saturating_mul(total),
+        _ => row_of(output),
+    };
+    within_budget(plan, taps.iter().map(|tap| bytes(plan, &tap.name, |output| width(tap, output))))
+}
+
+/// Most positions of a pass whose taps have a row for each, and whose logits are all computed.
+pub(super) fn positions_per_pass<'a>(plan: &'a Plan, taps: impl Iterator<Item = &'a str>) -> u64 {
+    let logits = plan.model.outputs.iter().filter(|output| output.role == OutputRole::Logits);
+    let logits = logits.map(|output| output.name.as_str());
+    within_budget(plan, taps.chain(logits).map(|name| bytes(plan, name, row_of)))
+}
+
+/// Most tokens of a pass, with the bytes of each tensor per token.
+fn within_budget(plan: &Plan, bytes: impl Iterator<Item = u64>) -> u64 {
     let weights = plan.partitions.iter().map(|p| p.bytes.weights.0).fold(0, u64::saturating_add);
     let budget = (weights / 16).clamp(MIN_BUDGET, MAX_BUDGET);
-    let bytes = taps.iter().map(|tap| bytes_per_token(plan, tap, total)).fold(0, u64::saturating_add);
-    let fits = (budget / bytes.max(1)).max(1);
+    let fits = (budget / bytes.fold(0, u64::saturating_add).max(1)).max(1);
     plan.schedule.prefill_chunk.map_or(fits, |chunk| fits.min(chunk.max(1)))
 }
 
-fn bytes_per_token(plan: &Plan, tap: &Tap, total: u64) -> u64 {
+fn row_of(output: &PartitionOutput) -> u64 {
+    output.shape.last().and_then(Dim::as_fixed).unwrap_or(ASSUMED_WIDTH)
+}
+
+/// Bytes of an output whose tokens have so many numbers.
+fn bytes(plan: &Plan, name: &str, width: impl Fn(&PartitionOutput) -> u64) -> u64 {
     let mut outputs = plan.partitions.iter().flat_map(|partition| &partition.outputs);
-    let Some(output) = outputs.find(|output| output.name == tap.name) else { return 0 };
-    let size = |dim: Option<&Dim>| dim.and_then(Dim::as_fixed);
-    let width = match tap.kind {
-        TapKind::Attention => size(output.shape.get(1)).unwrap_or(64).saturating_mul(total),
-        _ => size(output.shape.last()).unwrap_or(ASSUMED_WIDTH),
-    };
-    output.dtype.bytes_for(width).unwrap_or(u64::MAX)
+    let output = outputs.find(|output| output.name == name);
+    output.map_or(0, |output| output.dtype.bytes_for(width(output)).unwrap_or(u64::MAX))
 }

@@ -12,6 +12,7 @@ mod experts;
 mod hidden;
 mod layers;
 mod rows;
+pub(super) mod second_moments;
 
 use super::{ProbeSession, Replies};
 use crate::cli::RuntimeArgs;
