@@ -7,7 +7,7 @@ use crate::loading::Loading;
 use crate::os;
 use crate::pages;
 use crate::probe;
-use crate::provider_devices::{ProviderDevice, describe, find_device};
+use crate::provider_devices::{ProviderDevice, describe, find_device, processor};
 use crate::raw::assignment::{Assigned, assigned};
 use crate::raw::failed;
 use crate::raw::run::OrtControl;
@@ -19,8 +19,8 @@ use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{Device, DeviceKind, PROVIDER_FAULTS, Provider, ProviderFault};
 use ort::ep::ArenaExtendStrategy;
 use ort::session::Session;
-use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
-use std::collections::BTreeSet;
+use ort::session::builder::SessionBuilder;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::PoisonError;
@@ -39,6 +39,8 @@ pub(crate) struct Made {
     pub session: Session,
     pub processor: String,
     pub weights: SessionMappings,
+    /// Whether kernels on the host compute with packed weights.
+    pub packs_weights: bool,
     /// Host memory with packed weights.
     pub packed: Vec<Range<usize>>,
 }
@@ -94,8 +96,13 @@ fn attempt(
     context: LoadContext<'_>,
 ) -> Result<Made, BackendError> {
     let LoadContext { control, reporter, .. } = context;
-    let in_memory =
-        |session, processor, packed| Made { session, processor, weights: SessionMappings::default(), packed };
+    let in_memory = |session, processor| Made {
+        session,
+        processor,
+        weights: SessionMappings::default(),
+        packs_weights: false,
+        packed: Vec::new(),
+    };
     match provider {
         Provider::CPU => {
             if spec.weights_are_inputs && spec.host_kernels.constant_weights {
@@ -115,10 +122,10 @@ fn attempt(
             );
             let builder = on_host(runtime, spec, packed)?;
             if !packed {
-                return Ok(in_memory(commit(builder, spec, control)?, host_name(runtime), Vec::new()));
+                return Ok(in_memory(commit(builder, spec, control)?, host_name(runtime)));
             }
             let (session, packed) = pages::watch(|| commit(builder, spec, control));
-            Ok(in_memory(session?, host_name(runtime), packed))
+            Ok(Made { packs_weights: true, packed, ..in_memory(session?, host_name(runtime)) })
         }
         _ => {
             refuse_unsuitable(spec, provider)?;
@@ -126,7 +133,8 @@ fn attempt(
             let description = describe(&found.device);
             runtime.log.take_kept_on_host();
             let (number, ort_name) = (found.number, found.ort_name.clone());
-            let session = commit(on_device(runtime, spec, provider, found)?, spec, control)?;
+            let session = commit(on_device(runtime, spec, provider, found)?, spec, control)
+                .map_err(|error| refused_session(error, &given_options(runtime, spec, provider)))?;
             let placement = NodePlacement { spec, provider, ort_name: &ort_name };
             placement.prove(&session, &runtime.log.take_kept_on_host(), reporter)?;
             if provider.uses_host_memory() && HostTensors::of(&session)?.is_none() {
@@ -138,9 +146,36 @@ fn attempt(
             if probe::uses_f16(&session) {
                 ask_for_f16(runtime, spec.device, provider, number)?;
             }
-            Ok(in_memory(session, description, Vec::new()))
+            Ok(in_memory(session, description))
         }
     }
+}
+
+/// The options that the plan and the user gave a provider, as `--ep-option` takes them.
+fn given_options(runtime: &SharedRuntime, spec: &SessionSpec<'_>, provider: Provider) -> Vec<String> {
+    let of_plan = spec.device.provider_options.get(&provider);
+    let mut given: BTreeMap<&String, &String> = of_plan.into_iter().flatten().collect();
+    given.extend(runtime.provider_options.get(&provider).into_iter().flatten());
+    given.iter().map(|(key, value)| format!("{}.{key}={value}", provider.id())).collect()
+}
+
+/// A provider's error at the creation of a session, in one line, with the options that may be its cause. The report names the partition.
+fn refused_session(error: BackendError, options: &[String]) -> BackendError {
+    let BackendError::Runtime { cause, .. } = error else { return error };
+    let doing = match options {
+        [] => "create a session".to_owned(),
+        _ => format!("create a session with {}", options.join(" ")),
+    };
+    BackendError::Runtime { doing, cause: without_source_lines(&cause) }
+}
+
+/// A message without the lines and prefixes that name source files of ONNX Runtime and OpenVINO.
+fn without_source_lines(message: &str) -> String {
+    // ONNX Runtime writes a plug-in's error as "file:line function text [ONNXRuntimeError] : number : kind : message".
+    let own = message.rsplit_once("[ONNXRuntimeError] : ").and_then(|(_, own)| own.splitn(3, " : ").nth(2));
+    let lines = own.unwrap_or(message).lines().map(str::trim);
+    let kept: Vec<&str> = lines.filter(|line| !line.is_empty() && !line.starts_with("Exception from ")).collect();
+    if kept.is_empty() { message.trim().to_owned() } else { kept.join(" ") }
 }
 
 /// Refuses partitions that a provider cannot compute, whatever its operators: weights as inputs, or weights read from disk in each pass.
@@ -151,8 +186,6 @@ fn refuse_unsuitable(spec: &SessionSpec<'_>, provider: Provider) -> Result<(), B
         "its weights are inputs, and this provider takes them as constants only"
     } else if on_host && spec.residency != WeightResidency::InMemory {
         "its weights are read from disk, and this provider keeps all of them in memory"
-    } else if !on_host && provider.uses_host_memory() {
-        "it is planned for a GPU beside partitions of other providers, and with a provider of host memory such a split gave wrong results"
     } else {
         return Ok(());
     };
@@ -242,7 +275,8 @@ fn from_disk(
     };
     let weights =
         SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some(), compressed, experts };
-    Ok(Made { session, processor: host_name(runtime), weights, packed: Vec::new() })
+    let packs_weights = prepared.is_some();
+    Ok(Made { session, processor: host_name(runtime), weights, packs_weights, packed: Vec::new() })
 }
 
 /// The directory of the compressed copy of weights that kernels take as the model has them, if the plan wants one. A copy only saves
@@ -300,11 +334,9 @@ fn saving(builder: SessionBuilder, dir: &Path, partition: &str) -> Result<Sessio
 fn builder(runtime: &SharedRuntime, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
     let prepare = || format!("prepare a session for {}", spec.partition);
     let folder = spec.weights_dir.to_string_lossy();
-    // By default `ort` lets ONNX Runtime pick a device.
     Session::builder(&runtime.environment)
         .map_err(failed(prepare()))?
-        .with_auto_device(AutoDevicePolicy::PreferCPU)
-        .and_then(|builder| builder.with_config_entry("session.model_external_initializers_file_folder_path", folder))
+        .with_config_entry("session.model_external_initializers_file_folder_path", folder)
         // Patterns are kept for every combination of input shapes, and a growing mask makes a new one for each token.
         .and_then(|builder| builder.with_memory_pattern(false))
         .map_err(failed(prepare()))
@@ -313,7 +345,8 @@ fn builder(runtime: &SharedRuntime, spec: &SessionSpec<'_>) -> Result<SessionBui
 fn on_host(runtime: &SharedRuntime, spec: &SessionSpec<'_>, packed: bool) -> Result<SessionBuilder, BackendError> {
     let arena = ort::ep::CPU::default().with_arena_allocator(true).build();
     builder(runtime, spec)?
-        .with_execution_providers([arena])
+        .with_devices([processor(runtime)?], None)
+        .and_then(|builder| builder.with_execution_providers([arena]))
         // On a device this would replace the provider's own arena by the bare allocator that came with its library.
         .and_then(|builder| builder.with_env_allocators())
         .and_then(|builder| builder.with_prepacking(packed))
@@ -488,4 +521,24 @@ fn is_bookkeeping(operator: &str) -> bool {
 
 fn host_name(runtime: &SharedRuntime) -> String {
     format!("{} threads", runtime.threads)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_session_is_one_line_with_its_options() {
+        let refused = |cause: &str, options: &[&str]| {
+            let error = BackendError::Runtime { doing: "load a.onnx".into(), cause: cause.into() };
+            let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+            refused_session(error, &options).to_string()
+        };
+        let thrown = "Exception from src/core.cpp:117:\nException from src/plugin.cpp:54:\nno such property: A\n\n";
+        let said = "cannot create a session with openvino.A=1 openvino.B=2: no such property: A";
+        assert_eq!(refused(thrown, &["openvino.A=1", "openvino.B=2"]), said);
+        let status = "/src/x.cc:71 void f() Error: [ONNXRuntimeError] : 2 : INVALID_ARGUMENT : bad JSON : column 2\n";
+        assert_eq!(refused(status, &[]), "cannot create a session: bad JSON : column 2");
+        assert_eq!(refused("Exception from a.cpp:1:", &[]), "cannot create a session: Exception from a.cpp:1:");
+    }
 }

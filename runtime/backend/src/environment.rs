@@ -207,6 +207,7 @@ fn environment(
     waiting: IdleThreads,
     log: &Arc<Log>,
 ) -> Result<Environment, BackendError> {
+    crate::os::map_large_blocks();
     // One pool for all sessions: with a pool per session, idle pools spin against the busy one, and decoding takes twice as long.
     let pool = GlobalThreadPoolOptions::default()
         .with_intra_threads(threads)

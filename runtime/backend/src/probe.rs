@@ -4,6 +4,7 @@
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
 use crate::environment::SharedRuntime;
+use crate::provider_devices::processor;
 use crate::raw::binding::OrtBinding;
 use crate::raw::failed;
 use crate::raw::memory::{HostPages, Memory};
@@ -14,7 +15,7 @@ use hpp_engine::BackendError;
 use hpp_schema::DType;
 use ort::device::Device;
 use ort::session::Session;
-use ort::session::builder::{AutoDevicePolicy, SessionBuilder};
+use ort::session::builder::SessionBuilder;
 use ort::value::ValueType;
 use std::rc::Rc;
 
@@ -30,20 +31,19 @@ pub(crate) fn uses_f16(session: &Session) -> bool {
 /// Runs an addition in float16 on the device; its error if that fails.
 pub(crate) fn computes_in_f16(runtime: &SharedRuntime, device: Device<'_>) -> Result<(), BackendError> {
     let doing = "compute in float16";
-    let builder = builder(runtime, doing)?.with_devices([device], None).map_err(failed(doing))?;
-    add(builder, DType::Float16, &OrtControl::new()?, doing)
+    add(builder(runtime, device, doing)?, DType::Float16, &OrtControl::new()?, doing)
 }
 
 /// Frees the unused memory of the shared arena. ONNX Runtime does so only at the end of a run whose options request it.
 pub(crate) fn trim_memory(runtime: &SharedRuntime) -> Result<(), BackendError> {
     let doing = "free memory that the arena keeps for later runs";
-    let builder = builder(runtime, doing)?.with_env_allocators().map_err(failed(doing))?;
+    let builder = builder(runtime, processor(runtime)?, doing)?.with_env_allocators().map_err(failed(doing))?;
     add(builder, DType::Float32, &OrtControl::shrinking_arena()?, doing)
 }
 
-fn builder(runtime: &SharedRuntime, doing: &str) -> Result<SessionBuilder, BackendError> {
+fn builder(runtime: &SharedRuntime, device: Device<'_>, doing: &str) -> Result<SessionBuilder, BackendError> {
     let builder = Session::builder(&runtime.environment).map_err(failed(doing))?;
-    builder.with_auto_device(AutoDevicePolicy::PreferCPU).map_err(failed(doing))
+    builder.with_devices([device], None).map_err(failed(doing))
 }
 
 /// Runs a model that adds one number to itself.

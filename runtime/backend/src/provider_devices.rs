@@ -79,6 +79,17 @@ pub(crate) fn find_device<'r>(
     Ok(ProviderDevice { number, device, ort_name, options })
 }
 
+/// The processor as the device of ONNX Runtime's own CPU provider. Each session on the host names it: the policy that `ort` sets otherwise
+/// (also the one that prefers the CPU) takes a registered plug-in that offers the processor before ONNX Runtime's own provider.
+pub(crate) fn processor(runtime: &SharedRuntime) -> Result<Device<'_>, BackendError> {
+    let own = Provider::CPU.facts().ort_name;
+    let found = runtime.environment.devices().find(|device| device.ep().ok() == own);
+    found.ok_or_else(|| BackendError::Runtime {
+        doing: "use the processor".into(),
+        cause: format!("ONNX Runtime lists no device of {}", own.unwrap_or_default()),
+    })
+}
+
 /// Defaults of the table, replaced by the plan's options, replaced by the user's.
 fn options_for(runtime: &SharedRuntime, provider: Provider, device: &PlanDevice) -> ProviderOptions {
     let defaults = provider.facts().default_options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned()));

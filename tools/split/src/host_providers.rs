@@ -46,10 +46,6 @@ pub fn choose_host_providers(
     if chosen.iter().all(|provider| *provider == Provider::CPU) {
         return Vec::new();
     }
-    // Partitions of two providers side by side gave wrong results with OpenVINO (docs/PROVIDERS.md): all or none.
-    if chosen.iter().any(|provider| *provider != chosen[0]) {
-        return Vec::new();
-    }
     problem.cuts = (1..chosen.len()).filter(|block| chosen[*block] != chosen[block - 1]).collect();
     for (block, at) in path.iter().enumerate() {
         let begins = block == 0 || path[block - 1] != *at;

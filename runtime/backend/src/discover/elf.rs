@@ -1,7 +1,7 @@
-//! Checks that a Linux library is for this architecture, by its ELF header.
+//! Checks that a Linux library is for this architecture and complete, by its ELF header.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
 /// An error message if the header shows that the file cannot be loaded here.
@@ -21,8 +21,39 @@ pub(super) fn examine(path: &Path) -> Result<(), String> {
         Some(own) if own != machine => {
             Err(format!("it is for {}, and this program is for {}", name(machine), name(own)))
         }
-        _ => Ok(()),
+        _ => is_complete(path),
     }
+}
+
+/// An error message if segments that are loaded lie beyond the end of the file: the loader maps them, and reading them there ends the
+/// process with a bus error.
+fn is_complete(path: &Path) -> Result<(), String> {
+    let unreadable = |error: std::io::Error| format!("it cannot be read: {error}");
+    let mut file = File::open(path).map_err(unreadable)?;
+    let length = file.metadata().map_err(unreadable)?.len();
+    let end = loaded_end(&mut file).map_err(|_| format!("it is truncated after {length} bytes"))?;
+    if end.is_some_and(|end| end > length) {
+        return Err(format!("it is truncated: {length} bytes of at least {} are there", end.unwrap_or_default()));
+    }
+    Ok(())
+}
+
+/// Where the last loaded segment of a 64-bit little-endian file ends, by its program headers; `None` for other files.
+fn loaded_end(file: &mut File) -> std::io::Result<Option<u64>> {
+    const LOADED: u64 = 1;
+    let mut header = [0; 64];
+    file.seek(SeekFrom::Start(0))?;
+    file.read_exact(&mut header)?;
+    if header[4] != 2 || header[5] != 1 {
+        return Ok(None);
+    }
+    let number = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |number, byte| number << 8 | u64::from(*byte));
+    let (start, entries) = (number(&header[32..40]), number(&header[56..58]));
+    let mut table = vec![0; 56 * entries as usize];
+    file.seek(SeekFrom::Start(start))?;
+    file.read_exact(&mut table)?;
+    let loaded = table.chunks_exact(56).filter(|entry| number(&entry[..4]) == LOADED);
+    Ok(loaded.map(|entry| number(&entry[8..16]).saturating_add(number(&entry[32..40]))).max())
 }
 
 fn own_machine() -> Option<u16> {
@@ -44,3 +75,26 @@ const MACHINES: [(u16, &str, &str); 7] = [
     (183, "aarch64", "64-bit Arm"),
     (243, "riscv64", "RISC-V"),
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
+    fn a_truncated_library_is_refused_before_it_is_mapped() {
+        let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let with_bytes = |count: usize| {
+            let path = dir.path().join("library.so");
+            std::fs::write(&path, &own[..count]).unwrap();
+            examine(&path)
+        };
+        assert_eq!(with_bytes(own.len()), Ok(()));
+        for count in [own.len() / 2, 4096, 100, 64, 30] {
+            let refused = with_bytes(count).unwrap_err();
+            assert!(refused.contains("truncated"), "{count}: {refused}");
+        }
+        assert!(with_bytes(10).is_err());
+    }
+}

@@ -141,6 +141,7 @@ impl Recorded {
                 name: self.name(),
                 source: file.into(),
                 tapped: None,
+                rounds_whole_passes: false,
                 weights_dir: ".".into(),
                 kind: match self.kind() {
                     "single_run" => ModelKind::SingleRun,
