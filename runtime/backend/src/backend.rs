@@ -205,7 +205,7 @@ impl Backend for OrtBackend {
         let loading = Loading::begin();
         let provided = provide(&self.runtime, spec, control, reporter, &loading)?;
         self.add_spaces(provided.provider)?;
-        let Made { session, processor, weights, packed } = provided.made;
+        let Made { session, processor, weights, packs_weights, packed } = provided.made;
         let is_mapped = weights.prepared && matches!(weights.residency, WeightResidency::Mapped { .. });
         let stays_mapped = is_mapped.then(|| weights.dir.join(crate::weights::disk::WEIGHTS));
         // SAFETY: `provide` claimed the mappings for this session alone. `SessionCore` drops the weights before the session, and `run`
@@ -225,7 +225,7 @@ impl Backend for OrtBackend {
         let parts = SessionParts { session, weights, spaces, lock, streams, mapped: stays_mapped, provider };
         let (session, weights) = OrtSession::new(parts)?;
         let (provider, refused) = (provided.provider, provided.refused);
-        Ok(Loaded { session, weights, provider, processor, refused })
+        Ok(Loaded { session, weights, provider, processor, packs_weights, refused })
     }
 
     fn finish_loading(&self) {

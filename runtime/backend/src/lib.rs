@@ -28,7 +28,9 @@ pub use backend::OrtBackend;
 pub use buffer::OrtBuffer;
 pub use devices::{DeviceReport, ProviderReport, ProviderSource, SystemReport};
 pub use environment::{IdleThreads, OpenError, OrtOptions};
-pub use os::{available_memory, machine_cores, machine_memory, memory_limit, processor_name, resident_memory};
+pub use os::{
+    allowed_memory, available_memory, machine_cores, machine_memory, memory_limit, processor_name, resident_memory,
+};
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;
 pub use session::{OrtSession, OrtTensor, OrtWeightPager};

@@ -207,6 +207,15 @@ impl<B: Backend> Engine<B> {
         self.restart_prefetch()
     }
 
+    /// Locks `bytes` of the streamed weights in host memory from now on, between two passes, or as many as were locked when they were loaded,
+    /// if that is less. The rest is read for each pass. Returns how many are locked; 0 where no weights are streamed.
+    ///
+    /// # Errors
+    /// Weights cannot be read: then the engine must be loaded again.
+    pub fn set_locked(&mut self, bytes: u64) -> Result<u64, EngineError> {
+        self.runtime.set_locked(&self.program, bytes)
+    }
+
     fn find_partition(&self, name: &str) -> Result<(PartitionId, Vec<StageId>), EngineError> {
         let index = self.program.plan.partitions.iter().position(|partition| partition.name == name);
         let id = index.map(PartitionId::new).ok_or_else(|| cannot_move(name, "the plan has no such partition"))?;

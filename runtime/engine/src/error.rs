@@ -59,7 +59,7 @@ pub enum EngineError {
         problems: Vec<String>,
     },
     /// Another process wrote to a file while the plan was running.
-    #[error("{} changed while it was in use: {why}; tokens from here on would be wrong", .path.display())]
+    #[error("{} was changed while it was in use: {why}; tokens from here on would be wrong", .path.display())]
     Changed {
         /// The file.
         path: PathBuf,

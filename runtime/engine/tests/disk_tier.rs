@@ -331,3 +331,30 @@ fn after_a_failed_read_of_an_expert_the_next_pass_reads_it_again() {
     let mut sequence = engine.new_sequence().unwrap();
     engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).unwrap();
 }
+
+#[test]
+fn other_bytes_are_locked_between_passes_and_the_rest_is_read() {
+    let chunks = vec![vec![100, 200], vec![300], vec![400]];
+    let case = Case { us: vec![10; 3], chunks, window: 400, bytes_per_ms: 1000, density: 1, tokens: 1 };
+    let backend = case.backend();
+    let dir = tempfile::tempdir().unwrap();
+    let mut plan = case.plan(dir.path(), &backend);
+    for (partition, locked) in plan.partitions.iter_mut().zip([150, 100, 350]) {
+        partition.bytes.locked = Some(ByteSize(locked));
+    }
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    let mut read_bytes = |engine: &mut Engine<MockBackend>| {
+        engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).unwrap();
+        engine.last_pass().read_bytes
+    };
+    assert_eq!(read_bytes(&mut engine), 400);
+    for (asked, locked) in [(300, 300), (300, 300), (0, 0), (6, 6), (600, 600), (10_000, 600)] {
+        assert_eq!(engine.set_locked(asked).unwrap(), locked);
+        for _ in 0..2 {
+            // Each partition rounds its share down.
+            let read = read_bytes(&mut engine);
+            assert!((1000 - locked..=1000 - locked + 3).contains(&read), "{read} read with {locked} locked");
+        }
+    }
+}

@@ -101,7 +101,7 @@ fn weights_written_to_while_tokens_are_computed_end_the_answer() {
     std::io::Write::write_all(&mut &file, b"W").unwrap();
     let error = engine.step(&mut sequence, StepInput::Tokens(&[7]), LogitRows::Last).unwrap_err();
     assert!(matches!(error, EngineError::Changed { .. }), "{error}");
-    assert!(error.to_string().contains("weights.data changed while it was in use"), "{error}");
+    assert!(error.to_string().contains("weights.data was changed while it was in use"), "{error}");
     assert!(error.hint().is_some_and(|hint| hint.contains("hpp-split")));
     // Not one more token, in whatever sequence.
     let mut other = engine.new_sequence().unwrap();

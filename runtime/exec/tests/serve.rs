@@ -361,7 +361,7 @@ fn what_cannot_be_answered_is_refused_by_name() {
     assert_eq!(server.refused("/../etc/passwd", &json!({})).0, 404);
     let answer = server.ok(chat, &json!({"messages": user("x"), "max_tokens": 1}));
     assert_eq!(answer["usage"]["completion_tokens"], json!(1), "and it goes on");
-    let mut late = server.post(chat, &json!({"messages": user("x"), "timeout": 0.0, "max_tokens": 400}));
+    let mut late = server.post(chat, &json!({"messages": user("x"), "timeout": 1e-9, "max_tokens": 400}));
     assert_eq!(late.status(), 504, "{}", late.body_mut().read_to_string().unwrap());
 }
 
@@ -434,6 +434,19 @@ fn keys_models_tokens_and_health() {
 }
 
 #[test]
+fn an_empty_key_is_refused() {
+    let plan = PlanDir::new(MODEL, 64);
+    let path = plan.path().to_str().unwrap().to_owned();
+    // A server that took the key would fail to listen, instead of running on.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let serve = ["serve", &path, "--port", &taken.local_addr().unwrap().port().to_string()];
+    support::hpp_exec(serve.into_iter().chain(["--api-key", ""])).fails(1, &["--api-key is empty", "hint: "]);
+    let from_environment = support::command(serve).env("HPP_API_KEY", "").output().unwrap();
+    let errors = String::from_utf8_lossy(&from_environment.stderr);
+    assert!(!from_environment.status.success() && errors.contains("HPP_API_KEY is empty"), "{errors}");
+}
+
+#[test]
 fn a_model_whose_gpu_is_missing_is_shown_where_it_is() {
     let plan = PlanDir::new(MODEL, 64).for_gpu(vec![hpp_schema::Provider::CUDA]);
     let server = Server::start(plan, &["--on-demand"]);
@@ -480,6 +493,10 @@ fn two_models_of_one_name_or_a_used_port_are_errors() {
     let path = plan.path().to_str().unwrap().to_owned();
     let twice = support::hpp_exec(["serve", &path, &path]);
     assert!(twice.stderr.contains("two models have the name") && twice.stderr.contains("a=PLAN"), "{}", twice.stderr);
+    let [a, b] = ["a", "b"].map(|name| format!("{name}={path}"));
+    let kv = plan.file("kv");
+    let stored = support::hpp_exec(["serve", &a, &b, "--kv-dir", kv.to_str().unwrap()]);
+    stored.fails(1, &["a and b are the same plan", "one name"]);
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
     let busy = support::hpp_exec(["serve", &path, "--port", &port]);

@@ -137,6 +137,15 @@ fn a_load_that_fails_is_an_error_of_its_requests_only() {
     }
     assert!(model(&server, "b")["error"].as_str().unwrap().contains("model.onnx.data"));
     assert_eq!(server.metric("hpp_model_load_errors_total{model=\"b\"}"), 2.0);
+    // A valid plan in its place is not served either: context and template are those of the old one.
+    std::fs::write(plan.file("model.onnx.data"), &weights).unwrap();
+    let file = plan.file("plan.yaml");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replacen("context: ", "context: 1", 1)).unwrap();
+    let (status, error) = server.refused(CHAT, &request("b", "What is ownership?"));
+    let message = error["message"].as_str().unwrap();
+    assert!(status == 503 && message.contains("was replaced since the server started"), "{status} {message}");
+    std::fs::write(&file, text).unwrap();
     server.ok(CHAT, &request(MODEL, "What is ownership?"));
     std::fs::write(plan.file("model.onnx.data"), &weights).unwrap();
     server.ok(CHAT, &request("b", "What is ownership?"));

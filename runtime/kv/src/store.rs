@@ -204,6 +204,18 @@ impl PageStore {
         self.shared.table().park(chain);
     }
 
+    /// Changes the limit of RAM, bytes; with less than a page, nothing is kept there. Pages beyond the limit leave at once if they are on disk
+    /// or have none, else when they are written. Returns whether the limit holds already.
+    pub fn set_ram(&self, bytes: u64) -> bool {
+        let mut table = self.shared.table();
+        table.set_ram(bytes, self.shared.now());
+        let holds = table.hold_limit(self.shared.now());
+        drop(table);
+        // More room lets pending reads begin.
+        self.shared.changed.notify_all();
+        holds
+    }
+
     /// Counts and sizes.
     pub fn stats(&self) -> StoreStats {
         self.shared.table().stats()
@@ -326,6 +338,8 @@ impl Shared {
                 self.table().finish_read(&key, page, micros);
             }
         }
+        // If the limit was lowered meanwhile.
+        self.table().hold_limit(self.now());
         self.changed.notify_all();
         (self.wake)();
     }

@@ -47,7 +47,7 @@ pub struct StoreStats {
     pub ram_evictions: u64,
     /// Pages evicted from disk.
     pub disk_evictions: u64,
-    /// Pages that found no room and were not stored.
+    /// Pages that found no room: in RAM, and were not stored, or on disk, and stay in RAM only.
     pub refused: u64,
     /// Pages written to disk.
     pub writes: u64,
@@ -189,6 +189,17 @@ impl PageTable {
     /// Whether nothing waits to be written.
     pub fn is_written(&self) -> bool {
         self.writes.is_empty() && self.writing == 0
+    }
+
+    /// Changes the limit of RAM. Pages beyond it leave now if they may, else as soon as they are written or released.
+    pub fn set_ram(&mut self, bytes: u64, now: f64) {
+        self.limits.ram = bytes;
+        self.hold_limit(now);
+    }
+
+    /// Evicts pages that could not leave yet when the limit was lowered. Returns whether the limit holds.
+    pub fn hold_limit(&mut self, now: f64) -> bool {
+        self.evict_down_to(self.limits.ram, now)
     }
 
     /// The number of leading pages of a chain that are stored and fit RAM together.
@@ -336,7 +347,9 @@ impl PageTable {
             let Some(entry) = self.pages.get(&key) else { continue };
             let (parent, index, cost_ms) = (entry.parent, entry.index, entry.facts.cost_ms as f32);
             let page = entry.ram.clone();
-            let (Some(page), Some(record)) = (page, self.take_record(now)) else {
+            let record = page.is_some().then(|| self.take_record(now));
+            let (Some(page), Some(Some(record))) = (page, record) else {
+                self.counts.refused += u64::from(record.is_some());
                 self.set_transfer(&key, TransferState::None);
                 continue;
             };
@@ -409,7 +422,12 @@ impl PageTable {
 
     /// Evicts pages from RAM until one more fits.
     fn make_room(&mut self, now: f64) -> bool {
-        while self.ram_bytes + self.limits.page > self.limits.ram {
+        self.limits.ram.checked_sub(self.limits.page).is_some_and(|most| self.evict_down_to(most, now))
+    }
+
+    /// Evicts pages from RAM until at most `most` bytes are taken. False if none of the rest may leave now.
+    fn evict_down_to(&mut self, most: u64, now: f64) -> bool {
+        while self.ram_bytes > most {
             let kept_whole = self.worth_least(now, |table, key, entry| {
                 table.is_idle(key, entry) && (entry.disk.is_some() || table.is_last(key))
             });
@@ -517,246 +535,4 @@ impl PageTable {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    const PAGE: u64 = 10_000;
-
-    fn table(ram_pages: u64, records: RecordIndex) -> PageTable {
-        let limits = TableLimits { ram: ram_pages * PAGE, page: PAGE, records, policy: EvictionPolicy::Lru };
-        PageTable::new(Fingerprint::of([]), limits, Vec::new())
-    }
-
-    fn chain(of: u32, pages: u32) -> Vec<PageKey> {
-        let mut key = PageKey::root(&Fingerprint::of([]));
-        (0..pages)
-            .map(|page| {
-                key = key.child(&[of, page], None);
-                key
-            })
-            .collect()
-    }
-
-    fn insert(table: &mut PageTable, chain: &[PageKey], now: f64) {
-        let mut parent = PageKey::root(&Fingerprint::of([]));
-        for (index, key) in chain.iter().enumerate() {
-            let facts = PageFacts { last_used: now, uses: 1.0, cost_ms: 1.0, priority: 0 };
-            table.insert(*key, parent, index as u32, facts, PageBytes::new(10).unwrap());
-            parent = *key;
-        }
-    }
-
-    /// Does all transfers; writes succeed or fail.
-    fn transfer_all(table: &mut PageTable, now: f64, succeeds: bool) {
-        while let Some(transfer) = table.next_transfer(now) {
-            match transfer {
-                PageTransfer::Write { key, record, page, .. } => {
-                    drop(page);
-                    table.finish_write(&key, record, succeeds);
-                }
-                PageTransfer::Read { key, .. } => {
-                    table.finish_read(&key, succeeds.then(|| PageBytes::new(10).unwrap()), 1)
-                }
-            }
-        }
-    }
-
-    fn ready(found: &ChainLookup) -> Option<usize> {
-        if let ChainLookup::Ready(pages) = found { Some(pages.len()) } else { None }
-    }
-
-    #[test]
-    fn parked_pages_leave_first_and_a_chain_loses_its_end_even_if_that_is_newer() {
-        let (a, b, c) = (chain(1, 2), chain(2, 2), chain(3, 2));
-        let mut ram_only = table(4, 0);
-        insert(&mut ram_only, &b, 1.0);
-        insert(&mut ram_only, &a, 2.0);
-        ram_only.park(&a);
-        insert(&mut ram_only, &c, 3.0);
-        assert_eq!((ram_only.stored(&a), ram_only.stored(&b), ram_only.stored(&c)), (0, 2, 2));
-
-        // Pages of one chain that were computed at different times, in RAM and on disk.
-        for records in [0, 2] {
-            let mut table = table(2, records);
-            insert(&mut table, &a[..1], 1.0);
-            insert(&mut table, &a, 2.0);
-            if let Some(first) = table.pages.get_mut(&a[0]) {
-                first.facts.last_used = 1.0;
-            }
-            transfer_all(&mut table, 2.0, true);
-            table.park(&a);
-            insert(&mut table, &b[..1], 3.0);
-            transfer_all(&mut table, 3.0, true);
-            assert_eq!(table.stored(&a), 1, "{records} records");
-            assert!(table.contains(&b[0]) && !table.contains(&a[1]), "{records} records");
-        }
-    }
-
-    #[test]
-    fn the_newest_of_two_records_of_a_page_counts() {
-        let model = Fingerprint::of([]);
-        let parent = PageKey::root(&model);
-        let key = chain(1, 1)[0];
-        let header = |written| PageHeader { fingerprint: model, key, parent, index: 0, written, cost_ms: 1.0 };
-        let limits = TableLimits { ram: 4 * PAGE, page: PAGE, records: 3, policy: EvictionPolicy::Lru };
-        let mut table = PageTable::new(model, limits, vec![(0, header(5)), (2, header(7)), (1, header(6))]);
-        assert_eq!((table.stats().disk_pages, table.free_records.as_slice()), (1, &[1, 0][..]));
-        table.prefetch(&[key], 1.0);
-        assert!(matches!(table.next_transfer(1.0), Some(PageTransfer::Read { record: 2, .. })));
-    }
-
-    #[test]
-    fn a_computed_page_replaces_a_read_that_fails() {
-        let a = chain(1, 2);
-        for begun in [0, 1, 2] {
-            let mut table = table(2, 100);
-            insert(&mut table, &a, 1.0);
-            table.park(&a);
-            transfer_all(&mut table, 1.0, true);
-            assert_eq!(table.in_ram(&a), 0);
-            table.prefetch(&a, 2.0);
-            let reads: Vec<PageKey> = (0..begun)
-                .map(|_| match table.next_transfer(2.0) {
-                    Some(PageTransfer::Read { key, .. }) => key,
-                    _ => panic!("two pages are to be read"),
-                })
-                .collect();
-            insert(&mut table, &a, 2.0);
-            assert_eq!((table.in_ram(&a), table.stats().ram_bytes), (2, 2 * PAGE), "{begun} begun");
-            reads.iter().for_each(|key| table.finish_read(key, None, 1));
-            transfer_all(&mut table, 3.0, true);
-            let stats = table.stats();
-            assert_eq!((stats.ram_pages, stats.disk_pages, stats.read_errors), (2, 2, begun), "{begun} begun");
-            assert_eq!(table.free_records.len(), 98);
-        }
-    }
-
-    #[test]
-    fn pages_go_to_disk_and_come_back() {
-        let mut table = table(4, 100);
-        let (a, b) = (chain(1, 3), chain(2, 3));
-        insert(&mut table, &a, 1.0);
-        transfer_all(&mut table, 1.0, true);
-        insert(&mut table, &b, 2.0);
-        assert_eq!((table.in_ram(&a), table.in_ram(&b)), (1, 3), "the last pages of the older chain left");
-        transfer_all(&mut table, 2.0, true);
-        let ChainLookup::Loading(Some(ticket)) = table.find(&a, 0, 3.0, None) else { panic!("two pages are on disk") };
-        assert!(matches!(table.find(&b, 0, 3.0, None), ChainLookup::Ready(_)), "whoever needs no read goes on");
-        transfer_all(&mut table, 3.0, true);
-        assert_eq!(ready(&table.find(&a, 0, 4.0, Some(&ticket))), Some(3));
-        assert_eq!(table.in_ram(&b), 1);
-        let stats = table.stats();
-        assert_eq!((stats.disk_pages, stats.reads, stats.writes, stats.ram_bytes), (6, 2, 6, 4 * PAGE));
-        assert_eq!(table.stored(&chain(1, 5)), 3, "what was never computed is not found");
-    }
-
-    #[test]
-    fn chains_are_read_one_after_the_other_and_a_lost_waiter_blocks_nobody() {
-        let mut table = table(3, 100);
-        let chains = [chain(1, 3), chain(2, 3), chain(3, 3)];
-        for (now, chain) in chains.iter().enumerate() {
-            insert(&mut table, chain, now as f64);
-            transfer_all(&mut table, now as f64, true);
-        }
-        let ChainLookup::Loading(Some(first)) = table.find(&chains[0], 0, 5.0, None) else { panic!() };
-        assert!(matches!(table.find(&chains[1], 0, 5.0, None), ChainLookup::Loading(None)));
-        transfer_all(&mut table, 5.0, true);
-        drop(first);
-        let ChainLookup::Loading(Some(second)) = table.find(&chains[1], 0, 6.0, None) else { panic!() };
-        transfer_all(&mut table, 6.0, true);
-        assert_eq!(ready(&table.find(&chains[1], 0, 7.0, Some(&second))), Some(3));
-    }
-
-    #[test]
-    fn without_room_the_last_pages_leave_and_parked_ones_first() {
-        let mut ram_only = table(3, 0);
-        let (a, b) = (chain(1, 3), chain(2, 1));
-        insert(&mut ram_only, &a, 1.0);
-        insert(&mut ram_only, &b, 0.0);
-        assert_eq!((ram_only.stored(&a), ram_only.stored(&b)), (2, 1), "a chain loses its end");
-        assert_eq!((ram_only.stats().ram_evictions, ram_only.stats().disk_evictions), (1, 0));
-        let mut with_disk = table(4, 100);
-        insert(&mut with_disk, &a, 9.0);
-        with_disk.park(&a);
-        transfer_all(&mut with_disk, 9.0, true);
-        assert_eq!((with_disk.in_ram(&a), with_disk.stored(&a)), (0, 3));
-    }
-
-    #[test]
-    fn a_full_disk_keeps_what_is_worth_more() {
-        let mut table = table(2, 4);
-        let (a, b) = (chain(1, 3), chain(2, 3));
-        for (now, chain) in [(1.0, &a), (2.0, &b)] {
-            for length in 1..=3 {
-                insert(&mut table, &chain[..length], now);
-                transfer_all(&mut table, now, true);
-            }
-        }
-        let stats = table.stats();
-        assert!(stats.disk_pages <= 4 && stats.ram_bytes <= 2 * PAGE && stats.disk_evictions >= 2);
-        assert!(table.contains(&b[0]) && !table.contains(&a[2]), "{stats:?}");
-    }
-
-    #[test]
-    fn faults_cost_pages_and_nothing_else() {
-        let mut table = table(4, 100);
-        let a = chain(1, 3);
-        insert(&mut table, &a, 1.0);
-        transfer_all(&mut table, 1.0, false);
-        assert_eq!((table.stats().write_errors, table.stats().disk_pages, table.in_ram(&a)), (3, 0, 3));
-        insert(&mut table, &chain(2, 4), 2.0);
-        assert_eq!(table.in_ram(&chain(2, 4)), 4);
-        transfer_all(&mut table, 2.0, true);
-        insert(&mut table, &chain(3, 4), 3.0);
-        transfer_all(&mut table, 3.0, true);
-        let ChainLookup::Loading(ticket) = table.find(&chain(2, 4), 0, 4.0, None) else { panic!() };
-        transfer_all(&mut table, 4.0, false);
-        assert_eq!(ready(&table.find(&chain(2, 4), 0, 5.0, ticket.as_ref())), Some(0));
-        assert_eq!(table.stats().read_errors, 4);
-        assert_eq!(table.stats().ram_bytes, table.stats().ram_pages * PAGE);
-    }
-
-    proptest! {
-        #[test]
-        fn limits_hold_whatever_happens(
-            steps in proptest::collection::vec((0u8..6, 0u32..5, 1u32..6, proptest::bool::weighted(0.8)), 1..60),
-            ram in 1u64..6,
-            records in 0u32..8,
-        ) {
-            let mut table = table(ram, records);
-            let mut tickets = Vec::new();
-            for (now, (action, of, pages, succeeds)) in steps.into_iter().enumerate() {
-                let (now, chain) = (now as f64, chain(of, pages));
-                match action {
-                    0 | 1 => insert(&mut table, &chain, now),
-                    2 => transfer_all(&mut table, now, succeeds),
-                    3 => match table.find(&chain, 0, now, None) {
-                        ChainLookup::Loading(ticket) => tickets.extend(ticket),
-                        ChainLookup::Ready(pages) => prop_assert!(pages.len() <= chain.len()),
-                    },
-                    4 => tickets.clear(),
-                    _ => table.park(&chain),
-                }
-                let stats = table.stats();
-                prop_assert!(stats.ram_bytes <= ram * PAGE && stats.disk_pages <= u64::from(records));
-            }
-            // Whoever waits gets an answer once the transfers are done.
-            tickets.clear();
-            let chain = chain(0, 5);
-            let mut ticket = None;
-            for now in 100..103 {
-                match table.find(&chain, 0, f64::from(now), ticket.as_ref()) {
-                    ChainLookup::Ready(_) => break,
-                    ChainLookup::Loading(given) => ticket = given,
-                }
-                prop_assert!(now < 102, "the chain is never ready");
-                transfer_all(&mut table, f64::from(now), true);
-            }
-            let mut used: Vec<RecordIndex> = table.pages.values().filter_map(|entry| entry.disk).chain(table.free_records.iter().copied()).collect();
-            used.sort_unstable();
-            prop_assert_eq!(used, (0..records).collect::<Vec<_>>(), "each record has one owner");
-            prop_assert_eq!(table.stats().ram_bytes, table.stats().ram_pages * PAGE);
-        }
-    }
-}
+mod tests;

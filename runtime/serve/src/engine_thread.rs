@@ -7,6 +7,7 @@
 
 mod embed;
 
+use crate::engine_pool::EngineShare;
 use crate::error::ApiError;
 use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
@@ -138,6 +139,8 @@ enum EngineCommand {
     Submit(Box<Queued>, Unanswered),
     /// A page has been read or written.
     Wake,
+    /// The engine may take so much from the next pass on.
+    Share(EngineShare),
     /// There will be no more requests.
     Close,
 }
@@ -207,6 +210,11 @@ impl EngineQueue {
     /// Puts a request into the queue. If the thread has ended, the request's channel closes.
     pub fn submit(&self, request: Queued) {
         let _ = self.messages.send(EngineCommand::Submit(Box::new(request), Arc::clone(&self.unanswered)));
+    }
+
+    /// Tells the engine what it may take from the next pass on.
+    pub fn share(&self, share: EngineShare) {
+        let _ = self.messages.send(EngineCommand::Share(share));
     }
 
     /// Whether every request is answered.
@@ -296,6 +304,8 @@ pub(crate) fn start<B: Backend + 'static>(
             drafts,
             grid,
             max_sequences: max_sequences.max(1),
+            most_sequences: max_sequences.max(1),
+            kv_ram: None,
             inbox,
             is_closed: false,
             queued: waiting,
@@ -342,7 +352,12 @@ struct EngineThread<B: Backend> {
     tokenizer: Option<TextTokenizer>,
     drafts: Drafts<B>,
     grid: usize,
+    /// Most sequences with states: running and kept, now.
     max_sequences: usize,
+    /// The same when it was loaded.
+    most_sequences: usize,
+    /// RAM for pages, if it was changed since.
+    kv_ram: Option<u64>,
     inbox: Receiver<EngineCommand>,
     /// Whether there will be no more requests.
     is_closed: bool,
@@ -413,7 +428,37 @@ impl<B: Backend + 'static> EngineThread<B> {
         match message {
             EngineCommand::Wake => self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false),
             EngineCommand::Submit(queued, unanswered) => self.enqueue(*queued, unanswered),
+            EngineCommand::Share(share) => self.keep_to(share),
             EngineCommand::Close => self.is_closed = true,
+        }
+    }
+
+    /// Takes no more than this from now on. Kept sequences go at once; those that run go on, so that no answer changes.
+    fn keep_to(&mut self, share: EngineShare) {
+        self.kv_ram = Some(share.kv);
+        self.hold_kv_ram();
+        self.max_sequences = usize::try_from(share.sequences).unwrap_or(usize::MAX).clamp(1, self.most_sequences);
+        self.drop_kept();
+        if let Err(error) = self.batch.set_locked(share.locked) {
+            tracing::error!(error = hpp_schema::error_line(&error), "cannot lock another part of the weights");
+            // The next request loads the engine again.
+            self.is_closed = true;
+            self.end_all(&GenerateError::from(error).into());
+        }
+        // Less RAM holds fewer pages than requests wait for.
+        self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false);
+    }
+
+    /// Drops kept sequences that have no place beside the running ones, the least recently used first. Their pages stay.
+    fn drop_kept(&mut self) {
+        let places = self.max_sequences.saturating_sub(self.batch.len());
+        self.kept.drain(..self.kept.len().saturating_sub(places));
+    }
+
+    /// Evicts pages from RAM down to a limit that was set, as far as they can leave now.
+    fn hold_kv_ram(&self) {
+        if let (Some(cache), Some(bytes)) = (self.batch.cache(), self.kv_ram) {
+            cache.set_ram(bytes);
         }
     }
 
@@ -572,6 +617,8 @@ impl<B: Backend + 'static> EngineThread<B> {
             cache.park(&sequence);
         } else if sequence.tokens().len() >= self.grid {
             self.kept.push(sequence);
+            // Where fewer sequences are allowed than run.
+            self.drop_kept();
         }
     }
 
@@ -663,6 +710,7 @@ impl<B: Backend + 'static> EngineThread<B> {
     }
 
     fn report_cache(&mut self) {
+        self.hold_kv_ram();
         if let Some(cache) = self.batch.cache() {
             self.metrics.cache.report(&cache.stats());
             self.reported_cache = Instant::now();
@@ -696,4 +744,4 @@ impl Running {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

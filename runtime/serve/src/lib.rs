@@ -24,7 +24,8 @@ mod page;
 mod server;
 
 pub use connections::ConnectionLimits;
-pub use engine_pool::{EnginePool, EngineReport, EngineSource, EngineState, MemoryNeeds, PoolSettings};
+pub use engine_pool::{AllowedMemoryFn, EnginePool, EngineReport, EngineShare, EngineSource, EngineState};
+pub use engine_pool::{MemoryNeeds, PoolSettings, Reducible};
 pub use engine_thread::{CacheHints, LoadContext, LoadError, LoadFn, LoadedEngine, WakeFn};
 pub use error::{ApiError, ServeError, check_address};
 pub use metrics::{Metrics, ModelMetrics};

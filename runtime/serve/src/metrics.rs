@@ -18,6 +18,12 @@ struct Labels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct MemoryLabels {
+    /// `host`.
+    memory: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FinishLabels {
     model: String,
     /// `stop`, `length`, `cancelled`, `failed`, `timeout` or `refused`.
@@ -38,6 +44,8 @@ pub struct Metrics {
     waiting: Family<Labels, Gauge>,
     idle_sequences: Family<Labels, Gauge>,
     state_bytes: Family<Labels, Gauge>,
+    memory_limit: Family<MemoryLabels, Gauge>,
+    memory_given_up: Family<Labels, Gauge>,
     weight_bytes: Family<Labels, Counter>,
     first_token: Family<Labels, Histogram, fn() -> Histogram>,
     between_tokens: Family<Labels, Histogram, fn() -> Histogram>,
@@ -102,6 +110,10 @@ pub struct ModelMetrics {
     pub idle_sequences: Gauge,
     /// Bytes of states, of running and of idle sequences.
     pub state_bytes: Gauge,
+    /// Host memory that all models may take now, bytes; one gauge for all.
+    pub memory_limit: Gauge,
+    /// Host memory that the model does without because the limit was lowered, bytes.
+    pub memory_given_up: Gauge,
     /// Weights read from disk or copied to a device, bytes.
     pub weight_bytes: Counter,
     /// Seconds from the arrival of a request to its first token.
@@ -144,6 +156,8 @@ impl Metrics {
             waiting: Family::default(),
             idle_sequences: Family::default(),
             state_bytes: Family::default(),
+            memory_limit: Family::default(),
+            memory_given_up: Family::default(),
             weight_bytes: Family::default(),
             first_token: Family::new_with_constructor(histogram),
             between_tokens: Family::new_with_constructor(histogram),
@@ -175,6 +189,11 @@ impl Metrics {
         );
         let state_bytes = this.state_bytes.clone();
         registry.register_with_unit("hpp_state", "KV caches and other states", Unit::Bytes, state_bytes);
+        let limit = this.memory_limit.clone();
+        registry.register_with_unit("hpp_memory_limit", "Memory that all models may take now", Unit::Bytes, limit);
+        let given_up = this.memory_given_up.clone();
+        let help = "Host memory that a model does without because the limit was lowered";
+        registry.register_with_unit("hpp_memory_given_up", help, Unit::Bytes, given_up);
         let weight_bytes = this.weight_bytes.clone();
         registry.register_with_unit("hpp_weights_streamed", "Weights read or copied", Unit::Bytes, weight_bytes);
         let first_token = this.first_token.clone();
@@ -212,6 +231,8 @@ impl Metrics {
             waiting: self.waiting.get_or_create(&labels).clone(),
             idle_sequences: self.idle_sequences.get_or_create(&labels).clone(),
             state_bytes: self.state_bytes.get_or_create(&labels).clone(),
+            memory_limit: self.memory_limit.get_or_create(&MemoryLabels { memory: "host".to_owned() }).clone(),
+            memory_given_up: self.memory_given_up.get_or_create(&labels).clone(),
             weight_bytes: self.weight_bytes.get_or_create(&labels).clone(),
             first_token: self.first_token.get_or_create(&labels).clone(),
             between_tokens: self.between_tokens.get_or_create(&labels).clone(),
@@ -247,7 +268,7 @@ impl CacheFamilies {
         registry.register("hpp_kv_hits", "KV pages that prompts found in a tier", self.hits.clone());
         registry.register("hpp_kv_misses", "KV pages that prompts had to compute", self.misses.clone());
         registry.register("hpp_kv_evictions", "KV pages evicted from a tier", self.evictions.clone());
-        registry.register("hpp_kv_refused", "KV pages that were not kept for lack of room", self.refused.clone());
+        registry.register("hpp_kv_refused", "KV pages that found no room in RAM, or on disk", self.refused.clone());
         registry.register("hpp_kv_written_pages", "KV pages written to disk", self.written.clone());
         registry.register("hpp_kv_read_pages", "KV pages read from disk", self.read.clone());
         let read_seconds = self.read_seconds.clone();

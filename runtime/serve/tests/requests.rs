@@ -32,7 +32,7 @@ impl Server {
             connections: ConnectionLimits { body: SLOWEST_BODY, ..ConnectionLimits::default() },
             grace: Duration::ZERO,
         };
-        let pool = PoolSettings { budget: MemoryNeeds::default(), idle_timeout: None, queue: 4 };
+        let pool = PoolSettings { budget: MemoryNeeds::default(), allowed: None, idle_timeout: None, queue: 4 };
         let pool = EnginePool::start(vec![], pool, shutdown.stop_flag()).unwrap();
         let ((ready, address), stop) = (channel(), shutdown.clone());
         let run = move || serve(vec![], pool, Metrics::new(), settings, &stop, |address| ready.send(address).unwrap());

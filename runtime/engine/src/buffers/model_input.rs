@@ -32,6 +32,8 @@ pub(crate) struct InputBuffers<B: Backend> {
     pub role: InputRole,
     pub dtype: DType,
     rank: usize,
+    /// The sizes that the model declares.
+    declared: Vec<Option<u64>>,
     /// Size of the axis before the batch (positions) or after the sequence (embeddings).
     width: Option<u64>,
     host: Buffer<B>,
@@ -56,6 +58,7 @@ impl<B: Backend> InputBuffers<B> {
             role: input.role,
             dtype: input.dtype,
             rank: input.shape.len(),
+            declared: input.shape.iter().map(Dim::as_fixed).collect(),
             width,
             host: pool.reserve(MemoryId::HOST, 1).map_err(about(&input.name))?,
             filled: 0,
@@ -72,6 +75,7 @@ impl<B: Backend> InputBuffers<B> {
             role: self.role,
             dtype: self.dtype,
             rank: self.rank,
+            declared: self.declared.clone(),
             width: self.width,
             host: pool.reserve(MemoryId::HOST, 1).map_err(about(&self.name))?,
             filled: 0,
@@ -132,6 +136,10 @@ impl<B: Backend> InputBuffers<B> {
             (InputRole::AttentionMask, _) => self.fill(1, elements),
             (InputRole::UseCacheBranch, _) => self.fill(1, elements),
             (InputRole::TokenTypeIds, _) => self.fill(0, elements),
+            (InputRole::Zeros, _) => {
+                self.scratch.resize(size_of(&self.name, self.dtype, &self.dims)? as usize, 0);
+                (0, true)
+            }
             (InputRole::PositionIds, PassInput::Rows(rows)) => {
                 let positions = (0..self.width.unwrap_or(1)).flat_map(|_| rows.lengths.iter().copied());
                 (0, integers(self.dtype, positions, &mut self.scratch))
@@ -195,6 +203,7 @@ impl<B: Backend> InputBuffers<B> {
         };
         let dims: Dims = match (self.role, self.rank) {
             (InputRole::UseCacheBranch, 0) => Dims::new(),
+            (InputRole::Zeros, _) => self.declared.iter().map(|size| size.unwrap_or(1)).collect(),
             (InputRole::Embeddings, 3) => {
                 let width = self.width.ok_or_else(|| self.wrong("its width is not known".into()))?;
                 [batch, sequence, width].into_iter().collect()

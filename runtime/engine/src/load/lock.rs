@@ -5,7 +5,7 @@ use crate::ids::{Id, StageId};
 use crate::port::{Backend, WeightResidency};
 use crate::program::{Program, Stage};
 use crate::reporter::Reporter;
-use crate::runtime::Runtime;
+use crate::runtime::{LockedWeights, Runtime};
 use crate::telemetry::StageTelemetry;
 use crate::weights::WeightTier;
 use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host, largest_experts};
@@ -40,6 +40,7 @@ pub(super) fn lock_weights<B: Backend>(
     let (locked, window) = (budget.locked(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
     let (states, sequences) = (in_use.states, budget.sequences());
     let locked_bytes = locked.iter().copied().fold(0, u64::saturating_add);
+    runtime.locked = LockedWeights { at_load: locked.clone(), now: locked_bytes };
     info!(limit = budget.limit(), rss, window, states, sequences, locked = locked_bytes, "host memory budget");
     for (id, stage) in program.stages.entries() {
         let locked = locked[stage.partition.index()];

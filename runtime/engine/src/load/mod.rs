@@ -15,8 +15,8 @@ use crate::program::{
     InputSource, NameResolver, OutputSink, Program, Route, Stage, SymbolTable, resolve_schedule, share_buffers,
 };
 use crate::reporter::Reporter;
-use crate::runtime::{Runtime, Taps};
-use crate::telemetry::{PerPhase, Recorder, StageTelemetry};
+use crate::runtime::{LockedWeights, Runtime, Taps};
+use crate::telemetry::{PerPhase, Recorder};
 use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
 use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore};
 use hpp_schema::{DType, InputRole, ModelKind, Plan, Severity, StateUpdate};
@@ -56,7 +56,6 @@ pub(crate) fn load<B: Backend>(
         names: &names,
     };
     let LoadedSessions { stages, sessions, pagers, telemetry, route } = loader.load()?;
-    check_host_providers(&telemetry)?;
     backend.finish_loading();
     sessions.iter().filter_map(Session::mapped_file).try_for_each(|path| watch.add_mapped(path))?;
 
@@ -85,6 +84,7 @@ pub(crate) fn load<B: Backend>(
         recorder,
         taps: Taps::default(),
         max_sequences: budget.sequences(),
+        locked: LockedWeights::default(),
         scratch: Vec::new(),
         watch,
         control,
@@ -98,19 +98,6 @@ pub(crate) fn load<B: Backend>(
     let resident = runtime.pool.backend.memory_use().resident;
     info!(stages = program.stages.iter().count(), context, resident, ms = load.as_millis(), "plan loaded");
     Ok((program, runtime))
-}
-
-/// Refuses partitions that run in host memory under different providers: where that was tried, tokens were wrong (docs/PROVIDERS.md).
-fn check_host_providers(stages: &[StageTelemetry]) -> Result<(), EngineError> {
-    let mut on_host = stages.iter().map(|stage| stage.provider).filter(|provider| provider.uses_host_memory());
-    let first = on_host.next();
-    match on_host.all(|provider| Some(provider) == first) {
-        true => Ok(()),
-        false => Err(EngineError::Unsupported(
-            "partitions in host memory would run under different providers, which gives wrong tokens: run all on one, as with \
-             --providers cpu (docs/PROVIDERS.md)",
-        )),
-    }
 }
 
 /// What never changes after loading: the steps of each phase, the layouts of states, the bindings of logits.
@@ -256,7 +243,7 @@ fn can_batch_rows(program: &Program, symbols: &SymbolTable) -> bool {
         InputRole::TokenIds | InputRole::AttentionMask => input.shape.len() == 2,
         InputRole::PositionIds => input.shape.len() > 1,
         InputRole::LogitPositions | InputRole::TokenTypeIds => true,
-        InputRole::Embeddings | InputRole::UseCacheBranch | InputRole::Free => false,
+        InputRole::Embeddings | InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => false,
     };
     let has_mask = plan.model.inputs.iter().any(|input| input.role == InputRole::AttentionMask);
     plan.model.kind == ModelKind::Decoder

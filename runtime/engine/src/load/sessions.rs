@@ -220,6 +220,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             device: variant.device.to_owned(),
             provider: loaded.provider,
             processor: loaded.processor.clone(),
+            packs_weights: loaded.packs_weights,
             residency: spec.residency,
             refused: loaded.refused.clone(),
             load,

@@ -71,6 +71,8 @@ pub struct MockWeights(Rc<RefCell<Weights>>);
 #[derive(Debug)]
 struct Weights {
     is_unmanaged: bool,
+    /// Bytes of the chunks that every run needs if none are locked.
+    unlocked: Vec<u64>,
     /// The chunks that every run needs, then one for each expert.
     chunks: Vec<Chunk>,
     /// How many experts there are.
@@ -104,10 +106,11 @@ impl MockWeights {
         clock: VirtualClock,
     ) -> Self {
         let chunk = |resident| Chunk { size: disk.chunk(resident), state: ChunkState::Absent };
+        let unlocked = bytes[..bytes.len() - experts].to_vec();
         let chunks = bytes.into_iter().map(chunk).collect();
         let is_unmanaged = residency == WeightResidency::InMemory;
         let selected = Vec::new();
-        MockWeights(Rc::new(RefCell::new(Weights { is_unmanaged, chunks, experts, selected, disk, clock })))
+        MockWeights(Rc::new(RefCell::new(Weights { is_unmanaged, unlocked, chunks, experts, selected, disk, clock })))
     }
 
     /// An error if a run would compute with weights that are not in memory.
@@ -169,12 +172,16 @@ impl WeightPager for MockWeightPager {
         {
             let weights = &mut *self.weights.0.borrow_mut();
             let (disk, first_expert) = (weights.disk.clone(), weights.first_expert());
-            for chunk in &mut weights.chunks[..first_expert] {
-                let stays = locked.min(chunk.size.resident);
-                locked -= stays;
-                *chunk = Chunk { size: disk.chunk(chunk.size.resident - stays), state: ChunkState::Absent };
+            if weights.chunks[..first_expert].iter().any(|chunk| chunk.state != ChunkState::Absent) {
+                return Err(misfit("weights", "others are locked while chunks are in memory".into()));
             }
-            weights.chunks.retain(|chunk| chunk.size.resident > 0);
+            let read = weights.unlocked.iter().map(|bytes| {
+                let stays = locked.min(*bytes);
+                locked -= stays;
+                Chunk { size: disk.chunk(bytes - stays), state: ChunkState::Absent }
+            });
+            let read: Vec<Chunk> = read.filter(|chunk| chunk.size.resident > 0).collect();
+            weights.chunks.splice(..first_expert, read);
         }
         self.describe();
         Ok(None)

@@ -286,6 +286,7 @@ impl Backend for MockBackend {
             weights: MockWeightPager::new(weights),
             provider,
             processor: "mock".into(),
+            packs_weights: false,
             refused,
         })
     }

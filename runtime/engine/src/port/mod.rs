@@ -94,6 +94,8 @@ pub struct Loaded<S, W> {
     pub provider: Provider,
     /// The processor it computes on, in the backend's words.
     pub processor: String,
+    /// Whether kernels on the host compute with packed weights, which may round differently than with weights as they are stored.
+    pub packs_weights: bool,
     /// Providers that were tried before, each with the reason it is unavailable.
     pub refused: Vec<(Provider, String)>,
 }

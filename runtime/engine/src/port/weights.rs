@@ -52,7 +52,8 @@ pub trait WeightPager {
     /// After a warm-up run: records which pages it touched, and drops them.
     fn sample_resident(&mut self) {}
     /// For streamed weights: reads and locks up to `locked` bytes of them and drops the others. Until then the system loads pages
-    /// as runs touch them. Returns a warning for the user, if there is one.
+    /// as runs touch them. Returns a warning for the user, if there is one. Called again, between two runs and with no chunk in memory, it
+    /// locks so many bytes instead, and the chunks are others; weights with experts stay as they are.
     fn lock_and_stream(&mut self, _locked: u64) -> Result<Option<String>, BackendError> {
         Ok(None)
     }

@@ -65,7 +65,7 @@ impl SymbolTable {
                 InputRole::Embeddings => &[DimMeaning::Batch, DimMeaning::Sequence],
                 InputRole::AttentionMask => &[DimMeaning::Batch, DimMeaning::Total],
                 InputRole::LogitPositions => &[DimMeaning::Rows],
-                InputRole::UseCacheBranch | InputRole::Free => &[],
+                InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => &[],
             };
             // Position ids with three axes have one before the batch; an input with one axis has no batch axis.
             let before = usize::from(input.role == InputRole::PositionIds && dims.len() == 3);

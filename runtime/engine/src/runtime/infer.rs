@@ -56,6 +56,7 @@ impl<B: Backend> Runtime<B> {
             let tensor = match inputs.get(&port.name) {
                 Some(tensor) => tensor.clone(),
                 None => all_logit_positions(program, &port.name, inputs)
+                    .or_else(|| input_of_source(program, port))
                     .ok_or_else(|| EngineError::MissingInput { name: port.name.clone(), dtype: port.dtype })?,
             };
             check(port, &tensor)?;
@@ -181,6 +182,20 @@ fn all_logit_positions(program: &Program, name: &str, inputs: &NamedTensors) -> 
     let tokens = model_inputs.iter().find(|input| has_tokens(input.role)).and_then(|input| inputs.get(&input.name))?;
     let positions: Vec<i64> = (0..i64::try_from(*tokens.shape.get(1)?).ok()?).collect();
     Some(HostTensor::from_i64(&[positions.len() as u64], &positions))
+}
+
+/// An input that only the source model has: true for the condition of the branch that generates, zeros for what only the other branch
+/// reads.
+fn input_of_source(program: &Program, port: &Port) -> Option<HostTensor> {
+    let input = program.plan.model.inputs.iter().find(|input| input.name == port.name)?;
+    let value = match input.role {
+        InputRole::UseCacheBranch => 1,
+        InputRole::Zeros => 0,
+        _ => return None,
+    };
+    let shape: Vec<u64> = port.shape.iter().map(|size| size.unwrap_or(1)).collect();
+    let size = size_of(&port.name, port.dtype, &shape).ok()?;
+    Some(HostTensor { dtype: port.dtype, shape, bytes: vec![value; size as usize] })
 }
 
 fn check(port: &Port, tensor: &HostTensor) -> Result<(), EngineError> {

@@ -2,6 +2,7 @@
 
 mod bind;
 mod infer;
+mod lock;
 mod pages;
 mod pass;
 mod pipeline;
@@ -47,6 +48,8 @@ pub(crate) struct Runtime<B: Backend> {
     pub taps: Taps,
     /// Sequences whose states fit the memory budget together.
     pub max_sequences: u64,
+    /// Streamed weights that are locked in host memory.
+    pub locked: LockedWeights,
     /// Staging for logits on their way from a device to the caller.
     pub scratch: Vec<u8>,
     /// Fails if a file that sessions read is written to.
@@ -55,6 +58,15 @@ pub(crate) struct Runtime<B: Backend> {
     pub cancel: CancelHandle,
     /// Connects `cancel` with `control` for as long as it lives.
     pub _attached: Attached,
+}
+
+/// How many bytes of streamed weights are locked in host memory.
+#[derive(Debug, Default)]
+pub(crate) struct LockedWeights {
+    /// Of each partition, as it was loaded.
+    pub at_load: Vec<u64>,
+    /// Of all partitions, now.
+    pub now: u64,
 }
 
 /// Outputs that are read back after each pass.

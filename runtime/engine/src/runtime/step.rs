@@ -319,6 +319,11 @@ impl<B: Backend> Runtime<B> {
         let vocab = dims.last().copied().unwrap_or(0);
         let computed: u64 = dims.iter().rev().skip(1).product();
         let first = row.unwrap_or(computed.saturating_sub(wanted));
+        if vocab > 0 && computed == 1 && first + wanted > 1 {
+            return Err(EngineError::Unsupported(
+                "the model gives scores for the last token of a pass only, and those of each token are needed here",
+            ));
+        }
         if vocab == 0 || computed < first + wanted || (computed != wanted && computed != tokens && computed != 1) {
             return Err(wrong(format!("its shape is {dims:?}, where scores for {wanted} positions are wanted")));
         }

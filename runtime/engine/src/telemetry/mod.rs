@@ -104,6 +104,8 @@ pub struct StageTelemetry {
     pub provider: Provider,
     /// The processor it computes on, in the backend's words.
     pub processor: String,
+    /// Whether kernels on the host compute with packed weights.
+    pub packs_weights: bool,
     /// Where its weights are between runs if it computes on the host.
     pub residency: WeightResidency,
     /// Providers the plan prefers, each with the reason it is unavailable.

@@ -53,6 +53,11 @@ impl<B: Backend> DiskTier<B> {
         self.pager(stage).lock_and_stream(locked)
     }
 
+    /// Evicts what was fetched, so that other bytes can be locked; [`set_order`](WeightTier::set_order) then plans the reads anew.
+    pub fn drop_fetched(&mut self) {
+        self.pagers.iter_mut().for_each(WeightPager::release);
+    }
+
     /// Sets the window; [`set_order`](WeightTier::set_order) then plans the reads.
     pub fn set_window(&mut self, bytes: u64) {
         self.window = bytes;

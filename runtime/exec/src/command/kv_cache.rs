@@ -3,8 +3,8 @@
 use crate::cli::{KvArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
-use crate::runtime::{OnnxRuntime, OrtBackend, available_memory, memory_limit};
-use hpp_engine::Engine;
+use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
+use hpp_engine::{Engine, StageTelemetry};
 use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, PageStoreError};
 use hpp_generate::{KvCache, KvSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
@@ -92,18 +92,19 @@ fn fingerprint(
 ) -> Result<Fingerprint, ExecError> {
     let seal = Seal::of(plan).and_then(|seal| serde_json::to_string(&seal)).map_err(ExecError::Fingerprint)?;
     let stages = engine.telemetry().stages;
-    let places: Vec<String> = stages.iter().map(|stage| format!("{:?} {}", stage.provider, stage.processor)).collect();
+    let place = |stage: &StageTelemetry| {
+        let packs = if stage.packs_weights { "packed" } else { "unpacked" };
+        format!("{:?} {} {packs}", stage.provider, stage.processor)
+    };
+    let places: Vec<String> = stages.iter().map(place).collect();
     let providers = stages.iter().map(|stage| stage.provider);
     let library = OnnxRuntime::open_for(plan, runtime, console)?.backend().results_depend_on(providers);
-    // How weights are packed depends on it.
-    let memory = format!("{:?}", memory_limit());
     let (page, context) = (page_tokens.to_string(), engine.context().to_string());
     Ok(Fingerprint::of([
         ("hpp", env!("CARGO_PKG_VERSION")),
         ("plan", &seal),
         ("places", &places.join(", ")),
         ("library", &library),
-        ("memory", &memory),
         ("page", &page),
         ("context", &context),
     ]))

@@ -17,13 +17,13 @@ use crate::settings::DraftMethod;
 use hpp_engine::EngineOptions;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model, hidden_states_output};
-use hpp_schema::Plan;
 use hpp_schema::memory::PROCESS;
+use hpp_schema::{Plan, Seal};
 use hpp_serve::{
     ConnectionLimits, EnginePool, EngineSource, LoadContext, LoadError, LoadedEngine, Metrics, ModelSettings,
     PoolSettings, ServeError, ServeSettings, ServedModel, Shutdown, check_address, serve,
 };
-use memory::{EngineNeeds, memory_budget};
+use memory::{EngineNeeds, allowed_host_memory, memory_budget};
 use placement::placement;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -40,6 +40,10 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let args = &ServeArgs { kv: KvArgs { limit: args.memory, ..args.kv.clone() }, ..args.clone() };
     let plans: Vec<(String, PlanFile)> = args.plans.iter().map(open).collect::<Result<_, _>>()?;
     check_names(&plans)?;
+    check_keys(&args.api_key)?;
+    if args.kv.kv_dir.is_some() {
+        check_stores(&plans)?;
+    }
     check_address(SocketAddr::new(args.host, args.port))?;
     ctx.interrupt.stop_gracefully();
     ctx.interrupt.also_on_terminate().map_err(ExecError::Signal)?;
@@ -63,11 +67,12 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         };
         let metrics = metrics.model(&name);
         let load = Arc::new(move |context| loader.load(context).map_err(LoadError::from));
-        sources.push(EngineSource::new(name, needs.memory, metrics, load));
+        sources.push(EngineSource::new(name, needs.memory, needs.reducible, metrics, load));
     }
     let names: Vec<String> = settings.iter().map(|settings| settings.name.clone()).collect();
     let pool = PoolSettings {
         budget: budget.memory,
+        allowed: Some(Arc::new(allowed_host_memory)),
         idle_timeout: args.idle_timeout.map(Duration::from_secs),
         queue: args.queue,
     };
@@ -78,7 +83,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     starting.store(false, Ordering::SeqCst);
     let models = settings.into_iter().enumerate();
     let models = models.map(|(engine, settings)| ServedModel::new(settings, pool.clone(), engine)).collect();
-    let keys = std::env::var(KEY_VARIABLE).ok().filter(|key| !key.is_empty());
+    let keys = std::env::var(KEY_VARIABLE).ok();
     let settings = ServeSettings {
         address: SocketAddr::new(args.host, args.port),
         api_keys: args.api_key.iter().cloned().chain(keys).collect(),
@@ -137,6 +142,34 @@ fn check_names(plans: &[(String, PlanFile)]) -> Result<(), ExecError> {
     Ok(())
 }
 
+/// Refuses empty keys: they are secrets that were not set, and would let everyone in.
+fn check_keys(keys: &[String]) -> Result<(), ExecError> {
+    let from_environment = std::env::var_os(KEY_VARIABLE).is_some_and(|key| key.is_empty());
+    let what = match keys.iter().any(String::is_empty) {
+        true => "--api-key",
+        false if from_environment => KEY_VARIABLE,
+        false => return Ok(()),
+    };
+    Err(ExecError::Usage {
+        message: format!("{what} is empty"),
+        hint: format!("give a key, or leave {what} out to serve without one"),
+    })
+}
+
+/// Refuses two names for one plan with a directory for KV pages, which has one store for each plan.
+fn check_stores(plans: &[(String, PlanFile)]) -> Result<(), ExecError> {
+    let same = |a: &PlanFile, b: &PlanFile| Seal::of(&a.plan).ok() == Seal::of(&b.plan).ok();
+    for (index, (name, plan)) in plans.iter().enumerate() {
+        if let Some((other, _)) = plans[..index].iter().find(|(_, other)| same(other, plan)) {
+            return Err(ExecError::Usage {
+                message: format!("{other} and {name} are the same plan, and --kv-dir has one store for each plan"),
+                hint: "serve it under one name, or omit --kv-dir".to_owned(),
+            });
+        }
+    }
+    Ok(())
+}
+
 fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<ModelSettings, ExecError> {
     let generation = plan.plan.generation.clone().unwrap_or_default();
     // Models that need more inputs than tokens are refused here, before the others are loaded.
@@ -177,8 +210,21 @@ fn draft_choice(plan: &PlanFile, args: &ServeArgs, console: &Console) -> Result<
 }
 
 impl ModelLoader {
+    /// Refuses a plan that was replaced since the server read it: its context, tokenizer and template are those of the old one.
+    fn check_unchanged(&self) -> Result<(), ExecError> {
+        let PlanFile { plan, path, .. } = &self.plan;
+        if PlanFile::open(path)?.plan == *plan {
+            return Ok(());
+        }
+        Err(ExecError::Usage {
+            message: format!("{} was replaced since the server started", path.display()),
+            hint: "restart the server to serve the new plan".to_owned(),
+        })
+    }
+
     fn load(&self, LoadContext { wake, cancel }: LoadContext) -> Result<LoadedEngine<OrtBackend>, ExecError> {
         let Self { plan, args, console, .. } = self;
+        self.check_unchanged()?;
         let (runtime, asked) = (&args.runtime, args.max_sequences);
         let draft = draft_choice(plan, args, console)?;
         // Of a single model, the plan's limit is that of the process.

@@ -1,6 +1,7 @@
 //! Decides which engine is loaded or unloaded next: requests first, in their order; then engines that have been idle for long.
 
 use super::memory::MemoryNeeds;
+use super::share::{Reducible, cheap_bytes};
 use std::time::{Duration, Instant};
 
 /// How long a request waits for the memory of engines that have requests, before they get no more.
@@ -11,6 +12,7 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct EngineFacts<'a> {
     pub status: EngineStatus,
     pub needs: &'a MemoryNeeds,
+    pub reducible: &'a Reducible,
     /// When the first request arrived that waits for it to be loaded.
     pub wanted_since: Option<Instant>,
 }
@@ -43,19 +45,32 @@ pub(super) enum Decision {
     Wait(Option<Instant>),
 }
 
+/// What the engines may take.
+#[derive(Clone, Debug)]
+pub(super) struct MemoryRoom {
+    /// Memory for all engines together, now.
+    pub budget: MemoryNeeds,
+    /// By how many bytes the loaded engines exceed a limit of host memory that was lowered.
+    pub excess: u64,
+}
+
 /// The next step.
 pub(super) fn decide(
     engines: &[EngineFacts<'_>],
-    budget: &MemoryNeeds,
+    room: &MemoryRoom,
     idle_timeout: Option<Duration>,
     now: Instant,
 ) -> Decision {
+    let MemoryRoom { budget, excess } = room;
     if engines.iter().any(|engine| engine.status == EngineStatus::Changing) {
         return Decision::Wait(None);
     }
     let unloaded = engines.iter().enumerate().filter(|(_, engine)| engine.status == EngineStatus::Unloaded);
     let wanted = unloaded.filter_map(|(index, engine)| Some((engine.wanted_since?, index))).min();
-    let Some((since, wanted)) = wanted else { return without_requests(engines, idle_timeout, now) };
+    let Some((since, wanted)) = wanted else {
+        let unloaded = one_too_many(engines, *excess).map(Decision::Unload);
+        return unloaded.unwrap_or_else(|| without_requests(engines, idle_timeout, now));
+    };
     let mut loaded: Vec<Loaded> = engines.iter().enumerate().filter_map(Loaded::new).collect();
     // Those that get no more requests first, then the idle one used longest ago.
     loaded.sort_by_key(|engine| (!engine.is_draining, !engine.is_idle, engine.last_used));
@@ -117,6 +132,18 @@ fn leaving<'a, 'b>(loaded: &'b [Loaded<'a>], fits: impl Fn(&[&'b Loaded<'a>]) ->
     leaving
 }
 
+/// The idle engine used longest ago, if the limit of memory was lowered so far that the loaded ones exceed it even without their KV pages.
+/// The last engine stays: it gives up more instead.
+fn one_too_many(engines: &[EngineFacts<'_>], excess: u64) -> Option<usize> {
+    let loaded: Vec<Loaded> = engines.iter().enumerate().filter_map(Loaded::new).collect();
+    let cheap = cheap_bytes(loaded.iter().map(|engine| engines[engine.index].reducible));
+    if excess <= cheap || loaded.len() < 2 {
+        return None;
+    }
+    let idle = loaded.iter().filter(|engine| engine.is_idle);
+    idle.min_by_key(|engine| engine.last_used).map(|engine| engine.index)
+}
+
 /// The next step if no request waits for an engine to be loaded.
 fn without_requests(engines: &[EngineFacts<'_>], idle_timeout: Option<Duration>, now: Instant) -> Decision {
     let mut next = None;
@@ -161,14 +188,26 @@ mod tests {
 
         /// Decides at `now` for engines of these sizes, of which 10 fit together.
         fn decide(&self, engines: &[(EngineStatus, u64, Option<u64>)], now: u64) -> Decision {
+            self.decide_with(engines, 10, now)
+        }
+
+        /// The same with a limit that was lowered from 10. Half of each engine's bytes are KV pages.
+        fn decide_with(&self, engines: &[(EngineStatus, u64, Option<u64>)], limit: u64, now: u64) -> Decision {
+            let reducible: Vec<Reducible> =
+                engines.iter().map(|(_, bytes, _)| Reducible { kv: bytes / 2, ..Reducible::default() }).collect();
+            let loaded = engines.iter().filter(|(status, ..)| *status != UNLOADED);
+            let taken: u64 = loaded.map(|(_, bytes, _)| bytes).sum();
+            let room = MemoryRoom { budget: super::tests::needs(limit), excess: taken.min(10).saturating_sub(limit) };
             let needs: Vec<MemoryNeeds> = engines.iter().map(|(_, bytes, _)| needs(*bytes)).collect();
-            let facts = engines.iter().zip(&needs).map(|((status, _, wanted), needs)| EngineFacts {
+            let memory = needs.iter().zip(&reducible);
+            let facts = engines.iter().zip(memory).map(|((status, _, wanted), (needs, reducible))| EngineFacts {
                 status: *status,
                 needs,
+                reducible,
                 wanted_since: wanted.map(|seconds| self.at(seconds)),
             });
             let facts: Vec<EngineFacts<'_>> = facts.collect();
-            decide(&facts, &super::tests::needs(10), Some(Duration::from_secs(300)), self.at(now))
+            decide(&facts, &room, Some(Duration::from_secs(300)), self.at(now))
         }
     }
 
@@ -207,6 +246,25 @@ mod tests {
         assert_eq!(clock.decide(&[(drained, 8, Some(14)), (UNLOADED, 8, Some(3))], 15), Decision::Unload(0));
         // The other request left: its engine goes on.
         assert_eq!(clock.decide(&[(clock.busy(5, true), 8, Some(14)), (UNLOADED, 8, None)], 15), Decision::Resume(0));
+    }
+
+    #[test]
+    fn a_lowered_limit_unloads_idle_engines_where_their_pages_are_not_enough() {
+        let clock = Clock(Instant::now());
+        let two = [(clock.idle_since(2), 4, None), (clock.idle_since(1), 4, None)];
+        let waits = Decision::Wait(Some(clock.at(301)));
+        assert_eq!(clock.decide_with(&two, 8, 3), waits, "they fit");
+        assert_eq!(clock.decide_with(&two, 4, 3), waits, "their pages are enough");
+        assert_eq!(clock.decide_with(&two, 3, 3), Decision::Unload(1));
+        let one_is_busy = [(clock.idle_since(2), 4, None), (clock.busy(1, false), 4, None)];
+        assert_eq!(clock.decide_with(&one_is_busy, 3, 3), Decision::Unload(0));
+        let both_are_busy = [(clock.busy(2, false), 4, None), (clock.busy(1, false), 4, None)];
+        assert_eq!(clock.decide_with(&both_are_busy, 1, 3), Decision::Wait(None));
+        assert_eq!(clock.decide_with(&[(clock.idle_since(1), 9, None)], 1, 3), waits, "the last one stays");
+        // Requests load engines within the limit of now.
+        let wanted = [(clock.idle_since(2), 4, None), (UNLOADED, 4, Some(3))];
+        assert_eq!(clock.decide_with(&wanted, 8, 3), Decision::Load(1));
+        assert_eq!(clock.decide_with(&wanted, 7, 3), Decision::Unload(0));
     }
 
     #[test]

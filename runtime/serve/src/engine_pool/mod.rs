@@ -2,14 +2,19 @@
 //!
 //! A request for a loaded engine goes into that engine's queue. A request for another one waits here, within the same limit, until the
 //! engine is loaded; then all that wait for it are sent on in the order in which they arrived. One thread decides what is loaded and
-//! unloaded ([`decide`]); it is woken by requests and by the threads of the engines.
+//! unloaded ([`decide`]); it is woken by requests and by the threads of the engines. Another asks the system every second how much memory
+//! it allows ([`limit`]): if that falls, loaded engines give up KV pages in RAM, sequences and locked weights ([`share`]).
 
 mod decide;
+mod limit;
 mod memory;
+mod share;
 #[cfg(test)]
 mod tests;
 
+pub use limit::AllowedMemoryFn;
 pub use memory::MemoryNeeds;
+pub use share::{EngineShare, Reducible};
 
 use crate::engine_thread::{
     EngineEvents, EngineQueue, EngineSetup, LoadError, LoadFn, QueuePlace, Queued, Submission, start,
@@ -17,12 +22,14 @@ use crate::engine_thread::{
 use crate::error::ApiError;
 use crate::metrics::ModelMetrics;
 use crate::model::WeightPlacement;
-use decide::{Decision, EngineFacts, EngineStatus, decide};
+use decide::{Decision, EngineFacts, EngineStatus, MemoryRoom, decide};
 use hpp_engine::{Backend, CancelHandle};
+use limit::{AllowedMemory, HostLimit, INTERVAL};
+use share::shares;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -31,10 +38,12 @@ use tokio::sync::oneshot;
 const CHECK: Duration = Duration::from_millis(100);
 
 /// How engines share memory.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct PoolSettings {
     /// Memory for all engines together.
     pub budget: MemoryNeeds,
+    /// Asks the system, every second, how much of the host's part of that it allows now. Without it, the limit stays.
+    pub allowed: Option<Arc<AllowedMemoryFn>>,
     /// An engine that had no request for so long is unloaded.
     pub idle_timeout: Option<Duration>,
     /// Most requests of one model that wait.
@@ -88,6 +97,8 @@ pub struct EngineSource {
     pub name: String,
     /// What it needs of each memory.
     pub needs: MemoryNeeds,
+    /// What of it the engine can do without.
+    pub reducible: Reducible,
     /// Its metrics.
     pub metrics: ModelMetrics,
     launch: Box<Launch>,
@@ -98,11 +109,12 @@ impl EngineSource {
     pub fn new<B: Backend + 'static>(
         name: String,
         needs: MemoryNeeds,
+        reducible: Reducible,
         metrics: ModelMetrics,
         load: Arc<LoadFn<B>>,
     ) -> Self {
         let launch = Box::new(move |setup, events| start(Arc::clone(&load), setup, events));
-        EngineSource { name, needs, metrics, launch }
+        EngineSource { name, needs, reducible, metrics, launch }
     }
 }
 
@@ -124,6 +136,8 @@ struct Shared {
 
 struct Slots {
     engines: Vec<Slot>,
+    /// The host memory for all engines together, now.
+    limit: HostLimit,
     /// Nothing is loaded any more.
     is_closed: bool,
 }
@@ -155,6 +169,8 @@ enum SlotStatus {
         queue: EngineQueue,
         last_used: Instant,
         is_draining: bool,
+        /// What it was told that it may take.
+        share: EngineShare,
     },
     Unloading,
 }
@@ -175,13 +191,18 @@ impl EnginePool {
     pub fn start(sources: Vec<EngineSource>, settings: PoolSettings, stop: Arc<AtomicBool>) -> io::Result<Self> {
         let waiting = sources.iter().map(|_| Arc::default()).collect();
         let engines = sources.iter().map(|_| Slot::default()).collect();
-        let slots = Mutex::new(Slots { engines, is_closed: false });
+        let limit = HostLimit::new(settings.budget.host);
+        let slots = Mutex::new(Slots { engines, limit, is_closed: false });
         let (changed, supervisor) = (Condvar::new(), Mutex::default());
         let pool = EnginePool(Arc::new(Shared { sources, settings, stop, waiting, slots, changed, supervisor }));
         let supervised = Arc::clone(&pool.0);
         let thread =
             std::thread::Builder::new().name("hpp-engines".to_owned()).spawn(move || supervise(&supervised))?;
         *pool.0.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(thread);
+        if let Some(allowed) = pool.0.settings.allowed.clone() {
+            let watched = Arc::downgrade(&pool.0);
+            std::thread::Builder::new().name("hpp-memory".to_owned()).spawn(move || watch_limit(&watched, &allowed))?;
+        }
         Ok(pool)
     }
 
@@ -207,7 +228,7 @@ impl EnginePool {
         let loaded = slots.engines.iter().zip(&self.0.sources);
         let loaded = loaded.filter(|(slot, _)| !matches!(slot.status, SlotStatus::Unloaded));
         let needs = self.0.sources[engine].needs.clone();
-        loaded.fold(needs, |sum, (_, source)| sum.plus(&source.needs)).fits(&self.0.settings.budget)
+        loaded.fold(needs, |sum, (_, source)| sum.plus(&source.needs)).fits(&self.0.room(&slots).budget)
     }
 
     /// Puts submissions into the queue of an engine, all of them or none. Waits while the engine is being loaded for them.
@@ -275,7 +296,7 @@ impl Shared {
         })?;
         let queued = submissions.into_iter().zip(places).map(|(submission, place)| Queued { submission, place });
         let slot = &mut slots.engines[engine];
-        if let SlotStatus::Loaded { queue, last_used, is_draining: false } = &mut slot.status {
+        if let SlotStatus::Loaded { queue, last_used, is_draining: false, .. } = &mut slot.status {
             *last_used = Instant::now();
             queued.for_each(|queued| queue.submit(queued));
             return Ok(None);
@@ -300,13 +321,56 @@ impl Shared {
             let status = match &slot.status {
                 SlotStatus::Unloaded => EngineStatus::Unloaded,
                 SlotStatus::Loading { .. } | SlotStatus::Unloading => EngineStatus::Changing,
-                SlotStatus::Loaded { queue, last_used, is_draining } => {
+                SlotStatus::Loaded { queue, last_used, is_draining, .. } => {
                     EngineStatus::Loaded { is_idle: queue.is_idle(), is_draining: *is_draining, last_used: *last_used }
                 }
             };
-            EngineFacts { status, needs: &source.needs, wanted_since: requested.or(wanted) }
+            let (needs, reducible) = (&source.needs, &source.reducible);
+            EngineFacts { status, needs, reducible, wanted_since: requested.or(wanted) }
         });
         facts.collect()
+    }
+
+    /// What engines may take now.
+    fn room(&self, slots: &Slots) -> MemoryRoom {
+        let loaded = slots.engines.iter().zip(&self.sources);
+        let loaded = loaded.filter(|(slot, _)| !matches!(slot.status, SlotStatus::Unloaded));
+        let taken = loaded.map(|(_, source)| source.needs.host).fold(0, u64::saturating_add);
+        let host = slots.limit.bytes();
+        // What exceeded the limit before it was lowered is the user's decision: an engine too large is loaded alone.
+        let excess = taken.min(slots.limit.at_start()).saturating_sub(host);
+        MemoryRoom { budget: MemoryNeeds { host, ..self.settings.budget.clone() }, excess }
+    }
+
+    /// Tells the loaded engines what they may take, where that has changed.
+    fn share_memory(&self, slots: &mut Slots) {
+        let room = self.room(slots);
+        let loaded = slots.engines.iter_mut().zip(&self.sources).filter_map(|(slot, source)| match &mut slot.status {
+            SlotStatus::Loaded { queue, share, .. } => Some((queue, share, source)),
+            SlotStatus::Unloaded | SlotStatus::Loading { .. } | SlotStatus::Unloading => None,
+        });
+        let loaded: Vec<_> = loaded.collect();
+        let reducible: Vec<Reducible> = loaded.iter().map(|(_, _, source)| source.reducible).collect();
+        for ((queue, share, source), now) in loaded.into_iter().zip(shares(&reducible, room.excess)) {
+            if *share == now {
+                continue;
+            }
+            let (before, after) = (source.reducible.given_up(share), source.reducible.given_up(&now));
+            let why = if after > before { "less memory is allowed" } else { "more memory is allowed" };
+            let EngineShare { kv, sequences, locked } = now;
+            tracing::warn!(
+                model = source.name,
+                limit = room.budget.host,
+                excess = room.excess,
+                kv_ram = kv,
+                sequences,
+                locked,
+                "{why}: the model keeps so much of what it can do without"
+            );
+            source.metrics.memory_given_up.set(i64::try_from(after).unwrap_or(i64::MAX));
+            *share = now;
+            queue.share(now);
+        }
     }
 
     /// Ends waiting requests whose client has left or whose deadline has passed, and all of them once the server stops.
@@ -381,7 +445,7 @@ impl Shared {
 impl Slot {
     /// Sends waiting requests on to the engine, which is loaded.
     fn send_on(&mut self) {
-        let SlotStatus::Loaded { queue, last_used, is_draining } = &mut self.status else { return };
+        let SlotStatus::Loaded { queue, last_used, is_draining, .. } = &mut self.status else { return };
         (*is_draining, *last_used) = (false, Instant::now());
         for request in self.pending.drain(..) {
             request.queued.into_iter().for_each(|queued| queue.submit(queued));
@@ -413,7 +477,8 @@ fn supervise(shared: &Arc<Shared>) {
         } else {
             let facts = shared.facts(&slots);
             let now = Instant::now();
-            match decide(&facts, &shared.settings.budget, shared.settings.idle_timeout, now) {
+            let room = shared.room(&slots);
+            match decide(&facts, &room, shared.settings.idle_timeout, now) {
                 Decision::Load(engine) => {
                     shared.load(&mut slots, engine);
                     continue;
@@ -432,7 +497,10 @@ fn supervise(shared: &Arc<Shared>) {
                     slots.engines[engine].send_on();
                     continue;
                 }
-                Decision::Wait(until) => until,
+                Decision::Wait(until) => {
+                    shared.share_memory(&mut slots);
+                    until
+                }
             }
         };
         let is_loading = |slot: &Slot| matches!(slot.status, SlotStatus::Loading { .. });
@@ -445,6 +513,32 @@ fn supervise(shared: &Arc<Shared>) {
                 shared.changed.wait_timeout(slots, left).unwrap_or_else(PoisonError::into_inner).0
             }
         };
+    }
+}
+
+/// Follows the memory that the system allows until the pool is closed or gone.
+fn watch_limit(pool: &Weak<Shared>, allowed: &AllowedMemory) {
+    while let Some(shared) = pool.upgrade() {
+        // Outside the lock that requests take.
+        let allowed = allowed();
+        let mut slots = shared.slots();
+        if slots.is_closed {
+            return;
+        }
+        let has_changed = allowed.is_some_and(|allowed| slots.limit.observe(allowed, Instant::now()));
+        let limit = slots.limit.bytes();
+        // Inside the lock, so that the metrics never show shares of a limit that they do not show yet.
+        let shown = i64::try_from(limit).unwrap_or(i64::MAX);
+        for source in &shared.sources {
+            source.metrics.memory_limit.set(shown);
+        }
+        drop(slots);
+        if has_changed {
+            tracing::info!(limit, allowed, "the memory for all models has changed");
+            shared.changed.notify_all();
+        }
+        drop(shared);
+        std::thread::sleep(INTERVAL);
     }
 }
 
@@ -491,7 +585,8 @@ impl EngineEvents for PoolEvents {
                 metrics.loads.inc();
                 metrics.load_seconds.inc_by(since.elapsed().as_secs_f64());
                 metrics.loaded.set(1);
-                slot.status = SlotStatus::Loaded { queue, last_used: Instant::now(), is_draining: false };
+                let share = self.pool.sources[self.engine].reducible.all();
+                slot.status = SlotStatus::Loaded { queue, last_used: Instant::now(), is_draining: false, share };
                 slot.error = None;
                 slot.placement = Some(placement);
                 slot.send_on();
@@ -521,6 +616,7 @@ impl EngineEvents for PoolEvents {
         let mut slots = self.pool.slots();
         let slot = &mut slots.engines[self.engine];
         self.pool.sources[self.engine].metrics.loaded.set(0);
+        self.pool.sources[self.engine].metrics.memory_given_up.set(0);
         if let SlotStatus::Loading { .. } = slot.status {
             // It panicked.
             self.pool.load_failed(slot, self.engine, "the engine's thread ended while it loaded".into());

@@ -1,4 +1,4 @@
-//! A pool whose loads never end, fail or panic: what its requests are told.
+//! A pool whose loads never end, fail or panic: what its requests are told. And a pool whose memory limit is lowered.
 
 use super::*;
 use crate::engine_thread::{Client, EngineTask, LoadContext, LoadedEngine, RequestEvent};
@@ -11,8 +11,9 @@ type Loaded = Result<LoadedEngine<MockBackend>, LoadError>;
 /// A pool of one engine with two places in its queue.
 fn pool(load: impl Fn(LoadContext) -> Loaded + Send + Sync + 'static) -> EnginePool {
     let metrics = Metrics::new().model("m");
-    let source = EngineSource::new("m".to_owned(), MemoryNeeds::default(), metrics, Arc::new(load));
-    let settings = PoolSettings { budget: MemoryNeeds::default(), idle_timeout: None, queue: 2 };
+    let source =
+        EngineSource::new("m".to_owned(), MemoryNeeds::default(), Reducible::default(), metrics, Arc::new(load));
+    let settings = PoolSettings { budget: MemoryNeeds::default(), allowed: None, idle_timeout: None, queue: 2 };
     EnginePool::start(vec![source], settings, Arc::default()).unwrap()
 }
 
@@ -90,5 +91,48 @@ fn a_load_that_fails_or_panics_fails_its_requests_and_the_next_one_loads_again()
     assert_eq!(ask(), "the model \"m\" cannot be loaded: the disk is gone");
     assert_eq!(pool.report(0).error.as_deref(), Some("the disk is gone"));
     assert_eq!(pool.load(0).unwrap_err().to_string(), "the disk is gone");
+    pool.close();
+}
+
+#[test]
+fn a_lowered_limit_takes_pages_from_engines_and_then_unloads_idle_ones() {
+    let allowed = Arc::new(std::sync::atomic::AtomicU64::new(u64::MAX));
+    let metrics = Metrics::new();
+    let source = |name: &str| {
+        let needs = MemoryNeeds { host: 1000, ..MemoryNeeds::default() };
+        let reducible = Reducible { kv: 300, sequences: 8, sequence: 10, locked: 0 };
+        let load = |_| Ok(crate::engine_thread::tests::load_toy());
+        EngineSource::new(name.to_owned(), needs, reducible, metrics.model(name), Arc::new(load))
+    };
+    let reads = Arc::clone(&allowed);
+    let settings = PoolSettings {
+        budget: MemoryNeeds { host: 2000, ..MemoryNeeds::default() },
+        allowed: Some(Arc::new(move || Some(reads.load(Ordering::SeqCst)))),
+        idle_timeout: None,
+        queue: 2,
+    };
+    let pool = EnginePool::start(vec![source("a"), source("b")], settings, Arc::default()).unwrap();
+    pool.load(0).unwrap();
+    pool.load(1).unwrap();
+    let given_up = |model: &str| metrics.model(model).memory_given_up.get();
+    let wait = |what: &str, is_so: &dyn Fn() -> bool| {
+        let started = Instant::now();
+        while !is_so() {
+            assert!(started.elapsed() < Duration::from_secs(60), "{what}: {} and {}", given_up("a"), given_up("b"));
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    allowed.store(1900, Ordering::SeqCst);
+    wait("both give up pages", &|| (given_up("a"), given_up("b")) == (50, 50));
+    assert_eq!((pool.report(0).state, pool.report(1).state), (EngineState::Loaded, EngineState::Loaded));
+    // More than all pages: the engine used longest ago leaves, and the other needs to give up only its part.
+    allowed.store(900, Ordering::SeqCst);
+    wait("a is unloaded", &|| pool.report(0).state == EngineState::Unloaded);
+    wait("b gives up pages", &|| (given_up("a"), given_up("b")) == (0, 100));
+    assert!(!pool.has_room_for(0));
+    let (submission, mut events) = request(None);
+    assert_eq!(outcome(pool.0.submit(1, vec![submission])), Ok(()));
+    assert!(matches!(events.blocking_recv(), Some(RequestEvent::Failed(_))), "the toy embeds nothing");
+    assert_eq!(metrics.model("b").memory_limit.get(), 900);
     pool.close();
 }

@@ -36,6 +36,7 @@ struct ToyThread {
     thread: std::thread::JoinHandle<()>,
     runs: Arc<Mutex<Vec<usize>>>,
     gate: Arc<Barrier>,
+    metrics: Metrics,
 }
 
 impl ToyThread {
@@ -43,14 +44,29 @@ impl ToyThread {
         let (runs, gate) = (Arc::<Mutex<Vec<usize>>>::default(), Arc::new(Barrier::new(2)));
         let (recorded, waits) = (Arc::clone(&runs), Arc::clone(&gate));
         let load = move |_| Ok(load(Arc::clone(&recorded), Arc::clone(&waits)));
+        let metrics = Metrics::new();
         let setup = EngineSetup {
-            metrics: Metrics::new().model("toy"),
+            metrics: metrics.model("toy"),
             waiting: Arc::default(),
             stop: Arc::default(),
             cancel: CancelHandle::new(),
         };
         let (queue, thread) = start::<MockBackend>(Arc::new(load), setup, Ignored).unwrap();
-        ToyThread { queue, thread, runs, gate }
+        ToyThread { queue, thread, runs, gate, metrics }
+    }
+
+    /// Waits until a metric has a value.
+    fn wait_for(&self, metric: &str, is_right: impl Fn(f64) -> bool) {
+        let value = || {
+            let text = self.metrics.to_text();
+            let value = text.lines().find_map(|line| line.strip_prefix(metric)?.trim().parse().ok());
+            value.unwrap_or(0.0)
+        };
+        let started = Instant::now();
+        while !is_right(value()) {
+            assert!(started.elapsed() < Duration::from_secs(60), "{metric} stays {}", value());
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Asks for `answer` tokens after a prompt.
@@ -73,6 +89,11 @@ impl ToyThread {
         self.queue.submit(Queued { submission, place });
         receiver
     }
+}
+
+/// The toy model, loaded.
+pub(crate) fn load_toy() -> LoadedEngine<MockBackend> {
+    load(Arc::default(), Arc::new(Barrier::new(1)))
 }
 
 /// The toy model with a cache of pages of `CHUNK` tokens, so that its prompts have chunks of so many.
@@ -155,4 +176,42 @@ fn between_two_tokens_of_an_answer_there_is_at_most_one_chunk_of_prompts() {
     // Prompts take turns, so that the short one does not wait for the long ones.
     let at = runs.iter().enumerate().filter(|(_, tokens)| **tokens == short.len()).nth(1).unwrap().0;
     assert!(runs[1..at].iter().filter(|tokens| **tokens > 1).count() <= 4, "{runs:?}");
+}
+
+#[test]
+fn answers_stay_the_same_while_their_engine_gives_up_memory_and_gets_it_back() {
+    let toy = ToyThread::start();
+    let (pages, kept) = ("hpp_kv_pages{model=\"toy\",tier=\"ram\"}", "hpp_idle_sequences{model=\"toy\"}");
+    let prompts: Vec<Vec<u32>> = (1..4).map(|of| (0..24).map(|at| (at * of + of) % 16).collect()).collect();
+    for prompt in &prompts {
+        assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(prompt, 1));
+    }
+    toy.wait_for(pages, |pages| pages == 18.0);
+    toy.wait_for(kept, |kept| kept == 3.0);
+    let running = toy.ask(vec![3, 1, 4], 50);
+    toy.gate.wait();
+    // It has begun, and its next token waits until there is less memory.
+    toy.queue.share(EngineShare { kv: 0, sequences: 1, locked: 0 });
+    let others: Vec<_> = prompts.iter().map(|prompt| toy.ask(prompt.clone(), 1)).collect();
+    toy.gate.wait();
+    assert_eq!(answer(running), expected(&[3, 1, 4], 50));
+    for (prompt, events) in prompts.iter().zip(others) {
+        assert_eq!(answer(events), expected(prompt, 1));
+    }
+    toy.wait_for(pages, |pages| pages == 0.0);
+    toy.wait_for(kept, |kept| kept <= 1.0);
+    {
+        let runs = toy.runs.lock().unwrap();
+        let last_single = runs.iter().rposition(|tokens| *tokens == 1).unwrap();
+        let before = runs[..last_single].iter().filter(|tokens| **tokens > 1).count();
+        assert_eq!(before, 3 * 6 + 1, "nothing starts beside the running answer: {runs:?}");
+    }
+    toy.queue.share(EngineShare { kv: 16 << 20, sequences: 99, locked: 0 });
+    for prompt in &prompts {
+        assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(prompt, 1));
+    }
+    toy.wait_for(pages, |pages| pages >= 10.0);
+    toy.wait_for(kept, |kept| kept == 3.0);
+    drop(toy.queue);
+    toy.thread.join().unwrap();
 }

@@ -5,7 +5,7 @@ use crate::engine_thread::CacheHints;
 use crate::error::ApiError;
 use crate::model::RequestOptions;
 use hpp_generate::grammar::{GrammarSource, ResponseFormat};
-use hpp_generate::sampling::SamplingOverrides;
+use hpp_generate::sampling::{JsonSeed, SamplingOverrides};
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -41,7 +41,7 @@ pub struct Settings {
     /// Makes tokens already in the text less likely.
     pub repetition_penalty: Option<f64>,
     /// Seed of the random numbers.
-    pub seed: Option<i64>,
+    pub seed: Option<JsonSeed>,
     /// Texts that end the answer.
     pub stop: Option<OneOrMany>,
     /// Number of answers.
@@ -138,7 +138,7 @@ impl Settings {
                 top_p: self.top_p,
                 min_p: self.min_p,
                 repetition_penalty: self.repetition_penalty,
-                seed: self.seed.map(i64::cast_unsigned),
+                seed: self.seed.map(JsonSeed::value),
             },
             ignore_eos: self.ignore_eos == Some(true),
             top_logprobs,
@@ -199,8 +199,11 @@ impl Settings {
 
 /// The `timeout` of a request, which is in seconds.
 pub fn time_limit(seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
-    let timeout = seconds.map(Duration::try_from_secs_f64).transpose();
-    timeout.map_err(|_| ApiError::field("timeout", "`timeout` must be a number of seconds above 0"))
+    let Some(seconds) = seconds else { return Ok(None) };
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(limit) if !limit.is_zero() => Ok(Some(limit)),
+        _ => Err(ApiError::field("timeout", "`timeout` must be a number of seconds above 0 and below 1e19")),
+    }
 }
 
 #[cfg(test)]
@@ -235,7 +238,12 @@ mod tests {
         assert_eq!(refused(r#"{"frequency_penalty": 0.5}"#), Some("frequency_penalty".to_owned()));
         assert_eq!(refused(r#"{"stop": [""]}"#), Some("stop".to_owned()));
         assert_eq!(refused(&format!("{{\"stop\": \"{}\"}}", "x".repeat(1025))), Some("stop".to_owned()));
-        assert_eq!(refused(r#"{"timeout": -1}"#), Some("timeout".to_owned()));
+        let seed = |json: &str| settings(json).options(None).unwrap().sampling.seed;
+        assert_eq!(seed(r#"{"seed": -5}"#), Some(u64::MAX - 4));
+        assert_eq!(seed(r#"{"seed": 18446744073709551615}"#), Some(u64::MAX));
+        for timeout in ["-1", "0", "1e30"] {
+            assert_eq!(refused(&format!(r#"{{"timeout": {timeout}}}"#)), Some("timeout".to_owned()), "{timeout}");
+        }
         assert!(settings(r#"{"n": 0}"#).answers().is_err() && settings(r#"{"n": 4}"#).answers() == Ok(4));
     }
 }

@@ -215,6 +215,23 @@ impl Mapping {
         if unsafe { libc::mlock(self.address(), self.length) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
+    /// Undoes [`lock`](Self::lock): its pages may be freed again.
+    pub(super) fn unlock(&self) {
+        // SAFETY: unlocking changes no contents; if the range is not mapped or not locked, nothing happens.
+        unsafe { libc::munlock(self.address(), self.length) };
+    }
+
+    /// Whether these mappings hold all of its addresses.
+    pub(super) fn is_within(&self, others: &[Mapping]) -> bool {
+        let (mut at, end) = (self.start, self.start + self.length);
+        while at < end {
+            let holds = |other: &&Mapping| (other.start..other.start + other.length).contains(&at);
+            let Some(found) = others.iter().find(holds) else { return false };
+            at = found.start + found.length;
+        }
+        true
+    }
+
     /// Its addresses.
     pub(super) fn addresses(&self) -> Range<usize> {
         self.start..self.start + self.length

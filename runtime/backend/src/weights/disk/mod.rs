@@ -177,7 +177,7 @@ impl PendingWeights {
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::take_over`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
-        let weights = unsafe { StreamedWeights::take_over(io, mappings, experts, &compressed, locked) };
+        let weights = unsafe { StreamedWeights::take_over(io, mappings, experts, compressed, locked) };
         let mut weights = weights.map_err(&failed)?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
         let (resident, stored) = (sum(|chunk| chunk.resident), sum(|chunk| chunk.stored));
@@ -227,13 +227,23 @@ impl SessionWeights {
         }
     }
 
-    /// Reads and locks up to `locked` bytes, and drops the rest; a warning for the user, if there is one.
+    /// Reads and locks up to `locked` bytes, and drops the rest; a warning for the user, if there is one. Again with another number to
+    /// lock more or less.
     pub fn lock_and_stream(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
         match std::mem::replace(self, SessionWeights::InMemory) {
             SessionWeights::Pending(pending) => {
                 let (weights, warning) = pending.lock_and_stream(locked)?;
                 *self = SessionWeights::Streamed(weights);
                 Ok(warning)
+            }
+            SessionWeights::Streamed(mut weights) => {
+                let relocked = weights.relock(locked);
+                *self = SessionWeights::Streamed(weights);
+                relocked.map_err(|error| BackendError::Runtime {
+                    doing: "lock another part of the weights".into(),
+                    cause: error.to_string(),
+                })?;
+                Ok(None)
             }
             other => {
                 *self = other;

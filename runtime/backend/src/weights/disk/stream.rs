@@ -33,6 +33,28 @@ pub(crate) struct StreamedWeights {
     expert_pages: Rc<ExpertPages>,
     /// Why the system refused to lock weights in memory, if it did: the system may then swap them.
     unlocked: Option<io::Error>,
+    /// What is needed to lock more or less; `None` after an attempt that failed, and then no run may start.
+    locking: Option<Locking>,
+}
+
+/// All weights of a session but experts, and which of them are locked.
+struct Locking {
+    mappings: Vec<Mapping>,
+    compressed: Compressed,
+    files: Files,
+    pool: Rc<PagePool>,
+    /// The bytes that may be locked.
+    budget: u64,
+    /// What is locked.
+    locked: Vec<Mapping>,
+}
+
+/// What is read before each run.
+struct Streamed {
+    chunks: Vec<StreamedChunk>,
+    bytes: Vec<ChunkSize>,
+    memory: PageRegions,
+    unlocked: Option<io::Error>,
 }
 
 /// The reader, the pools of pages and the open files, which all sessions share.
@@ -78,40 +100,53 @@ impl StreamedWeights {
         io: StreamingIo,
         mappings: Vec<Mapping>,
         experts: Vec<Vec<Mapping>>,
-        compressed: &Compressed,
+        compressed: Compressed,
         locked: u64,
     ) -> io::Result<Self> {
         let StreamingIo { reader, pool, expert_pages, files } = io;
-        let mut files = Files::new(files);
         for mapping in mappings.iter().chain(experts.iter().flatten()) {
             // SAFETY: the session keeps it mapped, no other session uses it, and no run starts before its chunks are present (this
             // function's contract).
             unsafe { mapping.replace() }?;
         }
-        let (streamed, unlocked) = read_and_lock(&reader, lock_order(mappings, compressed), locked, &mut files)?;
-        let merged = merge_adjacent(streamed.iter().map(|range| &range.mapping));
-        let mut chunks = absent_chunks(&streamed, &merged, &mut files)?;
-        // If the system does not lock memory, huge pages of locked weights may reach into these ranges; `new` frees them.
-        // SAFETY: replaced above; the session keeps the addresses mapped and outlives this.
-        let memory = unsafe { PageRegions::new(pool, &merged) };
-        let needed = memory.bytes_needed(chunks.iter().map(|chunk: &StreamedChunk| &*chunk.read.fills));
-        let size_of =
-            |(chunk, resident): (&StreamedChunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
-        let mut bytes: Vec<ChunkSize> = chunks.iter().zip(needed).map(size_of).collect();
+        let (files, locked_now) = (Files::new(files), Vec::new());
+        let mut locking = Locking { mappings, compressed, files, pool, budget: locked, locked: locked_now };
+        // SAFETY: replaced above; the session keeps the addresses mapped and outlives this, and no run is in progress.
+        let Streamed { mut chunks, mut bytes, memory, unlocked } = unsafe { locking.read_and_lock(&reader) }?;
         let mut of_experts = Vec::with_capacity(experts.len());
         for parts in &experts {
             let first = chunks.len();
             for part in parts {
                 // SAFETY: replaced above; the session does not run before the chunks of the experts that it uses are present.
                 unsafe { forbid(&part.addresses()) }?;
-                chunks.extend(expert_chunks(part, &mut files)?);
+                chunks.extend(expert_chunks(part, &mut locking.files)?);
             }
             of_experts.push(first..chunks.len());
         }
         let lengths = chunks[bytes.len()..].iter().map(|chunk| chunk.read.length as u64);
         bytes.extend(lengths.map(|length| ChunkSize { resident: length, stored: length }).collect::<Vec<_>>());
         let (experts, selected) = (of_experts, Vec::new());
-        Ok(StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked })
+        let locking = Some(locking);
+        Ok(StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked, locking })
+    }
+
+    /// Locks up to `locked` bytes instead of as many as before. If that is a change, evicts all chunks; what stays locked is not read again.
+    /// Weights with experts stay as they are.
+    pub fn relock(&mut self, locked: u64) -> io::Result<()> {
+        let is_new = |locking: &mut Locking| locking.budget != locked && self.experts.is_empty();
+        let Some(mut locking) = self.locking.take_if(is_new) else { return Ok(()) };
+        self.release();
+        locking.budget = locked;
+        // The pool must forget pages at addresses that will be locked before they are.
+        // SAFETY: of no mapping.
+        self.memory = unsafe { PageRegions::new(Rc::clone(&locking.pool), &[]) };
+        // SAFETY: `take_over` replaced the mappings; the session keeps them mapped and outlives this; no run is in progress, since that
+        // borrows this, and the next is refused until all chunks are present.
+        let Streamed { chunks, bytes, memory, unlocked } = unsafe { locking.read_and_lock(&self.reader) }?;
+        (self.chunks, self.bytes, self.memory) = (chunks, bytes, memory);
+        self.unlocked = unlocked.or(self.unlocked.take());
+        self.locking = Some(locking);
+        Ok(())
     }
 
     /// The size of each chunk.
@@ -198,6 +233,9 @@ impl StreamedWeights {
 
     /// Refuses a run while a chunk that it needs is absent.
     pub fn check(&self) -> Result<(), BackendError> {
+        if self.locking.is_none() {
+            return Err(misfit("locking another part of its session's weights failed"));
+        }
         self.expert_pages.close().map_err(no_memory)?;
         let experts =
             self.selected.iter().flat_map(|expert| self.experts.get(*expert as usize).cloned().into_iter().flatten());
@@ -233,37 +271,68 @@ impl Drop for StreamedWeights {
     }
 }
 
-/// Reads and locks the first of `ranges`, up to `budget` bytes. Returns the ranges that are to be streamed, in file order, so that
-/// compressed and uncompressed reads alternate, and the error of the system where it locks no memory.
-fn read_and_lock<'a>(
-    reader: &Reader,
-    ranges: Vec<WeightRange<'a>>,
-    budget: u64,
-    files: &mut Files,
-) -> io::Result<(Vec<WeightRange<'a>>, Option<io::Error>)> {
-    let (mut room, mut streamed, mut unlocked) = (budget, Vec::new(), None);
+impl Locking {
+    /// Locks the first of all weights, up to the budget, and reads those that were not locked before. Unlocks the rest and frees its pages.
+    ///
+    /// # Safety
+    /// [`Mapping::replace`] made the memory of the mappings, which must stay mapped as long as the result is used, and nothing may need the
+    /// contents of what is not locked.
+    unsafe fn read_and_lock(&mut self, reader: &Reader) -> io::Result<Streamed> {
+        let Locking { mappings, compressed, files, pool, budget, locked } = self;
+        let before = std::mem::take(locked);
+        let divided = divide(lock_order(mappings.clone(), compressed), *budget);
+        let mut unlocked = None;
+        for range in divided.locked.iter().filter(|range| !range.mapping.is_within(&before)) {
+            // Locked before it is read, so that no huge page that starts here reaches into absent memory.
+            unlocked = range.mapping.lock().err().or(unlocked);
+            read_now(reader, reads(range, 0..usize::MAX, files)?)?;
+        }
+        *locked = divided.locked.into_iter().map(|range| range.mapping).collect();
+        let streamed = divided.streamed;
+        if !before.is_empty() {
+            streamed.iter().for_each(|range| range.mapping.unlock());
+        }
+        let merged = merge_adjacent(streamed.iter().map(|range| &range.mapping));
+        let chunks = absent_chunks(&streamed, &merged, files)?;
+        // If the system does not lock memory, huge pages of locked weights may reach into these ranges; `new` frees them.
+        // SAFETY: this function's contract.
+        let memory = unsafe { PageRegions::new(Rc::clone(pool), &merged) };
+        let needed = memory.bytes_needed(chunks.iter().map(|chunk: &StreamedChunk| &*chunk.read.fills));
+        let size_of =
+            |(chunk, resident): (&StreamedChunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
+        let bytes: Vec<ChunkSize> = chunks.iter().zip(needed).map(size_of).collect();
+        Ok(Streamed { chunks, bytes, memory, unlocked })
+    }
+}
+
+/// Weights in two parts.
+struct Divided<'a> {
+    locked: Vec<WeightRange<'a>>,
+    /// In file order, so that compressed and uncompressed reads alternate.
+    streamed: Vec<WeightRange<'a>>,
+}
+
+/// Divides ranges into the first ones, up to `budget` bytes, which are locked, and the rest.
+fn divide(ranges: Vec<WeightRange<'_>>, budget: u64) -> Divided<'_> {
+    let (mut room, mut locked, mut streamed) = (budget, Vec::new(), Vec::new());
     for range in ranges {
         let length = range.mapping.length as u64;
-        let (locked, rest) = match range.region {
+        let (first, rest) = match range.region {
             Some(_) if length <= room => (Some(range), None),
             // Uncompressed, a part of it can be locked; only worth it if that leaves less to read.
             Some(region) if length - room >= region.stored_bytes() => (None, Some(range)),
             _ => {
                 let uncompressed = |mapping| WeightRange { mapping, region: None };
-                let (locked, rest) = range.mapping.split(room);
-                (locked.map(uncompressed), rest.map(uncompressed))
+                let (first, rest) = range.mapping.split(room);
+                (first.map(uncompressed), rest.map(uncompressed))
             }
         };
-        if let Some(range) = locked {
-            room = room.saturating_sub(range.mapping.length as u64);
-            // Locked before it is read, so that no huge page that starts here reaches into absent memory.
-            unlocked = range.mapping.lock().err().or(unlocked);
-            read_now(reader, reads(&range, 0..usize::MAX, files)?)?;
-        }
+        room = first.as_ref().map_or(room, |range| room.saturating_sub(range.mapping.length as u64));
+        locked.extend(first);
         streamed.extend(rest);
     }
     streamed.sort_by_key(|range| range.mapping.start);
-    Ok((streamed, unlocked))
+    Divided { locked, streamed }
 }
 
 /// The chunks of streamed ranges, all absent. `merged` are their mappings, adjacent ones merged.
@@ -369,7 +438,10 @@ mod tests {
         let memory = unsafe { PageRegions::new(Rc::default(), &filled) };
         let (experts, selected, expert_pages) = (Vec::new(), Vec::new(), Rc::default());
         let reader = Rc::new(reader);
-        (StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked: None }, pages)
+        let (files, pool, compressed) = (Files::new(Arc::default()), Rc::default(), Compressed::default());
+        let locking = Some(Locking { mappings: vec![], compressed, files, pool, budget: 0, locked: vec![] });
+        let unlocked = None;
+        (StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked, locking }, pages)
     }
 
     #[test]
@@ -424,7 +496,7 @@ mod tests {
                 let io = StreamingIo { reader: Rc::clone(&reader), pool, expert_pages: Rc::default(), files };
                 // SAFETY: the mapping outlives the weights, and is read only while all chunks are present.
                 let mut weights =
-                    unsafe { StreamedWeights::take_over(io, mappings, vec![], &compressed(dir.path()), locked) }
+                    unsafe { StreamedWeights::take_over(io, mappings, vec![], compressed(dir.path()), locked) }
                         .unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
@@ -449,6 +521,59 @@ mod tests {
         }
     }
 
+    /// Bytes of memory that this process has locked in these mappings.
+    fn locked_bytes(mappings: &[Mapping]) -> u64 {
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let (mut within, mut locked) = (false, 0);
+        for line in smaps.lines() {
+            let first = line.split_ascii_whitespace().next().unwrap();
+            if let Some((start, end)) = first.split_once('-')
+                && let (Ok(start), Ok(end)) = (usize::from_str_radix(start, 16), usize::from_str_radix(end, 16))
+            {
+                within = mappings.iter().any(|of| of.start <= start && end <= of.start + of.length);
+            } else if within && let Some(kib) = line.strip_prefix("Locked:") {
+                locked += kib.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10;
+            }
+        }
+        locked
+    }
+
+    #[test]
+    fn other_bytes_can_be_locked_between_runs() {
+        for reader in Reader::each() {
+            let (reader, dir) = (Rc::new(reader), tempfile::tempdir().unwrap());
+            let (bytes, map, mappings) = mapped(dir.path());
+            let (start, all) = (mappings[0].start as *const u8, mappings.clone());
+            let compressed = Compressed::open(dir.path(), dir.path()).unwrap();
+            let (pool, files): (Rc<PagePool>, _) = (Rc::default(), Arc::default());
+            let io = StreamingIo { reader, pool: Rc::clone(&pool), expert_pages: Rc::default(), files };
+            // SAFETY: the mapping outlives the weights, and is read only while all chunks are present.
+            let taken = unsafe { StreamedWeights::take_over(io, mappings, vec![], compressed, 2 << 20) };
+            let mut weights = taken.unwrap();
+            // Some pages cannot be locked where the process may not lock as much.
+            let locks = locked_bytes(&all) > 0;
+            for locked in [3 << 20, 180_000, 4 << 20, 0, 50_000, 1 << 20, 250_000, 4 << 20] {
+                // With chunks in memory and on their way.
+                (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
+                weights.relock(locked).unwrap();
+                assert!(weights.bytes().is_empty() || weights.check().is_err(), "its chunks are absent");
+                (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
+                (0..weights.bytes().len()).for_each(|chunk| assert!(weights.wait(chunk, || Duration::ZERO).is_ok()));
+                weights.check().unwrap();
+                // SAFETY: the mapping has this length, and nothing writes to it now.
+                assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{locked} locked");
+                let streamed: u64 = weights.bytes().iter().map(|chunk| chunk.resident).sum();
+                let kept = bytes.len() as u64 - streamed;
+                assert!(kept <= locked + SECTOR, "{kept} of {locked}");
+                assert!(!locks || locked_bytes(&all) == kept, "{} of {kept}", locked_bytes(&all));
+                weights.release();
+                let (_, free, held) = pool.account();
+                assert_eq!(held, free, "no page is lost");
+            }
+            drop((weights, map));
+        }
+    }
+
     #[test]
     fn damaged_compressed_bytes_are_an_error() {
         for reader in Reader::each() {
@@ -465,7 +590,7 @@ mod tests {
                 let io =
                     StreamingIo { reader, pool: Rc::default(), expert_pages: Rc::default(), files: Arc::default() };
                 // SAFETY: the mapping outlives the weights, and nothing reads it.
-                let taken = unsafe { StreamedWeights::take_over(io, mappings.clone(), vec![], &compressed, 0) };
+                let taken = unsafe { StreamedWeights::take_over(io, mappings.clone(), vec![], compressed.clone(), 0) };
                 let mut weights = taken.unwrap();
                 let chunks = 0..weights.bytes().len();
                 chunks.clone().for_each(|chunk| weights.prefetch(chunk).unwrap());

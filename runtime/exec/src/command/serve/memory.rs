@@ -3,12 +3,12 @@
 use crate::cli::ServeArgs;
 use crate::command::sequences::planned_sequences;
 use crate::error::ExecError;
-use crate::runtime::available_memory;
+use crate::runtime::allowed_memory;
 use hpp_engine::host_memory_needed;
 use hpp_generate::PlanFile;
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{ByteSize, DeviceKind, Plan};
-use hpp_serve::MemoryNeeds;
+use hpp_schema::{ByteSize, DeviceKind, Plan, Residency};
+use hpp_serve::{MemoryNeeds, Reducible};
 use std::collections::BTreeMap;
 
 /// Least sequences of a model by default, so that this many conversations can run at once whether or not they share passes.
@@ -39,7 +39,7 @@ pub(super) fn memory_budget(plans: &[(String, PlanFile)], args: &ServeArgs) -> R
             });
         }
         Some(given) => given.0.saturating_sub(PROCESS),
-        None => available_memory().unwrap_or(u64::MAX),
+        None => allowed_host_memory().unwrap_or(u64::MAX),
     };
     let mut devices = BTreeMap::new();
     for (_, plan) in plans {
@@ -51,6 +51,11 @@ pub(super) fn memory_budget(plans: &[(String, PlanFile)], args: &ServeArgs) -> R
     Ok(MemoryBudget { memory: MemoryNeeds { host, devices }, is_given: args.memory.is_some() })
 }
 
+/// Bytes of host memory that the system allows all engines together now.
+pub(super) fn allowed_host_memory() -> Option<u64> {
+    allowed_memory().map(|allowed| allowed.saturating_sub(PROCESS))
+}
+
 /// What one engine needs.
 #[derive(Debug)]
 pub(super) struct EngineNeeds {
@@ -58,6 +63,8 @@ pub(super) struct EngineNeeds {
     pub memory: MemoryNeeds,
     /// Sequences that this has room for.
     pub sequences: u64,
+    /// What of it the engine can do without while it is loaded.
+    pub reducible: Reducible,
 }
 
 impl EngineNeeds {
@@ -92,8 +99,21 @@ impl EngineNeeds {
         }
         let fitting = limit.saturating_sub(one).checked_div(per_sequence).map_or(wanted, |more| more.saturating_add(1));
         let sequences = if budget.is_given { fitting.clamp(1, wanted) } else { wanted };
-        Ok(EngineNeeds { memory: MemoryNeeds { host: host(sequences), devices: device_needs(plan) }, sequences })
+        let reducible = Reducible { kv, sequences, sequence: per_sequence, locked: locked_on_host(plan) };
+        let memory = MemoryNeeds { host: host(sequences), devices: device_needs(plan) };
+        Ok(EngineNeeds { memory, sequences, reducible })
     }
+}
+
+/// Bytes of weights that the plan locks in host memory and could read for each pass.
+fn locked_on_host(plan: &Plan) -> u64 {
+    let hosts: Vec<&str> =
+        plan.devices.iter().filter(|device| device.kind == DeviceKind::Cpu).map(|device| &*device.name).collect();
+    let streamed = plan
+        .partitions
+        .iter()
+        .filter(|partition| partition.residency == Residency::Streamed && hosts.contains(&&*partition.device));
+    streamed.filter_map(|partition| partition.bytes.locked).map(|locked| locked.0).fold(0, u64::saturating_add)
 }
 
 /// Bytes on each GPU: weights, slots for streamed ones, states and the largest workspace.

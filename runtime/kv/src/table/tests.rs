@@ -1,0 +1,298 @@
+//! The table without threads or a disk: what is stored, evicted and transferred, in which order.
+
+use super::*;
+use proptest::prelude::*;
+
+const PAGE: u64 = 10_000;
+
+fn table(ram_pages: u64, records: RecordIndex) -> PageTable {
+    let limits = TableLimits { ram: ram_pages * PAGE, page: PAGE, records, policy: EvictionPolicy::Lru };
+    PageTable::new(Fingerprint::of([]), limits, Vec::new())
+}
+
+fn chain(of: u32, pages: u32) -> Vec<PageKey> {
+    let mut key = PageKey::root(&Fingerprint::of([]));
+    (0..pages)
+        .map(|page| {
+            key = key.child(&[of, page], None);
+            key
+        })
+        .collect()
+}
+
+fn insert(table: &mut PageTable, chain: &[PageKey], now: f64) {
+    let mut parent = PageKey::root(&Fingerprint::of([]));
+    for (index, key) in chain.iter().enumerate() {
+        let facts = PageFacts { last_used: now, uses: 1.0, cost_ms: 1.0, priority: 0 };
+        table.insert(*key, parent, index as u32, facts, PageBytes::new(10).unwrap());
+        parent = *key;
+    }
+}
+
+/// Does all transfers; writes succeed or fail.
+fn transfer_all(table: &mut PageTable, now: f64, succeeds: bool) {
+    while let Some(transfer) = table.next_transfer(now) {
+        match transfer {
+            PageTransfer::Write { key, record, page, .. } => {
+                drop(page);
+                table.finish_write(&key, record, succeeds);
+            }
+            PageTransfer::Read { key, .. } => table.finish_read(&key, succeeds.then(|| PageBytes::new(10).unwrap()), 1),
+        }
+    }
+}
+
+fn ready(found: &ChainLookup) -> Option<usize> {
+    if let ChainLookup::Ready(pages) = found { Some(pages.len()) } else { None }
+}
+
+#[test]
+fn parked_pages_leave_first_and_a_chain_loses_its_end_even_if_that_is_newer() {
+    let (a, b, c) = (chain(1, 2), chain(2, 2), chain(3, 2));
+    let mut ram_only = table(4, 0);
+    insert(&mut ram_only, &b, 1.0);
+    insert(&mut ram_only, &a, 2.0);
+    ram_only.park(&a);
+    insert(&mut ram_only, &c, 3.0);
+    assert_eq!((ram_only.stored(&a), ram_only.stored(&b), ram_only.stored(&c)), (0, 2, 2));
+
+    // Pages of one chain that were computed at different times, in RAM and on disk.
+    for records in [0, 2] {
+        let mut table = table(2, records);
+        insert(&mut table, &a[..1], 1.0);
+        insert(&mut table, &a, 2.0);
+        if let Some(first) = table.pages.get_mut(&a[0]) {
+            first.facts.last_used = 1.0;
+        }
+        transfer_all(&mut table, 2.0, true);
+        table.park(&a);
+        insert(&mut table, &b[..1], 3.0);
+        transfer_all(&mut table, 3.0, true);
+        assert_eq!(table.stored(&a), 1, "{records} records");
+        assert!(table.contains(&b[0]) && !table.contains(&a[1]), "{records} records");
+    }
+}
+
+#[test]
+fn the_newest_of_two_records_of_a_page_counts() {
+    let model = Fingerprint::of([]);
+    let parent = PageKey::root(&model);
+    let key = chain(1, 1)[0];
+    let header = |written| PageHeader { fingerprint: model, key, parent, index: 0, written, cost_ms: 1.0 };
+    let limits = TableLimits { ram: 4 * PAGE, page: PAGE, records: 3, policy: EvictionPolicy::Lru };
+    let mut table = PageTable::new(model, limits, vec![(0, header(5)), (2, header(7)), (1, header(6))]);
+    assert_eq!((table.stats().disk_pages, table.free_records.as_slice()), (1, &[1, 0][..]));
+    table.prefetch(&[key], 1.0);
+    assert!(matches!(table.next_transfer(1.0), Some(PageTransfer::Read { record: 2, .. })));
+}
+
+#[test]
+fn a_computed_page_replaces_a_read_that_fails() {
+    let a = chain(1, 2);
+    for begun in [0, 1, 2] {
+        let mut table = table(2, 100);
+        insert(&mut table, &a, 1.0);
+        table.park(&a);
+        transfer_all(&mut table, 1.0, true);
+        assert_eq!(table.in_ram(&a), 0);
+        table.prefetch(&a, 2.0);
+        let reads: Vec<PageKey> = (0..begun)
+            .map(|_| match table.next_transfer(2.0) {
+                Some(PageTransfer::Read { key, .. }) => key,
+                _ => panic!("two pages are to be read"),
+            })
+            .collect();
+        insert(&mut table, &a, 2.0);
+        assert_eq!((table.in_ram(&a), table.stats().ram_bytes), (2, 2 * PAGE), "{begun} begun");
+        reads.iter().for_each(|key| table.finish_read(key, None, 1));
+        transfer_all(&mut table, 3.0, true);
+        let stats = table.stats();
+        assert_eq!((stats.ram_pages, stats.disk_pages, stats.read_errors), (2, 2, begun), "{begun} begun");
+        assert_eq!(table.free_records.len(), 98);
+    }
+}
+
+#[test]
+fn pages_go_to_disk_and_come_back() {
+    let mut table = table(4, 100);
+    let (a, b) = (chain(1, 3), chain(2, 3));
+    insert(&mut table, &a, 1.0);
+    transfer_all(&mut table, 1.0, true);
+    insert(&mut table, &b, 2.0);
+    assert_eq!((table.in_ram(&a), table.in_ram(&b)), (1, 3), "the last pages of the older chain left");
+    transfer_all(&mut table, 2.0, true);
+    let ChainLookup::Loading(Some(ticket)) = table.find(&a, 0, 3.0, None) else { panic!("two pages are on disk") };
+    assert!(matches!(table.find(&b, 0, 3.0, None), ChainLookup::Ready(_)), "whoever needs no read goes on");
+    transfer_all(&mut table, 3.0, true);
+    assert_eq!(ready(&table.find(&a, 0, 4.0, Some(&ticket))), Some(3));
+    assert_eq!(table.in_ram(&b), 1);
+    let stats = table.stats();
+    assert_eq!((stats.disk_pages, stats.reads, stats.writes, stats.ram_bytes), (6, 2, 6, 4 * PAGE));
+    assert_eq!(table.stored(&chain(1, 5)), 3, "what was never computed is not found");
+}
+
+#[test]
+fn chains_are_read_one_after_the_other_and_a_lost_waiter_blocks_nobody() {
+    let mut table = table(3, 100);
+    let chains = [chain(1, 3), chain(2, 3), chain(3, 3)];
+    for (now, chain) in chains.iter().enumerate() {
+        insert(&mut table, chain, now as f64);
+        transfer_all(&mut table, now as f64, true);
+    }
+    let ChainLookup::Loading(Some(first)) = table.find(&chains[0], 0, 5.0, None) else { panic!() };
+    assert!(matches!(table.find(&chains[1], 0, 5.0, None), ChainLookup::Loading(None)));
+    transfer_all(&mut table, 5.0, true);
+    drop(first);
+    let ChainLookup::Loading(Some(second)) = table.find(&chains[1], 0, 6.0, None) else { panic!() };
+    transfer_all(&mut table, 6.0, true);
+    assert_eq!(ready(&table.find(&chains[1], 0, 7.0, Some(&second))), Some(3));
+}
+
+#[test]
+fn without_room_the_last_pages_leave_and_parked_ones_first() {
+    let mut ram_only = table(3, 0);
+    let (a, b) = (chain(1, 3), chain(2, 1));
+    insert(&mut ram_only, &a, 1.0);
+    insert(&mut ram_only, &b, 0.0);
+    assert_eq!((ram_only.stored(&a), ram_only.stored(&b)), (2, 1), "a chain loses its end");
+    assert_eq!((ram_only.stats().ram_evictions, ram_only.stats().disk_evictions), (1, 0));
+    let mut with_disk = table(4, 100);
+    insert(&mut with_disk, &a, 9.0);
+    with_disk.park(&a);
+    transfer_all(&mut with_disk, 9.0, true);
+    assert_eq!((with_disk.in_ram(&a), with_disk.stored(&a)), (0, 3));
+}
+
+#[test]
+fn a_full_disk_keeps_what_is_worth_more() {
+    let mut table = table(2, 4);
+    let (a, b) = (chain(1, 3), chain(2, 3));
+    for (now, chain) in [(1.0, &a), (2.0, &b)] {
+        for length in 1..=3 {
+            insert(&mut table, &chain[..length], now);
+            transfer_all(&mut table, now, true);
+        }
+    }
+    let stats = table.stats();
+    assert!(stats.disk_pages <= 4 && stats.ram_bytes <= 2 * PAGE && stats.disk_evictions >= 2);
+    assert!(table.contains(&b[0]) && !table.contains(&a[2]), "{stats:?}");
+}
+
+#[test]
+fn faults_cost_pages_and_nothing_else() {
+    let mut table = table(4, 100);
+    let a = chain(1, 3);
+    insert(&mut table, &a, 1.0);
+    transfer_all(&mut table, 1.0, false);
+    assert_eq!((table.stats().write_errors, table.stats().disk_pages, table.in_ram(&a)), (3, 0, 3));
+    insert(&mut table, &chain(2, 4), 2.0);
+    assert_eq!(table.in_ram(&chain(2, 4)), 4);
+    transfer_all(&mut table, 2.0, true);
+    insert(&mut table, &chain(3, 4), 3.0);
+    transfer_all(&mut table, 3.0, true);
+    let ChainLookup::Loading(ticket) = table.find(&chain(2, 4), 0, 4.0, None) else { panic!() };
+    transfer_all(&mut table, 4.0, false);
+    assert_eq!(ready(&table.find(&chain(2, 4), 0, 5.0, ticket.as_ref())), Some(0));
+    assert_eq!(table.stats().read_errors, 4);
+    assert_eq!(table.stats().ram_bytes, table.stats().ram_pages * PAGE);
+}
+
+#[test]
+fn a_page_that_the_disk_has_no_room_for_is_counted() {
+    let mut table = table(6, 1);
+    insert(&mut table, &chain(1, 3), 1.0);
+    transfer_all(&mut table, 1.0, true);
+    let stats = table.stats();
+    assert_eq!((stats.ram_pages, stats.disk_pages, stats.refused), (3, 1, 2));
+}
+
+#[test]
+fn a_lowered_limit_evicts_what_is_on_disk_at_once_and_the_rest_when_it_is_written() {
+    let mut table = table(6, 100);
+    let (a, b) = (chain(1, 3), chain(2, 3));
+    insert(&mut table, &a, 1.0);
+    transfer_all(&mut table, 1.0, true);
+    insert(&mut table, &b, 2.0);
+    table.set_ram(2 * PAGE, 3.0);
+    assert_eq!((table.in_ram(&a), table.in_ram(&b)), (0, 3), "those of b are not written yet");
+    assert!(!table.hold_limit(3.0));
+    transfer_all(&mut table, 3.0, true);
+    assert!(table.hold_limit(3.0));
+    assert_eq!((table.stored(&a), table.in_ram(&b)), (2, 2), "a chain that is used must fit RAM");
+    table.set_ram(0, 4.0);
+    assert_eq!((table.stats().ram_bytes, table.stored(&a), table.stats().disk_pages), (0, 0, 6));
+    insert(&mut table, &chain(3, 1), 5.0);
+    assert_eq!((table.stats().refused, table.stats().ram_bytes), (1, 0));
+    table.set_ram(6 * PAGE, 6.0);
+    let ChainLookup::Loading(ticket) = table.find(&a, 0, 6.0, None) else { panic!("it is on disk") };
+    transfer_all(&mut table, 6.0, true);
+    assert_eq!(ready(&table.find(&a, 0, 7.0, ticket.as_ref())), Some(3));
+}
+
+#[test]
+fn a_limit_lowered_below_what_a_prompt_waits_for_does_not_hold_it_up() {
+    let mut table = table(6, 100);
+    let a = chain(1, 4);
+    insert(&mut table, &a, 1.0);
+    transfer_all(&mut table, 1.0, true);
+    table.set_ram(0, 2.0);
+    table.set_ram(6 * PAGE, 2.0);
+    let ChainLookup::Loading(ticket) = table.find(&a, 0, 3.0, None) else { panic!("it is on disk") };
+    table.set_ram(2 * PAGE, 4.0);
+    transfer_all(&mut table, 4.0, true);
+    assert_eq!(ready(&table.find(&a, 0, 5.0, ticket.as_ref())), Some(2));
+    assert_eq!(table.stats().ram_bytes, 2 * PAGE);
+}
+
+proptest! {
+    #[test]
+    fn limits_hold_whatever_happens(
+        steps in proptest::collection::vec((0u8..8, 0u32..5, 1u32..6, proptest::bool::weighted(0.8)), 1..60),
+        ram in 1u64..6,
+        records in 0u32..8,
+    ) {
+        let mut table = table(ram, records);
+        let (mut tickets, mut ram) = (Vec::new(), ram);
+        for (now, (action, of, pages, succeeds)) in steps.into_iter().enumerate() {
+            let (now, chain) = (now as f64, chain(of, pages));
+            let before = table.stats().ram_bytes;
+            match action {
+                0 | 1 => insert(&mut table, &chain, now),
+                2 => transfer_all(&mut table, now, succeeds),
+                3 => match table.find(&chain, 0, now, None) {
+                    ChainLookup::Loading(ticket) => tickets.extend(ticket),
+                    ChainLookup::Ready(pages) => prop_assert!(pages.len() <= chain.len()),
+                },
+                4 => tickets.clear(),
+                5 => {
+                    // Lower, higher, or none at all.
+                    ram = u64::from(of);
+                    table.set_ram(ram * PAGE, now);
+                }
+                _ => table.park(&chain),
+            }
+            let stats = table.stats();
+            // Above a limit that was lowered, nothing is added.
+            prop_assert!(stats.ram_bytes <= before.max(ram * PAGE) && stats.disk_pages <= u64::from(records));
+        }
+        // Whoever waits gets an answer once the transfers are done, and nothing is above the limit.
+        tickets.clear();
+        transfer_all(&mut table, 99.0, true);
+        table.set_ram(ram * PAGE, 99.0);
+        prop_assert!(table.stats().ram_bytes <= ram * PAGE);
+        let chain = chain(0, 5);
+        let mut ticket = None;
+        for now in 100..103 {
+            match table.find(&chain, 0, f64::from(now), ticket.as_ref()) {
+                ChainLookup::Ready(_) => break,
+                ChainLookup::Loading(given) => ticket = given,
+            }
+            prop_assert!(now < 102, "the chain is never ready");
+            transfer_all(&mut table, f64::from(now), true);
+        }
+        let mut used: Vec<RecordIndex> = table.pages.values().filter_map(|entry| entry.disk).chain(table.free_records.iter().copied()).collect();
+        used.sort_unstable();
+        prop_assert_eq!(used, (0..records).collect::<Vec<_>>(), "each record has one owner");
+        prop_assert_eq!(table.stats().ram_bytes, table.stats().ram_pages * PAGE);
+    }
+}
