@@ -1,8 +1,9 @@
-//! Reads the source of costs (a profile, a machine file, or neither) and checks that a profile belongs to the model and
+//! Reads the source of costs (a profile, a machine file, or neither, and a run that corrects it) and checks that a profile belongs to the model and
 //! this machine.
 
 use crate::cli::PlanningArgs;
 use crate::input_errors::{InputError, InputErrors};
+use crate::measured_run::MeasuredRun;
 use crate::presets;
 use hpp_model::{Analysis, CostSource, Scenario, ThisHost, model_hash};
 use hpp_schema::{DocumentError, Machine, Profile};
@@ -11,9 +12,16 @@ use std::path::Path;
 /// Size limit of a profile or machine file, bytes; equal to the limit in `hpp-schema`.
 const MAX_BYTES: u64 = 64 << 20;
 
+/// The source of costs, and a run that corrects them.
+#[derive(Clone, Debug)]
+pub struct Costs {
+    basis: CostBasis,
+    run: Option<MeasuredRun>,
+}
+
 /// The source of costs.
-#[derive(Debug)]
-pub enum Costs {
+#[derive(Clone, Debug)]
+enum CostBasis {
     /// Neither file: assumed rates.
     Assumed,
     /// A machine file.
@@ -23,51 +31,81 @@ pub enum Costs {
 }
 
 impl Costs {
-    /// Reads the file that the settings name; adds what is wrong with it to `errors`.
+    /// Reads the files that the settings name; adds what is wrong with them to `errors`.
     pub fn read(args: &PlanningArgs, errors: &mut InputErrors) -> Costs {
         let read = match (&args.profile, &args.machine) {
             (Some(path), _) => read_text(path)
                 .and_then(|text| Profile::from_yaml(&text).map_err(|error| parse_errors(path, &error)))
-                .map(|profile| Costs::Profile(Box::new(profile), file_name(path))),
+                .map(|profile| CostBasis::Profile(Box::new(profile), file_name(path))),
             (None, Some(path)) => machine(path)
                 .and_then(|text| Machine::from_yaml(&text).map_err(|error| parse_errors(path, &error)))
-                .map(|machine| Costs::Machine(Box::new(machine))),
-            (None, None) => Ok(Costs::Assumed),
+                .map(|machine| CostBasis::Machine(Box::new(machine))),
+            (None, None) => Ok(CostBasis::Assumed),
         };
-        let costs = read.unwrap_or_else(|found| {
+        let basis = read.unwrap_or_else(|found| {
             errors.0.extend(found);
-            Costs::Assumed
+            CostBasis::Assumed
         });
+        let run = args.from_telemetry.as_deref().map(MeasuredRun::read).transpose().unwrap_or_else(|error| {
+            errors.0.push(error);
+            None
+        });
+        let costs = Costs { basis, run };
         tracing::info!(source = costs.label(), "costs read");
         costs
     }
 
     /// The source in the form that `hpp-model` takes.
     pub fn source(&self) -> CostSource<'_> {
-        match self {
-            Costs::Assumed => CostSource::Assumed,
-            Costs::Machine(machine) => CostSource::Machine(machine),
-            Costs::Profile(profile, _) => CostSource::Profile(profile),
+        match &self.basis {
+            CostBasis::Assumed => CostSource::Assumed,
+            CostBasis::Machine(machine) => CostSource::Machine(machine),
+            CostBasis::Profile(profile, _) => CostSource::Profile(profile),
+        }
+    }
+
+    /// The run whose times correct those of the source.
+    pub fn run(&self) -> Option<&MeasuredRun> {
+        self.run.as_ref()
+    }
+
+    /// Whether rates are assumed: neither a profile nor a machine file was given.
+    pub fn is_assumed(&self) -> bool {
+        matches!(self.basis, CostBasis::Assumed)
+    }
+
+    /// The profile, if one was given.
+    pub fn profile(&self) -> Option<&Profile> {
+        match &self.basis {
+            CostBasis::Profile(profile, _) => Some(profile),
+            CostBasis::Assumed | CostBasis::Machine(_) => None,
         }
     }
 
     /// The text in a plan that says where its predictions come from.
     pub fn label(&self) -> String {
-        match self {
-            Costs::Assumed => "static".to_owned(),
-            Costs::Machine(machine) => format!("machine: {}", machine.name),
-            Costs::Profile(profile, file) => format!("profile: {file} of {}", profile.date),
-        }
+        let basis = match &self.basis {
+            CostBasis::Assumed => "static".to_owned(),
+            CostBasis::Machine(machine) => format!("machine: {}", machine.name),
+            CostBasis::Profile(profile, file) => format!("profile: {file} of {}", profile.date),
+        };
+        self.run.iter().fold(basis, |basis, run| format!("{basis}, corrected by {}", run.file))
     }
 
     /// These costs, or assumed ones instead of a profile.
     pub fn without_profile(self) -> Self {
-        if matches!(self, Costs::Profile(..)) { Costs::Assumed } else { self }
+        let basis = if self.profile().is_some() { CostBasis::Assumed } else { self.basis };
+        Costs { basis, ..self }
+    }
+
+    /// The costs of another model on this machine: without what was measured of this model.
+    pub fn of_other_model(&self) -> Self {
+        Costs { run: None, ..self.clone().without_profile() }
     }
 
     /// Refuses a profile of another model, or of another machine unless `allow_other_machine`.
     pub fn check_origin(&self, analysis: &Analysis, allow_other_machine: bool) -> Result<(), InputErrors> {
-        let Costs::Profile(profile, file) = self else { return Ok(()) };
+        let CostBasis::Profile(profile, file) = &self.basis else { return Ok(()) };
         let mut errors = InputErrors::default();
         match model_hash(&analysis.model) {
             Ok(hash) => errors.require(
@@ -88,7 +126,7 @@ impl Costs {
 
     /// Warnings about the accuracy of predictions from this source.
     pub fn notes(&self, scenario: Scenario) -> Vec<String> {
-        let Costs::Profile(profile, file) = self else { return vec![] };
+        let CostBasis::Profile(profile, file) = &self.basis else { return vec![] };
         let mut notes: Vec<String> = profile.busy_machine().map(|busy| format!("{file}: {busy}")).into_iter().collect();
         let mut note_extrapolation = |what: &str, needed: u64, measured: &[u64]| {
             if let Some(most) = measured.iter().max().filter(|most| needed > **most) {

@@ -7,7 +7,7 @@ mod feedback;
 use crate::cli::SplitArgs;
 use crate::draft::{PlanDraft, draft};
 use crate::error::{RefineError, SplitError};
-use crate::partitioning::{Partitioning, over_budget};
+use crate::partitioning::{DecidedBy, Partitioning, over_budget};
 use crate::predicted::{PredictedTimes, round};
 use crate::request::PlanningRequest;
 use bench::{BenchResult, BenchRunner};
@@ -47,12 +47,13 @@ pub fn refine(
     let bench = BenchRunner::new(request, tokens, out_dir)?;
     let mut trials = Trials { args, analysis, bench, done: Vec::new() };
     let mut feedback = CostFeedback::default();
-    let mut queue = best(&request.problem, &request.options, INITIAL_PLANS).map_err(over_budget(request))?;
+    let mut queue =
+        best(&request.problem, &request.options, INITIAL_PLANS).map_err(over_budget(request, DecidedBy::Planner))?;
     queue.reverse();
     while trials.done.len() < MAX_PLANS {
         let next = match queue.pop() {
             Some(solution) => solution,
-            None => plan(&request.problem, &request.options).map_err(over_budget(request))?,
+            None => plan(&request.problem, &request.options).map_err(over_budget(request, DecidedBy::Planner))?,
         };
         if trials.contains(&next.placements) {
             if queue.is_empty() {
@@ -60,7 +61,7 @@ pub fn refine(
             }
             continue;
         }
-        let partitioning = Partitioning::new(request, args.partitions, next, false);
+        let partitioning = Partitioning::new(request, args.partitions, next, DecidedBy::Planner);
         let trial = trials.measure(request, partitioning)?;
         feedback.correct(&mut request.problem, &trial.partitioning, &trial.measured);
     }

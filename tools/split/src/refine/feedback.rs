@@ -170,6 +170,7 @@ fn scale(costs: &mut [Cost], block: usize, phase: Phase, factor: f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::partitioning::DecidedBy;
     use crate::predicted::PredictedTimes;
     use hpp_partition::{
         BlockPlacement, BlockRole, BlockSpec, Budget, GpuCosts, Mechanisms, Objective, Options, Planner, Streamed,
@@ -239,7 +240,7 @@ mod tests {
         Partitioning {
             solution: evaluate(problem, &OPTIONS, placements, vec![0]),
             partitions: partitions.to_vec(),
-            is_manual: false,
+            decided_by: DecidedBy::Planner,
             is_measured: false,
             min_partitions: 1,
         }

@@ -12,7 +12,7 @@ use crate::report::{Bytes, StageTimes, memory, table};
 use crate::runtime::OrtBackend;
 use hpp_engine::{StageTelemetry, Telemetry};
 use hpp_generate::{PlanFile, SingleSequence};
-use hpp_schema::{ByteSize, SpanKind};
+use hpp_schema::{ByteSize, Plan, SpanKind};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -37,7 +37,7 @@ pub(super) struct BenchReport {
     /// The passes of the prompt, without allocating state and sampling.
     prefill_ms: Spread,
     prefill_tokens_per_second: Spread,
-    /// Of each run, the median over its tokens after the first.
+    /// Of each run, the median over its tokens after the first. In `stages` it is the mean, beside `decode_ms_median`.
     decode_ms_per_token: Option<Spread>,
     decode_tokens_per_second: Option<Spread>,
     /// Where the time of decoded tokens goes: the median of each field over all of them.
@@ -65,6 +65,8 @@ pub(super) struct BenchReport {
 struct BenchStage {
     #[serde(flatten)]
     times: StageTimes,
+    /// Labels of its blocks.
+    blocks: Vec<String>,
     /// Median over all decoded tokens.
     decode_ms_median: Option<f64>,
 }
@@ -111,7 +113,7 @@ pub(super) fn report(
         disk: runs.last().and_then(|run| DiskReads::new(&run.telemetry)),
         streaming: runs.last().and_then(|run| Streaming::new(&run.telemetry)),
         links: vec![],
-        stages: stages(runs),
+        stages: stages(&plan.plan, runs),
         bytes: Bytes::new(&telemetry, sequence.state_bytes()),
     }
 }
@@ -140,7 +142,7 @@ fn prefill_millis(run: &BenchRun, stage: usize) -> f64 {
 }
 
 /// The medians of each stage.
-fn stages(runs: &[BenchRun]) -> Vec<BenchStage> {
+fn stages(plan: &Plan, runs: &[BenchRun]) -> Vec<BenchStage> {
     let Some(first) = runs.first() else { return vec![] };
     let tokens: Vec<Vec<f64>> = runs.iter().flat_map(decode_times).collect();
     let median = |value: &dyn Fn(&Telemetry) -> f64| Spread::of(runs.iter().map(|run| value(&run.telemetry))).median;
@@ -150,10 +152,18 @@ fn stages(runs: &[BenchRun]) -> Vec<BenchStage> {
             decode_ms_per_token: median(&|telemetry| telemetry.stages[at].decode.millis_each()),
             ..StageTimes::new(stage)
         },
+        blocks: plan
+            .partitions
+            .iter()
+            .find(|partition| partition.name == stage.partition)
+            .map_or(vec![], |partition| partition.blocks.clone()),
         decode_ms_median: (!tokens.is_empty()).then(|| Spread::of(tokens.iter().map(|token| token[at])).median),
     };
     first.telemetry.stages.iter().enumerate().map(stage).collect()
 }
+
+/// Mean over median time of a token from which on a note says that tokens differ.
+const UNEVEN: f64 = 1.5;
 
 /// The tables for people.
 pub(super) fn text(report: &BenchReport) -> String {
@@ -177,6 +187,11 @@ pub(super) fn text(report: &BenchReport) -> String {
     rows.extend(report.decode_tokens_per_second.as_ref().map(|spread| row("decode, tokens/s (mean)", spread)));
     rows.push(row("transfers, ms", &report.transfer_ms));
     out.push_str(&table(&["", "", "median", "min", "max"], rows));
+    if let (Some(median), Some(mean)) = (&report.decode_ms_per_token, &report.decode_tokens_per_second)
+        && mean.median * median.median < 1e3 / UNEVEN
+    {
+        out.push_str("note: some tokens took much longer than the median one, and the mean counts them (--json lists each): other programs, or the disk\n");
+    }
     let stage = |stage: &BenchStage| {
         let times = &stage.times;
         let decode = stage.decode_ms_median.map_or("-".to_owned(), significant);

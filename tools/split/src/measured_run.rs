@@ -1,0 +1,203 @@
+//! `--from-telemetry`: corrects the costs of the planning problem by the times that a run of an earlier plan took.
+
+use crate::input_errors::{InputError, InputErrors};
+use hpp_model::{Analysis, CostSource, Scenario, problem};
+use hpp_partition::{Budget, Cost, DeviceId, Phase, Problem};
+use hpp_schema::{Finding, Provider, RunTelemetry, StageTelemetry};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+/// Size limit of the file, bytes.
+const MAX_BYTES: u64 = 64 << 20;
+const HINT: &str = "give the output of `hpp-exec bench PLAN --json > run.json` for a plan of this model";
+
+/// A run of an earlier plan of the model.
+#[derive(Clone, Debug)]
+pub struct MeasuredRun {
+    /// The name of its file.
+    pub file: String,
+    run: RunTelemetry,
+}
+
+/// What the run says about each device and phase that it used, about the disk and about the rest of a token.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Corrections {
+    devices: BTreeMap<(DeviceId, Phase), DeviceCorrection>,
+    /// The disk's measured rate, bytes per millisecond.
+    disk: Option<f64>,
+    /// The measured time of a token outside of partitions, milliseconds.
+    overhead_ms: Option<f64>,
+}
+
+/// Measured over predicted times of one device in one phase.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct DeviceCorrection {
+    /// Of its partitions, with what launching them takes.
+    partitions: f64,
+    /// Of its blocks, so that partitions take as long as measured with the predicted launches.
+    blocks: f64,
+}
+
+/// What the blocks on one device took in one phase, milliseconds.
+#[derive(Default)]
+struct DeviceTimes {
+    measured: f64,
+    blocks: BTreeSet<usize>,
+    launches: f64,
+}
+
+impl MeasuredRun {
+    /// Reads the output of a benchmark.
+    pub fn read(path: &Path) -> Result<Self, InputError> {
+        let text = hpp_io::read_text(path, MAX_BYTES)
+            .map_err(|why| InputError { message: format!("cannot read {}: {why}", path.display()), hint: None })?;
+        let file = path.display();
+        let run = RunTelemetry::from_json(&text)
+            .map_err(|error| InputError::new(format!("{file} is not the output of a benchmark: {error}"), HINT))?;
+        if run.unsplit {
+            return Err(InputError::new(format!("{file} is a run of the unsplit model (--unsplit)"), HINT));
+        }
+        let times = run.stages.iter().flat_map(|stage| [stage.prefill_ms, decode_ms(stage)]);
+        let others = run.disk.map(|disk| disk.gb_per_second).into_iter().chain(run.token.map(|token| token.rest_ms));
+        if !times.chain(others).all(|value| value.is_finite() && value >= 0.0) {
+            return Err(InputError::new(format!("{file} has a negative or infinite time"), HINT));
+        }
+        let file = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        Ok(MeasuredRun { file, run })
+    }
+
+    /// Measured over predicted times. Predicted are the blocks of the run, at its lengths, with the costs from `source`.
+    pub fn corrections(
+        &self,
+        analysis: &Analysis,
+        scenario: Scenario,
+        source: CostSource<'_>,
+        budget: &Budget,
+    ) -> Result<Corrections, InputErrors> {
+        let RunTelemetry { model, prompt_tokens, new_tokens, .. } = &self.run;
+        let mut errors = InputErrors::default();
+        errors.require(
+            *model == analysis.name,
+            format!("{} is a run of {model}, and this is {}", self.file, analysis.name),
+            HINT,
+        );
+        errors.into_result()?;
+        let context = scenario.context.max(prompt_tokens.saturating_add(*new_tokens));
+        let of_run = Scenario { prompt: *prompt_tokens, new_tokens: *new_tokens, context, ..scenario };
+        let in_file = |finding: &Finding| InputError::in_file(&self.file, finding);
+        let predicted = problem(analysis, of_run, source, budget.clone())
+            .map_err(|findings| InputErrors(findings.iter().map(in_file).collect()))?;
+        let labels: BTreeMap<&str, usize> =
+            analysis.segmentation.blocks.iter().enumerate().map(|(at, block)| (&*block.label, at)).collect();
+        let mut times: BTreeMap<(DeviceId, Phase), DeviceTimes> = BTreeMap::new();
+        for stage in &self.run.stages {
+            let Some(device) = used_device(stage).filter(|device| has(&predicted, *device)) else { continue };
+            for (phase, measured) in [(Phase::Decode, decode_ms(stage)), (Phase::Prefill, stage.prefill_ms)] {
+                if measured == 0.0 {
+                    continue;
+                }
+                let passes = if phase == Phase::Decode { 1 } else { predicted.load.passes.len() };
+                let of_device = times.entry((device, phase)).or_default();
+                of_device.measured += measured;
+                of_device.launches += launch_ms(&predicted, device) * passes as f64;
+                for label in &stage.blocks {
+                    let Some(at) = labels.get(&**label) else {
+                        let message = format!("{} has a block {label}, which this model lacks", self.file);
+                        return Err(InputErrors(vec![InputError::new(message, HINT)]));
+                    };
+                    of_device.blocks.insert(*at);
+                }
+            }
+        }
+        let correction = |((device, phase), times): ((DeviceId, Phase), DeviceTimes)| {
+            let costs = costs(&predicted, device);
+            let block = |at: &usize| match phase {
+                Phase::Decode => costs[*at].decode_ms,
+                Phase::Prefill => costs[*at].prefill_ms.iter().sum(),
+            };
+            let blocks = times.blocks.iter().map(block).sum::<f64>();
+            let partitions = times.measured / (blocks + times.launches);
+            let of_blocks = (times.measured - times.launches) / blocks;
+            let blocks = if of_blocks > 0.0 { of_blocks } else { partitions };
+            let is_known = [partitions, blocks].iter().all(|factor| factor.is_finite() && *factor > 0.0);
+            is_known.then_some(((device, phase), DeviceCorrection { partitions, blocks }))
+        };
+        let disk = self.run.disk.map(|disk| disk.gb_per_second * 1e6).filter(|rate| *rate > 0.0);
+        let overhead_ms = self.run.token.map(|token| token.rest_ms);
+        Ok(Corrections { devices: times.into_iter().filter_map(correction).collect(), disk, overhead_ms })
+    }
+
+    /// What a person should know about the run.
+    pub fn notes(&self, corrections: &Corrections) -> Vec<String> {
+        let mut notes = Vec::new();
+        if let Some(percent) = self.run.others_cpu_percent {
+            notes.push(format!("{}: other programs took {percent} % of the machine's processors", self.file));
+        }
+        let mut parts: Vec<String> = corrections.devices.iter().map(words).collect();
+        parts.extend(corrections.disk.map(|rate| format!("the disk delivers {:.2} GB/s", rate / 1e6)));
+        notes.push(match parts.is_empty() {
+            true => format!("{} measured no device of this plan", self.file),
+            false => format!("{}: {}", self.file, parts.join(", ")),
+        });
+        notes
+    }
+}
+
+impl Corrections {
+    /// Multiplies the times of the blocks on every device that the run used, and takes over the disk's rate and the time of the rest.
+    pub fn apply(&self, problem: &mut Problem) {
+        for ((device, phase), DeviceCorrection { blocks: factor, .. }) in &self.devices {
+            let costs = match device {
+                DeviceId::Cpu => &mut problem.cpu,
+                DeviceId::Gpu(gpu) => &mut problem.gpus[*gpu].blocks,
+            };
+            for cost in costs {
+                match phase {
+                    Phase::Decode => {
+                        cost.decode_ms *= factor;
+                        cost.short_pass_ms.iter_mut().for_each(|ms| *ms *= factor);
+                    }
+                    Phase::Prefill => cost.prefill_ms.iter_mut().for_each(|ms| *ms *= factor),
+                }
+            }
+        }
+        problem.pass_overhead_ms = self.overhead_ms.unwrap_or(problem.pass_overhead_ms);
+        problem.disk_bytes_per_ms =
+            self.disk.filter(|_| problem.disk_bytes_per_ms.is_some()).or(problem.disk_bytes_per_ms);
+    }
+}
+
+fn words(((device, phase), correction): (&(DeviceId, Phase), &DeviceCorrection)) -> String {
+    let what = if *phase == Phase::Decode { "a token" } else { "a prompt" };
+    format!("{what} takes {:.2} times as long as expected on {device}", correction.partitions)
+}
+
+fn decode_ms(stage: &StageTelemetry) -> f64 {
+    stage.decode_ms_median.unwrap_or(stage.decode_ms_per_token)
+}
+
+/// The device that computed: a partition of a GPU that is missing runs on the CPU.
+fn used_device(stage: &StageTelemetry) -> Option<DeviceId> {
+    if stage.device == "cpu" || stage.provider == Provider::CPU.name() {
+        return Some(DeviceId::Cpu);
+    }
+    stage.device.strip_prefix("gpu")?.parse().ok().map(DeviceId::Gpu)
+}
+
+fn has(problem: &Problem, device: DeviceId) -> bool {
+    matches!(device, DeviceId::Cpu) || matches!(device, DeviceId::Gpu(gpu) if gpu < problem.gpus.len())
+}
+
+fn costs(problem: &Problem, device: DeviceId) -> &[Cost] {
+    match device {
+        DeviceId::Cpu => &problem.cpu,
+        DeviceId::Gpu(gpu) => &problem.gpus[gpu].blocks,
+    }
+}
+
+fn launch_ms(problem: &Problem, device: DeviceId) -> f64 {
+    match device {
+        DeviceId::Cpu => problem.cpu_launch_ms,
+        DeviceId::Gpu(gpu) => problem.gpus[gpu].launch_ms,
+    }
+}
