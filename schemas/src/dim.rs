@@ -3,6 +3,7 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, de};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::{Add, Mul, Sub};
@@ -16,8 +17,8 @@ pub type Shape = Vec<Dim>;
 
 /// One dimension of a tensor.
 ///
-/// Written in a plan as an integer (`64`), an expression (`past_sequence_length + sequence_length`) or `?`. Equal
-/// expressions compare equal however they were written, because the representation is a polynomial in normal form.
+/// Written in a plan as an integer (`64`), an expression (`past_sequence_length + sequence_length`) or `?`; symbols that are no
+/// plain names stand between backticks. Equal expressions compare equal however they were written, because the representation is a polynomial in normal form.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dim {
     /// A sum of `coefficient * product of symbols`; the empty product has the constant. Invariant: no zero
@@ -35,6 +36,9 @@ pub struct DimError {
     why: &'static str,
 }
 
+/// Longest name of a symbol, bytes. An exporter's longer expression is an unknown size.
+const MAX_NAME: usize = 256;
+
 /// Limit on the terms of a polynomial; larger ones become unknown, so that hostile input cannot cause unbounded work.
 const MAX_TERMS: usize = 32;
 
@@ -50,9 +54,15 @@ impl Dim {
         Dim::Known(BTreeMap::from([(vec![name.to_owned()], 1)]))
     }
 
-    /// Parses an exporter's `dim_param`: an expression if it parses as one, else one opaque symbol.
+    /// Parses an exporter's `dim_param`: an expression if it parses as one, else one opaque symbol; unknown if that is too long.
     pub fn from_param(text: &str) -> Self {
-        text.parse().unwrap_or_else(|_| Dim::symbol(text))
+        let opaque = || if text.len() > MAX_NAME { Dim::Unknown } else { Dim::symbol(text) };
+        text.parse().unwrap_or_else(|_| opaque())
+    }
+
+    /// The `dim_param` that [`from_param`](Self::from_param) reads as this dimension.
+    pub fn to_param(&self) -> String {
+        self.as_symbol().map_or_else(|| self.to_string(), str::to_owned)
     }
 
     /// The size, if the dimension has no symbols. Negative results are `None`.
@@ -171,14 +181,35 @@ impl fmt::Display for Dim {
                 (_, false) => f.write_str(" + ")?,
             }
             let magnitude = coefficient.unsigned_abs();
+            let symbols = || product.iter().map(|name| quoted(name)).collect::<Vec<_>>().join("*");
             match (magnitude, product.is_empty()) {
                 (_, true) => write!(f, "{magnitude}")?,
-                (1, false) => f.write_str(&product.join("*"))?,
-                (_, false) => write!(f, "{magnitude}*{}", product.join("*"))?,
+                (1, false) => f.write_str(&symbols())?,
+                (_, false) => write!(f, "{magnitude}*{}", symbols())?,
             }
         }
         Ok(())
     }
+}
+
+/// Whether a symbol's name needs no backticks in an expression.
+fn is_plain(name: &str) -> bool {
+    name.starts_with(|c: char| c.is_alphabetic() || c == '_')
+        && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '/' | ':'))
+}
+
+/// A symbol as expressions write it: between backticks unless it is plain.
+fn quoted(name: &str) -> Cow<'_, str> {
+    if is_plain(name) { Cow::Borrowed(name) } else { Cow::Owned(format!("`{}`", name.replace('`', "'"))) }
+}
+
+/// Position of the first of these characters outside backticks.
+fn find_unquoted(text: &str, wanted: &[char]) -> Option<usize> {
+    let mut is_quoted = false;
+    text.find(|c: char| {
+        is_quoted ^= c == '`';
+        !is_quoted && wanted.contains(&c)
+    })
 }
 
 impl fmt::Debug for Dim {
@@ -190,7 +221,7 @@ impl fmt::Debug for Dim {
 impl FromStr for Dim {
     type Err = DimError;
 
-    /// Parses `?`, integers, symbols, `+`, `-`, `*` and their combinations, without parentheses.
+    /// Parses `?`, integers, symbols, `+`, `-`, `*` and their combinations, without parentheses. Between backticks any symbol is allowed.
     fn from_str(text: &str) -> Result<Self, DimError> {
         let error = |why| DimError { text: text.chars().take(80).collect(), why };
         if text.trim() == "?" {
@@ -206,18 +237,25 @@ impl FromStr for Dim {
             (negative, rest) = (true, after.trim_start());
         }
         loop {
-            let end = rest.find(['+', '-']).unwrap_or(rest.len());
+            let end = find_unquoted(rest, &['+', '-']).unwrap_or(rest.len());
             let mut term = Dim::fixed(1);
-            for factor in rest[..end].split('*').map(str::trim) {
-                let is_symbol = factor.starts_with(|c: char| c.is_alphabetic() || c == '_')
-                    && factor.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '.' | '/' | ':'));
+            let mut factors = Some(&rest[..end]);
+            while let Some(text) = factors {
+                let at = find_unquoted(text, &['*']);
+                let factor = text[..at.unwrap_or(text.len())].trim();
+                factors = at.map(|at| &text[at + 1..]);
+                let name = factor.strip_prefix('`').and_then(|rest| rest.strip_suffix('`'));
                 term = term
                     * if let Ok(size) = factor.parse::<u64>() {
                         Dim::fixed(size)
-                    } else if is_symbol {
+                    } else if let Some(name) = name.filter(|name| !name.contains('`')) {
+                        Dim::symbol(name)
+                    } else if is_plain(factor) {
                         Dim::symbol(factor)
                     } else {
-                        return Err(error("expected integers and names joined by + - *"));
+                        return Err(error(
+                            "expected integers and names joined by + - *, other names between backticks",
+                        ));
                     };
             }
             sum = if negative { sum - term } else { sum + term };
@@ -312,8 +350,20 @@ mod tests {
 
     #[test]
     fn opaque_names_stay_whole() {
-        assert_eq!(Dim::from_param("floor(x/2)").to_string(), "floor(x/2)");
-        assert!("floor(x/2)".parse::<Dim>().is_err());
+        for name in ["floor(x/2)", "Max(1, s1)", "length of x", "(s0//14) + 1", "a - (b)", "0x", "", "x[0]*"] {
+            let dim = Dim::from_param(name);
+            assert_eq!((dim.as_symbol(), dim.to_param().as_str()), (Some(name), name));
+            let sum = dim.clone() * Dim::fixed(3) * Dim::symbol("b") - Dim::symbol("s 1") + Dim::fixed(2);
+            for dim in [dim, sum] {
+                assert_eq!(dim.to_string().parse(), Ok(dim.clone()), "{dim}");
+                assert_eq!(Dim::from_param(&dim.to_param()), dim);
+            }
+        }
+        assert_eq!(Dim::from_param("floor(x/2)").to_string(), "`floor(x/2)`");
+        assert_eq!(Dim::from_param(&"(".repeat(300)), Dim::Unknown);
+        assert!(
+            "floor(x/2)".parse::<Dim>().is_err() && "`a".parse::<Dim>().is_err() && "`a`b`".parse::<Dim>().is_err()
+        );
         assert!("".parse::<Dim>().is_err());
         assert!("a +".parse::<Dim>().is_err());
     }

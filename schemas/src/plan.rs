@@ -95,9 +95,39 @@ pub struct SourceModel {
     /// Outputs of the unsplit model, in its own order, states excluded.
     #[serde(serialize_with = "crate::dim::each_on_one_line")]
     pub outputs: Vec<ModelOutput>,
+    /// Whether operators round the activations of all tokens of a pass with one scale (`DynamicQuantizeLinear`). The logits of a token
+    /// then depend on the other tokens of its pass.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rounds_whole_passes: bool,
     /// What its operators and weights demand of CPU kernels.
     #[serde(default, skip_serializing_if = "HostKernels::is_default", serialize_with = "crate::dim::map_on_one_line")]
     pub host_kernels: HostKernels,
+}
+
+impl SourceModel {
+    /// Whether its logits are those of the last position of a pass only.
+    pub fn gives_one_position(&self) -> bool {
+        gives_one_position(&self.outputs)
+    }
+
+    /// Why a pass cannot verify drafted tokens: why its logits are not those of each token alone. `None` if it can.
+    pub fn why_drafts_fail(&self) -> Option<&'static str> {
+        if self.gives_one_position() {
+            return Some(
+                "this model gives scores for the last token of a pass only, and a draft needs them for each token",
+            );
+        }
+        self.rounds_whole_passes.then_some(
+            "this model rounds the activations of all tokens of a pass with one scale (DynamicQuantizeLinear), so a draft would \
+             change the answer",
+        )
+    }
+}
+
+/// Whether the logits among these outputs of a model are those of the last position of a pass only.
+pub fn gives_one_position(outputs: &[ModelOutput]) -> bool {
+    let mut logits = outputs.iter().filter(|output| output.role == OutputRole::Logits);
+    logits.any(|output| matches!(output.shape.as_slice(), [_, positions, _] if positions.as_fixed() == Some(1)))
 }
 
 /// How a model is run.
@@ -146,8 +176,18 @@ pub enum InputRole {
     LogitPositions,
     /// A boolean that is always true: the cache branch of a merged decoder. Bound only when the source model runs.
     UseCacheBranch,
+    /// Zeros, with 1 for sizes that the shape leaves open: an input that only the other branch of a merged decoder reads, or a condition
+    /// that is false for the branch that generates. Bound only when the source model runs.
+    Zeros,
     /// Any other input, which the caller must supply.
     Free,
+}
+
+impl InputRole {
+    /// Whether only the source model has the input: splitting chose a branch of a merged decoder.
+    pub fn is_of_source_only(self) -> bool {
+        matches!(self, InputRole::UseCacheBranch | InputRole::Zeros)
+    }
 }
 
 /// An output of the unsplit model.
@@ -249,7 +289,7 @@ impl Plan {
     pub fn user_inputs(&self) -> Vec<ModelInput> {
         let runs_once = self.model.kind == ModelKind::SingleRun;
         let is_user_input = |input: &&ModelInput| match input.role {
-            InputRole::LogitPositions | InputRole::UseCacheBranch => false,
+            InputRole::LogitPositions | InputRole::UseCacheBranch | InputRole::Zeros => false,
             InputRole::Free => true,
             _ => runs_once,
         };

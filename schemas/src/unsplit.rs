@@ -28,14 +28,14 @@ impl Plan {
         if whole == Whole::Tapped {
             outputs.extend(self.boundaries());
         }
-        // Splitting adds the input for logit positions and removes the branch input: the source model has no logit
-        // positions, and the tapped model no branch.
-        let absent = match whole {
-            Whole::Source => InputRole::LogitPositions,
-            Whole::Tapped => InputRole::UseCacheBranch,
+        // Splitting adds the input for logit positions and chooses a branch: the source model has no logit positions, and
+        // the tapped model no inputs of the other branch.
+        let is_absent = |role: InputRole| match whole {
+            Whole::Source => role == InputRole::LogitPositions,
+            Whole::Tapped => role.is_of_source_only(),
         };
         let model = SourceModel {
-            inputs: self.model.inputs.iter().filter(|input| input.role != absent).cloned().collect(),
+            inputs: self.model.inputs.iter().filter(|input| !is_absent(input.role)).cloned().collect(),
             ..self.model.clone()
         };
         let device = self.devices.iter().find(|device| device.kind == DeviceKind::Cpu).cloned();

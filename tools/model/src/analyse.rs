@@ -7,8 +7,12 @@ use crate::error::ModelError;
 use crate::roles;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
-use hpp_onnx::{Candidates, Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, quantize};
-use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
+use hpp_onnx::{
+    BranchChoice, Candidates, Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, product_inputs,
+    quantize,
+};
+use hpp_schema::{Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 use tracing::{debug, info};
@@ -156,6 +160,12 @@ pub fn quantization_candidates(analysis: &Analysis, options: &QuantizeOptions) -
     Ok(Candidates::measure(&analysis.model, &analysis.graph, &roles, options)?)
 }
 
+/// The value that each weight to quantize multiplies, by the weight's name; without weights that multiply several, or that lookups read.
+pub fn quantization_inputs(analysis: &Analysis, options: &QuantizeOptions) -> BTreeMap<String, ValueId> {
+    let roles = quantize_roles(&analysis.graph, &analysis.segmentation);
+    product_inputs(&analysis.graph, &roles, options)
+}
+
 /// The nodes of the head, and the inputs that hold token ids.
 fn quantize_roles(graph: &Graph, segmentation: &Segmentation) -> Roles {
     let heads = segmentation.blocks.iter().filter(|block| block.kind == BlockKind::Head);
@@ -262,7 +272,7 @@ fn describe(
     segmentation: Segmentation,
     config: ModelConfig,
     context: u64,
-    notes: Vec<String>,
+    mut notes: Vec<String>,
 ) -> Analysis {
     let mut layer = 0;
     let mut states = Vec::new();
@@ -274,17 +284,13 @@ fn describe(
     for input in inputs.iter_mut().filter(|input| input.name == LOGIT_POSITIONS) {
         input.role = InputRole::LogitPositions;
     }
-    inputs.extend(model.branch().filter(|branch| branch.value).map(|branch| ModelInput {
-        name: branch.condition.clone(),
-        dtype: DType::Bool,
-        shape: vec![Dim::fixed(1)],
-        role: InputRole::UseCacheBranch,
-    }));
+    inputs.extend(model.branch().into_iter().flat_map(inputs_of_source));
     let outputs = roles::model_outputs(&graph, config.vocab_size, |id| states.iter().any(|s| s.present == id));
     let kind = roles::kind(&inputs, &outputs, !states.is_empty());
     let logits = outputs.iter().find(|output| output.role == OutputRole::Logits);
     let vocab_size = logits.and_then(|l| l.shape.last()).and_then(Dim::as_fixed).or(config.vocab_size);
-    let name = name(&model);
+    notes.extend(roles::why_run_once(&inputs, &outputs).filter(|_| !states.is_empty()));
+    let name = name(&model, &config);
     Analysis {
         model,
         before: None,
@@ -303,11 +309,27 @@ fn describe(
     }
 }
 
+/// The inputs that the source model has beside those of its branch that became the graph.
+fn inputs_of_source(branch: &BranchChoice) -> impl Iterator<Item = ModelInput> + '_ {
+    branch.dropped_inputs.iter().filter_map(|input| {
+        let is_condition = input.name == branch.condition;
+        let default_shape = is_condition.then(|| vec![Dim::fixed(1)]);
+        // Their symbols mean nothing to the graph.
+        let known = |dim: &Dim| dim.as_fixed().map_or(Dim::Unknown, Dim::fixed);
+        Some(ModelInput {
+            name: input.name.clone(),
+            dtype: input.dtype?,
+            shape: input.shape.as_ref().map(|shape| shape.iter().map(known).collect()).or(default_shape)?,
+            role: if is_condition && branch.value { InputRole::UseCacheBranch } else { InputRole::Zeros },
+        })
+    })
+}
+
 /// The directory's name for `dir/model.onnx`, else the file's.
-fn name(model: &Model) -> String {
+fn name(model: &Model, config: &ModelConfig) -> String {
     let text = |part: Option<&std::ffi::OsStr>| part.map(|name| name.to_string_lossy().into_owned());
     let stem = text(model.path().file_stem()).unwrap_or_default();
-    let dir = std::path::absolute(model.dir()).ok().and_then(|dir| text(dir.file_name()));
+    let dir = std::path::absolute(&config.dir).ok().and_then(|dir| text(dir.file_name()));
     dir.filter(|_| stem.starts_with("model") || stem.starts_with("decoder")).unwrap_or(stem)
 }
 

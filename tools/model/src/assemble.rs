@@ -6,7 +6,7 @@ use crate::faults::fault;
 use crate::host_kernels::host_kernels;
 use crate::providers::ProviderPolicy;
 use crate::symbols::{PassSize, symbol_values};
-use hpp_graph::{Mixture, PartitionGraph, Segmentation, ValueId};
+use hpp_graph::{Graph, Mixture, PartitionGraph, Segmentation, ValueId};
 use hpp_partition::{BlockPlacement, Demand, KvHome, Packing, Phase, Placement};
 use hpp_schema::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -180,8 +180,15 @@ fn model(decision: &Decision) -> SourceModel {
         vocab_size: a.vocab_size,
         inputs: a.inputs.clone(),
         outputs: a.outputs.clone(),
+        rounds_whole_passes: rounds_whole_passes(&a.graph),
         host_kernels: host_kernels(a.model.proto()),
     }
+}
+
+/// Whether operators round the activations of all tokens of a pass with one scale.
+fn rounds_whole_passes(graph: &Graph) -> bool {
+    let rounds = |op: &str| matches!(op, "DynamicQuantizeLinear" | "DynamicQuantizeMatMul");
+    graph.node_ids().any(|id| rounds(&graph.node(id).op_type))
 }
 
 /// The host, and every GPU that has a budget or a partition.

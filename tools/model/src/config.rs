@@ -8,12 +8,17 @@ use hpp_schema::SamplingDefaults;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
+/// Files that describe a model beside its ONNX file.
+pub const CONFIG_FILES: [&str; 3] = ["genai_config.json", "config.json", "generation_config.json"];
+
 /// Size limit of a configuration file, bytes. Real ones have a few kilobytes, a megabyte with class labels.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Configuration of a model; `None` where no file says.
 #[derive(Clone, Debug, Default)]
 pub struct ModelConfig {
+    /// The directory that it was read from.
+    pub dir: PathBuf,
     /// Longest supported sequence, tokens.
     pub context_length: Option<u64>,
     /// Size of the vocabulary.
@@ -43,9 +48,13 @@ pub struct ConfigError {
 }
 
 impl ModelConfig {
-    /// Reads the configuration files in `dir`.
-    pub fn read(dir: &Path) -> Result<Self, ConfigError> {
+    /// Reads the configuration files of the model whose ONNX file is in `model_dir`: those in this directory, or those above it if it is
+    /// the directory `onnx` of a repository for Transformers.js.
+    pub fn read(model_dir: &Path) -> Result<Self, ConfigError> {
+        let above = above_onnx(model_dir);
+        let dir = above.as_deref().unwrap_or(model_dir);
         let mut config = ModelConfig {
+            dir: dir.to_owned(),
             tokenizer: existing(dir, "tokenizer.json"),
             tokenizer_config: existing(dir, "tokenizer_config.json"),
             chat_template: existing(dir, "chat_template.jinja"),
@@ -117,6 +126,13 @@ impl ModelConfig {
     }
 }
 
+/// The directory above a directory `onnx` that has no configuration of its own.
+fn above_onnx(model_dir: &Path) -> Option<PathBuf> {
+    let has_any = |dir: &Path| CONFIG_FILES.into_iter().chain(["tokenizer.json"]).any(|name| dir.join(name).is_file());
+    let dir = std::path::absolute(model_dir).ok().filter(|dir| dir.ends_with("onnx") && !has_any(dir))?;
+    dir.parent().filter(|above| has_any(above)).map(Path::to_owned)
+}
+
 fn existing(dir: &Path, name: &str) -> Option<PathBuf> {
     Some(dir.join(name)).filter(|path| path.is_file())
 }
@@ -124,8 +140,8 @@ fn existing(dir: &Path, name: &str) -> Option<PathBuf> {
 fn json(dir: &Path, name: &str) -> Result<Option<Value>, ConfigError> {
     let Some(path) = existing(dir, name) else { return Ok(None) };
     let error = |source| ConfigError { path: path.clone(), source };
-    let bytes = hpp_io::read(&path, MAX_BYTES).map_err(|e| error(Box::new(e)))?;
-    serde_json::from_slice(&bytes).map(Some).map_err(|e| error(Box::new(e)))
+    let text = hpp_io::read_text(&path, MAX_BYTES).map_err(|e| error(Box::new(e)))?;
+    serde_json::from_str(&text).map(Some).map_err(|e| error(Box::new(e)))
 }
 
 #[cfg(test)]
@@ -157,6 +173,28 @@ mod tests {
         assert_eq!(config.eos_token_ids, [7, 8]);
         assert_eq!((config.context_length, config.head_size, config.vocab_size), (Some(64), Some(24), Some(10)));
         assert_eq!((config.sampling.temperature, config.sampling.do_sample), (Some(0.6), Some(true)));
+    }
+
+    #[test]
+    fn configurations_above_a_directory_onnx_are_read() {
+        let repository = dir(&[("config.json", r#"{"n_positions": 64}"#), ("tokenizer.json", "{}")]);
+        let (onnx, other) = (repository.path().join("onnx"), repository.path().join("other"));
+        for dir in [&onnx, &other] {
+            fs::create_dir(dir).unwrap();
+        }
+        let config = ModelConfig::read(&onnx).unwrap();
+        assert_eq!((config.context_length, config.dir.as_path()), (Some(64), repository.path()));
+        assert_eq!(config.tokenizer, Some(repository.path().join("tokenizer.json")));
+        assert_eq!(ModelConfig::read(&other).unwrap().context_length, None);
+        fs::write(onnx.join("config.json"), r#"{"n_positions": 32}"#).unwrap();
+        let config = ModelConfig::read(&onnx).unwrap();
+        assert_eq!((config.context_length, config.tokenizer), (Some(32), None));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_no_error() {
+        let dir = dir(&[("config.json", "\u{feff}{\"n_positions\": 64}\r\n")]);
+        assert_eq!(ModelConfig::read(dir.path()).unwrap().context_length, Some(64));
     }
 
     #[test]

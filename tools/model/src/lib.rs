@@ -24,10 +24,10 @@ mod symbols;
 
 pub use analyse::{
     Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse, analyse_quantized,
-    quantization_candidates,
+    quantization_candidates, quantization_inputs,
 };
 pub use assemble::{Decision, DiskStreaming, PartitionSpec, assemble};
-pub use config::{ConfigError, ModelConfig};
+pub use config::{CONFIG_FILES, ConfigError, ModelConfig};
 pub use costs::{Scenario, blocks, widest_workspace};
 pub use error::ModelError;
 pub use faults::{avoid_faults, faulty_blocks};

@@ -82,6 +82,25 @@ pub fn kind(inputs: &[ModelInput], outputs: &[ModelOutput], has_states: bool) ->
     }
 }
 
+/// Why a model that carries states does not generate text: for people who expect that it does. `None` if it does.
+pub fn why_run_once(inputs: &[ModelInput], outputs: &[ModelOutput]) -> Option<String> {
+    if kind(inputs, outputs, true) != ModelKind::SingleRun {
+        return None;
+    }
+    let unknown: Vec<&str> =
+        inputs.iter().filter(|input| input.role == InputRole::Free).map(|input| input.name.as_str()).collect();
+    let has_logits = outputs.iter().any(|output| output.role == OutputRole::Logits);
+    let why = match (unknown.as_slice(), has_logits) {
+        ([], true) => "no input is named input_ids or inputs_embeds".to_owned(),
+        ([], false) => "no output is named logits and has the axes [batch, positions, vocabulary]".to_owned(),
+        (names, _) => format!(
+            "only a caller can fill {} (known inputs are input_ids, inputs_embeds, attention_mask, position_ids and token_type_ids)",
+            names.join(", ")
+        ),
+    };
+    Some(format!("the model has caches, and is run on tensors, one step at a time, instead of generating text: {why}"))
+}
+
 fn rank(shape: Option<&Shape>) -> Option<usize> {
     shape.map(Vec::len)
 }

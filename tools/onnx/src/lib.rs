@@ -29,10 +29,11 @@ pub use flatten::FunctionError;
 pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};
 pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
 pub use model::Model;
-pub use note::{BranchChoice, Note};
+pub use note::{BranchChoice, DroppedInput, Note};
 pub use quantize::{
-    Bits, BlockFormat, Candidate, Candidates, Choice, Form, LeftReason, MIN_ELEMENTS, NotFiniteError, NothingReason,
-    QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, ScaleRule, quantize,
+    Bits, BlockFormat, Candidate, Candidates, Choice, Form, InputMoments, LeftReason, MIN_ELEMENTS, NotFiniteError,
+    NothingReason, QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, ScaleRule, moment_bytes,
+    product_inputs, quantize,
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
 pub use samples::{SampledNumbers, looks_widened, sample_numbers};

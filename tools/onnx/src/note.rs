@@ -1,5 +1,6 @@
 //! What reading a model changed, for messages to the user.
 
+use hpp_schema::{DType, Shape};
 use std::fmt;
 
 /// A change that reading made to a model.
@@ -38,7 +39,18 @@ pub struct BranchChoice {
     /// Graph inputs that only this branch reads: its states.
     pub state_inputs: Vec<String>,
     /// Graph inputs that became unread and were removed, the condition first.
-    pub dropped_inputs: Vec<String>,
+    pub dropped_inputs: Vec<DroppedInput>,
+}
+
+/// A graph input that was removed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DroppedInput {
+    /// Its name.
+    pub name: String,
+    /// Element type; `None` if it is not a tensor.
+    pub dtype: Option<DType>,
+    /// Declared shape.
+    pub shape: Option<Shape>,
 }
 
 impl fmt::Display for Note {

@@ -45,7 +45,7 @@ fn dim_value(dim: &Dim) -> Option<dimension::Value> {
     match (dim, dim.as_fixed()) {
         (Dim::Unknown, _) => None,
         (_, Some(size)) => Some(dimension::Value::DimValue(size as i64)),
-        (known, None) => Some(dimension::Value::DimParam(known.to_string())),
+        (known, None) => Some(dimension::Value::DimParam(known.to_param())),
     }
 }
 

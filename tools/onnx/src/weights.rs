@@ -5,6 +5,7 @@
 //! not read.
 
 use crate::proto::{ModelProto, TensorProto};
+use crate::read::is_lfs_pointer;
 use crate::tensor::{self, TensorError, TensorProblem, TensorShape};
 use crate::walk;
 use std::collections::HashMap;
@@ -83,10 +84,31 @@ pub enum WeightError {
     #[error("weight {name:?} is in {location:?}, which is not one of the model's weight files")]
     UnknownFile { name: String, location: String },
     #[error(
-        "weight {name:?} has {wanted} bytes at offset {offset} of {path}, but the file has only {found}; it is truncated \
-         or belongs to another model"
+        "{path} has {found} bytes, but the weights in it take {expected}: weight {name:?} has {wanted} bytes at offset {offset}"
     )]
-    PastTheEnd { name: String, path: PathBuf, offset: u64, wanted: u64, found: u64 },
+    PastTheEnd {
+        name: String,
+        path: PathBuf,
+        offset: u64,
+        wanted: u64,
+        /// Bytes of the file.
+        found: u64,
+        /// Bytes up to the end of the last weight in the file.
+        expected: u64,
+    },
+}
+
+impl WeightError {
+    /// A hint for the user.
+    pub fn hint(&self) -> Option<String> {
+        let WeightError::PastTheEnd { path, .. } = self else { return None };
+        Some(match is_lfs_pointer(path) {
+            true => format!("{} is a Git LFS pointer: git lfs install, then git lfs pull", path.display()),
+            false => "the file was not copied or downloaded to its end, or belongs to another model: download or copy it again, \
+                      or export the model again"
+                .to_owned(),
+        })
+    }
 }
 
 /// The parsed `external_data` of a tensor.
@@ -101,18 +123,14 @@ pub(crate) struct ExternalLocation<'a> {
 /// Locates and checks the bytes of every tensor of the model at `path`.
 pub fn resolve(model: &ModelProto, path: &Path) -> Result<Weights, WeightError> {
     let mut resolver = Resolver::new(path)?;
-    let storage = match &model.graph {
-        Some(graph) => graph.initializer.iter().map(|t| resolver.storage(t)).collect::<Result<Vec<_>, _>>()?,
-        None => vec![],
-    };
-    let known = storage.len();
-    let mut seen = 0;
-    walk::tensors(model, &mut |tensor| {
-        seen += 1;
-        // The walk visits the graph's initializers first; they are already located.
-        if seen > known { resolver.storage(tensor).map(drop) } else { Ok(()) }
-    })?;
-    Ok(Weights { files: resolver.files, storage })
+    match resolver.storage_of_all(model) {
+        Ok(storage) => Ok(Weights { files: resolver.files, storage }),
+        Err(WeightError::PastTheEnd { name, path, offset, wanted, found, .. }) => {
+            let expected = resolver.end_of_weights(model, &path);
+            Err(WeightError::PastTheEnd { name, path, offset, wanted, found, expected })
+        }
+        Err(error) => Err(error),
+    }
 }
 
 struct Resolver<'a> {
@@ -133,6 +151,42 @@ impl<'a> Resolver<'a> {
             roots.push(real);
         }
         Ok(Resolver { dir, roots, files: vec![], by_location: HashMap::new() })
+    }
+
+    /// One location per initializer of the graph. Checks all other tensors too.
+    fn storage_of_all(&mut self, model: &ModelProto) -> Result<Vec<Storage>, WeightError> {
+        let storage = match &model.graph {
+            Some(graph) => graph.initializer.iter().map(|t| self.storage(t)).collect::<Result<Vec<_>, _>>()?,
+            None => vec![],
+        };
+        let known = storage.len();
+        let mut seen = 0;
+        walk::tensors(model, &mut |tensor| {
+            seen += 1;
+            // The walk visits the graph's initializers first; they are already located.
+            if seen > known { self.storage(tensor).map(drop) } else { Ok(()) }
+        })?;
+        Ok(storage)
+    }
+
+    /// The end of the last weight in a file, bytes from its beginning.
+    fn end_of_weights(&self, model: &ModelProto, file: &Path) -> u64 {
+        let mut end = 0;
+        let _ = walk::tensors::<WeightError>(model, &mut |tensor| {
+            if let Some(tensor_end) = self.end_in(tensor, file) {
+                end = end.max(tensor_end);
+            }
+            Ok(())
+        });
+        end
+    }
+
+    /// The end of a tensor in this file; `None` if it lies elsewhere.
+    fn end_in(&self, tensor: &TensorProto, file: &Path) -> Option<u64> {
+        let external = tensor::is_external(tensor).ok()?.then(|| parse_external(tensor).ok())??;
+        let is_here = self.by_location.get(external.location).is_some_and(|known| self.files[*known].path == file);
+        let bytes = tensor::shape_of(tensor).ok()?.bytes.filter(|_| is_here)?;
+        Some(external.offset.saturating_add(bytes))
     }
 
     fn storage(&mut self, tensor: &TensorProto) -> Result<Storage, WeightError> {
@@ -169,6 +223,8 @@ impl<'a> Resolver<'a> {
                 offset: external.offset,
                 wanted,
                 found: *bytes,
+                // `resolve` sets it from all weights.
+                expected: external.offset.saturating_add(wanted),
             }),
         }
     }

@@ -2,7 +2,7 @@
 
 use super::CommandContext;
 use crate::error::ExecError;
-use crate::inputs::{InputsError, check_inputs};
+use crate::inputs::{InputsError, check_inputs, different_sizes};
 use crate::numbers::millis;
 use crate::other_load::OtherLoad;
 use crate::report::{Bytes, StageTimes, memory, run_table};
@@ -41,6 +41,9 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
     }
     let tensors = read_npz(&settings.inputs)?;
     let inputs = check_inputs(tensors, &plan.plan.user_inputs(), &settings.inputs)?;
+    if let Some(what) = different_sizes(&inputs, &plan.plan.user_inputs()) {
+        ctx.console.warn(&format!("{what}: the result may be wrong"));
+    }
     super::warn_of_memory(&plan.plan, ctx.console);
     let other_load = OtherLoad::start();
     let runtime = OnnxRuntime::open_for(&plan.plan, &settings.runtime, ctx.console)?;

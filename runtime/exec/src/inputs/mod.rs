@@ -81,6 +81,23 @@ pub fn check_inputs(
     Err(InputsError::Misfit { path: path.to_owned(), problems, expected })
 }
 
+/// Two inputs that have the same named dimension in different sizes; `None` if there are none. Exporters' names are no rules, but the sizes
+/// of a model's caches and masks rarely differ on purpose.
+pub fn different_sizes(tensors: &NamedTensors, inputs: &[ModelInput]) -> Option<String> {
+    let mut known: BTreeMap<&str, (u64, &str)> = BTreeMap::new();
+    for input in inputs {
+        let Some(tensor) = tensors.get(&input.name) else { continue };
+        for (dim, size) in input.shape.iter().zip(&tensor.shape) {
+            let Some(name) = dim.as_symbol() else { continue };
+            let (first, other) = *known.entry(name).or_insert((*size, &input.name));
+            if first != *size {
+                return Some(format!("{name} is {first} in {other} and {size} in {}", input.name));
+            }
+        }
+    }
+    None
+}
+
 fn describe(input: &ModelInput) -> String {
     let sizes: Vec<String> = input.shape.iter().map(ToString::to_string).collect();
     format!("{} [{}]", input.dtype, sizes.join(", "))
@@ -149,6 +166,17 @@ pub(crate) mod tests {
         let arrays = vec![("input_ids".to_owned(), HostTensor::from_f32(&[1], &[0.0]))];
         assert!(matches!(check_inputs(arrays, &[], Path::new("in.npz")), Err(InputsError::NoneTaken)));
         assert_eq!(check_inputs(vec![], &[], Path::new("in.npz")).unwrap().len(), 0);
+    }
+
+    #[test]
+    fn a_name_with_two_sizes_is_noticed() {
+        let sizes = |of_mask| {
+            let ids = ("input_ids".to_owned(), HostTensor::from_f32(&[1, 3], &[0.0; 3]));
+            let mask = ("mask".to_owned(), HostTensor::from_f32(&[1, of_mask], &vec![0.0; of_mask as usize]));
+            different_sizes(&[ids, mask].into_iter().collect(), &inputs())
+        };
+        assert_eq!(sizes(3), None);
+        assert_eq!(sizes(4).as_deref(), Some("seq is 3 in input_ids and 4 in mask"));
     }
 
     #[test]

@@ -5,8 +5,9 @@
 use super::functions::identity;
 use super::rename::{Fresh, Renamer};
 use crate::names::{self, default_domain};
-use crate::note::BranchChoice;
-use crate::proto::{GraphProto, NodeProto, tensor_proto::DataType, type_proto::Value};
+use crate::note::{BranchChoice, DroppedInput};
+use crate::proto::{GraphProto, NodeProto, ValueInfoProto, tensor_proto::DataType, type_proto::Value};
+use crate::read::{declared_dtype, declared_shape};
 use std::collections::{HashMap, HashSet};
 
 /// Inlines the branch for generation if the graph is a merged decoder.
@@ -139,16 +140,22 @@ fn outputs(node: &NodeProto, body: &GraphProto) -> (HashMap<String, String>, Vec
     (decided, aliases)
 }
 
-/// Removes unread inputs. Returns their names, the condition first.
-fn drop_unread(graph: &mut GraphProto, condition: &str) -> Vec<String> {
+/// Removes unread inputs and returns them, the condition first.
+fn drop_unread(graph: &mut GraphProto, condition: &str) -> Vec<DroppedInput> {
     let read: HashSet<String> = {
         let nodes = graph.node.iter().flat_map(names::reads);
         nodes.chain(graph.output.iter().map(|o| o.name())).map(str::to_owned).collect()
     };
     let weights: HashSet<String> = names::weights(graph).map(str::to_owned).collect();
     let unread = |name: &str| !read.contains(name) && !weights.contains(name);
-    let mut dropped: Vec<String> = graph.input.iter().map(|i| i.name().to_owned()).filter(|i| unread(i)).collect();
-    graph.input.retain(|i| !unread(i.name()));
-    dropped.sort_by_key(|name| name != condition);
+    let (dropped, kept) = std::mem::take(&mut graph.input).into_iter().partition(|input| unread(input.name()));
+    graph.input = kept;
+    let about = |info: ValueInfoProto| DroppedInput {
+        name: info.name().to_owned(),
+        dtype: declared_dtype(&info),
+        shape: declared_shape(&info),
+    };
+    let mut dropped: Vec<DroppedInput> = dropped.into_iter().map(about).collect();
+    dropped.sort_by_key(|input| input.name != condition);
     dropped
 }

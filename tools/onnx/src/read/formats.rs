@@ -5,6 +5,21 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
+/// How a Git LFS pointer begins.
+const LFS: &[u8] = b"version https://git-lfs";
+
+/// Whether a file is a Git LFS pointer.
+pub fn is_lfs_pointer(path: &Path) -> bool {
+    first_bytes(path).is_some_and(|begin| begin.starts_with(LFS))
+}
+
+/// Enough bytes to recognise a format.
+fn first_bytes(path: &Path) -> Option<Vec<u8>> {
+    let mut begin = Vec::new();
+    File::open(path).ok()?.take(256).read_to_end(&mut begin).ok()?;
+    Some(begin)
+}
+
 /// A format that is not ONNX.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
@@ -18,8 +33,44 @@ pub enum Format {
     HuggingFace,
     /// What git leaves in the place of a large file without Git LFS.
     LfsPointer,
+    /// A JSON file, such as a tokenizer or a configuration.
+    Json(JsonFile),
     /// A text, such as a page saved in the place of a download.
     Text,
+}
+
+/// What a JSON file beside a model holds, by its usual name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JsonFile {
+    /// `tokenizer.json` and what belongs to it.
+    Tokenizer,
+    /// `config.json`.
+    Configuration,
+    /// `generation_config.json`.
+    GenerationSettings,
+    /// `genai_config.json`.
+    GenaiConfiguration,
+    /// `model.safetensors.index.json`, `pytorch_model.bin.index.json`.
+    WeightIndex,
+    /// Any other name.
+    Other,
+}
+
+impl JsonFile {
+    fn of_name(name: &str) -> Self {
+        match name {
+            "tokenizer.json"
+            | "tokenizer_config.json"
+            | "special_tokens_map.json"
+            | "added_tokens.json"
+            | "vocab.json" => Self::Tokenizer,
+            "config.json" => Self::Configuration,
+            "generation_config.json" => Self::GenerationSettings,
+            "genai_config.json" => Self::GenaiConfiguration,
+            _ if name.ends_with(".index.json") => Self::WeightIndex,
+            _ => Self::Other,
+        }
+    }
 }
 
 impl fmt::Display for Format {
@@ -30,26 +81,43 @@ impl fmt::Display for Format {
             Format::Torch => "a PyTorch file (weights without a graph)",
             Format::HuggingFace => "a Hugging Face checkpoint",
             Format::LfsPointer => "a Git LFS pointer (the file itself was not downloaded)",
+            Format::Json(JsonFile::Tokenizer) => "a part of a model's tokenizer",
+            Format::Json(JsonFile::Configuration) => "a model's configuration",
+            Format::Json(JsonFile::GenerationSettings) => "a model's settings of text generation",
+            Format::Json(JsonFile::GenaiConfiguration) => "the configuration of ONNX Runtime GenAI",
+            Format::Json(JsonFile::WeightIndex) => "the index of a checkpoint's weight files",
+            Format::Json(JsonFile::Other) => "a JSON file",
             Format::Text => "a text file",
         })
     }
 }
 
+/// Whether a byte can be a part of a text. A model begins with a tag that is a control character.
+fn is_text(byte: &u8) -> bool {
+    byte.is_ascii_graphic() || byte.is_ascii_whitespace() || !byte.is_ascii()
+}
+
 impl Format {
-    /// The format of a file, from its first bytes; `None` if it may be ONNX.
+    /// The format of a file that is given as a model, from its first bytes; `None` if it may be ONNX.
     pub fn of_file(path: &Path) -> Option<Format> {
-        let mut begin = Vec::new();
-        File::open(path).ok()?.take(256).read_to_end(&mut begin).ok()?;
-        if begin.starts_with(b"version https://git-lfs") {
+        let begin = first_bytes(path)?;
+        let of_weights = Format::of_weights(path, &begin);
+        if of_weights.is_some() || begin.is_empty() || !begin.iter().all(is_text) {
+            return of_weights;
+        }
+        let is_json = matches!(begin.trim_ascii_start(), [b'{' | b'[', ..]);
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        // What stands in the place of a model is a failed download, whatever it is.
+        let in_place_of_a_model = path.extension().is_some_and(|extension| extension == "onnx");
+        Some(if is_json && !in_place_of_a_model { Format::Json(JsonFile::of_name(&name)) } else { Format::Text })
+    }
+
+    /// The format of a file with weights, or of what stands for one.
+    fn of_weights(path: &Path, begin: &[u8]) -> Option<Format> {
+        if begin.starts_with(LFS) {
             return Some(Format::LfsPointer);
         }
-        // A model begins with a tag that is a control character.
-        let is_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace() || !byte.is_ascii();
-        if path.extension().is_some_and(|e| e == "onnx") && !begin.is_empty() && begin.iter().all(is_text) {
-            return Some(Format::Text);
-        }
-        begin.truncate(9);
-        match begin.as_slice() {
+        match &begin[..begin.len().min(9)] {
             [b'G', b'G', b'U', b'F', ..] => Some(Format::Gguf),
             // The length of a JSON header, then the header.
             [length @ .., b'{'] if length.len() == 8 => {
@@ -66,11 +134,12 @@ impl Format {
         }
     }
 
-    /// The format of a directory without an ONNX file: a checkpoint as a whole, even without weights, or else its first recognised file.
+    /// The format of a directory without an ONNX file: a checkpoint as a whole, even without weights, or else its first recognised file
+    /// with weights. Texts are in every directory of a model.
     pub fn of_directory(dir: &Path) -> Option<(PathBuf, Format)> {
         let mut files: Vec<PathBuf> = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).collect();
         files.sort();
-        let mut found = files.iter().filter_map(|path| Some((path, Format::of_file(path)?)));
+        let mut found = files.iter().filter_map(|path| Some((path, Format::of_weights(path, &first_bytes(path)?)?)));
         let has_config = dir.join("config.json").is_file();
         let Some((path, format)) = found.next() else {
             let has_onnx = files.iter().any(|path| path.extension().is_some_and(|e| e == "onnx"));
@@ -100,6 +169,7 @@ impl Format {
                  made from, -i CHECKPOINT instead of -m NAME -i FILE"
             ),
             Format::LfsPointer => "download the file: git lfs install, then git lfs pull".to_owned(),
+            Format::Json(_) => "give the directory of the model, which an exporter wrote, or its .onnx file".to_owned(),
             Format::Text => "download the model again, and look at what this file says".to_owned(),
             Format::Safetensors | Format::Torch => format!(
                 "export the whole checkpoint, config.json and tokenizer included: {BUILDER} -i DIRECTORY -o model-onnx -p int4 -e \
@@ -125,15 +195,22 @@ mod tests {
 
     #[test]
     fn the_first_bytes_decide_not_the_name() {
-        let cases: [(&str, &[u8], Option<Format>); 7] = [
+        let cases: [(&str, &[u8], Option<Format>); 13] = [
             ("a.onnx", b"GGUF\x03\0\0\0", Some(Format::Gguf)),
             ("b", SAFETENSORS, Some(Format::Safetensors)),
             ("pytorch_model.bin", b"PK\x03\x04....", Some(Format::Torch)),
             ("notes.zip", b"PK\x03\x04....", None),
-            ("short", b"GG", None),
+            ("short", b"\x08", None),
             ("empty", b"", None),
             // An ONNX model: its IR version, then its producer.
             ("model.onnx", b"\x08\x0a\x12\x07pytorch", None),
+            ("config.json", b"{\n  \"model_type\"", Some(Format::Json(JsonFile::Configuration))),
+            ("model.safetensors.index.json", b"{\"metadata\"", Some(Format::Json(JsonFile::WeightIndex))),
+            ("prompts.jsonl", b"\n[1]", Some(Format::Json(JsonFile::Other))),
+            ("model.pb", b"<!DOCTYPE html>", Some(Format::Text)),
+            // A server's answer in the place of the model.
+            ("model.onnx", b"{\"error\": 404}", Some(Format::Text)),
+            ("config.json", b"version https://git-lfs.github.com/spec/v1", Some(Format::LfsPointer)),
         ];
         for (name, bytes, format) in cases {
             let dir = dir_with(&[(name, bytes)]);

@@ -163,7 +163,8 @@ impl<'a> Builder<'a> {
     }
 }
 
-fn shape_of(info: &ValueInfoProto) -> Option<Shape> {
+/// The shape that a value is declared with.
+pub fn shape_of(info: &ValueInfoProto) -> Option<Shape> {
     match info.r#type.as_ref()?.value.as_ref()? {
         TypeValue::TensorType(tensor) => tensor.shape.as_ref().map(dims),
         _ => None,

@@ -1,6 +1,7 @@
 //! Finds the ONNX file for a path: a file, or a directory in the layout of an exporter.
 
 use super::formats::Format;
+use crate::weights::directory_of;
 use std::path::{Component, Path, PathBuf};
 use std::{fs, io};
 
@@ -42,7 +43,10 @@ impl LocateError {
     /// A hint for the user.
     pub fn hint(&self) -> Option<String> {
         match self {
-            LocateError::OtherFormat { path, format } => Some(format.export(path)),
+            LocateError::OtherFormat { path, format } => Some(match format {
+                Format::Json(_) => hint_beside(path).unwrap_or_else(|| format.export(path)),
+                _ => format.export(path),
+            }),
             LocateError::Missing { path } => Some(hpp_io::hub_hint(path).unwrap_or_else(|| GIVE_MODEL.to_owned())),
             LocateError::NoneIn { .. } => {
                 Some("give the directory of one model, which holds an .onnx file, or the file itself".to_owned())
@@ -64,19 +68,33 @@ impl LocateError {
     }
 }
 
+/// What to give instead of a file that lies beside a model.
+fn hint_beside(file: &Path) -> Option<String> {
+    let dir = directory_of(file);
+    match in_directory(dir) {
+        Ok(model) => Some(format!("give the model's directory, {}, or its file, {}", dir.display(), model.display())),
+        Err(LocateError::OtherFormat { path, format }) if !matches!(format, Format::Json(_)) => {
+            Some(format!("{} is {format}: {}", path.display(), format.export(&path)))
+        }
+        Err(_) => None,
+    }
+}
+
 /// The ONNX file at or below `path`.
 pub fn locate(path: &Path) -> Result<PathBuf, LocateError> {
-    match fs::metadata(path) {
+    let found = match fs::metadata(path) {
         Ok(about) if about.is_dir() => in_directory(path),
         Ok(_) if path.file_name().is_some_and(|name| name == PLAN) => {
             Err(LocateError::IsPlan { path: path.to_owned() })
         }
-        Ok(_) => match Format::of_file(path) {
-            Some(format) => Err(LocateError::OtherFormat { path: path.to_owned(), format }),
-            None => Ok(path.to_owned()),
-        },
+        Ok(_) => Ok(path.to_owned()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(LocateError::Missing { path: path.to_owned() }),
         Err(source) => Err(LocateError::Io { path: path.to_owned(), source }),
+    };
+    let path = found?;
+    match Format::of_file(&path) {
+        Some(format) => Err(LocateError::OtherFormat { path, format }),
+        None => Ok(path),
     }
 }
 
@@ -103,12 +121,12 @@ fn in_directory(dir: &Path) -> Result<PathBuf, LocateError> {
 /// The decoder's file according to the configuration of ONNX Runtime GenAI, if there is one.
 fn named_by_genai(dir: &Path) -> Result<Option<PathBuf>, LocateError> {
     let config = dir.join("genai_config.json");
-    let text = match hpp_io::read(&config, MAX_CONFIG_BYTES) {
+    let text = match hpp_io::read_text(&config, MAX_CONFIG_BYTES) {
         Ok(text) => text,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(source) => return Err(LocateError::Io { path: config, source }),
     };
-    let json: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     let Some(filename) = json["model"]["decoder"]["filename"].as_str() else { return Ok(None) };
     let inside = Path::new(filename).components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
     let path = dir.join(filename);
@@ -144,7 +162,7 @@ mod tests {
         for name in names {
             let path = dir.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, b"{}").unwrap();
+            fs::write(&path, if path.extension().is_some_and(|e| e == "onnx") { "\x08" } else { "{}" }).unwrap();
         }
         dir
     }
@@ -203,5 +221,30 @@ mod tests {
         let pointer = refusal_of("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n");
         assert!(pointer.hint().is_some_and(|hint| hint.contains("git lfs pull")), "{pointer}");
         assert!(refusal_of("<!DOCTYPE html>").to_string().contains("a text file"));
+        // The same where the directory is given.
+        fs::remove_file(dir.path().join("plan.yaml")).unwrap();
+        assert!(locate(dir.path()).unwrap_err().to_string().contains("a text file"));
+    }
+
+    #[test]
+    fn a_json_file_of_a_model_is_named_with_the_model_beside_it() {
+        let names = ["tokenizer.json", "config.json", "generation_config.json", "genai_config.json"];
+        let kinds =
+            ["tokenizer", "configuration", "settings of text generation", "configuration of ONNX Runtime GenAI"];
+        let dir = dir_with(&[&names[..], &["model.onnx"]].concat());
+        for (name, kind) in names.into_iter().zip(kinds) {
+            let error = locate(&dir.path().join(name)).unwrap_err();
+            let (said, hint) = (error.to_string(), error.hint().unwrap_or_default());
+            assert!(said.contains(name) && said.contains(kind), "{said}");
+            assert!(hint.contains(&*dir.path().to_string_lossy()) && hint.contains("model.onnx"), "{name}: {hint}");
+        }
+        assert!(locate(dir.path()).unwrap().ends_with("model.onnx"), "the directory's texts are not its model");
+        let alone = dir_with(&["tokenizer.json"]);
+        let hint = locate(&alone.path().join("tokenizer.json")).unwrap_err().hint().unwrap_or_default();
+        assert!(hint.contains("the directory of the model") && hint.contains(".onnx"), "{hint}");
+        // A checkpoint's configuration: the checkpoint must be exported.
+        let checkpoint = dir_with(&["config.json"]);
+        let hint = locate(&checkpoint.path().join("config.json")).unwrap_err().hint().unwrap_or_default();
+        assert!(hint.contains("a Hugging Face checkpoint") && hint.contains("export it"), "{hint}");
     }
 }

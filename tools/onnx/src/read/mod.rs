@@ -9,7 +9,10 @@ mod order;
 mod small;
 mod wire;
 
+pub(crate) use body::dtype_of as declared_dtype;
+pub(crate) use formats::is_lfs_pointer;
 pub use graph::GraphError;
+pub(crate) use graph::shape_of as declared_shape;
 pub use locate::{LocateError, locate};
 pub use map::{map_file, position_in};
 pub use order::{OrderError, sort};
@@ -70,6 +73,7 @@ impl ReadError {
     pub fn hint(&self) -> Option<String> {
         match self {
             ReadError::Locate(error) => error.hint(),
+            ReadError::Weight { source, .. } => source.hint(),
             _ => None,
         }
     }

@@ -209,10 +209,9 @@ fn the_branch_that_reads_state_becomes_the_graph() {
         let model = open(&source).unwrap();
         let choice = model.branch().expect("a merged decoder");
         assert_eq!((choice.condition.as_str(), choice.value), ("use_past", value));
-        assert_eq!(
-            (&choice.state_inputs[..], &choice.dropped_inputs[..]),
-            (&["past".into()][..], &["use_past".into()][..])
-        );
+        let dropped: Vec<_> = choice.dropped_inputs.iter().map(|input| (&*input.name, input.dtype)).collect();
+        assert_eq!(choice.state_inputs, ["past"]);
+        assert_eq!(dropped, [("use_past", Some(DType::Bool))]);
         let graph = model.graph().unwrap();
         assert_eq!(lines(&graph), expected);
         assert!(graph.weight(graph.find("own").unwrap()).is_some());

@@ -104,7 +104,7 @@ fn offsets_beyond_four_gigabytes() {
     let model = opened(&dir, &[("location", "model.data"), ("offset", &offset)]).unwrap();
     assert_eq!(model.weights().files[0].bytes, (5 << 30) + 64);
     let error = opened(&dir, &[("location", "model.data"), ("offset", &(offset + "0"))]).unwrap_err();
-    assert!(error.contains("but the file has only 5368709184"), "{error}");
+    assert!(error.contains("has 5368709184 bytes, but the weights in it take 53687091264"), "{error}");
 }
 
 #[test]

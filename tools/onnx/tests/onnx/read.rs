@@ -31,7 +31,7 @@ fn merged_decoders_become_the_branch_that_reads_state() {
         let choice = model.branch().expect("a merged decoder");
         assert_eq!((choice.condition.as_str(), choice.value), ("use_cache_branch", true));
         assert!(choice.state_inputs.iter().all(|name| name.starts_with("past_key_values.")), "{choice:?}");
-        assert_eq!(choice.dropped_inputs[0], "use_cache_branch");
+        assert_eq!(choice.dropped_inputs[0].name, "use_cache_branch");
         let graph = model.graph().unwrap();
         assert!(graph.nodes.len() > 500 && graph.nodes.iter().all(|n| n.op_type != "If"));
         let names: Vec<&str> = graph.outputs.iter().map(|v| graph.value(*v).name.as_str()).collect();
