@@ -5,22 +5,16 @@
 //! one row of it.
 
 use crate::memory::check_gpu;
-use crate::{BlockPlacement, Mechanisms, OverBudget, Placement, Problem};
+use crate::{BlockPlacement, Mechanisms, Placement, Problem};
 use std::ops::Range;
 
-/// Places blocks greedily and contiguously by their decode times. Fails if no block fits on a GPU; does not check host memory.
-pub(crate) fn greedy_run(problem: &Problem) -> Result<Vec<BlockPlacement>, OverBudget> {
+/// Places blocks greedily and contiguously by their decode times, on the host if none fits on a GPU; does not check host memory.
+pub(crate) fn greedy_run(problem: &Problem) -> Vec<BlockPlacement> {
     let gain: Vec<f64> = (0..problem.blocks.len()).map(|block| hotness(problem, block)).collect();
     let mut order: Vec<usize> = (0..gain.len()).filter(|block| gain[*block] > 0.0).collect();
     order.sort_by(|a, b| gain[*b].total_cmp(&gain[*a]).then(b.cmp(a)));
-    let mut smallest_excess = None;
-    for start in order {
-        match fill(problem, start..start + 1) {
-            Ok(placements) => return Ok(extend(problem, start..start + 1, placements, &gain)),
-            Err(over_budget) => smallest_excess = smaller(smallest_excess, over_budget),
-        }
-    }
-    smallest_excess.map_or_else(|| Ok(on_host(problem)), Err)
+    let first = order.into_iter().find_map(|start| Some((start..start + 1, fill(problem, start..start + 1)?)));
+    first.map_or_else(|| on_host(problem), |(run, placements)| extend(problem, run, placements, &gain))
 }
 
 /// Milliseconds that a block saves on the first GPU per byte; 0 if a GPU cannot compute it.
@@ -36,14 +30,6 @@ fn hotness(problem: &Problem, block: usize) -> f64 {
 
 fn on_host(problem: &Problem) -> Vec<BlockPlacement> {
     vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()]
-}
-
-/// The error with the smaller required budget.
-fn smaller(a: Option<OverBudget>, b: OverBudget) -> Option<OverBudget> {
-    match a {
-        Some(a) if a.required_budget() <= b.required_budget() => Some(a),
-        _ => Some(b),
-    }
 }
 
 /// Adds the hotter neighbour that fits until none fits.
@@ -63,7 +49,7 @@ fn extend(
         }
         wider.sort_by(|a, b| b.0.total_cmp(&a.0));
         let grown = wider.into_iter().filter(|(gain, _)| *gain > 0.0).find_map(|(_, wide)| {
-            let placements = fill(problem, wide.clone()).ok()?;
+            let placements = fill(problem, wide.clone())?;
             Some((wide, placements))
         });
         match grown {
@@ -73,34 +59,34 @@ fn extend(
     }
 }
 
-/// Places `run` on gpu0 until it is full, then on gpu1, and so on; everything else on the host.
-fn fill(problem: &Problem, run: Range<usize>) -> Result<Vec<BlockPlacement>, OverBudget> {
+/// Places `run` on gpu0 until it is full, then on gpu1, and so on; everything else on the host. `None` if it does not fit.
+fn fill(problem: &Problem, run: Range<usize>) -> Option<Vec<BlockPlacement>> {
     let mut placements = on_host(problem);
     let mut gpu = 0;
     for block in run {
         placements[block] = BlockPlacement::both(Placement::Resident(gpu));
-        while let Err(over_budget) = check_gpu(problem, &placements, gpu) {
+        while check_gpu(problem, &placements, gpu).is_err() {
             gpu += 1;
             if gpu >= problem.budget.vram.len() {
-                return Err(over_budget);
+                return None;
             }
             placements[block] = BlockPlacement::both(Placement::Resident(gpu));
         }
     }
-    Ok(placements)
+    Some(placements)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::cost::tests::{dense, problem};
-    use crate::{Budget, DeviceId, Mechanisms, fits};
+    use crate::{Budget, DeviceId, Mechanisms, Objective, Options, Planner, fits, useless_gpus};
     use proptest::prelude::*;
 
     /// The GPU of each block; `.` for the host.
-    fn grow(layers: u32, budget: Budget) -> Result<String, OverBudget> {
+    fn grow(layers: u32, budget: Budget) -> String {
         let shown = |placement: BlockPlacement| placement.decode.gpu().map_or('.', |gpu| char::from(b'0' + gpu as u8));
-        Ok(greedy_run(&problem(dense(layers, 1 << 20), budget))?.into_iter().map(shown).collect())
+        greedy_run(&problem(dense(layers, 1 << 20), budget)).into_iter().map(shown).collect()
     }
 
     fn of(vram: &[u64]) -> Budget {
@@ -109,34 +95,42 @@ mod tests {
 
     #[test]
     fn every_block_that_gains_goes_to_a_large_gpu() {
-        assert_eq!(grow(6, of(&[1 << 30])).unwrap(), ".0000000");
-        assert_eq!(grow(6, of(&[])).unwrap(), "........", "without a GPU everything stays on the host");
+        assert_eq!(grow(6, of(&[1 << 30])), ".0000000");
+        assert_eq!(grow(6, of(&[])), "........", "without a GPU everything stays on the host");
     }
 
     #[test]
     fn a_small_gpu_holds_the_head_and_the_last_layers() {
-        assert_eq!(grow(6, of(&[5 << 20])).unwrap(), ".....000");
+        assert_eq!(grow(6, of(&[5 << 20])), ".....000");
     }
 
     #[test]
     fn a_second_gpu_takes_blocks_that_do_not_fit_on_the_first() {
-        assert_eq!(grow(6, of(&[4 << 20, 5 << 20])).unwrap(), "..000111");
+        assert_eq!(grow(6, of(&[4 << 20, 5 << 20])), "..000111");
     }
 
     #[test]
-    fn a_gpu_too_small_for_any_block_is_refused_with_the_required_budget() {
-        let error = grow(6, of(&[1 << 10])).unwrap_err();
-        assert_eq!(error.device, DeviceId::Gpu(0));
-        let found = grow(6, of(&[error.required_budget()])).unwrap();
-        assert_eq!(found.matches('0').count(), 1, "{found}");
-        assert!(grow(6, of(&[error.required_budget() - 1])).is_err());
+    fn a_gpu_too_small_for_any_block_is_left_empty() {
+        let options = Options {
+            planner: Planner::Greedy,
+            objective: Objective::Decode,
+            mechanisms: Mechanisms::ResidentCpu,
+            slots: None,
+        };
+        let useless = |vram: u64| useless_gpus(&problem(dense(6, 1 << 20), of(&[vram])), &options);
+        let needed = useless(1 << 10).unwrap();
+        assert_eq!((needed.device, needed.budget), (DeviceId::Gpu(0), 1 << 10));
+        let (enough, too_small) = (needed.required_budget(), needed.required_budget() - 1);
+        assert_eq!((useless(enough), useless(too_small).map(|it| it.required_budget())), (None, Some(enough)));
+        assert_eq!(grow(6, of(&[enough])).matches('0').count(), 1);
+        assert_eq!(grow(6, of(&[too_small])), "........");
     }
 
     #[test]
     fn the_run_ends_at_a_block_that_no_gpu_computes() {
         let mut problem = problem(dense(6, 1 << 20), of(&[1 << 30]));
         problem.gpus[0].blocks[4].decode_ms = f64::INFINITY;
-        let found = greedy_run(&problem).unwrap();
+        let found = greedy_run(&problem);
         let on_gpu: Vec<usize> = (0..8).filter(|block| found[*block].decode.gpu().is_some()).collect();
         assert_eq!(on_gpu, [5, 6, 7]);
     }
@@ -148,13 +142,11 @@ mod tests {
             let mut budget = Budget { margin: margin * mib, ..of(&[vram * mib / 2]) };
             if second > 0 { budget.vram.push(second * mib / 2) }
             let problem = problem(dense(layers, mib), budget);
-            if let Ok(placements) = greedy_run(&problem) {
-                let slots = vec![0; problem.gpus.len()];
-                prop_assert!(fits(&problem, &placements, &slots, Mechanisms::ResidentCpu).is_ok());
-                let on: Vec<usize> = (0..placements.len()).filter(|i| placements[*i].decode.gpu().is_some()).collect();
-                prop_assert!(!on.is_empty());
-                prop_assert!(on.windows(2).all(|pair| pair[1] == pair[0] + 1));
-            }
+            let placements = greedy_run(&problem);
+            let slots = vec![0; problem.gpus.len()];
+            prop_assert!(fits(&problem, &placements, &slots, Mechanisms::ResidentCpu).is_ok());
+            let on: Vec<usize> = (0..placements.len()).filter(|i| placements[*i].decode.gpu().is_some()).collect();
+            prop_assert!(on.windows(2).all(|pair| pair[1] == pair[0] + 1));
         }
     }
 }

@@ -46,6 +46,7 @@ pub use plan::{best, evaluate, plan};
 pub use problem::{
     BlockPlacement, Cost, GpuCosts, Mechanisms, Objective, Options, Placement, Planner, Problem, Workload,
 };
+pub use refuse::useless_gpus;
 pub use runs::{Run, runs};
 pub use simulate::{Simulation, simulate};
 pub use solution::{Phase, Solution};

@@ -2,7 +2,7 @@
 
 use crate::evaluate::{Evaluator, Goal, ScoredPlacement};
 use crate::greedy::greedy_run;
-use crate::refuse::{budget_error, refuse_useless_gpus};
+use crate::refuse::budget_error;
 use crate::search::{FEW_BLOCKS, MANY_BLOCKS, SLOTS, SearchResult, optimize_other_phase, search};
 use crate::{
     BlockPlacement, Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, simulate,
@@ -34,7 +34,6 @@ fn best_from(
     known: &[&Solution],
     count: usize,
 ) -> Result<Vec<Solution>, OverBudget> {
-    refuse_useless_gpus(problem, options)?;
     let SearchResult { best, bound } = match options.planner {
         Planner::Greedy => SearchResult { best: vec![greedy(problem, options)?], bound: 0.0 },
         Planner::Exact => exact(problem, options, known, count).ok_or_else(|| budget_error(problem, options))?,
@@ -71,7 +70,7 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
 
 /// The placement of the greedy planner.
 fn greedy(problem: &Problem, options: &Options) -> Result<ScoredPlacement, OverBudget> {
-    let placements = greedy_run(problem)?;
+    let placements = greedy_run(problem);
     let slots = vec![0; problem.budget.vram.len()];
     usage(problem, &placements, &slots).check(problem, options.mechanisms)?;
     let goal = Goal { weights: weights(problem, options.objective), mechanisms: options.mechanisms, slots };

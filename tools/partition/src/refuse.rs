@@ -6,8 +6,9 @@ use crate::program::min_host_placement;
 use crate::regions::regions;
 use crate::{BlockPlacement, BlockSpec, Demand, DeviceId, Options, OverBudget, Placement, Problem};
 
-/// Refuses a budget within which no GPU can hold any block: it is probably a mistake.
-pub(crate) fn refuse_useless_gpus(problem: &Problem, options: &Options) -> Result<(), OverBudget> {
+/// What the smallest block needs on the GPU on which it needs least, where no GPU can hold any block that it could compute. The plan then
+/// uses the host only.
+pub fn useless_gpus(problem: &Problem, options: &Options) -> Option<OverBudget> {
     let budget = &problem.budget;
     let check_alone = |block: usize, gpu: usize| {
         let BlockSpec { kv_bytes: kv, workspace_bytes: workspace, .. } = problem.blocks[block];
@@ -22,7 +23,7 @@ pub(crate) fn refuse_useless_gpus(problem: &Problem, options: &Options) -> Resul
                 continue;
             }
             match check_alone(block, gpu) {
-                Ok(()) => return Ok(()),
+                Ok(()) => return None,
                 Err(error) => {
                     let is_smaller = |known: &OverBudget| error.required_budget() < known.required_budget();
                     if smallest_excess.as_ref().is_none_or(is_smaller) {
@@ -32,7 +33,7 @@ pub(crate) fn refuse_useless_gpus(problem: &Problem, options: &Options) -> Resul
             }
         }
     }
-    smallest_excess.map_or(Ok(()), Err)
+    smallest_excess
 }
 
 /// The error for a problem without a placement that fits. GPUs may stay empty, so host memory is too small, unless a block can only

@@ -5,7 +5,7 @@ mod quantize;
 mod values;
 
 pub use planning::{CompressArg, ExpertReads, ObjectiveArg, PlanningArgs};
-pub use quantize::QuantizeArgs;
+pub use quantize::{BitsArg, DraftArg, QuantizeArgs};
 pub use values::{KvHomeArg, LayerCount, VramRange};
 
 use clap::{ArgAction, Args, Parser, Subcommand};

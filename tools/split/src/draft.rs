@@ -117,7 +117,7 @@ fn predictions(
         decode_context: scenario.decode_context(),
         new_tokens: scenario.new_tokens,
         limit: Some(bottlenecks(request, partitioning)),
-        objective: (!partitioning.is_manual).then(achieved),
+        objective: (!partitioning.is_manual()).then(achieved),
         throughput: throughput.as_ref().map(predicted_throughput),
     }
 }

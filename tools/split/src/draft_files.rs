@@ -11,7 +11,7 @@ use crate::records::Records;
 use hpp_model::host_kernels;
 use hpp_onnx::proto::{ModelProto, TensorProto};
 use hpp_onnx::{Extractor, QUANTIZED_FILE, is_external, needs_externalising, walk};
-use hpp_schema::{ByteSize, FileRecord, FileRole, HostKernels, InputRole, OwnDraft as DraftRecord, Plan};
+use hpp_schema::{ByteSize, FileRecord, FileRole, HostKernels, OwnDraft as DraftRecord, Plan};
 use std::collections::{BTreeSet, HashMap};
 
 /// The directory of a draft in that of the plan.
@@ -112,8 +112,8 @@ fn above(path: &str) -> String {
 fn set_paths(own: &mut Plan, plan: &Plan) {
     own.model.source = above(&plan.model.source);
     own.model.weights_dir = above(&plan.model.weights_dir);
-    let has_branch = plan.model.inputs.iter().any(|input| input.role == InputRole::UseCacheBranch);
-    own.model.inputs.retain(|input| has_branch || input.role != InputRole::UseCacheBranch);
+    let has_branch = plan.model.inputs.iter().any(|input| input.role.is_of_source_only());
+    own.model.inputs.retain(|input| has_branch || !input.role.is_of_source_only());
     own.generation = plan.generation.clone().map(|generation| {
         let above = |path: Option<String>| path.map(|path| above(&path));
         hpp_schema::GenerationConfig {

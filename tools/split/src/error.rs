@@ -6,7 +6,7 @@ use crate::input_errors::InputErrors;
 use crate::output::OutputError;
 use hpp_io::{FileWriteError, LogFilterError, StdoutError};
 use hpp_model::ModelError;
-use hpp_partition::{AssignError, OverBudget};
+use hpp_partition::{AssignError, DeviceId, OverBudget};
 use hpp_schema::ByteSize;
 use std::io;
 use std::path::PathBuf;
@@ -43,12 +43,12 @@ pub enum SplitError {
     OverBudget {
         /// Which memory is too small.
         what: String,
-        /// The smallest sufficient budget, bytes.
-        smallest: u64,
+        /// A budget that suffices, bytes.
+        bytes: u64,
+        /// What is known about it.
+        needed: NeededBudget,
         /// Whether blocks could be on a GPU instead.
         has_gpus: bool,
-        /// Whether the host can compute and hold all blocks, so that the plan needs no GPU.
-        fits_host: bool,
         /// Host memory of the model's own draft within the demand, bytes.
         draft: u64,
         /// Demand and budget.
@@ -101,6 +101,17 @@ pub enum SplitError {
     },
 }
 
+/// What is known about a budget that suffices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NeededBudget {
+    /// No smaller one suffices: for the placement that the user gave, or for any placement.
+    Smallest,
+    /// Another placement may need less.
+    Enough,
+    /// It suffices for this placement; with it, the planner may place the blocks that the user did not name elsewhere.
+    OfThisPlacement,
+}
+
 impl SplitError {
     /// An invalid setting.
     pub fn setting(message: impl Into<String>, hint: &'static str) -> Self {
@@ -125,22 +136,28 @@ impl SplitError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            SplitError::OverBudget { source, smallest, has_gpus, fits_host, draft, .. } => {
-                let smallest = ByteSize(*smallest);
-                let flag = if source.device == hpp_partition::DeviceId::Cpu { "--ram" } else { "--vram" };
+            SplitError::OverBudget { source, bytes, needed, has_gpus, draft, .. } => {
+                let flag = match source.device {
+                    DeviceId::Cpu => "--ram".to_owned(),
+                    DeviceId::Gpu(0) => "--vram".to_owned(),
+                    DeviceId::Gpu(gpu) => format!("--vram for gpu{gpu}"),
+                };
                 let slots = if source.demand.ring > 0 { "give fewer --slots, " } else { "" };
                 let assign = if *has_gpus { ", or move blocks with --assign" } else { "" };
-                let without = if *fits_host { "; --vram 0 plans without the GPU" } else { "" };
-                let on_host = source.device == hpp_partition::DeviceId::Cpu;
+                let on_host = source.device == DeviceId::Cpu;
                 let draft = match draft {
                     1.. if on_host => format!(", or omit --draft, which takes {} of it", ByteSize(*draft).human()),
                     _ => String::new(),
                 };
-                format!(
-                    "the smallest sufficient {flag} is {} ({} bytes); or {slots}lower --context{draft}{assign}{without}",
-                    smallest.human_rounded_up(),
-                    smallest.0
-                )
+                let human = ByteSize(*bytes).human_rounded_up();
+                let budget = match needed {
+                    NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),
+                    NeededBudget::Enough => format!("{human} ({bytes} bytes) of {flag} are enough"),
+                    NeededBudget::OfThisPlacement => format!(
+                        "with the blocks that --assign does not name where they are now, {human} ({bytes} bytes) of {flag} are enough"
+                    ),
+                };
+                format!("{budget}; or {slots}lower --context{draft}{assign}")
             }
             SplitError::Model(error) => error.hint()?,
             SplitError::Draft(_) => {
@@ -159,7 +176,7 @@ impl SplitError {
                 "install hpp-exec beside hpp-split, or set HPP_EXEC to its path".to_owned()
             }
             SplitError::Divergence(DivergenceError::Interrupted) => return None,
-            SplitError::Divergence(_) => "without --calibration, bits are chosen by squared errors".to_owned(),
+            SplitError::Divergence(_) => "omit --calibration: int4 is then rounded to the nearest, and auto chooses bits by squared errors".to_owned(),
             SplitError::Stdout(_) => "free space where stdout goes, or send it elsewhere".to_owned(),
             SplitError::Write(error) if error.source.kind() == io::ErrorKind::StorageFull => {
                 "free space, or write the file on another disk".to_owned()

@@ -119,7 +119,7 @@ fn other_context(
     analysis: &Analysis,
     costs: &Costs,
 ) -> Result<Option<WhatIf>, SplitError> {
-    if analysis.kind != ModelKind::Decoder || partitioning.is_manual || analysis.context < 2 {
+    if analysis.kind != ModelKind::Decoder || partitioning.is_manual() || analysis.context < 2 {
         return Ok(None);
     }
     let twice = analysis.context.saturating_mul(2);

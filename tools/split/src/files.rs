@@ -8,7 +8,7 @@ use crate::own_draft::OwnDraft;
 use crate::records::{Records, record_unhashed};
 use crate::weight_inputs::{SLOTS_FILE, WeightSource, weights_to_inputs};
 use hpp_graph::{PartitionGraph, ValueId};
-use hpp_model::{Analysis, host_kernels, shared_weights};
+use hpp_model::{Analysis, CONFIG_FILES, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Model, QUANTIZED_FILE, needs_externalising};
 use hpp_schema::{DeviceKind, FileRole, HostKernels, OutputUse, Partition, Plan, Residency};
@@ -23,9 +23,6 @@ const EMBEDDED_FILE: &str = "embedded.bin";
 const TAPPED_FILE: &str = "tapped.onnx";
 /// The unsplit model in a packed directory.
 const WHOLE_FILE: &str = "whole.onnx";
-
-/// Files that describe a model beside its ONNX file.
-const CONFIG_FILES: [&str; 3] = ["genai_config.json", "config.json", "generation_config.json"];
 
 /// Options for writing a plan directory.
 #[derive(Clone, Copy, Debug, Default)]
@@ -302,7 +299,7 @@ impl<'a> PlanWriter<'a> {
         };
         if self.options.pack {
             // The packed whole model is flattened: it has no branch to choose.
-            plan.model.inputs.retain(|input| input.role != hpp_schema::InputRole::UseCacheBranch);
+            plan.model.inputs.retain(|input| !input.role.is_of_source_only());
         }
     }
 
@@ -319,7 +316,7 @@ impl<'a> PlanWriter<'a> {
 
     /// Copies the configuration of a quantized model, so that its `whole.onnx` can be profiled and split like any model.
     fn add_config(&mut self) -> Result<(), SplitError> {
-        let dir = self.analysis.model.dir();
+        let dir = &self.analysis.config.dir;
         let present = CONFIG_FILES.into_iter().map(|name| (name, dir.join(name))).filter(|(_, path)| path.is_file());
         let copied = present.filter(|_| self.analysis.quantized.is_some());
         for (name, path) in copied.collect::<Vec<_>>() {

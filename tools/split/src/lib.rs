@@ -23,6 +23,7 @@ mod input_errors;
 mod inspect;
 mod interrupt;
 mod local_machine;
+mod measured_run;
 mod neurons;
 mod operators;
 mod output;

@@ -69,10 +69,11 @@ impl LocalMachine {
                 names.collect::<Vec<_>>().join(" and ")
             }
         });
+        let options: Vec<&str> = host.iter().map(|_| "--ram").chain(gpus.iter().map(|_| "--vram")).collect();
+        let options = options.join(" and ");
         let parts: Vec<String> = host.into_iter().chain(gpus).collect();
-        (!parts.is_empty()).then(|| {
-            format!("planning for this machine: {}; set other budgets with --ram and --vram", parts.join(" and "))
-        })
+        (!parts.is_empty())
+            .then(|| format!("planning for this machine: {}; {options} for another plan", parts.join(" and ")))
     }
 }
 

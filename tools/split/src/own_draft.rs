@@ -3,6 +3,7 @@
 //! Its embedding stays as it is and is memory-mapped from the model's own weights, so that both share its pages.
 
 use crate::amount::{self, ESTIMATED};
+use crate::calibrate;
 use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::costs::Costs;
 use crate::draft::{PlanDraft, draft};
@@ -14,7 +15,7 @@ use crate::request::{Limits, MIN_CHUNK, PlanningRequest};
 use hpp_graph::PartitionGraph;
 use hpp_model::{Analysis, LogitsMode, analyse_quantized};
 use hpp_partition::{Phase, usage_of_partitions};
-use hpp_schema::{ByteSize, InputRole, ModelKind, Plan};
+use hpp_schema::{ByteSize, InputRole, ModelKind, Plan, gives_one_position};
 
 /// A draft that is planned and not written yet.
 pub struct OwnDraft {
@@ -37,8 +38,9 @@ impl OwnDraft {
     pub fn plan(args: &SplitArgs, analysis: &Analysis, costs: &Costs) -> Result<Option<Self>, SplitError> {
         let Some(bits) = args.quantize.draft else { return Ok(None) };
         check(analysis)?;
-        let of_itself = (Some(analysis.context), LogitsMode::Requested, Some(&bits.options()));
-        let quantized = analyse_quantized(analysis.model.path(), of_itself.0, of_itself.1, of_itself.2);
+        let options = calibrate::draft_options(args, analysis, costs, bits)?;
+        let path = analysis.model.path();
+        let quantized = analyse_quantized(path, Some(analysis.context), LogitsMode::Requested, Some(&options));
         let quantized = quantized.map_err(|error| SplitError::Draft(Box::new(error)))?;
         Ok(Some(Self::of(quantized, args, costs, 1)?))
     }
@@ -46,9 +48,8 @@ impl OwnDraft {
     /// Plans a quantized model to stay in host memory, in at least so many partitions.
     pub fn of(quantized: Analysis, args: &SplitArgs, costs: &Costs, partitions: usize) -> Result<Self, SplitError> {
         let args = &arguments(args, partitions);
-        // A profile holds times of the model's own weights.
-        let assumed = Costs::Assumed;
-        let costs = if matches!(costs, Costs::Profile(..)) { &assumed } else { costs };
+        // A profile and a run hold times of the model's own weights.
+        let costs = &costs.of_other_model();
         let limits = Limits { longest_pass: MIN_CHUNK, ..Limits::default() };
         let mut request = PlanningRequest::new(args, &quantized, costs, &LocalMachine::default(), limits)?;
         request.problem.budget.ram = None;
@@ -77,6 +78,12 @@ impl OwnDraft {
 fn check(analysis: &Analysis) -> Result<(), SplitError> {
     if analysis.kind == ModelKind::SingleRun {
         return Err(SplitError::setting("--draft is for models that generate tokens", "omit --draft"));
+    }
+    if gives_one_position(&analysis.outputs) {
+        return Err(SplitError::setting(
+            "--draft needs scores for each token of a pass, and this model gives those of the last token only",
+            "omit --draft, or export the model with the scores of all tokens (GenAI's builder: without prune_lm_head and include_hidden_states)",
+        ));
     }
     let reads_more = |role: InputRole| matches!(role, InputRole::Embeddings | InputRole::Free);
     match analysis.inputs.iter().find(|input| reads_more(input.role)) {

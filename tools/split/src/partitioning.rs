@@ -2,10 +2,10 @@
 //! follow from it.
 
 use crate::cli::{KvHomeArg, LayerCount, SplitArgs};
-use crate::error::SplitError;
+use crate::error::{NeededBudget, SplitError};
 use crate::group::{OwnPartition, group};
 use crate::predicted::PredictedTimes;
-use crate::request::{PlanningRequest, with_default_margin};
+use crate::request::{PlanningRequest, default_margin, with_default_margin};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
     BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, Mechanisms, MemoryUsage, Options, OverBudget,
@@ -17,6 +17,20 @@ use hpp_schema::memory::READ_AHEAD;
 /// filled.
 const DEFAULT_SLOTS: u32 = 3;
 
+/// How often a refusal raises the budget that it names.
+const MOST_RAISES: usize = 4;
+
+/// Who placed the blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DecidedBy {
+    /// The planner.
+    Planner,
+    /// The user: every block has the same place whatever the budgets are.
+    User,
+    /// The user placed some blocks and the planner the others.
+    Both,
+}
+
 /// A place for every block, its predicted times, and the partitions that it makes of the model.
 #[derive(Clone, Debug)]
 pub struct Partitioning {
@@ -24,16 +38,38 @@ pub struct Partitioning {
     pub solution: Solution,
     /// Runs of blocks that become partitions, in order. Invariant: they cover all blocks.
     pub partitions: Vec<PartitionSpec>,
-    /// Whether the user placed blocks (manual placement).
-    pub is_manual: bool,
+    /// Who placed the blocks.
+    pub decided_by: DecidedBy,
     /// Whether its times were measured.
     pub is_measured: bool,
     /// The minimum number of partitions that the user asked for.
     pub min_partitions: usize,
 }
 
-/// Decides where every block computes.
+/// Decides where every block computes. A refusal names a budget with which this succeeds.
 pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning, SplitError> {
+    place(request, args).map_err(|refusal| with_confirmed_budget(request, args, refusal))
+}
+
+/// A refusal names a budget for the placement that did not fit. Within it another placement may be chosen, whose cuts take more: this
+/// raises the budget until planning succeeds.
+fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: SplitError) -> SplitError {
+    for _ in 0..MOST_RAISES {
+        let SplitError::OverBudget { bytes, needed, source, .. } = &mut refusal else { break };
+        match place(&request.with_budget(source.device, *bytes), args) {
+            Err(SplitError::OverBudget { bytes: more, source: next, .. })
+                if next.device == source.device && more > *bytes =>
+            {
+                *bytes = more;
+                *needed = NeededBudget::Enough;
+            }
+            _ => break,
+        }
+    }
+    refusal
+}
+
+fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning, SplitError> {
     let problem = &request.problem;
     let budget = &problem.budget;
     tracing::info!(
@@ -44,15 +80,15 @@ pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Parti
         disk_bytes_per_ms = problem.disk_bytes_per_ms,
         "planning problem"
     );
-    let (solution, is_manual) = choose(request, args)?;
-    let partitioning = match is_manual {
-        true => Partitioning::new(request, args.partitions, solution, true),
-        false => from_planner(request, args, solution),
+    let (solution, decided_by) = choose(request, args)?;
+    let partitioning = match decided_by {
+        DecidedBy::Planner => from_planner(request, args, solution),
+        manual => Partitioning::new(request, args.partitions, solution, manual),
     };
     let Solution { objective_ms, bound_ms, proven, ref slots, .. } = partitioning.solution;
     let gap = partitioning.solution.gap();
     let partitions = partitioning.partitions.len();
-    tracing::info!(is_manual, partitions, ?slots, objective_ms, bound_ms, gap, proven, "placement chosen");
+    tracing::info!(?decided_by, partitions, ?slots, objective_ms, bound_ms, gap, proven, "placement chosen");
     for partition in &partitioning.partitions {
         let blocks = &problem.blocks[partition.blocks.clone()];
         let (first, last) = (blocks.first().map(|block| &*block.label), blocks.last().map(|block| &*block.label));
@@ -67,7 +103,7 @@ pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Parti
 /// Cuts a planner's solution into partitions, or a solution without streaming if that takes less once the launches of
 /// its partitions are counted.
 pub fn from_planner(request: &PlanningRequest, args: &SplitArgs, solution: Solution) -> Partitioning {
-    let partitioning = Partitioning::new(request, args.partitions, solution, false);
+    let partitioning = Partitioning::new(request, args.partitions, solution, DecidedBy::Planner);
     static_alternative(request, args, &partitioning).unwrap_or(partitioning)
 }
 
@@ -82,21 +118,22 @@ fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Par
         return None;
     }
     let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
-    let other = Partitioning::new(request, args.partitions, plan(&request.problem, &options).ok()?, false);
+    let other = plan(&request.problem, &options).ok()?;
+    let other = Partitioning::new(request, args.partitions, other, DecidedBy::Planner);
     let bound_ms = planned.solution.bound_ms;
     let solution = Solution { bound_ms, proven: false, ..other.solution.clone() };
     (other.solution.objective_ms < planned.solution.objective_ms).then_some(Partitioning { solution, ..other })
 }
 
-/// A solution by the planner or by manual placement, and whether it is manual.
-fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool), SplitError> {
+/// A solution by the planner or by manual placement, and who decided it.
+fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, DecidedBy), SplitError> {
     let problem = &request.problem;
     let all_on_host =
         || evaluate_manual(request, args, vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()], &[]);
     let is_counted = matches!(args.planning.stream, Some(LayerCount::Count(_)))
         || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
-    let (solution, is_manual) = if is_counted {
-        (counted_layers(request, args)?, true)
+    let (solution, decided_by) = if is_counted {
+        (counted_layers(request, args)?, DecidedBy::User)
     } else if args.gpu_layers == Some(LayerCount::Auto) && problem.budget.vram.is_empty() {
         return Err(SplitError::setting(
             "--gpu-layers auto needs a VRAM budget",
@@ -104,22 +141,26 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, bool
         ));
     } else if request.recorded_budgets.vram.is_empty() && args.assign.is_some() {
         // Without a budget only the named blocks go to a GPU.
-        (all_on_host(), true)
+        (all_on_host(), DecidedBy::User)
     } else {
         match (plan(problem, &request.options), &args.assign) {
-            (Ok(solution), _) => (solution, false),
+            (Ok(solution), _) => (solution, DecidedBy::Planner),
             // Nothing fits the budget: the named blocks move from an all-host placement, and `check` tests the result.
-            (Err(_), Some(_)) => (all_on_host(), true),
-            (Err(error), None) => return Err(over_budget(request)(error)),
+            (Err(_), Some(_)) => (all_on_host(), DecidedBy::Planner),
+            (Err(error), None) => return Err(over_budget(request, DecidedBy::Planner)(error)),
         }
     };
-    let Some(assign) = &args.assign else { return Ok((solution, is_manual)) };
+    let Some(assign) = &args.assign else { return Ok((solution, decided_by)) };
     let places = assign.placements(&problem.blocks)?;
+    let decided_by = match decided_by {
+        DecidedBy::Planner if places.iter().any(Option::is_none) => DecidedBy::Both,
+        _ => DecidedBy::User,
+    };
     refuse_missing_gpus(request, places.iter().flatten())?;
     let named = places.into_iter().zip(&problem.blocks);
     let named = named.map(|(place, block)| place.filter(|_| !block.on_host).map(BlockPlacement::both));
     let placements = named.zip(solution.placements).map(|(named, placement)| named.unwrap_or(placement)).collect();
-    Ok((evaluate_manual(request, args, placements, &solution.slots), true))
+    Ok((evaluate_manual(request, args, placements, &solution.slots), decided_by))
 }
 
 /// `--gpu-layers N` and `--stream N`: the last layers resident on the GPU, others streamed, the rest on the host.
@@ -169,11 +210,16 @@ fn evaluate_manual(
 }
 
 impl Partitioning {
+    /// Whether the user placed blocks (manual placement).
+    pub fn is_manual(&self) -> bool {
+        self.decided_by != DecidedBy::Planner
+    }
+
     /// Groups blocks into at least `min_partitions` partitions and predicts the times with their launches. `proven`
     /// survives only if the extra cuts cost nothing.
-    pub fn new(request: &PlanningRequest, min_partitions: usize, solution: Solution, is_manual: bool) -> Self {
+    pub fn new(request: &PlanningRequest, min_partitions: usize, solution: Solution, decided_by: DecidedBy) -> Self {
         let partitions = partitions(request, min_partitions, &solution.placements, &solution.slots);
-        Partitioning { solution, partitions, is_manual, is_measured: false, min_partitions }.reevaluated(request)
+        Partitioning { solution, partitions, decided_by, is_measured: false, min_partitions }.reevaluated(request)
     }
 
     /// Positions of the blocks that begin a partition, without the first block.
@@ -222,12 +268,13 @@ impl Partitioning {
 
     /// Refuses a placement that exceeds the memory of a device.
     pub fn check(&self, request: &PlanningRequest) -> Result<(), SplitError> {
+        let over_budget = over_budget(request, self.decided_by);
         let Solution { placements, slots, .. } = &self.solution;
-        fits(&request.problem, placements, slots, request.options.mechanisms).map_err(over_budget(request))?;
+        fits(&request.problem, placements, slots, request.options.mechanisms).map_err(&over_budget)?;
         // Several partitions on the host may each hold a copy of a shared weight.
         let problem = self.problem(request);
         let on_host = MemoryUsage { gpus: vec![], ..usage_of_partitions(&problem, placements, slots) };
-        on_host.check(&problem, request.options.mechanisms).map_err(over_budget(request))
+        on_host.check(&problem, request.options.mechanisms).map_err(over_budget)
     }
 
     /// Merges a partition into the next one, on the next one's device.
@@ -296,29 +343,38 @@ fn disk_streaming(
     Some(DiskStreaming { locked_share, window, expert_cache: None, is_table })
 }
 
-/// Converts the planner's error into this command's, with the smallest budget that would suffice.
-pub fn over_budget(request: &PlanningRequest) -> impl Fn(OverBudget) -> SplitError + '_ {
-    |source| {
+/// Converts the planner's error into this command's, with a budget that would suffice.
+pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(OverBudget) -> SplitError + '_ {
+    move |source| {
         let what = match source.device {
             DeviceId::Cpu if request.problem.gpus.is_empty() => "the model does not fit in host memory".to_owned(),
             DeviceId::Cpu => "the blocks that the GPUs do not hold do not fit in host memory".to_owned(),
             DeviceId::Gpu(index) => format!("the budget of gpu{index} is too small"),
         };
-        let smallest = match source.device {
-            DeviceId::Gpu(_) if request.default_margin => with_default_margin(source.demand.total()),
-            _ => source.required_budget(),
-        };
         let has_gpus = !request.problem.gpus.is_empty();
-        let fits_host = matches!(source.device, DeviceId::Gpu(_)) && fits_host(&request.problem);
-        SplitError::OverBudget { what, smallest, has_gpus, fits_host, draft: request.limits.reserved, source }
+        let needed = match decided_by {
+            DecidedBy::User => NeededBudget::Smallest,
+            DecidedBy::Planner if !has_gpus => NeededBudget::Smallest,
+            DecidedBy::Planner => NeededBudget::Enough,
+            DecidedBy::Both => NeededBudget::OfThisPlacement,
+        };
+        let (bytes, draft) = (sufficient_budget(request, &source), request.limits.reserved);
+        SplitError::OverBudget { what, bytes, needed, has_gpus, draft, source }
     }
 }
 
-/// Whether the host can compute and hold all blocks.
-fn fits_host(problem: &Problem) -> bool {
-    let placements = vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()];
-    problem.cpu.iter().all(|cost| cost.decode_ms.is_finite())
-        && fits(problem, &placements, &vec![0; problem.gpus.len()], Mechanisms::ResidentCpu).is_ok()
+/// The smallest budget of a device, bytes, that holds this demand beside what blocks may not use. The default margin grows with the budget
+/// of the smallest GPU.
+pub fn sufficient_budget(request: &PlanningRequest, needed: &OverBudget) -> u64 {
+    let DeviceId::Gpu(gpu) = needed.device else { return needed.required_budget() };
+    if !request.default_margin {
+        return needed.required_budget();
+    }
+    let demand = needed.demand.total();
+    let vram = &request.problem.budget.vram;
+    let others: Vec<u64> = vram.iter().enumerate().filter(|(at, _)| *at != gpu).map(|(_, bytes)| *bytes).collect();
+    let beside_others = (!others.is_empty()).then(|| demand.saturating_add(default_margin(&others)));
+    with_default_margin(demand).min(beside_others.unwrap_or(u64::MAX))
 }
 
 fn refuse_missing_gpus<'a>(

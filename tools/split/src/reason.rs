@@ -11,13 +11,13 @@ use hpp_schema::ByteSize;
 /// One reason for each partition, in order. Adjacent partitions on one device are moved together in the comparison with
 /// other devices, and share its result.
 pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<String> {
-    if partitioning.is_manual {
+    if partitioning.is_manual() {
         let reason =
             |partition: &PartitionSpec| kept_on_host(request, partition).unwrap_or("placed manually").to_owned();
         return partitioning.partitions.iter().map(reason).collect();
     }
+    let disk = partitioning.disk_streaming(request);
     if request.problem.gpus.is_empty() {
-        let disk = partitioning.disk_streaming(request);
         return partitioning.partitions.iter().map(|partition| without_gpus(partition, disk.as_ref())).collect();
     }
     // Count the launch of each partition, as the predicted time does.
@@ -30,11 +30,24 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
     partitioning
         .partitions
         .iter()
-        .map(|partition| match kept_on_host(request, partition) {
-            Some(reason) => reason.to_owned(),
-            None => run_of(partition).map_or(String::new(), |run| reason(request, partitioning, run, sharing(run))),
+        .map(|partition| {
+            let of_run = || run_of(partition).map(|run| reason(request, partitioning, run, sharing(run)));
+            let reason = kept_on_host(request, partition).map(str::to_owned).or_else(of_run).unwrap_or_default();
+            match (&disk, partition.placement.decode) {
+                (Some(disk), Placement::Cpu) => beside_disk(reason, partition, disk),
+                _ => reason,
+            }
         })
         .collect()
+}
+
+/// The reason of a partition on the host in a plan that reads weights from disk.
+fn beside_disk(reason: String, partition: &PartitionSpec, disk: &DiskStreaming) -> String {
+    match partition.blocks.clone().all(|block| disk.is_table[block]) {
+        true => TABLE.to_owned(),
+        false if disk.holds_all() => reason,
+        false => format!("{reason}; {}", from_disk(disk)),
+    }
 }
 
 /// The reason for a partition with blocks that the user keeps on the host.
@@ -53,16 +66,21 @@ fn without_gpus(partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> Stri
         None => "no GPU in this plan".to_owned(),
         Some(disk) if partition.blocks.clone().all(|block| disk.is_table[block]) => TABLE.to_owned(),
         Some(disk) if disk.holds_all() => "fits in host memory".to_owned(),
-        Some(disk) if disk.expert_cache.is_some() => {
-            let locked = 100.0 * disk.locked_share;
-            format!(
-                "experts are read from disk as tokens select them; {locked:.0} % of other weights fit in host memory"
-            )
+        Some(disk) => from_disk(disk),
+    }
+}
+
+/// What is read from disk, and why.
+fn from_disk(disk: &DiskStreaming) -> String {
+    let percent = (100.0 * disk.locked_share).round();
+    match disk.expert_cache {
+        Some(_) => {
+            format!("experts are read from disk as tokens select them; {percent} % of other weights fit in host memory")
         }
-        Some(disk) => format!(
-            "{:.0} % of its weights fit in host memory, the rest is read from disk in each pass",
-            100.0 * disk.locked_share
-        ),
+        None if percent == 0.0 => {
+            "host memory holds none of its weights, which are read from disk in each pass".to_owned()
+        }
+        None => format!("{percent} % of its weights fit in host memory, the rest is read from disk in each pass"),
     }
 }
 

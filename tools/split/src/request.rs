@@ -5,11 +5,12 @@ use crate::costs::Costs;
 use crate::host_providers::{PhaseWeights, choose_host_providers};
 use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
+use crate::measured_run::Corrections;
 use hpp_model::{
     Analysis, CostSource, DEFAULT_CHUNK, ProviderPolicy, Scenario, ThisHost, avoid_faults, packing, problem,
     session_copies, widest_workspace,
 };
-use hpp_partition::{Budget, KvHome, Objective, Options, Packing, Problem};
+use hpp_partition::{Budget, DeviceId, KvHome, Objective, Options, Packing, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind, names_a_file, provider_options};
 
@@ -31,6 +32,8 @@ pub struct PlanningRequest {
     pub problem: Problem,
     /// The problem for one sequence, if `problem` is for several.
     pub single: Option<Problem>,
+    /// What a run of an earlier plan changed about the costs.
+    pub corrections: Corrections,
     /// Planner options.
     pub options: Options,
     /// The limits that the plan records.
@@ -122,10 +125,17 @@ impl PlanningRequest {
             recorded_budgets.ram = Some(ByteSize(ram));
         }
         let providers = providers(args, analysis, costs, scenario, &mut problem);
+        let corrections = costs
+            .run()
+            .map(|run| run.corrections(analysis, scenario, costs.source(), &problem.budget))
+            .transpose()?
+            .unwrap_or_default();
+        corrections.apply(&mut problem);
         Ok(PlanningRequest {
             scenario,
             problem,
             providers,
+            corrections,
             single: None,
             options: args.planning.options(args.avoids_streaming()),
             recorded_budgets,
@@ -148,6 +158,24 @@ impl PlanningRequest {
         (on_host && prefill_chunk > MIN_CHUNK).then(|| (prefill_chunk / 2).max(MIN_CHUNK))
     }
 
+    /// The same request where a device may use this many bytes. The length of passes stays.
+    pub fn with_budget(&self, device: DeviceId, bytes: u64) -> PlanningRequest {
+        let mut request = self.clone();
+        for problem in std::iter::once(&mut request.problem).chain(&mut request.single) {
+            let budget = &mut problem.budget;
+            match device {
+                DeviceId::Cpu => budget.ram = Some(bytes),
+                DeviceId::Gpu(gpu) => {
+                    budget.vram[gpu] = bytes;
+                    if self.default_margin {
+                        budget.margin = default_margin(&budget.vram);
+                    }
+                }
+            }
+        }
+        request
+    }
+
     /// The problem for one sequence.
     pub fn single(&self) -> &Problem {
         self.single.as_ref().unwrap_or(&self.problem)
@@ -167,7 +195,7 @@ fn avoid_gpus(problem: &mut Problem) {
 
 /// The memory of this machine that the plan needs; nothing if the plan is for a described or profiled machine.
 pub fn local_machine(args: &SplitArgs, costs: &Costs) -> LocalMachine {
-    if !matches!(costs, Costs::Assumed) {
+    if !costs.is_assumed() {
         return LocalMachine::default();
     }
     LocalMachine::detect(
@@ -211,11 +239,11 @@ pub fn notes(args: &SplitArgs, request: &PlanningRequest, kind: ModelKind) -> Ve
 
 /// What to do where the profile or the described machine has fewer GPUs than the plan.
 fn missing_gpus_hint(costs: &Costs) -> &'static str {
-    match costs {
-        Costs::Profile(..) => {
+    match costs.profile() {
+        Some(_) => {
             "profile the GPUs too (hpp-profile with --providers cpu,cuda or cpu,webgpu), or plan without a GPU: --vram 0"
         }
-        _ => "give --vram a size for each GPU of the machine, or --vram 0 to plan without one",
+        None => "give --vram a size for each GPU of the machine, or --vram 0 to plan without one",
     }
 }
 
@@ -286,9 +314,9 @@ pub fn default_margin(vram: &[u64]) -> u64 {
 
 /// The smallest VRAM budget, bytes, that holds `demand` beside the default margin.
 pub fn with_default_margin(demand: u64) -> u64 {
-    let scaled = u128::from(demand) * u128::from(MARGIN_DIVISOR);
-    let scaled = u64::try_from(scaled.div_ceil(u128::from(MARGIN_DIVISOR - 1))).unwrap_or(u64::MAX);
-    scaled.min(demand.saturating_add(MAX_MARGIN))
+    // The smallest V with V - floor(V / 16) >= demand.
+    let scaled = u128::from(demand.saturating_sub(1)) * u128::from(MARGIN_DIVISOR) / u128::from(MARGIN_DIVISOR - 1) + 1;
+    u64::try_from(scaled).unwrap_or(u64::MAX).min(demand.saturating_add(MAX_MARGIN))
 }
 
 /// The planner's budget, and the device memory that the plan records, which is empty where the budget is unlimited.
@@ -298,7 +326,7 @@ fn budget(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> (Budget, Vec
     let recorded = match (given.is_empty(), args.planning.sweep_vram) {
         _ if excludes_gpus(args) => vec![],
         (false, _) => given,
-        (true, None) if uses_local_gpus(args) && matches!(costs, Costs::Assumed) => local.vram(),
+        (true, None) if uses_local_gpus(args) && costs.is_assumed() => local.vram(),
         // A sweep gives the budgets; without a machine it plans for one GPU.
         (true, Some(range)) if source.gpu_memory().is_empty() => range.points().into_iter().max().into_iter().collect(),
         (true, _) => source.gpu_memory(),

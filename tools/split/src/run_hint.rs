@@ -33,7 +33,8 @@ pub fn run_hint(path: &Path, plan: &Plan) -> String {
         hint += &format!("\n  (in.npz, made with numpy.savez, holds {})", user_inputs.join(", "));
     }
     if plan.model.kind == ModelKind::SingleRun && !plan.states.is_empty() {
-        hint += "\n  (hpp-exec computes one step of this model and keeps no state: give its caches, empty before the first step)";
+        hint += "\n  (hpp-exec computes one step of this model and keeps no state: give its caches. Those of the decoder are empty before the first \
+                 step; those of an encoder come from the model that computes them, such as decoder_model.onnx beside a T5)";
     }
     hint
 }

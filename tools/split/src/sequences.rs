@@ -2,7 +2,7 @@
 
 use crate::cli::{KvHomeArg, SplitArgs};
 use crate::error::SplitError;
-use crate::partitioning::over_budget;
+use crate::partitioning::{DecidedBy, over_budget};
 use crate::request::{PlanningRequest, max_host_bytes};
 use hpp_partition::{Budget, KvHome, Mechanisms, Options, Problem, Solution, plan_throughput, tokens_per_second};
 use hpp_schema::ByteSize;
@@ -35,7 +35,7 @@ pub fn choose_sequences(request: &mut PlanningRequest, args: &SplitArgs) -> Resu
             (single, found) = (on_host, other);
         }
     }
-    let (problem, _, options) = found.map_err(over_budget(request))?;
+    let (problem, _, options) = found.map_err(over_budget(request, DecidedBy::Planner))?;
     if let Some(ram) = free.filter(|ram| *ram < max_host_bytes(&problem)) {
         request.recorded_budgets.ram = Some(ByteSize(ram));
     }

@@ -1,6 +1,6 @@
 //! Checks settings that do not depend on the model, and reports all errors at once.
 
-use crate::cli::{LayerCount, ObjectiveArg, SplitArgs};
+use crate::cli::{BitsArg, DraftArg, LayerCount, ObjectiveArg, SplitArgs};
 use crate::input_errors::InputErrors;
 use hpp_schema::names_a_file;
 
@@ -167,14 +167,21 @@ fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
     );
     let options = &args.quantize;
     errors.require(
-        options.is_auto() == (options.bits_budget.is_some() || options.max_kl.is_some()),
-        "--quantize auto chooses bits within --bits-budget or --max-kl, and only one of them was given",
-        "give --quantize auto and a limit, or --quantize int4 or int8",
+        !options.is_auto() || options.bits_budget.is_some() || options.max_kl.is_some(),
+        "--quantize auto chooses bits within a limit, and none was given",
+        "give --bits-budget or --max-kl too, or --quantize int4 or int8",
     );
     errors.require(
-        options.is_auto() || options.calibration.is_none(),
-        "--calibration is for --quantize auto",
-        "omit it, or give --quantize auto and --bits-budget or --max-kl",
+        options.is_auto() || options.bits_budget.is_none() && options.max_kl.is_none(),
+        "--bits-budget and --max-kl are limits for --quantize auto, which was not given",
+        "give --quantize auto too, or omit them",
+    );
+    errors.require(
+        options.calibration.is_none()
+            || options.draft == Some(DraftArg::Int4)
+            || options.quantize.is_some_and(|bits| bits != BitsArg::Int8),
+        "--calibration is for weights of 4 bits: with 8 there is little to gain",
+        "omit it, or give --quantize int4, --quantize auto or --draft int4",
     );
     errors.require(
         options.max_kl.is_none_or(|most| most.is_finite() && most > 0.0),

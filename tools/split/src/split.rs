@@ -8,7 +8,7 @@ use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
 use crate::own_draft::OwnDraft;
-use crate::partitioning::{Partitioning, place_blocks};
+use crate::partitioning::{Partitioning, place_blocks, sufficient_budget};
 use crate::refine::{TrialRun, refine};
 use crate::request::{Limits, PlanningRequest};
 use crate::sequences::choose_sequences;
@@ -18,8 +18,8 @@ use crate::{
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, analyse_quantized, faulty_blocks};
 use hpp_onnx::QuantizeOptions;
-use hpp_partition::Objective;
-use hpp_schema::{Plan, Provider};
+use hpp_partition::{Objective, useless_gpus};
+use hpp_schema::{ByteSize, Plan, Provider};
 use std::path::{Path, PathBuf};
 
 /// Splits a model as the arguments say.
@@ -116,7 +116,13 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     if let Some(note) = faults_note(analysis).filter(|_| !request.problem.gpus.is_empty()) {
         eprintln!("note: {note}");
     }
+    for note in costs.run().iter().flat_map(|run| run.notes(&request.corrections)) {
+        eprintln!("note: {note}");
+    }
     let local = request::notes(args, request, analysis.kind);
+    if let Some(note) = useless_gpus_note(args, request) {
+        eprintln!("note: {note}");
+    }
     let longest =
         analysis.config.context_length.filter(|longest| *longest > analysis.context && args.context.is_none());
     if let Some(longest) = longest {
@@ -131,6 +137,22 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local) {
         eprintln!("note: {note}");
     }
+}
+
+/// What the smallest block needs, where the planner can place none on a GPU.
+fn useless_gpus_note(args: &SplitArgs, request: &PlanningRequest) -> Option<String> {
+    if args.has_manual_placement() || args.planning.sweep_vram.is_some() {
+        return None;
+    }
+    let needed = useless_gpus(&request.problem, &request.options)?;
+    let (gpu, budget) = (needed.device, ByteSize(needed.budget).human());
+    let bytes = ByteSize(sufficient_budget(request, &needed));
+    Some(format!(
+        "all blocks compute on the CPU: {gpu} may use {budget}, and the block that takes least of it needs {} ({} bytes) with its state, \
+         its workspace and the margin",
+        bytes.human_rounded_up(),
+        bytes.0
+    ))
 }
 
 /// Names the blocks that the plan keeps off WebGPU because WebGPU computes one of their operators wrongly.

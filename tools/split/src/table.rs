@@ -208,9 +208,10 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     let required = [held, layout, window, cache, other, process, draft].into_iter().fold(0, u64::saturating_add);
     let kept = limit.map_or(streamed, |limit| streamed.min(limit.saturating_sub(required)));
     let mut parts = String::new();
-    if limit.is_some() {
-        parts += &format!(", {} for the process itself included", human(PROCESS));
-    }
+    parts += &match limit {
+        Some(_) => format!(", {} for the process itself included", human(PROCESS)),
+        None => format!(", and {} for the process itself", human(PROCESS)),
+    };
     if window > 0 {
         parts +=
             &format!(", {} of weights locked, {} of buffers to read the rest from disk", human(held), human(window));

@@ -37,7 +37,7 @@ pub fn enforce(
     if targets.are_met_by(tried[0].1) {
         return Ok(partitioning);
     }
-    if partitioning.is_manual {
+    if partitioning.is_manual() {
         return Err(refusal(request, targets, &tried).into());
     }
     for objective in [Objective::Mixed, Objective::Decode, Objective::Prefill] {

@@ -3,7 +3,7 @@
 use crate::{
     BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Change, Cost, DeviceId, GpuCosts, Mechanisms, Objective,
     Options, OverBudget, Placement, Planner, Problem, Solution, Streamed, Work, Workload, best, evaluate, explain,
-    fits, plan, sweep,
+    fits, plan, sweep, useless_gpus,
 };
 use proptest::prelude::*;
 
@@ -262,16 +262,17 @@ fn too_little_host_memory_is_refused_with_the_required_budget() {
 }
 
 #[test]
-fn budgets_of_zero_bytes_are_refused() {
+fn a_gpu_of_zero_bytes_is_left_empty_and_a_host_of_zero_bytes_is_refused() {
     let mut problem = problem(dense(8), DESKTOP, 512, 128);
     for planner in [Planner::Exact, Planner::Greedy] {
         let options = Options { planner, ..options(Mechanisms::ResidentCpu, Objective::Decode) };
         problem.budget.vram = vec![0];
         problem.budget.ram = None;
-        let refusal = plan(&problem, &options).unwrap_err();
-        assert_eq!(refusal.device, DeviceId::Gpu(0));
-        problem.budget.vram = vec![refusal.required_budget()];
-        assert!(plan(&problem, &options).is_ok(), "{planner:?}");
+        let solution = plan(&problem, &options).unwrap();
+        assert!(solution.placements.iter().all(|placement| *placement == BlockPlacement::both(Placement::Cpu)));
+        let needed = useless_gpus(&problem, &options).unwrap();
+        problem.budget.vram = vec![needed.required_budget()];
+        assert_eq!(useless_gpus(&problem, &options), None, "{planner:?}");
         (problem.budget.vram, problem.budget.ram) = (vec![], Some(0));
         problem.gpus.clear();
         assert_eq!(plan(&problem, &options).unwrap_err().device, DeviceId::Cpu);

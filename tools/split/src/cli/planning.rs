@@ -19,6 +19,9 @@ pub struct PlanningArgs {
     /// `--machine list` lists the presets.
     #[arg(long, value_name = "NAME|FILE")]
     pub machine: Option<PathBuf>,
+    /// Correct these times by those that a run of an earlier plan of the model took: the output of `hpp-exec bench PLAN --json`.
+    #[arg(long, value_name = "FILE")]
+    pub from_telemetry: Option<PathBuf>,
 
     /// Execution providers that partitions may use, best first. Those on GPUs list all of them [default: docs/PROVIDERS.md]; on the
     /// host, --profile decides among those that it measured and that compute from host memory [default: all that it measured].

@@ -76,7 +76,9 @@ fn budgets_beyond_the_machine_are_refused_with_numbers() {
 
 #[test]
 fn a_gpu_that_is_too_small_is_not_needed() {
-    run(&["--vram", "64K"]).refusal(&["gpu0 is too small", "--vram 0 plans without the GPU"]);
+    let done = run(&["--vram", "64K", "--dry-run"]).success();
+    assert!(done.stderr.contains("all blocks compute on the CPU: gpu0 may use 64 KiB"), "{}", done.stderr);
+    run(&["--vram", "64K", "--gpu-layers", "2"]).refusal(&["gpu0 is too small", "the smallest sufficient --vram"]);
 }
 
 #[test]
@@ -158,4 +160,38 @@ fn unreadable_and_foreign_files_are_refused() {
         run(&[option, dir.path().to_str().unwrap()]).refusal(&["cannot read"]);
     }
     assert!(!std::path::Path::new("never-written").exists());
+}
+
+/// A copy of the fixture's files.
+fn copied_model() -> (tempfile::TempDir, std::path::PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    for file in fs::read_dir(fixture(LLAMA)).unwrap() {
+        let file = file.unwrap().path();
+        fs::copy(&file, dir.path().join(file.file_name().unwrap())).unwrap();
+    }
+    let data = dir.path().join("model.onnx.data");
+    (dir, data)
+}
+
+/// The last weight's end counts, not that of the first one that is missing.
+#[test]
+fn a_short_weight_file_is_refused_with_both_sizes_and_advice() {
+    let (dir, data) = copied_model();
+    let model = dir.path().to_str().unwrap();
+    let whole = fs::metadata(&data).unwrap().len();
+    fs::File::options().write(true).open(&data).unwrap().set_len(1000).unwrap();
+    let advice = ["model.onnx.data", "has 1000 bytes", &format!("take {whole}"), "hint: ", "download or copy it again"];
+    split(&[model, "--dry-run"]).refusal(&advice);
+    fs::write(&data, "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n").unwrap();
+    split(&[model, "--dry-run"]).refusal(&["model.onnx.data", "Git LFS pointer", "git lfs pull"]);
+}
+
+#[test]
+fn a_json_file_is_no_model_but_names_the_one_beside_it() {
+    let (dir, _) = copied_model();
+    for (name, is) in [("tokenizer.json", "tokenizer"), ("genai_config.json", "configuration of ONNX Runtime GenAI")] {
+        let file = dir.path().join(name);
+        split(&[file.to_str().unwrap(), "--dry-run"]).refusal(&[name, is, "give the model's directory", "model.onnx"]);
+    }
+    split(&[dir.path().to_str().unwrap(), "--dry-run"]).success();
 }
