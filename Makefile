@@ -45,7 +45,7 @@ demo: deps
 demo-disk: deps
 	cargo build --release --locked -p hpp-fixtures -p hpp-profile -p hpp-split -p hpp-exec
 	@mkdir -p $(DISK)
-	[ -e $(DISK)/model/tokenizer_config.json ] || $(TARGET)/release/hpp-fixtures llama $(DISK_SHAPE) $(DISK)/model
+	[ -e $(DISK)/model/tokenizer_config.json ] || $(TARGET)/release/hpp-fixtures llama $(DISK_SHAPE) --force $(DISK)/model
 	tools/scripts/with-deps.sh $(TARGET)/release/hpp-profile $(DISK)/model --quick --providers cpu --contexts 128 --prefill-tokens 16,128 --out $(DISK)/profile.yaml --force
 	$(TARGET)/release/hpp-split $(DISK)/model --profile $(DISK)/profile.yaml --ram $(DISK_RAM) --context 256 --prompt-tokens 16 --new-tokens 32 --out $(DISK)/plan --force
 	tools/scripts/with-memory.sh $(DISK_LIMIT) tools/scripts/with-deps.sh $(TARGET)/release/hpp-exec $(DISK)/plan --prompt "$(DEMO_PROMPT)" --max-new 32 --ignore-eos

@@ -14,6 +14,8 @@ from table import compared, row
 from workshop import OUT
 
 PROMPT, NEW = 16, 12
+# Of the models of all measurements, `--small` included.
+SMALLEST_VOCABULARY = 8000
 # Tokens of a prompt and its answer: KV caches take memory that weights would have.
 CONTEXT = 64
 SEQUENCES = (1, 2, 4, 8, 16)
@@ -31,7 +33,7 @@ def prompts(count, new):
     chosen = random.Random(count)
     with open(path, "w", encoding="utf-8") as out:
         for number in range(count):
-            tokens = [chosen.randrange(1, 30000) for _ in range(chosen.randrange(PROMPT // 2, PROMPT * 3 // 2))]
+            tokens = [chosen.randrange(1, SMALLEST_VOCABULARY) for _ in range(chosen.randrange(PROMPT // 2, PROMPT * 3 // 2))]
             out.write(json.dumps({"id": number, "tokens": tokens, "max_new": new, "ignore_eos": True, "temperature": 0}) + "\n")
     return path
 

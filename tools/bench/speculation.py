@@ -45,16 +45,19 @@ def editing(shop, draft):
     return ("--tokens", ",".join(map(str, question + answer["tokens"] + question)), "--temperature", 0)
 
 
-def over_off(shop, what, plan, limit, prompt, wanted, *options):
-    """A row for drafts over none; the tokens must be the same."""
+def over_off(shop, what, plan, limit, prompt, wanted, *options, exact):
+    """A row for drafts over none. With `exact` the tokens must be the same; rounding of activations may decide near ties differently."""
     runs = measure.in_turns(shop.rounds, on=lambda: tokens_per_second(shop, plan, limit, prompt, *options),
                             off=lambda: tokens_per_second(shop, plan, limit, prompt))
     on, off = ([speed for speed, _ in runs[side]] for side in ("on", "off"))
-    if any(drafted["tokens"] != plain["tokens"] for (_, drafted), (_, plain) in zip(runs["on"], runs["off"])):
+    changed = sum(drafted["tokens"] != plain["tokens"] for (_, drafted), (_, plain) in zip(runs["on"], runs["off"]))
+    if changed and exact:
         raise measure.Failed(f"{what}: drafts changed the answer")
     result = compared(what, on, off, wanted, "tok/s")
     per_pass = statistics.median(answer["timings"]["speculation"]["tokens_per_pass"] for _, answer in runs["on"])
     result["result"] += f", {per_pass:.2f} tokens a pass"
+    if changed:
+        result["result"] += f", near ties decided differently in {changed} of {shop.rounds} answers"
     return result
 
 
@@ -74,15 +77,15 @@ def speculation(shop):
         model = grown(shop, dtype)
         plan, limit = under(shop, model, f"{dtype}-disk", 0.25)
         what = f"{dtype} from disk, RAM for 25%"
-        ngram = ("--speculate", "ngram")
-        rows.append(over_off(shop, f"the answer repeats half of the prompt, ngram over off, {what}", plan, limit, task, wanted, *ngram))
-        rows.append(over_off(shop, f"text that does not repeat, ngram over off, {what}", plan, limit, PLAIN, 0.98, *ngram))
+        ngram, exact = ("--speculate", "ngram"), dtype == "fp32"
+        rows.append(over_off(shop, f"the answer repeats half of the prompt, ngram over off, {what}", plan, limit, task, wanted, *ngram, exact=exact))
+        rows.append(over_off(shop, f"text that does not repeat, ngram over off, {what}", plan, limit, PLAIN, 0.98, *ngram, exact=exact))
         if dtype == "fp32":
             # The draft takes about 30 MB of its own.
             more = limit + (64 << 20)
-            rows.append(over_off(shop, f"draft model over off, {what}", plan, more, (*PLAIN[:3], "--temperature", 0), 8, "--draft", draft))
+            rows.append(over_off(shop, f"draft model over off, {what}", plan, more, (*PLAIN[:3], "--temperature", 0), 8, "--draft", draft, exact=exact))
         resident, _ = shop.split(model, f"speculation/{dtype}-resident", "--context", CONTEXT)
         target = 1.5 if dtype == "fp32" else None
-        rows.append(over_off(shop, f"the answer repeats half of the prompt, ngram over off, {dtype} in RAM", resident, None, task, target, *ngram))
-        rows.append(over_off(shop, f"text that does not repeat, ngram over off, {dtype} in RAM", resident, None, PLAIN, 0.98, *ngram))
+        rows.append(over_off(shop, f"the answer repeats half of the prompt, ngram over off, {dtype} in RAM", resident, None, task, target, *ngram, exact=exact))
+        rows.append(over_off(shop, f"text that does not repeat, ngram over off, {dtype} in RAM", resident, None, PLAIN, 0.98, *ngram, exact=exact))
     return rows

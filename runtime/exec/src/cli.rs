@@ -137,7 +137,8 @@ pub struct AnswerArgs {
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
     /// Generate at most N tokens; -1 is no limit [default: until the model ends the text or the context is full].
-    #[arg(long, short = 'n', visible_alias = "n-predict", alias = "predict", value_name = "N", value_parser = max_new)]
+    #[arg(long, short = 'n', visible_alias = "n-predict", aliases = ["predict", "max-tokens"], value_name = "N")]
+    #[arg(value_parser = max_new)]
     #[arg(allow_negative_numbers = true)]
     pub max_new: Option<u64>,
     /// How tokens are chosen.
@@ -189,7 +190,8 @@ pub struct SamplingArgs {
     #[arg(long, visible_alias = "repeat-penalty", value_name = "R", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub repetition_penalty: Option<f64>,
-    /// Seed of the random numbers; the same seed gives the same text.
+    /// Seed of the random numbers; the same seed gives the same text. Without --temperature and without one that the model recommends, tokens are then
+    /// drawn at temperature 1 instead of chosen greedily.
     #[arg(long, short = 's', value_name = "N")]
     pub seed: Option<u64>,
 }

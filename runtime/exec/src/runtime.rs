@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use hpp_backend::{IdleThreads, OrtOptions};
-pub use hpp_backend::{OrtBackend, available_memory, memory_limit, resident_memory};
+pub use hpp_backend::{OrtBackend, allowed_memory, available_memory, memory_limit, resident_memory};
 
 /// ONNX Runtime, found and initialised.
 pub struct OnnxRuntime {

@@ -318,8 +318,12 @@ fn a_library_that_is_no_plug_in_is_said_once_and_refused_if_strict() {
         plan.run(&[&arguments, options].concat())
     };
     let onnxruntime = std::env::var("ORT_DYLIB_PATH").unwrap_or_default();
+    let dir = tempfile::tempdir().unwrap();
+    let truncated = dir.path().join("truncated.so");
+    std::fs::write(&truncated, &std::fs::read(&onnxruntime).unwrap()[..100_000]).unwrap();
     for (library, why) in [
         ("no/such.so", "no such file"),
+        (truncated.to_str().unwrap(), "it is truncated: 100000 bytes of"),
         (
             concat!(env!("CARGO_MANIFEST_DIR"), "/tests/bad_input.rs"),
             "npu (npu) cannot be used: it is not a Linux library",

@@ -56,7 +56,7 @@ fn jobs_give_the_answers_of_single_runs() {
     let lines = [
         json!({"id": "long", "tokens": (1..60).collect::<Vec<_>>(), "max_new": 9}),
         json!({"id": 7, "tokens": [5, 6, 7], "max_new": 30, "ignore_eos": true}),
-        json!({"id": "random", "tokens": [8, 9], "temperature": 0.9, "seed": 4}),
+        json!({"id": "random", "tokens": [8, 9], "temperature": 0.9, "seed": -4}),
         json!({"id": "text", "prompt": "Once upon a time", "stop": "e"}),
         json!({"id": "none", "tokens": [1], "max_new": 0}),
     ];
@@ -75,7 +75,7 @@ fn jobs_give_the_answers_of_single_runs() {
     for (id, args) in [
         ("\"long\"", &["--tokens", &*long.join(","), "-n", "9"][..]),
         ("7", &["--tokens", "5,6,7", "-n", "30", "--ignore-eos"]),
-        ("\"random\"", &["--tokens", "8,9", "-n", "12", "--temperature", "0.9", "--seed", "4"]),
+        ("\"random\"", &["--tokens", "8,9", "-n", "12", "--temperature", "0.9", "--seed", "18446744073709551612"]),
         ("\"text\"", &["--prompt", "Once upon a time", "-n", "12", "--stop", "e"]),
     ] {
         let (want, got) = (alone(args), &answers[id]);

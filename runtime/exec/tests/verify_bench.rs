@@ -54,12 +54,8 @@ fn a_changed_weight_is_found_and_fails() {
 fn distributions_are_compared_over_a_file_of_prompts() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
     let prompts = plan.file("prompts.jsonl");
-    let lines = [
-        r#"{"id": 1, "tokens": [5, 6, 7]}"#,
-        r#"{"id": 2, "tokens": [9]}"#,
-        r#"{"id": 3, "tokens": [1000000]}"#,
-        "not JSON",
-    ];
+    let lines =
+        [r#"{"id": 1, "tokens": [5, 6, 7]}"#, r#"{"tokens": [9]}"#, r#"{"id": 3, "tokens": [1000000]}"#, "not JSON"];
     std::fs::write(&prompts, lines.join("\n")).unwrap();
     let prompts = prompts.to_str().unwrap();
     let ran = plan.command("verify", &["--kl", prompts, "--json"]);

@@ -83,6 +83,11 @@ impl<B: Backend> Batch<B> {
         &self.engine
     }
 
+    /// Locks so many bytes of weights in host memory from the next pass on. See [`Engine::set_locked`].
+    pub fn set_locked(&mut self, bytes: u64) -> Result<u64, EngineError> {
+        self.engine.set_locked(bytes)
+    }
+
     /// Starts a new timeline of the engine, or stops recording.
     pub fn record_timeline(&mut self, on: bool) {
         self.engine.record_timeline(on);

@@ -251,6 +251,11 @@ impl KvCache {
         self.store.park(sequence.saved());
     }
 
+    /// Changes the RAM for pages, bytes. See [`PageStore::set_ram`].
+    pub fn set_ram(&self, bytes: u64) -> bool {
+        self.store.set_ram(bytes)
+    }
+
     /// Counts and sizes.
     pub fn stats(&self) -> StoreStats {
         self.store.stats()

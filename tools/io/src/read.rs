@@ -14,10 +14,14 @@ pub fn read_text(path: &Path, limit: u64) -> io::Result<String> {
     read_text_from(File::open(path)?, limit)
 }
 
-/// Reads a UTF-8 stream of at most `limit` bytes.
+/// Reads a UTF-8 stream of at most `limit` bytes, without the byte order mark that editors on Windows begin it with.
 pub fn read_text_from(reader: impl Read, limit: u64) -> io::Result<String> {
-    String::from_utf8(bytes(reader, limit)?)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not valid UTF-8 text"))
+    let mut text = String::from_utf8(bytes(reader, limit)?)
+        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not valid UTF-8 text"))?;
+    if text.starts_with('\u{feff}') {
+        text.remove(0);
+    }
+    Ok(text)
 }
 
 fn bytes(reader: impl Read, limit: u64) -> io::Result<Vec<u8>> {
@@ -49,6 +53,12 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::FileTooLarge);
         assert!(error.to_string().contains("4 bytes"), "{error}");
         assert!(read_text_from(&[0xff][..], 4).unwrap_err().to_string().contains("UTF-8"));
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_left_out() {
+        assert_eq!(read_text_from("\u{feff}{}".as_bytes(), 8).unwrap(), "{}");
+        assert_eq!(read_text_from("a\u{feff}".as_bytes(), 8).unwrap(), "a\u{feff}");
     }
 
     #[cfg(unix)]

@@ -54,7 +54,7 @@ fn measure(cli: &Cli, model: &Path) -> Result<(), ProfileError> {
     launcher.arguments.extend(child_arguments(cli)?);
     let mut prober = Prober::new(launcher, interrupt);
     let host = prober.host().map_err(no_child)?;
-    refuse_unknown_providers(&cli.providers, &host)?;
+    refuse_unknown_providers(cli, &host)?;
     let profile = match before {
         None => new_profile(cli, &analysis, host)?,
         Some(before) => resume(cli, &analysis, &host, &store, before, corpus.as_ref())?,
@@ -242,9 +242,15 @@ fn host_differences(host: &Host, before: &Host) -> Vec<String> {
 
 /// Refuses providers that neither HPP's table nor this machine has: a mistyped name. One of the table that is not here costs its own
 /// measurements only.
-fn refuse_unknown_providers(providers: &[Provider], host: &Host) -> Result<(), ProfileError> {
+fn refuse_unknown_providers(cli: &Cli, host: &Host) -> Result<(), ProfileError> {
     let is_unknown = |provider: &&Provider| provider.facts().provider.is_none() && unusable(**provider, host).is_some();
-    let Some(unknown) = providers.iter().find(is_unknown) else { return Ok(()) };
+    let Some(unknown) = cli.providers.iter().find(is_unknown) else { return Ok(()) };
+    if let Some(named) = cli.ep_lib.iter().find(|library| library.provider == *unknown) {
+        return Err(ProfileError::setting(
+            format!("the library of the provider {:?} offers no device here", unknown.id()),
+            format!("`hpp-exec devices --ep-lib {}={}` says why", unknown.id(), named.path.display()),
+        ));
+    }
     Err(ProfileError::setting(
         format!("there is no provider {:?} here", unknown.id()),
         "`hpp-exec devices` lists the providers; --ep-lib NAME=PATH names the library of another",

@@ -43,6 +43,9 @@ impl DraftChoice {
         encoder: &PromptEncoder,
         console: &Console,
     ) -> Result<Self, ExecError> {
+        if let Some(why) = plan.plan.model.why_drafts_fail() {
+            return Self::without_drafts(method, plan, why, console);
+        }
         let path = match method {
             DraftMethod::None => return Ok(DraftChoice::None),
             DraftMethod::Ngram => return Ok(DraftChoice::Ngram),
@@ -57,6 +60,24 @@ impl DraftChoice {
         }
         check_tokens(plan, encoder, &file)?;
         Ok(DraftChoice::Model(Box::new(DraftPlan { file, memory: 0, sequence_memory: 0 })))
+    }
+
+    /// The choice for a model that cannot verify drafts: none, or an error if drafts were demanded.
+    fn without_drafts(method: &DraftMethod, plan: &PlanFile, why: &str, console: &Console) -> Result<Self, ExecError> {
+        match method {
+            DraftMethod::None => {}
+            DraftMethod::OfPlan(WithoutDraft::Off) if plan.plan.draft.is_none() => {}
+            DraftMethod::OfPlan(WithoutDraft::Off | WithoutDraft::Ngram) => {
+                console.warn(&format!("no speculative decoding: {why}"));
+            }
+            DraftMethod::Ngram | DraftMethod::OfPlan(WithoutDraft::Refuse) | DraftMethod::Model(_) => {
+                return Err(ExecError::Usage {
+                    message: format!("speculative decoding cannot be used: {why}"),
+                    hint: "leave --speculate, --ngram and --draft out".to_owned(),
+                });
+            }
+        }
+        Ok(DraftChoice::None)
     }
 
     /// The draft that a plan has of its own model.

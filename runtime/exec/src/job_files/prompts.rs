@@ -1,7 +1,7 @@
 //! The file of prompts: reads one JSON object a line, without holding the file in memory.
 
 use hpp_generate::grammar::{FormatError, ResponseFormat};
-use hpp_generate::sampling::SamplingOverrides;
+use hpp_generate::sampling::{JsonSeed, SamplingOverrides};
 use hpp_generate::text::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -63,7 +63,7 @@ pub struct Job {
     /// See above.
     pub repetition_penalty: Option<f64>,
     /// See above.
-    pub seed: Option<u64>,
+    pub seed: Option<JsonSeed>,
     /// See `AnswerArgs::stop`.
     pub stop: Option<OneOrMany>,
     /// See `AnswerArgs::ignore_eos`.
@@ -101,7 +101,7 @@ impl Job {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
-            seed: self.seed,
+            seed: self.seed.map(JsonSeed::value),
         }
     }
 
@@ -157,6 +157,8 @@ pub struct PromptReader {
     /// Ids of the lines so far.
     ids: HashSet<JobId>,
     answered: Answered,
+    /// Whether a line without an id has its number as id.
+    numbers_lines: bool,
     /// A line that was read ahead.
     ahead: Option<Result<Job, BadLine>>,
 }
@@ -197,7 +199,13 @@ impl PromptReader {
             total += usize::from(!is_blank(&line));
         }
         let lines = BufReader::new(File::open(path)?);
-        Ok((Self { path: path.to_owned(), lines, line: 0, ids: HashSet::new(), answered, ahead: None }, total))
+        let (path, ids) = (path.to_owned(), HashSet::new());
+        Ok((Self { path, lines, line: 0, ids, answered, numbers_lines: false, ahead: None }, total))
+    }
+
+    /// Gives lines without an id their number as id, for callers that write no answers.
+    pub fn with_numbered_lines(self) -> Self {
+        Self { numbers_lines: true, ..self }
     }
 
     /// The file.
@@ -244,7 +252,8 @@ impl PromptReader {
         if !text.starts_with(b"{") {
             return Err(self.bad(None, "not a job: a line is one JSON object, {...}".into()));
         }
-        let job: Job = match serde_json::from_slice(text) {
+        let parsed = if self.numbers_lines { numbered(text, self.line) } else { serde_json::from_slice(text) };
+        let job: Job = match parsed {
             Ok(job) => job,
             Err(error) => {
                 let id = serde_json::from_slice::<OnlyId>(text).ok().map(|line| line.id);
@@ -263,6 +272,13 @@ impl PromptReader {
     fn bad(&self, id: Option<JobId>, error: String) -> BadLine {
         BadLine { id, line: self.line, error }
     }
+}
+
+/// A job whose id is the number of its line unless it has one.
+fn numbered(text: &[u8], line: u64) -> Result<Job, serde_json::Error> {
+    let mut job: serde_json::Map<String, Value> = serde_json::from_slice(text)?;
+    job.entry("id").or_insert_with(|| line.into());
+    serde_json::from_value(job.into())
 }
 
 /// Why a line is no job, in words of the file's format.

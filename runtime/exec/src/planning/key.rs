@@ -69,8 +69,10 @@ impl CacheKey {
 /// tensors) are compared with the plan's records at each start.
 fn model_files(model: &Path) -> io::Result<Vec<PathBuf>> {
     let (dir, only) = if model.is_dir() { (model, None) } else { (model.parent().unwrap_or(model), Some(model)) };
+    // The graphs may be in `onnx/`, below the configuration.
+    let above = dir.parent().filter(|_| dir.ends_with("onnx")).map(Path::to_owned);
     let mut files = Vec::new();
-    for dir in [dir.to_owned(), dir.join("onnx")] {
+    for dir in [dir.to_owned(), dir.join("onnx")].into_iter().chain(above) {
         let entries = match fs::read_dir(&dir) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
@@ -170,5 +172,14 @@ mod tests {
             assert_eq!((&after.request, after.version != before.version), (&before.request, true), "{name}");
         }
         assert_ne!(key(&model.join("model.onnx"), &[]).request, first.request);
+        // A graph below its configuration.
+        let onnx = model.join("onnx");
+        fs::create_dir(&onnx).unwrap();
+        write("onnx/model.onnx", b"graph");
+        for given in [&model, &onnx, &onnx.join("model.onnx")] {
+            let before = key(given, &[]);
+            fs::write(model.join("generation_config.json"), given.as_os_str().as_encoded_bytes()).unwrap();
+            assert_ne!(key(given, &[]).version, before.version, "{}", given.display());
+        }
     }
 }

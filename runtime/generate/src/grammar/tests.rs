@@ -179,6 +179,28 @@ fn a_marker_that_is_a_special_token_is_that_token() {
 }
 
 #[test]
+fn arguments_have_the_declared_properties_and_no_others_unless_the_schema_lets_them() {
+    let says = |parameters: Value, arguments: Value| {
+        let functions = vec![function("f", parameters)];
+        let source = GrammarSource::ToolCalls(ToolCallGrammar { format: ToolFormat::Llama, functions, several: false });
+        follows(&source, &format!("{{\"name\": \"f\", \"parameters\": {arguments}}}"))
+    };
+    let (more, mut open) =
+        (json!({"a": "x", "b": 1}), json!({"type": "object", "properties": {"a": {"type": "string"}}}));
+    assert!(says(open.clone(), json!({"a": "x"})) && !says(open.clone(), more.clone()));
+    let inner =
+        json!({"type": "object", "properties": {"l": {"type": "array", "items": open.clone()}, "o": open.clone()}});
+    assert!(says(inner.clone(), json!({"l": [{"a": "x"}], "o": {"a": "y"}})));
+    assert!(!says(inner.clone(), json!({"l": [more.clone()]})) && !says(inner, json!({"o": more.clone()})));
+    open["additionalProperties"] = json!({"type": "integer"});
+    assert!(says(open, more.clone()));
+    let undeclared = json!({"type": "object", "properties": {"a": {}}, "required": ["b"]});
+    assert!(says(undeclared, more.clone()), "closed, nothing could follow it");
+    let parts = json!({"allOf": [{"properties": {"a": {}}}, {"properties": {"b": {}}}], "type": "object"});
+    assert!(says(parts, more.clone()) && says(json!({"type": "object"}), more));
+}
+
+#[test]
 fn a_function_whose_arguments_cannot_be_followed_is_named() {
     let functions = vec![function("bad", json!({"type": "colour"}))];
     let source = GrammarSource::ToolCalls(ToolCallGrammar { format: ToolFormat::Hermes, functions, several: false });

@@ -37,7 +37,9 @@ pub(super) fn rules(name: &str, calls: &ToolCallGrammar, tokenizer: &TextTokeniz
     rules.push('\n');
     for (case, function) in cases.iter().zip(functions) {
         // Each schema is a rule of its own, so that its references have their own root.
-        let arguments = json_rule(&function.parameters, !function.strict)
+        let mut parameters = function.parameters.clone();
+        close(&mut parameters);
+        let arguments = json_rule(&parameters, !function.strict)
             .map_err(|error| GrammarError::Schema(format!("{}: {error}", function.name)))?;
         let field = format.arguments_field();
         let object = format!("{{\"name\": {}, \"{field}\": ", Value::from(function.name.as_str()));
@@ -56,6 +58,42 @@ pub(super) fn rules(name: &str, calls: &ToolCallGrammar, tokenizer: &TextTokeniz
         rules.push_str(&format!("{case}: {call}\n{case}_arguments: {arguments}\n"));
     }
     Ok(rules)
+}
+
+/// Keywords with which an object may have properties that its `properties` do not name, or of whose parts none may be closed alone.
+const OPEN: [&str; 11] = [
+    "additionalProperties",
+    "unevaluatedProperties",
+    "patternProperties",
+    "propertyNames",
+    "minProperties",
+    "allOf",
+    "anyOf",
+    "oneOf",
+    "not",
+    "if",
+    "$ref",
+];
+
+/// Lets objects have only the properties that they declare, where the schema says nothing about others: a function has no use for those, and
+/// a weak model that may add some never ends. What still follows the schema follows the given one too.
+fn close(schema: &mut Value) {
+    let Some(object) = schema.as_object_mut() else { return };
+    if let Some(items) = object.get_mut("items") {
+        close(items);
+    }
+    if OPEN.iter().any(|keyword| object.contains_key(*keyword)) {
+        return;
+    }
+    let required: Vec<&Value> = object.get("required").and_then(Value::as_array).into_iter().flatten().collect();
+    let Some(Value::Object(properties)) = object.get("properties") else { return };
+    if !required.iter().all(|name| name.as_str().is_some_and(|name| properties.contains_key(name))) {
+        return;
+    }
+    if let Some(Value::Object(properties)) = object.get_mut("properties") {
+        properties.values_mut().for_each(close);
+    }
+    object.insert("additionalProperties".to_owned(), Value::from(false));
 }
 
 /// A text, as the grammar's language writes it.

@@ -9,7 +9,7 @@ mod sampler;
 
 pub use allowed::AllowedTokens;
 pub use exp_sum::{exp_sum, max_logit};
-pub use overrides::{SamplingOverrides, SettingRange};
+pub use overrides::{JsonSeed, SamplingOverrides, SettingRange};
 pub(crate) use sampler::top_probability;
 pub use sampler::{Sampler, SamplingError, greedy};
 

@@ -2,6 +2,7 @@
 
 use super::{RandomSampling, SamplingMethod, SamplingParams};
 use hpp_schema::SamplingDefaults;
+use serde::Deserialize;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// The settings that a request gives. `None` takes the authors' default.
@@ -19,6 +20,26 @@ pub struct SamplingOverrides {
     pub repetition_penalty: Option<f64>,
     /// See [`RandomSampling::seed`]; by default a new one.
     pub seed: Option<u64>,
+}
+
+/// A seed in JSON: any whole number of 64 bits, with or without a sign, because clients send both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(untagged, expecting = "`seed` must be a whole number of 64 bits")]
+pub enum JsonSeed {
+    /// From 0 on.
+    Unsigned(u64),
+    /// Below 0.
+    Signed(i64),
+}
+
+impl JsonSeed {
+    /// The seed; a negative one in two's complement.
+    pub fn value(self) -> u64 {
+        match self {
+            JsonSeed::Unsigned(seed) => seed,
+            JsonSeed::Signed(seed) => seed.cast_unsigned(),
+        }
+    }
 }
 
 /// The numbers that a setting may have.

@@ -140,6 +140,7 @@ impl ChatTemplate {
         };
         let mut this = Self::compile(&source, special, path.to_owned())?;
         if let Some(source) = tool_source {
+            let source = with_unix_line_ends(&source);
             this.check(&source)?;
             this.tool_source = Some(source.into());
         }
@@ -147,8 +148,9 @@ impl ChatTemplate {
     }
 
     fn compile(source: &str, special: BTreeMap<String, String>, path: PathBuf) -> Result<Self, TemplateError> {
-        let this = Self { source: source.into(), tool_source: None, special, path };
-        this.check(source)?;
+        let source = with_unix_line_ends(source);
+        let this = Self { source: source.as_str().into(), tool_source: None, special, path };
+        this.check(&source)?;
         Ok(this)
     }
 
@@ -202,6 +204,11 @@ impl ChatTemplate {
             .map_err(|source| TemplateError::Limit { path: self.path.clone(), source })?
             .map_err(|source| TemplateError::Template { path: self.path.clone(), source })
     }
+}
+
+/// A template's source as Jinja2 sees it, which Hugging Face uses: all line ends are `\n`. (git may write others on Windows.)
+fn with_unix_line_ends(source: &str) -> String {
+    source.replace("\r\n", "\n").replace('\r', "\n")
 }
 
 fn read(path: &Path) -> Result<String, TemplateError> {
@@ -296,6 +303,16 @@ mod tests {
             [{{ m.content }}]\n    {% continue %}\n    {% endif %}\n<{{ m['role'] }}>{{ m['content'].strip() | upper }}\n\
             {% endfor %}\n{% if add_generation_prompt and tools is none %}<assistant>{% endif %}\n";
         assert_eq!(template(source).render(&hello()).unwrap(), "<s>\n[be <b>brief</b>]\n<user>HI\n<assistant>");
+    }
+
+    #[test]
+    fn line_ends_of_windows_render_as_those_of_unix() {
+        let source = "{% for m in messages %}\n<{{ m.role }}>\n{{ m.content + '\n' }}{% endfor %}\n";
+        let expected = template(source).render(&hello()).unwrap();
+        assert!(expected.contains('\n') && !expected.contains('\r'), "{expected}");
+        for line_end in ["\r\n", "\r"] {
+            assert_eq!(template(&source.replace('\n', line_end)).render(&hello()).unwrap(), expected);
+        }
     }
 
     #[test]

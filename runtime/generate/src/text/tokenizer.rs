@@ -74,7 +74,7 @@ impl TextTokenizer {
     /// Reads a `tokenizer.json`. Its settings for truncation and padding are for training and are switched off.
     pub fn open(path: &Path) -> Result<Self, TokenizerError> {
         let failed = |source| TokenizerError::Load { path: path.to_owned(), source };
-        let bytes = hpp_io::read(path, MAX_FILE_BYTES).map_err(|error| failed(error.into()))?;
+        let bytes = hpp_io::read_text(path, MAX_FILE_BYTES).map_err(|error| failed(error.into()))?.into_bytes();
         let parsed = run_limited(limits(bytes.len()), move || parse(bytes)).map_err(|error| failed(error.into()))?;
         let Parsed { tokenizer, growth, longest_token } = parsed.map_err(failed)?;
         Ok(Self { inner: Arc::new(tokenizer), growth, longest_token, path: path.into() })

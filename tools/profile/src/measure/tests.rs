@@ -15,7 +15,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const MODEL: &str = "genai/llama3-fp32-cpu";
-const READY: &str = r#"echo '{"reply":"ready","version":2,"host":{"cpu":"c","cores":1,"memory":"1 GiB","system":"s","threads":1,"onnxruntime":"1","hpp":"0","devices":[]}}'"#;
+const READY: &str = r#"echo '{"reply":"ready","version":3,"host":{"cpu":"c","cores":1,"memory":"1 GiB","system":"s","threads":1,"onnxruntime":"1","hpp":"0","devices":[]}}'"#;
 
 /// Measures with a child that does this with each line it reads.
 struct Bench {

@@ -174,7 +174,7 @@ impl<'a> Sizes<'a> {
             (InputRole::Embeddings, _) => &[batch, tokens],
             (InputRole::AttentionMask, _) => &[batch, past + tokens],
             (InputRole::LogitPositions, _) => &[1],
-            (InputRole::UseCacheBranch | InputRole::Free, _) => &[batch],
+            (InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free, _) => &[batch],
         };
         known.iter().enumerate().map(|(at, size)| size.or(by_role.get(at).copied())).collect()
     }
@@ -189,7 +189,7 @@ impl<'a> Sizes<'a> {
             InputRole::AttentionMask | InputRole::UseCacheBranch => Fill::Ones,
             InputRole::PositionIds => Fill::Positions { start },
             InputRole::LogitPositions => Fill::Values { values: vec![i64::try_from(tokens).unwrap_or(1) - 1] },
-            InputRole::TokenTypeIds => Fill::Zeros,
+            InputRole::TokenTypeIds | InputRole::Zeros => Fill::Zeros,
             InputRole::Embeddings | InputRole::Free => noise(input.dtype, seed),
         }
     }
