@@ -6,6 +6,12 @@ pub const PROCESS: u64 = 64 << 20;
 /// computes on the host when reading is the bottleneck.
 pub const READ_AHEAD: u64 = 16 << 20;
 
+/// Host memory for states on disk, bytes, where those of the partition that has most of them take `largest` for one sequence: what a run
+/// uses, what is read for the next one, and what is written from the one before.
+pub fn state_window(largest: u64) -> u64 {
+    largest.saturating_mul(3)
+}
+
 /// Granularity, tokens, of the layout of state that is kept in host memory and copied to a device: a change of layout
 /// copies all filled tokens.
 const STATE_STEP: u64 = 64;

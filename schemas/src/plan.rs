@@ -18,6 +18,7 @@ pub use partition::*;
 pub use predictions::*;
 pub use state::*;
 
+use crate::memory::state_window;
 use crate::{ByteSize, DType, Provider, ProviderOptions, Seal, Shape};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -323,6 +324,16 @@ impl Plan {
             }
         }
         files.into_values().try_fold(slots, u64::checked_add)
+    }
+
+    /// Bytes of host memory for states on disk; 0 without such states.
+    pub fn state_window(&self) -> u64 {
+        let mut by_partition: BTreeMap<&str, u64> = BTreeMap::new();
+        for state in self.states.iter().filter(|state| state.on_disk) {
+            let bytes = by_partition.entry(&state.partition).or_default();
+            *bytes = bytes.saturating_add(state.bytes.0.saturating_mul(self.budgets.batch));
+        }
+        state_window(by_partition.into_values().max().unwrap_or(0))
     }
 }
 

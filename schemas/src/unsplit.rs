@@ -46,6 +46,7 @@ impl Plan {
         let states = self.states.iter().map(|state| State {
             partition: WHOLE.into(),
             device: device.name.clone(),
+            on_disk: false,
             ..state.clone()
         });
         let partition = Partition {

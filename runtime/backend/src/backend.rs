@@ -4,7 +4,7 @@ use crate::buffer::OrtBuffer;
 use crate::create_session::{Made, provide};
 use crate::environment::{OpenError, OrtOptions, SharedRuntime, open};
 use crate::loading::Loading;
-use crate::os;
+use crate::os::{self, Pages};
 use crate::pages;
 use crate::probe;
 use crate::provider_devices::{devices_of, find_device};
@@ -15,6 +15,7 @@ use crate::raw::run::OrtControl;
 use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
 use crate::session::{OrtSession, OrtTensor, OrtWeightPager, SessionParts};
+use crate::state_file::StateFile;
 use crate::weights::disk::DiskReaders;
 use crate::weights::upload::{Upload, UploadSource, Uploader};
 use hpp_engine::port::{
@@ -25,8 +26,9 @@ use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Device, DeviceKind, Provider};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::io;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -44,6 +46,8 @@ pub struct OrtBackend {
     packed: Rc<RefCell<Vec<Range<usize>>>>,
     /// The devices whose runs are watched.
     watches: Rc<RefCell<BTreeMap<MemoryId, PendingCopies>>>,
+    /// The files of states on disk, by directory.
+    state_files: Rc<RefCell<BTreeMap<PathBuf, Arc<StateFile>>>>,
 }
 
 /// Most bytes of staging memory that are kept for reads of device tensors: enough for the logits of a few tokens with any vocabulary. The
@@ -68,6 +72,7 @@ impl OrtBackend {
             read_staging: Rc::default(),
             packed: Rc::default(),
             watches: Rc::default(),
+            state_files: Rc::default(),
         })
     }
 
@@ -243,6 +248,40 @@ impl Backend for OrtBackend {
         let shape = [bytes];
         self.copy(&self.view(&zeros, DType::Uint8, &shape)?, &self.view(&buffer, DType::Uint8, &shape)?)?;
         Ok(buffer)
+    }
+
+    fn reserve_on_disk(&self, dir: &Path, bytes: u64) -> Result<OrtBuffer, BackendError> {
+        let failed = |error: io::Error| BackendError::NoDiskRoom { dir: dir.to_owned(), bytes, cause: error.to_string() };
+        let known = self.state_files.borrow().get(dir).cloned();
+        let file = match known {
+            Some(file) => file,
+            None => {
+                let file = StateFile::create(dir).map_err(failed)?;
+                self.state_files.borrow_mut().insert(dir.to_owned(), Arc::clone(&file));
+                file
+            }
+        };
+        let pages = file.reserve(bytes).map_err(failed)?;
+        let memory = Memory::Host(Rc::new(HostPages::from(pages)));
+        Ok(OrtBuffer { memory, space: self.space(MemoryId::HOST)? })
+    }
+
+    fn prefetch(&self, buffer: &OrtBuffer, offset: u64, bytes: u64) {
+        if let Memory::Host(host) = &buffer.memory {
+            host.prefetch(offset, bytes);
+        }
+    }
+
+    fn evict(&self, buffers: &[&OrtBuffer]) {
+        let pages = |buffer: &&'_ OrtBuffer| match &buffer.memory {
+            Memory::Host(host) => Some(Rc::clone(host)),
+            Memory::Device(_) => None,
+        };
+        let hosts: Vec<Rc<HostPages>> = buffers.iter().filter_map(pages).collect();
+        let pages: Vec<&Pages> = hosts.iter().map(|host| host.pages()).collect();
+        if let Some(file) = pages.iter().find_map(|pages| pages.file()) {
+            file.evict(&pages);
+        }
     }
 
     fn slice(&self, buffer: &OrtBuffer, offset: u64, bytes: u64) -> Option<OrtBuffer> {

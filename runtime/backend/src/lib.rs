@@ -22,6 +22,7 @@ mod raw;
 mod session;
 #[cfg_attr(not(target_os = "linux"), path = "sigbus/elsewhere.rs")]
 mod sigbus;
+mod state_file;
 mod weights;
 
 pub use backend::OrtBackend;

@@ -27,6 +27,16 @@ pub enum BackendError {
         /// The system's message.
         cause: String,
     },
+    /// States on disk found no room.
+    #[error("cannot reserve {bytes} bytes of disk in {}: {cause}", .dir.display())]
+    NoDiskRoom {
+        /// The directory.
+        dir: std::path::PathBuf,
+        /// Requested bytes.
+        bytes: u64,
+        /// The system's message.
+        cause: String,
+    },
     /// No provider in the plan's list can run the partition.
     #[error("no provider can run it: {}", list(.refused))]
     NoProvider {
@@ -227,6 +237,9 @@ impl EngineError {
             }
             EngineError::TooLittleMemory { .. } => {
                 Some("raise this process's limit, or make the plan again with a smaller --ram or --context")
+            }
+            EngineError::Memory { source: BackendError::NoDiskRoom { .. }, .. } => {
+                Some("--state-dir names another directory for states on disk; a shorter --context needs less")
             }
             EngineError::Memory { source: BackendError::OutOfMemory { .. }, .. } => {
                 Some("a shorter --context needs less memory for state; a plan with smaller budgets, less for weights")

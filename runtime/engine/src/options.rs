@@ -2,6 +2,7 @@
 
 use crate::cancel::CancelHandle;
 use crate::port::Fallback;
+use std::path::PathBuf;
 
 /// How to load a plan.
 #[derive(Clone, Debug, Default)]
@@ -20,6 +21,8 @@ pub struct EngineOptions {
     pub reserved_per_sequence: u64,
     /// Bytes of host memory that other engines of this process take. The plan's limit does not count them.
     pub others: u64,
+    /// The directory for states that the plan keeps on disk; the plan's if `None`.
+    pub state_dir: Option<PathBuf>,
     /// Whether the next tokens of several sequences are computed as rows of one run.
     pub row_batching: RowBatching,
     /// When weights that do not stay in memory are read.

@@ -192,7 +192,7 @@ pub struct SamplingArgs {
     pub repetition_penalty: Option<f64>,
     /// Seed of the random numbers; the same seed gives the same text. Without --temperature and without one that the model recommends, tokens are then
     /// drawn at temperature 1 instead of chosen greedily.
-    #[arg(long, short = 's', value_name = "N")]
+    #[arg(long, short = 's', value_name = "N", value_parser = seed)]
     pub seed: Option<u64>,
 }
 
@@ -221,6 +221,10 @@ pub struct RuntimeArgs {
     /// pinned buffer [default: as much as they need].
     #[arg(long, value_name = "SIZE")]
     pub pinned: Option<ByteSize>,
+    /// The directory for KV caches that the plan keeps on disk (hpp-split --kv disk), in a file that goes with the process [default: the
+    /// plan's].
+    #[arg(long, value_name = "DIR", env = "HPP_STATE_DIR")]
+    pub state_dir: Option<PathBuf>,
     /// Stream to host memory where there is no GPU, instead of running the partition's file for the host.
     #[arg(long, hide = true)]
     pub slots_on_host: bool,
@@ -669,6 +673,10 @@ fn probability(text: &str) -> Result<f64, String> {
 
 fn above_zero(text: &str) -> Result<f64, String> {
     setting(text, &SettingRange::PENALTY)
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| "it is a whole number from 0 to 18446744073709551615".to_owned())
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {

@@ -270,6 +270,7 @@ impl RuntimeArgs {
             poison_slots: self.poison_slots,
             sequences: None,
             row_batching: RowBatching::default(),
+            state_dir: self.state_dir.clone(),
             reserved: 0,
             reserved_per_sequence: 0,
             others: 0,

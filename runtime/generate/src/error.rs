@@ -72,6 +72,9 @@ impl GenerateError {
                 PromptError::NotALanguageModel => {
                     "run it on tensors, with both options: hpp-exec PLAN --inputs in.npz --outputs out.npz"
                 }
+                PromptError::TooLong { context, most: Some(most), .. } if most <= context => {
+                    "shorten the prompt: the model was built for no longer context"
+                }
                 PromptError::TooLong { .. } | PromptError::TextTooLong { .. } => {
                     "shorten the prompt, or give a longer --context, as far as the model was built for one"
                 }
@@ -121,5 +124,17 @@ pub enum PromptError {
         tokens: usize,
         /// Tokens that the context holds.
         context: u64,
+        /// Tokens that the model was built for, where that is known.
+        most: Option<u64>,
     },
+}
+
+impl PromptError {
+    /// The error for a model that was built for so many tokens.
+    pub fn of_model_for(self, built_for: Option<u64>) -> Self {
+        match self {
+            PromptError::TooLong { tokens, context, .. } => PromptError::TooLong { tokens, context, most: built_for },
+            other => other,
+        }
+    }
 }

@@ -65,7 +65,7 @@ impl PromptEncoder {
 pub fn check_prompt(prompt: &[u32], context: u64) -> Result<(), PromptError> {
     match prompt.len() {
         0 => Err(PromptError::Empty),
-        tokens if tokens as u64 > context => Err(PromptError::TooLong { tokens, context }),
+        tokens if tokens as u64 > context => Err(PromptError::TooLong { tokens, context, most: None }),
         _ => Ok(()),
     }
 }
@@ -82,7 +82,7 @@ mod tests {
     #[test]
     fn a_prompt_must_have_tokens_and_fit() {
         assert_eq!(check_prompt(&[], 8), Err(PromptError::Empty));
-        assert_eq!(check_prompt(&[1; 9], 8), Err(PromptError::TooLong { tokens: 9, context: 8 }));
+        assert_eq!(check_prompt(&[1; 9], 8), Err(PromptError::TooLong { tokens: 9, context: 8, most: None }));
         assert_eq!(check_prompt(&[1; 8], 8), Ok(()));
     }
 

@@ -1,7 +1,7 @@
 //! Each state is an input and an output of one partition, and its sizes are known and consistent.
 
 use super::{Findings, names};
-use crate::{Dim, ModelKind, OutputUse, Plan, State, StateUpdate};
+use crate::{DeviceKind, Dim, ModelKind, OutputUse, Plan, State, StateUpdate};
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
     for (at, state) in plan.states.iter().enumerate() {
@@ -38,8 +38,13 @@ fn ends(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
             }
         }
     }
-    if names::device(plan, &state.device).is_none() {
-        found.error(place, format!("the plan has no device {:?}", state.device));
+    match names::device(plan, &state.device) {
+        None => found.error(place, format!("the plan has no device {:?}", state.device)),
+        Some(device) => {
+            let may_lie_on_disk = device.kind == DeviceKind::Cpu && state.update != StateUpdate::ReadOnly;
+            let why = "only states that the host computes lie on disk";
+            found.require(!state.on_disk || may_lie_on_disk, place, why);
+        }
     }
 }
 

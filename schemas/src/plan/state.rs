@@ -29,6 +29,9 @@ pub struct State {
     pub any_capacity: bool,
     /// Device that holds it.
     pub device: String,
+    /// Whether it lies in a file between the runs of its partition, and not in host memory.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_disk: bool,
     /// Bytes at full capacity for one sequence.
     pub bytes: ByteSize,
 }

@@ -67,6 +67,8 @@ pub struct Decision<'a> {
     pub session_copies: u64,
     /// The memory that holds state.
     pub kv: KvHome,
+    /// Whether state on the host lies on disk.
+    pub host_kv_on_disk: bool,
     /// The cut: one part of the graph for each partition.
     pub parts: &'a [PartitionGraph],
     /// Batch, context, prompt and answer lengths that the costs assume.
@@ -356,7 +358,8 @@ fn states(decision: &Decision, names: &[String]) -> Vec<State> {
         let index = owner(s.past)?;
         let follows = decision.partitions[index].placement.decode;
         let place = if decision.kv == KvHome::Host { Placement::Cpu } else { follows };
-        Some(State { partition: names[index].clone(), device: device_name(place), ..s.state.clone() })
+        let on_disk = decision.host_kv_on_disk && place == Placement::Cpu;
+        Some(State { partition: names[index].clone(), device: device_name(place), on_disk, ..s.state.clone() })
     };
     decision.analysis.states.iter().filter_map(placed).collect()
 }

@@ -58,6 +58,7 @@ pub fn plan_state(
         update,
         any_capacity: takes_any_capacity(graph, pair, update, capacity),
         device: String::new(),
+        on_disk: false,
         bytes,
     };
     Some(PlannedState { past: pair.past, present, state })

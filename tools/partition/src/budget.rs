@@ -17,6 +17,8 @@ pub struct Budget {
     pub margin: u64,
     /// Where the state of GPU blocks is kept between passes.
     pub kv: KvHome,
+    /// Whether state on the host lies on disk, and in memory only around the runs that use it.
+    pub host_kv_on_disk: bool,
     /// Host memory for read-ahead buffers if weights are read from disk, bytes.
     pub read_ahead: u64,
     /// Sizes of weights in host memory after packing, and on disk.

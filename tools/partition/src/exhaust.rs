@@ -6,7 +6,7 @@
 
 use crate::bound::PhaseWork;
 use crate::evaluate::{Evaluator, TIME_TOLERANCE};
-use crate::memory::{may_read_disk, state_on_host};
+use crate::memory::{may_read_disk, state_on_host, window_of};
 use crate::{BlockPlacement, BlockSpec, KvHome, Phase, Placement, Problem};
 
 /// Searches for better placements than the evaluator's best. Returns whether the search was complete within `max_steps` steps.
@@ -191,7 +191,10 @@ impl PartialPlacement {
             self.host_largest = self.host_largest.max(read_whole);
         }
         if state_on_host(problem, placement) {
-            self.host_kv += block.kv_bytes;
+            self.host_kv = match problem.budget.host_kv_on_disk {
+                true => self.host_kv.max(window_of(problem, number)),
+                false => self.host_kv + block.kv_bytes,
+            };
         }
         if Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu) {
             self.host_workspace = self.host_workspace.max(block.workspace_bytes);

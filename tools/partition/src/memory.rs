@@ -17,7 +17,9 @@ use crate::experts::{EXPERT_WINDOW, ExpertMemory, ExpertReads};
 use crate::schedule::merges;
 use crate::{
     BlockPlacement, BlockRole, BlockSpec, Demand, DeviceId, KvHome, Mechanisms, OverBudget, Phase, Placement, Problem,
+    Workload,
 };
+use hpp_schema::memory::state_window;
 
 /// The memory use of a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +36,8 @@ pub struct MemoryUsage {
     pub largest_read: [u64; 2],
     /// The experts that the host reads by demand in a pass of each phase.
     pub expert_reads: [ExpertReads; 2],
+    /// State on disk that a pass of each phase reads.
+    pub state_reads: [u64; 2],
 }
 
 /// Weights that the host reads in a pass of a phase, packed bytes.
@@ -71,15 +75,51 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
         gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, placements, slots[gpu], gpu)).collect(),
         host: Demand {
             weights: packed(weights_of(problem, |i| placements[i].on_host())),
-            kv: (0..placements.len()).filter(|i| state_on_host(problem, placements[*i])).map(|i| kv(problem, i)).sum(),
+            kv: host_state(problem, placements),
             workspace: workspace(problem, placements, |place| place == Placement::Cpu),
             ring: 0,
         },
         host_reads: Phase::BOTH.map(reads),
         largest_read: Phase::BOTH.map(largest_read).map(packed),
         expert_reads: Phase::BOTH.map(|phase| expert_reads(problem, placements, phase)),
+        state_reads: Phase::BOTH.map(|phase| state_reads(problem, placements, phase)),
         largest_on_host: (0..placements.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
+}
+
+/// Host memory for state: of all blocks and sequences, or the window for state on disk.
+fn host_state(problem: &Problem, placements: &[BlockPlacement]) -> u64 {
+    let on_host = (0..placements.len()).filter(|i| state_on_host(problem, placements[*i]));
+    match problem.budget.host_kv_on_disk {
+        true => on_host.map(|i| window_of(problem, i)).max().unwrap_or(0),
+        false => on_host.map(|i| kv(problem, i)).sum(),
+    }
+}
+
+/// Host memory that the window for state on disk needs for a block: sequences run one after another.
+pub(crate) fn window_of(problem: &Problem, block: usize) -> u64 {
+    state_window(kv(problem, block) / problem.load.sequences.max(1))
+}
+
+/// State on disk that a pass of a phase reads, bytes: what the tokens before it take; for a prompt of several passes their mean.
+fn state_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> u64 {
+    if !problem.budget.host_kv_on_disk {
+        return 0;
+    }
+    let Workload { prompt_tokens, new_tokens, passes, .. } = &problem.load;
+    let before = match phase {
+        Phase::Decode => prompt_tokens + new_tokens / 2,
+        Phase::Prefill => {
+            let starts = passes.iter().scan(0, |start, tokens| Some(std::mem::replace(start, *start + tokens)));
+            starts.sum::<u64>() / (passes.len() as u64).max(1)
+        }
+    };
+    let filled = |i: usize| match problem.blocks[i].kv_filled {
+        _ if before == 0 => 0,
+        Some(state) => state.bytes(before).min(kv(problem, i)),
+        None => kv(problem, i),
+    };
+    (0..placements.len()).filter(|i| state_on_host(problem, placements[*i])).map(filled).sum()
 }
 
 /// The experts that the host reads by demand in a pass of a phase: those of blocks that it computes in both phases.

@@ -115,7 +115,8 @@ pub(crate) struct DiskTimes {
 impl DiskTimes {
     /// Of a pass of a phase.
     pub fn of(problem: &Problem, usage: &MemoryUsage, phase: Phase) -> Self {
-        let read_ms = disk_ms(problem, usage.disk_read_bytes(problem, phase));
+        let state = usage.state_reads[phase as usize];
+        let read_ms = disk_ms(problem, usage.disk_read_bytes(problem, phase).saturating_add(state));
         let Some(Decompression { bytes_per_ms, host_share }) = problem.decompression else {
             return DiskTimes { shortest_ms: read_ms, host_ms: 0.0 };
         };

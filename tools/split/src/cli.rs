@@ -143,7 +143,7 @@ pub struct SplitArgs {
     /// Accept operators and element types that ONNX Runtime lacks, because a custom operator library provides them.
     #[arg(long)]
     pub allow_unknown_operators: bool,
-    /// Memory that holds the KV cache of GPU layers.
+    /// What holds the KV caches.
     #[arg(long, value_enum, default_value_t = KvHomeArg::Follow)]
     pub kv: KvHomeArg,
     /// Refuse a placement that needs more partitions than this.

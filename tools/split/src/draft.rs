@@ -51,6 +51,7 @@ pub fn draft(
         session_copies: request.session_copies,
         budgets: request.recorded_budgets.clone(),
         kv: request.problem.budget.kv,
+        host_kv_on_disk: request.problem.budget.host_kv_on_disk,
         parts: &divided.parts,
         scenario: request.scenario,
         reasons: divided.origins.iter().map(|origin| reasons[*origin].clone()).collect(),

@@ -12,6 +12,8 @@ pub struct OwnPartition {
     pub from_disk: bool,
     /// Tables on the host of which a pass reads a few rows, because they stay memory-mapped.
     pub tables: bool,
+    /// Blocks with state on the host, because the runtime reads and evicts state on disk partition by partition.
+    pub states_on_disk: bool,
     /// Blocks with state on a GPU, so that the runtime can move each by itself.
     pub movable: bool,
 }
@@ -51,6 +53,10 @@ fn needs_own_partition(problem: &Problem, block: usize, placement: BlockPlacemen
     Phase::BOTH.iter().any(|phase| match placement.in_phase(*phase) {
         Placement::Streamed(_) => true,
         Placement::Resident(_) => problem.budget.kv == KvHome::Host || (rules.movable && has_state),
-        Placement::Cpu => rules.from_disk || (rules.tables && problem.reads_rows(block)),
+        Placement::Cpu => {
+            rules.from_disk
+                || (rules.tables && problem.reads_rows(block))
+                || (rules.states_on_disk && has_state)
+        }
     })
 }

@@ -302,6 +302,7 @@ fn partitions(
         let rules = OwnPartition {
             from_disk: disk.as_ref().is_some_and(|disk| !disk.holds_all()),
             tables: disk.is_some(),
+            states_on_disk: problem.budget.host_kv_on_disk,
             movable: request.movable,
         };
         group(&request.problem, placements, min_partitions, rules, &request.providers.host)

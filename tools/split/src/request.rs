@@ -338,6 +338,7 @@ fn budget(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> (Budget, Vec
         ram: args.ram.map(|size| size.0).or(host),
         margin: args.margin.map_or(default_margin(&recorded), |size| size.0),
         kv: if args.kv == KvHomeArg::Host { KvHome::Host } else { KvHome::Device },
+        host_kv_on_disk: args.kv == KvHomeArg::Disk,
         process: PROCESS,
         read_ahead: READ_AHEAD,
         // `problem` sets it from the model.

@@ -147,8 +147,9 @@ fn objective_line(objective: &Achieved, new_tokens: u64, significant: i32) -> St
 fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let (name, context) = (&device.name, plan.budgets.context);
     let on_device = || plan.partitions.iter().filter(|p| p.device == *name);
-    let resident_states: u64 =
-        plan.states.iter().filter(|s| s.device == *name).map(|s| s.bytes.0 * plan.budgets.batch).sum();
+    let states = || plan.states.iter().filter(|state| state.device == *name);
+    let in_memory: u64 = states().filter(|state| !state.on_disk).map(|state| state.bytes.0 * plan.budgets.batch).sum();
+    let resident_states = in_memory + if device.kind == DeviceKind::Cpu { plan.state_window() } else { 0 };
     // State kept in host memory is copied here for one partition at a time.
     let copied_states = on_device().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != *name));
     let kv = resident_states + copied_states.map(|p| p.bytes.kv.0).max().unwrap_or(0);
@@ -218,6 +219,9 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     }
     if layout > 0 {
         parts += &format!(", {} that the layout of CPU kernels takes beside the weights", human(layout));
+    }
+    if plan.state_window() > 0 {
+        parts += &format!(", {} for KV caches on disk", human(plan.state_window()));
     }
     if cache > 0 {
         parts += &format!(", {} for experts that were used", human(cache));

@@ -68,7 +68,7 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
     let missed_latency = targets.max_first_token_ms.filter(|target| first > *target);
     let mut add = |what: String, targets: Targets, objective| {
         let (sufficient, hint) = match sufficient_vram(request, targets, objective) {
-            Vram::NoGpu => ("the plan has no GPU".to_owned(), HINT),
+            Vram::NoGpu => ("the plan has no GPU".to_owned(), HINT_NO_VRAM),
             Vram::None => ("no VRAM budget is sufficient on this machine".to_owned(), HINT_NO_VRAM),
             Vram::Sufficient(bytes) => {
                 (format!("{} of VRAM on each GPU is sufficient", ByteSize(bytes).human_rounded_up()), HINT)

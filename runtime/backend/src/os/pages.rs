@@ -1,12 +1,16 @@
-//! Zeroed memory that takes room when it is written.
+//! Zeroed memory that takes room when it is written, of the system or of a file.
 
+use crate::state_file::{FileRange, StateFile};
 use std::io;
+use std::sync::Arc;
 
 /// Zeroed memory of fixed length, aligned to pages. A page is allocated when it is first written. (Windows counts all of it against the
 /// limit on committed memory at once.)
 pub(crate) struct Pages {
     at: *mut u8,
     length: usize,
+    /// The range of a file that is mapped here; `None` for memory of the system.
+    range: Option<FileRange>,
 }
 
 // SAFETY: a mapping belongs to no thread, and reads and writes through its address are `unsafe` by themselves.
@@ -16,7 +20,65 @@ impl Pages {
     /// Reserves at least one byte.
     pub fn reserve(length: usize) -> io::Result<Self> {
         let length = length.max(1);
-        map(length).map(|at| Pages { at, length })
+        map(length).map(|at| Pages { at, length, range: None })
+    }
+
+    /// Maps a range of a file, shared, so that its pages can leave memory and come back.
+    #[cfg(unix)]
+    pub fn map(range: FileRange) -> io::Result<Self> {
+        use std::os::fd::AsRawFd;
+        let too_large = |_| io::Error::from(io::ErrorKind::FileTooLarge);
+        let length = usize::try_from(range.length()).map_err(too_large)?;
+        let start = libc::off_t::try_from(range.start()).map_err(too_large)?;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the system chooses the address of the new mapping, so it replaces no other. Nobody else has the file, which has no name, or
+        // this range of it.
+        let at = unsafe {
+            libc::mmap(std::ptr::null_mut(), length, access, libc::MAP_SHARED, range.handle().as_raw_fd(), start)
+        };
+        if at == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Pages { at: at.cast(), length, range: Some(range) })
+    }
+
+    /// Memory of the system instead: this system has no counterpart here.
+    #[cfg(not(unix))]
+    pub fn map(range: FileRange) -> io::Result<Self> {
+        let length = usize::try_from(range.length()).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
+        Pages::reserve(length)
+    }
+
+    /// The file that is mapped here.
+    pub fn file(&self) -> Option<&Arc<StateFile>> {
+        self.range.as_ref().map(FileRange::file)
+    }
+
+    /// The range of a file that is mapped here.
+    pub fn range(&self) -> Option<std::ops::Range<u64>> {
+        self.range.as_ref().map(|range| range.start()..range.start() + range.length())
+    }
+
+    /// Asks the system to read a part of a mapped file ahead; other memory stays as it is.
+    pub fn prefetch(&self, offset: usize, bytes: usize) {
+        #[cfg(unix)]
+        if self.range.is_some() && bytes > 0 && offset < self.length {
+            let start = offset / PAGE * PAGE;
+            let length = bytes.saturating_add(offset - start).min(self.length - start);
+            // SAFETY: the range lies in the mapping; reading ahead changes no contents. Failure only costs time.
+            unsafe { libc::madvise(self.at.add(start).cast(), length, libc::MADV_WILLNEED) };
+        }
+        #[cfg(not(unix))]
+        let _ = (offset, bytes);
+    }
+
+    /// Takes the pages of a mapped file from this process; the page cache keeps what they hold. Other memory stays as it is.
+    pub fn unmap_pages(&self) {
+        #[cfg(unix)]
+        if self.range.is_some() {
+            // SAFETY: of a shared mapping of a file, this drops page table entries and no contents.
+            unsafe { libc::madvise(self.at.cast(), self.length, libc::MADV_DONTNEED) };
+        }
     }
 
     pub fn address(&self) -> *mut u8 {
@@ -27,6 +89,10 @@ impl Pages {
         self.length
     }
 }
+
+/// The smallest page; addresses of advice are multiples of the real one on Linux for x86-64, and rejected elsewhere without harm.
+#[cfg(unix)]
+const PAGE: usize = 4096;
 
 #[cfg(unix)]
 fn map(length: usize) -> io::Result<*mut u8> {

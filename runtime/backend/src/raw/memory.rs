@@ -52,7 +52,7 @@ impl HostPages {
         let out = |cause: String| BackendError::OutOfMemory { bytes, place: "host memory".into(), cause };
         let bytes = usize::try_from(bytes).map_err(|_| out("it does not fit the address space".into()))?;
         let pages = Pages::reserve(bytes).map_err(|error| out(error.to_string()))?;
-        Ok(HostPages { start: 0, length: pages.len(), pages: Rc::new(pages) })
+        Ok(HostPages::from(pages))
     }
 
     /// Part of it, which keeps the pages alive. `None` if it does not lie in it.
@@ -60,6 +60,19 @@ impl HostPages {
         let length = usize::try_from(bytes).ok()?;
         let offset = self.within(offset, length, "shared").ok()?;
         Some(HostPages { pages: Rc::clone(&self.pages), start: self.start + offset, length })
+    }
+
+    /// The pages that it is part of.
+    pub fn pages(&self) -> &Pages {
+        &self.pages
+    }
+
+    /// Asks the system to read a part of it ahead, if it lies on disk.
+    pub fn prefetch(&self, offset: u64, bytes: u64) {
+        let [offset, bytes] = [offset, bytes].map(|number| usize::try_from(number).unwrap_or(usize::MAX));
+        if offset < self.length {
+            self.pages.prefetch(self.start + offset, bytes.min(self.length - offset));
+        }
     }
 
     pub fn len(&self) -> usize {
@@ -107,6 +120,12 @@ impl HostPages {
                 why: format!("they cannot be {doing}: the buffer has {} bytes", self.len()),
             }),
         }
+    }
+}
+
+impl From<Pages> for HostPages {
+    fn from(pages: Pages) -> Self {
+        HostPages { start: 0, length: pages.len(), pages: Rc::new(pages) }
     }
 }
 

@@ -255,6 +255,7 @@ impl Recorded {
             update,
             any_capacity: false,
             device: "cpu".into(),
+            on_disk: false,
             bytes,
         }
     }

@@ -25,6 +25,7 @@ use crate::telemetry::Recorder;
 use crate::tensor::byte_len;
 use hpp_schema::DType;
 use std::cell::Cell;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// Identifies a buffer, or a tensor that a session allocated. Never reused by an engine.
@@ -63,11 +64,18 @@ impl<B: Backend> BufferView<'_, B> {
 pub(crate) struct BufferPool<B: Backend> {
     pub backend: B,
     next: Cell<u64>,
+    /// The directory for buffers on disk.
+    state_dir: PathBuf,
 }
 
 impl<B: Backend> BufferPool<B> {
     pub fn new(backend: B) -> Self {
-        BufferPool { backend, next: Cell::new(0) }
+        BufferPool { backend, next: Cell::new(0), state_dir: PathBuf::from(".") }
+    }
+
+    /// The pool, with another directory for buffers on disk than the current one.
+    pub fn with_state_dir(self, state_dir: PathBuf) -> Self {
+        BufferPool { state_dir, ..self }
     }
 
     /// An id for a tensor that is not in a buffer of this pool.
@@ -79,6 +87,13 @@ impl<B: Backend> BufferPool<B> {
     pub fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<Buffer<B>, BackendError> {
         let bytes = bytes.max(1);
         Ok(Buffer { handle: self.backend.reserve(memory, bytes)?, id: self.new_id(), bytes, memory })
+    }
+
+    /// A new zeroed buffer on the host that lies on disk while it is not in use.
+    pub fn reserve_on_disk(&self, bytes: u64) -> Result<Buffer<B>, BackendError> {
+        let bytes = bytes.max(1);
+        let handle = self.backend.reserve_on_disk(&self.state_dir, bytes)?;
+        Ok(Buffer { handle, id: self.new_id(), bytes, memory: MemoryId::HOST })
     }
 
     /// Replaces a buffer that is too small by one at least twice as large.

@@ -24,6 +24,8 @@ pub(crate) struct StateLayout {
     /// Whether its buffer is laid out for the tokens it holds, not for the full capacity, because it is copied before and after
     /// runs. Invariant: such a state is updated in place and lies on the host.
     pub partial: bool,
+    /// Whether its buffers lie on disk between the runs that use them. Invariant: such a state lies on the host.
+    pub on_disk: bool,
     /// The number of axes, for states that the caller supplies.
     rank: usize,
 }
@@ -57,7 +59,12 @@ impl StateLayout {
             why: format!("the plan leaves a size of the state unknown: {:?}", state.shape),
         })?;
         let rank = state.shape.len();
-        Ok(StateLayout { past: state.past.clone(), dtype: state.dtype, update, full, memory, partial: false, rank })
+        Ok(StateLayout { past: state.past.clone(), dtype: state.dtype, update, full, memory, partial: false, on_disk: false, rank })
+    }
+
+    /// The layout if the plan keeps the state on disk, which it does only for states on the host.
+    pub fn kept_on_disk(self, on_disk: bool) -> Self {
+        StateLayout { on_disk: on_disk && self.memory == MemoryId::HOST, ..self }
     }
 
     /// The layout if the state is staged: copied to the memory of the stage that updates it. Then only the filled part is laid out
@@ -130,7 +137,13 @@ pub(crate) enum StateBuffers<B: Backend> {
 impl<B: Backend> StateBuffers<B> {
     pub fn new(layout: &StateLayout, pool: &BufferPool<B>) -> Result<Self, EngineError> {
         let bytes = size_of(&layout.past, layout.dtype, &layout.full)?;
-        let reserve = || pool.reserve(layout.memory, bytes).map_err(about(&layout.past));
+        let reserve = || {
+            let reserved = match layout.on_disk {
+                true => pool.reserve_on_disk(bytes),
+                false => pool.reserve(layout.memory, bytes),
+            };
+            reserved.map_err(about(&layout.past))
+        };
         Ok(match layout.update {
             StateUpdate::InPlace { .. } => StateBuffers::in_place(layout, reserve()?),
             StateUpdate::Append { .. } | StateUpdate::Replace => {
@@ -255,6 +268,33 @@ impl<B: Backend> StateBuffers<B> {
             }
         };
         changed.map_err(about(&layout.past))
+    }
+
+    /// Starts to read what a sequence of `length` tokens holds of a state on disk.
+    pub fn prefetch(&self, layout: &StateLayout, pool: &BufferPool<B>, length: u64) {
+        match self {
+            StateBuffers::InPlace { buffer, tokens, .. } => {
+                let change = LayoutChange { held: length.min(*tokens), before: *tokens, after: *tokens };
+                let (slices, token_bytes) = change.slices(layout);
+                for slice in 0..slices {
+                    pool.backend.prefetch(&buffer.handle, slice * *tokens * token_bytes, change.held * token_bytes);
+                }
+            }
+            StateBuffers::Double { buffers, past } => {
+                let held = byte_len(layout.dtype, &layout.dims(length)).unwrap_or(0);
+                pool.backend.prefetch(&buffers[*past].handle, 0, held);
+            }
+            StateBuffers::Rows { .. } | StateBuffers::Supplied(_) => {}
+        }
+    }
+
+    /// Its buffers.
+    pub fn buffers(&self) -> &[Buffer<B>] {
+        match self {
+            StateBuffers::InPlace { buffer, .. } => std::slice::from_ref(buffer),
+            StateBuffers::Double { buffers, .. } => buffers,
+            StateBuffers::Rows { .. } | StateBuffers::Supplied(_) => &[],
+        }
     }
 
     /// A pass has succeeded: swaps a double-buffered state.

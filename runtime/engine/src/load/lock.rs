@@ -33,8 +33,8 @@ pub(super) fn lock_weights<B: Backend>(
         info!(ms, "warm-up runs done, to see which weights runs read");
     }
     let is_fallback = gpu_fallback(program, budget, &runtime.recorder.telemetry.stages);
-    let rss = runtime.pool.backend.memory_use().resident;
-    let in_use = HostMemoryInUse { rss, states: program.host_state_bytes() };
+    let in_use = HostMemoryInUse::of(program, &runtime.pool.backend);
+    let rss = in_use.rss;
     let budget = budget.fit_sequences(plan, &is_fallback, in_use);
     runtime.max_sequences = budget.sequences();
     let (locked, window) = (budget.locked(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));

@@ -60,11 +60,12 @@ pub(crate) fn load<B: Backend>(
     sessions.iter().filter_map(Session::mapped_file).try_for_each(|path| watch.add_mapped(path))?;
 
     let symbols = SymbolTable::new(plan);
-    let pool = BufferPool::new(backend.clone());
+    let state_dir = options.state_dir.clone().unwrap_or_else(|| dir.to_owned());
+    let pool = BufferPool::new(backend.clone()).with_state_dir(state_dir);
     let program = program(plan, &names, &symbols, stages, &route, context)?;
     let lane = lane(&program, &names, &symbols, &pool)?;
 
-    let in_use = HostMemoryInUse { rss: backend.memory_use().resident, states: program.host_state_bytes() };
+    let in_use = HostMemoryInUse::of(&program, backend);
     let budget = budget.fit_sequences(plan, &vec![false; plan.partitions.len()], in_use);
     let host_memory = budget.for_devices(plan, in_use);
     let config = DeviceTierConfig { plan, dir, stages: &program.stages, options: &options, host_memory, reporter };
@@ -225,7 +226,7 @@ fn state_layouts(
         let memory = computed_in.filter(|_| !is_on_host(plan, &state.device)).unwrap_or(MemoryId::HOST);
         let is_staged = stages.iter().filter_map(|stage| stage.memory_of_state(id)).any(|other| other != memory);
         let layout = StateLayout::new(state, symbols, plan.budgets.context, context, memory)?;
-        Ok(layout.staged(state, is_staged))
+        Ok(layout.kept_on_disk(state.on_disk).staged(state, is_staged))
     };
     plan.states.iter().enumerate().map(layout).collect()
 }
@@ -237,7 +238,7 @@ fn can_batch_rows(program: &Program, symbols: &SymbolTable) -> bool {
     let is_row = |(layout, state): (&StateLayout, &hpp_schema::State)| {
         let whole = matches!(layout.update, StateUpdate::InPlace { capacity, .. } if capacity == *context);
         let is_batch = state.shape.first().is_some_and(|dim| symbols.is_batch(dim));
-        whole && is_batch && !layout.partial && layout.memory == MemoryId::HOST
+        whole && is_batch && !layout.partial && !layout.on_disk && layout.memory == MemoryId::HOST
     };
     let has_rows = |input: &hpp_schema::ModelInput| match input.role {
         InputRole::TokenIds | InputRole::AttentionMask => input.shape.len() == 2,

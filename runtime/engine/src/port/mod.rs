@@ -143,6 +143,15 @@ pub trait Backend: Clone {
     fn finish_loading(&self) {}
     /// Reserves zeroed bytes. On the host, pages are allocated when they are first touched.
     fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<Self::Buffer, BackendError>;
+    /// Reserves zeroed bytes of host memory that lie in a file of this directory while they are not in use. The file has no name and goes
+    /// with the process. Without a counterpart, host memory.
+    fn reserve_on_disk(&self, _dir: &Path, bytes: u64) -> Result<Self::Buffer, BackendError> {
+        self.reserve(MemoryId::HOST, bytes)
+    }
+    /// Starts to read a part of a buffer on disk into memory, and returns at once.
+    fn prefetch(&self, _buffer: &Self::Buffer, _offset: u64, _bytes: u64) {}
+    /// Starts to write what has changed in buffers on disk. Those of the call before are out of memory when it returns.
+    fn evict(&self, _buffers: &[&Self::Buffer]) {}
     /// Part of a buffer on the host, as a buffer that keeps the whole alive. `None` if the backend cannot make one.
     fn slice(&self, buffer: &Self::Buffer, offset: u64, bytes: u64) -> Option<Self::Buffer>;
     /// A view of the buffer's first bytes. An error if the shape needs more than the buffer holds. Allocates nothing on the heap.

@@ -16,6 +16,7 @@ use crate::buffers::StateLayout;
 use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId, StateId};
 use crate::port::MemoryId;
 use crate::telemetry::{PerPhase, Phase};
+use hpp_schema::memory::state_window;
 use hpp_schema::{ModelKind, Partition, Plan};
 
 /// A loaded plan.
@@ -54,10 +55,23 @@ impl Program {
         }
     }
 
-    /// Bytes of host memory that the states of one sequence take.
+    /// Bytes of host memory that the states of one sequence take, without those on disk.
     pub fn host_state_bytes(&self) -> u64 {
-        let on_host = self.layouts.iter().filter(|layout| layout.memory == MemoryId::HOST);
+        let on_host = self.layouts.iter().filter(|layout| layout.memory == MemoryId::HOST && !layout.on_disk);
         on_host.map(StateLayout::bytes).fold(0, u64::saturating_add)
+    }
+
+    /// The states of a stage that lie on disk between its runs.
+    pub fn disk_states(&self, stage: StageId) -> impl Iterator<Item = StateId> {
+        self.stages[stage].states().filter(|state| self.layouts[*state].on_disk)
+    }
+
+    /// Bytes of host memory for states on disk, of all sequences together.
+    pub fn state_window(&self) -> u64 {
+        let of_stage = |(stage, _): (StageId, &Stage)| -> u64 {
+            self.disk_states(stage).map(|state| self.layouts[state].bytes()).fold(0, u64::saturating_add)
+        };
+        state_window(self.stages.entries().map(of_stage).max().unwrap_or(0))
     }
 
     /// The stages that run in each phase, in the order of the schedule.

@@ -58,7 +58,7 @@ impl<B: Backend> Runtime<B> {
         }
         let next = if items.iter().all(|item| item.is_last) { Phase::Decode } else { Phase::Prefill };
         self.weights.start_pass(&self.pool, next)?;
-        PassRunner { program, runtime: self, items }.run()?;
+        PassRunner { program, runtime: self, items, prefetched: None }.run()?;
         if items.iter().all(|item| item.error.is_some()) {
             return Ok(());
         }
@@ -131,6 +131,8 @@ pub(super) struct PassRunner<'r, 'a, B: Backend> {
     pub program: &'r Program,
     pub runtime: &'r mut Runtime<B>,
     pub items: &'r mut [PassItem<'a, B>],
+    /// The stage and item whose states on disk were prefetched last.
+    pub prefetched: Option<(StageId, usize)>,
 }
 
 impl<B: Backend> PassRunner<'_, '_, B> {
@@ -235,10 +237,52 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             if self.items[item].runs_in(phases) {
                 let turn = StageTurn { id, phase: phases[0], item, is_first: item == first, is_last: item == last };
                 self.prepare(turn, &[])?;
+                self.prefetch_next_states(turn, last);
                 self.run_item(turn)?;
             }
         }
         self.runtime.check_cancelled()
+    }
+
+    /// While an item runs at a stage, the states on disk are read that run next: those of the next item, up to `last`, or after the last
+    /// item those of the first one at the next stage; after the last stage at the first, for the next pass.
+    fn prefetch_next_states(&mut self, turn: StageTurn, last: usize) {
+        if self.program.disk_states(turn.id).next().is_none() {
+            return;
+        }
+        let phase = self.items[turn.item].phase;
+        let next_item = (turn.item + 1..=last).find(|item| self.items[*item].runs_in(&[phase]));
+        if let Some(item) = next_item {
+            return self.prefetch_states(turn.id, item);
+        }
+        let order = || self.program.schedules[phase].partitions().map(|partition| self.runtime.route[phase][partition]);
+        let later = order().skip_while(|stage| *stage != turn.id).skip(1);
+        let next_stage = later.chain(order()).find(|stage| self.program.disk_states(*stage).next().is_some());
+        let first_item = self.items.iter().position(|item| item.runs_in(&[phase]));
+        if let Some((stage, item)) = next_stage.zip(first_item) {
+            self.prefetch_states(stage, item);
+        }
+    }
+
+    /// Starts to read the states on disk of an item at a stage, once.
+    fn prefetch_states(&mut self, id: StageId, item: usize) {
+        if self.prefetched.replace((id, item)) == Some((id, item)) {
+            return;
+        }
+        let PassItem { sequence, sizes, .. } = &self.items[item];
+        for state in self.program.disk_states(id) {
+            sequence.states[state].prefetch(&self.program.layouts[state], &self.runtime.pool, sizes.past);
+        }
+    }
+
+    /// Evicts the states on disk of an item that has run at a stage.
+    fn evict_states(&self, id: StageId, item: usize) {
+        if self.program.disk_states(id).next().is_some() {
+            let states = &self.items[item].sequence.states;
+            let buffers = self.program.disk_states(id).flat_map(|state| states[state].buffers());
+            let buffers: Vec<&B::Buffer> = buffers.map(|buffer| &buffer.handle).collect();
+            self.runtime.pool.backend.evict(&buffers);
+        }
     }
 
     /// Copies boundaries of an item and binds it at a stage. Before the stage's first item, its weights are fetched; binding overlaps with
@@ -249,6 +293,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             let (weights, context) = self.runtime.weights();
             weights.fetch(context, &self.program.stages, id, phase)?;
         }
+        self.prefetch_states(id, item);
         if self.items[item].error.is_none() {
             let bound = self.copy_item_boundaries(copies, item).and_then(|()| self.bind(item, id));
             self.items[item].error = bound.err();
@@ -278,6 +323,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         if self.items[index].error.is_none() {
             self.items[index].error = self.after_run(index, id).err();
         }
+        self.evict_states(id, index);
         Ok(())
     }
 }

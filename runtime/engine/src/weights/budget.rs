@@ -3,6 +3,7 @@
 use crate::error::EngineError;
 use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, WeightResidency};
+use crate::program::Program;
 use crate::reporter::Reporter;
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency};
@@ -35,6 +36,16 @@ pub(crate) struct HostMemoryInUse {
     pub rss: Option<u64>,
     /// The states of one sequence.
     pub states: u64,
+    /// What all sequences have in memory of states on disk.
+    pub state_window: u64,
+}
+
+impl HostMemoryInUse {
+    /// Once the sessions of a program are loaded.
+    pub fn of<B: Backend>(program: &Program, backend: &B) -> Self {
+        let (states, state_window) = (program.host_state_bytes(), program.state_window());
+        HostMemoryInUse { rss: backend.memory_use().resident, states, state_window }
+    }
 }
 
 impl HostMemoryBudget {
@@ -107,7 +118,8 @@ impl HostMemoryBudget {
         let Some((limit, rss)) = limit.zip(in_use.rss) else { return self };
         let fallen_back = fallen_back(plan, is_fallback);
         let window = self.window_beside(plan, &fallen_back);
-        let used = [rss, window, largest_experts(plan), activations(plan, &fallen_back), RESERVE, self.reserved];
+        let activations = activations(plan, &fallen_back);
+        let used = [rss, window, largest_experts(plan), activations, RESERVE, self.reserved, in_use.state_window];
         let free = used.into_iter().fold(limit, u64::saturating_sub);
         let fitting = free.checked_div(self.of_sequence(in_use)).unwrap_or(self.sequences);
         HostMemoryBudget { sequences: fitting.clamp(1, self.sequences), ..self }
@@ -198,7 +210,8 @@ impl HostMemoryBudget {
         };
         let states = self.of_sequence(in_use).saturating_mul(self.sequences);
         let window = self.window_beside(plan, fallen_back);
-        let used = [rss, window, states, activations(plan, fallen_back), RESERVE, self.reserved];
+        let activations = activations(plan, fallen_back);
+        let used = [rss, window, states, in_use.state_window, activations, RESERVE, self.reserved];
         used.into_iter().fold(limit, u64::saturating_sub)
     }
 
@@ -211,6 +224,7 @@ impl HostMemoryBudget {
         let states = self.of_sequence(in_use).saturating_mul(self.sequences);
         let window = self.window_beside(plan, &[]);
         let cache = planned_expert_cache(plan);
+        let states = states.saturating_add(in_use.state_window);
         let used = [in_use.rss.unwrap_or(0), locked, window, cache, states, activations(plan, &[]), self.reserved];
         Some(used.into_iter().fold(limit, u64::saturating_sub))
     }
@@ -236,7 +250,8 @@ fn activations(plan: &Plan, fallen_back: &[&Partition]) -> u64 {
 /// (docs/RUNTIME.md, Compression).
 fn all_on_host(plan: &Plan) -> u64 {
     let weights = plan.partitions.iter().map(|partition| partition.bytes.weights.0).fold(0, u64::saturating_add);
-    let states = plan.states.iter().map(|state| state.bytes.0).fold(0, u64::saturating_add);
+    let in_memory = plan.states.iter().filter(|state| !state.on_disk);
+    let states = in_memory.map(|state| state.bytes.0).fold(0, u64::saturating_add);
     let activations = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max().unwrap_or(0);
     let parts = [weights / 5, states.saturating_mul(plan.budgets.batch), activations, PROCESS];
     parts.into_iter().fold(weights, u64::saturating_add)

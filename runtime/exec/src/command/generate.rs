@@ -42,7 +42,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let prompt = prompt_tokens(&settings.prompt, &encoder, &format, context, &|| {
         ctx.console.warn("the prompt is empty: the model generates text from nothing; give a prompt with -p");
     })?;
-    check_prompt(&prompt, context)?;
+    check_prompt(&prompt, context).map_err(|error| error.of_model_for(plan.plan.model.context_length))?;
     let request = request(settings, &plan, &encoder, prompt)?;
     if request.sampling.choice == SamplingMethod::Greedy && settings.run.answer.sampling.asks_for_random_choices() {
         ctx.console.warn("--top-k, --top-p, --min-p and --seed change nothing at temperature 0; give --temperature");

@@ -246,13 +246,22 @@ impl PrefillColumn {
             PrefillColumn::EveryPass => "ms in all passes",
         }
     }
+
+    /// The head of the column beside it.
+    fn decode_head(self) -> &'static str {
+        match self {
+            // Passes that verify drafts give several tokens and are not counted here.
+            PrefillColumn::PromptAndDrafts => "ms/pass of one token",
+            PrefillColumn::Prompt | PrefillColumn::EveryPass => "decode ms/token",
+        }
+    }
 }
 
 /// A row for each stage. If there are many, consecutive stages on one processor share a row with the sum of their times; `--json`
 /// lists each.
 pub fn stage_table(stages: &[StageTimes], prefill: PrefillColumn) -> String {
     let sum = |run: &[StageTimes], of: fn(&StageTimes) -> f64| run.iter().map(of).sum::<f64>();
-    stage_rows(stages, &[prefill.head(), "decode ms/token"], |run| {
+    stage_rows(stages, &[prefill.head(), prefill.decode_head()], |run| {
         let decode = sum(run, |stage| stage.decode_ms_per_token);
         // Without a decoded token there is no time.
         let decode = if decode > 0.0 { format!("{decode:.2}") } else { "-".to_owned() };

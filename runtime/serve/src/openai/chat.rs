@@ -71,7 +71,8 @@ impl ChatRequest {
         if self.messages.is_empty() {
             return Err(ApiError::field("messages", "`messages` is empty: give at least one"));
         }
-        let mut messages = self.messages.iter().map(ChatMessage::message).collect::<Result<Vec<_>, ApiError>>()?;
+        let messages = self.messages.iter().enumerate().map(|(index, message)| message.message(index));
+        let mut messages = messages.collect::<Result<Vec<_>, ApiError>>()?;
         name_results(&mut messages);
         Ok(messages)
     }
@@ -90,16 +91,21 @@ impl ChatRequest {
 }
 
 impl ChatMessage {
-    fn message(&self) -> Result<Message, ApiError> {
+    /// The message at this index of the conversation, for errors.
+    fn message(&self, index: usize) -> Result<Message, ApiError> {
+        let wrong = |field: &str, why: &str| {
+            let field = format!("messages[{index}].{field}");
+            let message = format!("`{field}`: {why}");
+            ApiError::field(field, message)
+        };
         let role = match self.role.as_str() {
             "system" | "developer" => Role::System,
             "user" => Role::User,
             "assistant" => Role::Assistant,
             "tool" => Role::Tool,
             other => {
-                let message =
-                    format!("`messages`: the role {other:?} is not supported: use system, user, assistant or tool");
-                return Err(ApiError::field("messages", message));
+                let why = format!("the role {other:?} is not supported: use system, user, assistant or tool");
+                return Err(wrong("role", &why));
             }
         };
         let text = match &self.content {
@@ -108,11 +114,7 @@ impl ChatMessage {
             Some(Content::Parts(parts)) => {
                 let text = |part: &ContentPart| part.text.clone().filter(|_| part.kind == "text");
                 let texts: Option<Vec<String>> = parts.iter().map(text).collect();
-                texts
-                    .ok_or_else(|| {
-                        ApiError::field("messages", "`messages`: only parts of the type \"text\" are supported")
-                    })?
-                    .concat()
+                texts.ok_or_else(|| wrong("content", "only parts of the type \"text\" are supported"))?.concat()
             }
         };
         Ok(Message {

@@ -3,7 +3,7 @@
 
 use super::IntegerProgram;
 use super::linear::LinearExpr;
-use crate::memory::{may_read_disk, state_on_host};
+use crate::memory::{may_read_disk, state_on_host, window_of};
 use crate::regions::{KeysOf, large_shared, shared};
 use crate::{BlockPlacement, KvHome, Phase, Placement};
 use std::collections::BTreeMap;
@@ -77,7 +77,12 @@ pub(super) fn host_demand(program: &mut IntegerProgram) -> LinearExpr {
 pub(super) fn state_and_workspace(program: &mut IntegerProgram) -> LinearExpr {
     let problem = program.problem;
     let workspace = program.max_over_selected(uses_host, |i| problem.blocks[i].workspace_bytes);
-    workspace.plus(&program.state(|placement| state_on_host(problem, placement)), 1.0)
+    let is_on_host = |placement: BlockPlacement| state_on_host(problem, placement);
+    let state = match problem.budget.host_kv_on_disk {
+        true => program.max_over_selected(is_on_host, |i| window_of(problem, i)),
+        false => program.state(is_on_host),
+    };
+    workspace.plus(&state, 1.0)
 }
 
 impl IntegerProgram<'_> {

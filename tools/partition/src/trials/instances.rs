@@ -77,6 +77,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
             ram,
             margin: d.below(50),
             kv: if d.one_in(5) { KvHome::Host } else { KvHome::Device },
+            host_kv_on_disk: false,
             process: if d.one_in(3) { d.below(100) } else { 0 },
             read_ahead: if d.one_in(2) { d.below(100) } else { 0 },
             packing: packing(d),

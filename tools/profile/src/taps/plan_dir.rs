@@ -134,6 +134,7 @@ impl Draft {
             compress_permille: 0,
             session_copies: 0,
             kv: KvHome::Device,
+            host_kv_on_disk: false,
             parts: &parts,
             scenario: load,
             reasons: vec!["to measure with".to_owned(); pieces.len()],

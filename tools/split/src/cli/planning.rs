@@ -39,10 +39,10 @@ pub struct PlanningArgs {
     #[arg(long, value_enum, default_value_t = ObjectiveArg::Mixed)]
     pub objective: ObjectiveArg,
     /// Refuse a plan that is expected to decode fewer tokens per second.
-    #[arg(long, value_name = "TOKENS_PER_S", allow_negative_numbers = true)]
+    #[arg(long, value_name = "TOKENS_PER_S", value_parser = tokens_per_second, allow_negative_numbers = true)]
     pub at_least: Option<f64>,
     /// Refuse a plan whose first token is expected later than this.
-    #[arg(long, value_name = "MS", allow_negative_numbers = true)]
+    #[arg(long, value_name = "MS", value_parser = milliseconds, allow_negative_numbers = true)]
     pub first_token_within: Option<f64>,
     /// Ways in which the plan may hold weights [default: all; resident,cpu,disk with --refine or --kv cpu].
     #[arg(long, value_enum)]
@@ -164,4 +164,12 @@ impl PlanningArgs {
             slots: self.slots,
         }
     }
+}
+
+fn tokens_per_second(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "it is a number of tokens per second, such as 12.5".to_owned())
+}
+
+fn milliseconds(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "it is a number of milliseconds without a unit, such as 500".to_owned())
 }

@@ -60,6 +60,9 @@ pub enum KvHomeArg {
     /// cache crosses the bus twice per token.
     #[value(name = "cpu")]
     Host,
+    /// The GPU for its layers, and a file for layers on the CPU, whose caches are read before each layer and written after it: a
+    /// context may need more than host memory has.
+    Disk,
 }
 
 /// Upper limit on the number of budgets in a sweep.

@@ -99,8 +99,11 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
         ));
     }
     if against.is_none() {
-        ctx.console
-            .info("compared with the model as it was split; --against MODEL compares with it before it was quantized");
+        let source = &plan.plan.model.source;
+        ctx.console.info(&format!(
+            "compared with {source} of the plan; --against MODEL compares with another one, such as the model before it was \
+             quantized"
+        ));
     }
     if args.json {
         show_json(ctx.out, &report)?

@@ -66,7 +66,7 @@ fn read_prompt(plan: &PlanFile, args: &VerifyArgs) -> Result<Vec<u32>, ExecError
         }
         None => random_tokens(RANDOM_PROMPT.min(context), plan.plan.model.vocab_size, args.seed),
     };
-    check_prompt(&prompt, context)?;
+    check_prompt(&prompt, context).map_err(|error| error.of_model_for(plan.plan.model.context_length))?;
     Ok(prompt)
 }
 

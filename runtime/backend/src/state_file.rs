@@ -1,0 +1,246 @@
+//! States on disk: ranges of one file without a name, mapped into memory, of which a few are in memory at a time.
+//!
+//! The mapping is shared, so the pages in memory are those of the page cache and nothing is copied. [`Pages::prefetch`] asks the system to
+//! read ahead. [`StateFile::evict`] starts to write what has changed and drops the pages of the call before, whose writes have had the time
+//! of a run. Blocks are allocated when a range is reserved: a write to a mapping of a full disk would raise SIGBUS.
+
+use crate::os::Pages;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Ranges start at multiples of this, and are as long: the largest page of the systems it runs on.
+const ALIGNMENT: u64 = 64 << 10;
+
+/// A file without a name; the system removes it when the process ends.
+pub(crate) struct StateFile {
+    file: File,
+    ranges: Mutex<Ranges>,
+}
+
+#[derive(Default)]
+struct Ranges {
+    /// The end of the last range.
+    end: u64,
+    /// The starts of free ranges, by length. Sequences have states of the same sizes, so a range is used again as a whole.
+    free: BTreeMap<u64, Vec<u64>>,
+    /// What the last call of [`StateFile::evict`] has started to write.
+    evicting: Vec<Range<u64>>,
+}
+
+impl StateFile {
+    /// A new file in a directory.
+    pub fn create(dir: &Path) -> io::Result<Arc<Self>> {
+        Ok(Arc::new(StateFile { file: tempfile::tempfile_in(dir)?, ranges: Mutex::default() }))
+    }
+
+    fn ranges(&self) -> MutexGuard<'_, Ranges> {
+        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Maps a range of zeros.
+    pub fn reserve(self: &Arc<Self>, bytes: u64) -> io::Result<Pages> {
+        let too_large = || io::Error::from(io::ErrorKind::FileTooLarge);
+        let length = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(too_large)?;
+        let mut ranges = self.ranges();
+        let start = match ranges.free.get_mut(&length).and_then(Vec::pop) {
+            Some(start) => start,
+            None => {
+                let end = ranges.end.checked_add(length).ok_or_else(too_large)?;
+                std::mem::replace(&mut ranges.end, end)
+            }
+        };
+        drop(ranges);
+        // From here on it is freed when it is dropped.
+        let range = FileRange { file: Arc::clone(self), start, length };
+        system::allocate(&self.file, start, length)?;
+        Pages::map(range)
+    }
+
+    /// Starts to write what has changed in these mappings and takes their pages from the process; then removes the pages of the call before
+    /// from memory, for whose writes it waits.
+    pub fn evict(&self, mappings: &[&Pages]) {
+        let mut evicting = Vec::with_capacity(mappings.len());
+        for pages in mappings {
+            let Some(range) = pages.range() else { continue };
+            pages.unmap_pages();
+            system::start_write(&self.file, range.clone());
+            evicting.push(range);
+        }
+        let before = std::mem::replace(&mut self.ranges().evicting, evicting);
+        before.into_iter().for_each(|range| system::drop_written(&self.file, range));
+    }
+}
+
+/// A range of the file that belongs to one mapping.
+pub(crate) struct FileRange {
+    file: Arc<StateFile>,
+    start: u64,
+    length: u64,
+}
+
+impl FileRange {
+    /// The file.
+    pub fn file(&self) -> &Arc<StateFile> {
+        &self.file
+    }
+
+    /// The handle to map.
+    pub fn handle(&self) -> &File {
+        &self.file.file
+    }
+
+    /// The offset of its first byte.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Its length in bytes.
+    pub fn length(&self) -> u64 {
+        self.length
+    }
+}
+
+impl Drop for FileRange {
+    fn drop(&mut self) {
+        // Its blocks go back to the file system, so that the next owner finds zeros. If they cannot, nobody else gets the range.
+        if system::free(&self.file.file, self.start, self.length).is_ok() {
+            self.file.ranges().free.entry(self.length).or_default().push(self.start);
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod system {
+    use std::fs::File;
+    use std::io;
+    use std::ops::Range;
+    use std::os::fd::AsRawFd;
+
+    fn offset(bytes: u64) -> io::Result<libc::off_t> {
+        libc::off_t::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge.into())
+    }
+
+    /// Allocates blocks, so that no later write finds the disk full.
+    pub fn allocate(file: &File, start: u64, length: u64) -> io::Result<()> {
+        // SAFETY: changes the file alone, through a descriptor that is open while this runs.
+        match unsafe { libc::posix_fallocate(file.as_raw_fd(), offset(start)?, offset(length)?) } {
+            0 => Ok(()),
+            code => Err(io::Error::from_raw_os_error(code)),
+        }
+    }
+
+    /// Frees the blocks: the range reads as zeros.
+    pub fn free(file: &File, start: u64, length: u64) -> io::Result<()> {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY: as in `allocate`; the mapping of the range is gone.
+        match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset(start)?, offset(length)?) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
+    /// Starts to write changed pages. Errors are left to the system, which keeps the pages in memory.
+    pub fn start_write(file: &File, range: Range<u64>) {
+        let (Ok(start), Ok(length)) = (offset(range.start), offset(range.end - range.start)) else { return };
+        // SAFETY: as in `allocate`.
+        unsafe { libc::sync_file_range(file.as_raw_fd(), start, length, libc::SYNC_FILE_RANGE_WRITE) };
+    }
+
+    /// Waits for writes of a range, and removes its pages from memory.
+    pub fn drop_written(file: &File, range: Range<u64>) {
+        let (Ok(start), Ok(length)) = (offset(range.start), offset(range.end - range.start)) else { return };
+        let all = libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WRITE | libc::SYNC_FILE_RANGE_WAIT_AFTER;
+        // SAFETY: as in `allocate`.
+        unsafe {
+            libc::sync_file_range(file.as_raw_fd(), start, length, all);
+            libc::posix_fadvise(file.as_raw_fd(), start, length, libc::POSIX_FADV_DONTNEED);
+        }
+    }
+}
+
+/// Elsewhere the system decides which pages stay in memory.
+#[cfg(not(target_os = "linux"))]
+mod system {
+    use std::fs::File;
+    use std::io;
+    use std::ops::Range;
+
+    pub fn allocate(file: &File, start: u64, length: u64) -> io::Result<()> {
+        let end = start + length;
+        if file.metadata()?.len() < end { file.set_len(end) } else { Ok(()) }
+    }
+
+    pub fn free(_: &File, _: u64, _: u64) -> io::Result<()> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    pub fn start_write(_: &File, _: Range<u64>) {}
+
+    pub fn drop_written(_: &File, _: Range<u64>) {}
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    fn bytes(pages: &Pages) -> &mut [u8] {
+        // SAFETY: the mapping is as long, and each test uses one reference at a time.
+        unsafe { std::slice::from_raw_parts_mut(pages.address(), pages.len()) }
+    }
+
+    /// How many pages of a mapping are in memory.
+    fn resident(pages: &Pages) -> usize {
+        let mut found = vec![0u8; pages.len().div_ceil(4096)];
+        // SAFETY: the mapping is as long as said, and there is a byte for each page.
+        let code = unsafe { libc::mincore(pages.address().cast(), pages.len(), found.as_mut_ptr()) };
+        assert_eq!(code, 0);
+        found.iter().filter(|page| **page & 1 == 1).count()
+    }
+
+    #[test]
+    fn contents_survive_eviction_and_pages_leave_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::create(dir.path()).unwrap();
+        let (a, b) = (file.reserve(1 << 20).unwrap(), file.reserve(1 << 20).unwrap());
+        assert!(bytes(&a).iter().all(|byte| *byte == 0));
+        bytes(&a).iter_mut().zip(0u32..).for_each(|(byte, at)| *byte = at as u8);
+        bytes(&b).fill(7);
+        assert_eq!((resident(&a), resident(&b)), (256, 256));
+        file.evict(&[&a]);
+        file.evict(&[&b]);
+        assert_eq!(resident(&a), 0, "written and dropped");
+        a.prefetch(0, 1 << 20);
+        assert!(bytes(&a).iter().zip(0u32..).all(|(byte, at)| *byte == at as u8));
+        file.evict(&[]);
+        assert_eq!(resident(&b), 0);
+        assert!(bytes(&b).iter().all(|byte| *byte == 7));
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the file has no name");
+    }
+
+    #[test]
+    fn a_range_that_was_freed_is_used_again_and_holds_zeros() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::create(dir.path()).unwrap();
+        let first = file.reserve(100_000).unwrap();
+        bytes(&first).fill(9);
+        let start = first.range().unwrap().start;
+        drop(first);
+        let second = file.reserve(100_000).unwrap();
+        assert_eq!(second.range().unwrap().start, start);
+        assert!(bytes(&second).iter().all(|byte| *byte == 0));
+        let third = file.reserve(100_000).unwrap();
+        assert_ne!(third.range().unwrap().start, start);
+    }
+
+    #[test]
+    fn more_than_the_disk_has_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::create(dir.path()).unwrap();
+        assert!(file.reserve(1 << 50).is_err());
+        assert!(file.reserve(4096).is_ok(), "what could not be allocated is free again");
+    }
+}
