@@ -251,7 +251,8 @@ impl Backend for OrtBackend {
     }
 
     fn reserve_on_disk(&self, dir: &Path, bytes: u64) -> Result<OrtBuffer, BackendError> {
-        let failed = |error: io::Error| BackendError::NoDiskRoom { dir: dir.to_owned(), bytes, cause: error.to_string() };
+        let failed =
+            |error: io::Error| BackendError::NoDiskRoom { dir: dir.to_owned(), bytes, cause: error.to_string() };
         let known = self.state_files.borrow().get(dir).cloned();
         let file = match known {
             Some(file) => file,

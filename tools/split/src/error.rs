@@ -49,6 +49,8 @@ pub enum SplitError {
         needed: NeededBudget,
         /// Whether blocks could be on a GPU instead.
         has_gpus: bool,
+        /// Whether --kv disk would keep state elsewhere than in host memory.
+        kv_may_leave: bool,
         /// Host memory of the model's own draft within the demand, bytes.
         draft: u64,
         /// Demand and budget.
@@ -136,7 +138,7 @@ impl SplitError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            SplitError::OverBudget { source, bytes, needed, has_gpus, draft, .. } => {
+            SplitError::OverBudget { source, bytes, needed, has_gpus, kv_may_leave, draft, .. } => {
                 let flag = match source.device {
                     DeviceId::Cpu => "--ram".to_owned(),
                     DeviceId::Gpu(0) => "--vram".to_owned(),
@@ -149,6 +151,12 @@ impl SplitError {
                     1.. if on_host => format!(", or omit --draft, which takes {} of it", ByteSize(*draft).human()),
                     _ => String::new(),
                 };
+                // State in memory where it is most of what is missing.
+                let missing = source.required_budget().saturating_sub(source.budget);
+                let kv = match on_host && *kv_may_leave && source.demand.kv > missing {
+                    true => ", or keep KV caches on disk with --kv disk",
+                    false => "",
+                };
                 let human = ByteSize(*bytes).human_rounded_up();
                 let budget = match needed {
                     NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),
@@ -157,7 +165,7 @@ impl SplitError {
                         "with the blocks that --assign does not name where they are now, {human} ({bytes} bytes) of {flag} are enough"
                     ),
                 };
-                format!("{budget}; or {slots}lower --context{draft}{assign}")
+                format!("{budget}; or {slots}lower --context{kv}{draft}{assign}")
             }
             SplitError::Model(error) => error.hint()?,
             SplitError::Draft(_) => {

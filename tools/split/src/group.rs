@@ -54,9 +54,7 @@ fn needs_own_partition(problem: &Problem, block: usize, placement: BlockPlacemen
         Placement::Streamed(_) => true,
         Placement::Resident(_) => problem.budget.kv == KvHome::Host || (rules.movable && has_state),
         Placement::Cpu => {
-            rules.from_disk
-                || (rules.tables && problem.reads_rows(block))
-                || (rules.states_on_disk && has_state)
+            rules.from_disk || (rules.tables && problem.reads_rows(block)) || (rules.states_on_disk && has_state)
         }
     })
 }

@@ -8,8 +8,9 @@ use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, default_margin, with_default_margin};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, Mechanisms, MemoryUsage, Options, OverBudget,
-    Phase, Placement, Problem, Solution, evaluate, fits, gpu_layers, plan, stream_layers, usage_of_partitions,
+    BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, KvHome, Mechanisms, MemoryUsage, Options,
+    OverBudget, Phase, Placement, Problem, Solution, evaluate, fits, gpu_layers, plan, stream_layers,
+    usage_of_partitions,
 };
 use hpp_schema::memory::READ_AHEAD;
 
@@ -360,7 +361,8 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             DecidedBy::Both => NeededBudget::OfThisPlacement,
         };
         let (bytes, draft) = (sufficient_budget(request, &source), request.limits.reserved);
-        SplitError::OverBudget { what, bytes, needed, has_gpus, draft, source }
+        let kv_may_leave = request.problem.budget.kv == KvHome::Device && !request.problem.budget.host_kv_on_disk;
+        SplitError::OverBudget { what, bytes, needed, has_gpus, kv_may_leave, draft, source }
     }
 }
 

@@ -59,7 +59,16 @@ impl StateLayout {
             why: format!("the plan leaves a size of the state unknown: {:?}", state.shape),
         })?;
         let rank = state.shape.len();
-        Ok(StateLayout { past: state.past.clone(), dtype: state.dtype, update, full, memory, partial: false, on_disk: false, rank })
+        Ok(StateLayout {
+            past: state.past.clone(),
+            dtype: state.dtype,
+            update,
+            full,
+            memory,
+            partial: false,
+            on_disk: false,
+            rank,
+        })
     }
 
     /// The layout if the plan keeps the state on disk, which it does only for states on the host.

@@ -28,6 +28,7 @@ use crate::tensor::byte_len;
 use hpp_schema::{DType, Provider};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -58,6 +59,18 @@ struct World {
     pinned: Cell<u64>,
     held: RefCell<Vec<HostCopy>>,
     memory_left: RefCell<BTreeMap<MemoryId, Rc<Cell<u64>>>>,
+    /// Buffers on disk, in the order in which they were reserved.
+    on_disk: RefCell<Vec<MockBuffer>>,
+    disk_events: RefCell<Vec<DiskBufferEvent>>,
+}
+
+/// What an engine asks for of buffers on disk, which are counted in the order in which they were reserved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DiskBufferEvent {
+    /// To read so many bytes of a buffer.
+    Prefetch(usize, u64),
+    /// To evict buffers.
+    Evict(Vec<usize>),
 }
 
 impl MockBackend {
@@ -151,6 +164,16 @@ impl MockBackend {
             self.0.uploads.delay(to, time, &self.0.clock);
             self.0.clock.advance(time);
         }
+    }
+
+    /// What was asked for of buffers on disk since the last call.
+    pub fn take_disk_events(&self) -> Vec<DiskBufferEvent> {
+        self.0.disk_events.take()
+    }
+
+    /// The number of a buffer on disk.
+    fn on_disk(&self, buffer: &MockBuffer) -> Option<usize> {
+        self.0.on_disk.borrow().iter().position(|other| other.is_same(buffer))
     }
 
     /// Copies between tensors so far.
@@ -299,6 +322,22 @@ impl Backend for MockBackend {
             left.set(left.get().checked_sub(bytes).ok_or_else(out)?);
         }
         MockBuffer::of(memory, bytes, account)
+    }
+
+    fn reserve_on_disk(&self, _dir: &Path, bytes: u64) -> Result<MockBuffer, BackendError> {
+        let buffer = self.reserve(MemoryId::HOST, bytes)?;
+        self.0.on_disk.borrow_mut().push(buffer.clone());
+        Ok(buffer)
+    }
+
+    fn prefetch(&self, buffer: &MockBuffer, _offset: u64, bytes: u64) {
+        let number = self.on_disk(buffer).expect("only buffers on disk are prefetched");
+        self.0.disk_events.borrow_mut().push(DiskBufferEvent::Prefetch(number, bytes));
+    }
+
+    fn evict(&self, buffers: &[&MockBuffer]) {
+        let number = |buffer: &&MockBuffer| self.on_disk(buffer).expect("only buffers on disk are evicted");
+        self.0.disk_events.borrow_mut().push(DiskBufferEvent::Evict(buffers.iter().map(number).collect()));
     }
 
     fn slice(&self, buffer: &MockBuffer, offset: u64, bytes: u64) -> Option<MockBuffer> {

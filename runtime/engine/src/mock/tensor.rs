@@ -56,6 +56,11 @@ impl MockBuffer {
         self.block.memory
     }
 
+    /// Whether both are in one block.
+    pub(super) fn is_same(&self, other: &MockBuffer) -> bool {
+        Rc::ptr_eq(&self.block, &other.block)
+    }
+
     /// A copy of this many bytes begins: fills the bytes with NaNs.
     pub(super) fn overwrite(&self, length: usize) -> Result<(), BackendError> {
         let mut all = self.block.bytes.borrow_mut();

@@ -184,3 +184,20 @@ fn weights_for_gpus_are_not_compressed() {
     // One layer is resident on the GPU: 6000 bytes remain, of which 3600 are not locked.
     assert_eq!(locked_and_read(&blocks_on_disk(3840, COMPRESSED), "0...."), (0.4, 3600 - 999));
 }
+
+#[test]
+fn state_on_disk_takes_a_window_for_one_sequence_and_time_to_read() {
+    let budget = Budget { host_kv_on_disk: true, ..Budget::default() };
+    let mut problem = problem(dense(4, 1000), budget);
+    problem.disk_bytes_per_ms = Some(10.0);
+    let found = |problem: &Problem| usage(problem, &placed("......"), &[]);
+    assert_eq!(found(&problem).host.kv, 3 * 250);
+    problem.blocks[1].kv_bytes = 600;
+    assert_eq!(found(&problem).host.kv, 3 * 600);
+    let many = problem.with_sequences(5, false);
+    assert_eq!(found(&many).host.kv, 3 * 600, "sequences run one after another");
+    let reads = |problem: &Problem| found(problem).state_reads[Phase::Decode as usize];
+    assert_eq!((reads(&problem), reads(&many)), (600 + 3 * 250, 5 * (600 + 3 * 250)));
+    problem.budget.host_kv_on_disk = false;
+    assert_eq!((found(&problem).host.kv, reads(&problem)), (600 + 3 * 250, 0));
+}
