@@ -45,19 +45,23 @@ impl StateFile {
     pub fn reserve(self: &Arc<Self>, bytes: u64) -> io::Result<Pages> {
         let too_large = || io::Error::from(io::ErrorKind::FileTooLarge);
         let length = bytes.max(1).checked_next_multiple_of(ALIGNMENT).ok_or_else(too_large)?;
+        Pages::map(FileRange { file: Arc::clone(self), start: self.allocate(length).ok_or_else(too_large)??, length })
+    }
+
+    /// Allocates blocks for a range that nobody has; its start. `None` if the file cannot be so long.
+    fn allocate(&self, length: u64) -> Option<io::Result<u64>> {
         let mut ranges = self.ranges();
-        let start = match ranges.free.get_mut(&length).and_then(Vec::pop) {
-            Some(start) => start,
-            None => {
-                let end = ranges.end.checked_add(length).ok_or_else(too_large)?;
-                std::mem::replace(&mut ranges.end, end)
-            }
-        };
-        drop(ranges);
-        // From here on it is freed when it is dropped.
-        let range = FileRange { file: Arc::clone(self), start, length };
-        system::allocate(&self.file, start, length)?;
-        Pages::map(range)
+        let used_before = ranges.free.get_mut(&length).and_then(Vec::pop);
+        let start = used_before.unwrap_or(ranges.end);
+        let end = start.checked_add(length)?;
+        if let Err(error) = system::allocate(&self.file, start, length) {
+            // Some of its blocks may be allocated.
+            let _ = system::free(&self.file, start, length);
+            used_before.into_iter().for_each(|start| ranges.free.entry(length).or_default().push(start));
+            return Some(Err(error));
+        }
+        ranges.end = ranges.end.max(end);
+        Some(Ok(start))
     }
 
     /// Starts to write what has changed in these mappings and takes their pages from the process; then removes the pages of the call before

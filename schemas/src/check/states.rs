@@ -1,13 +1,15 @@
 //! Each state is an input and an output of one partition, and its sizes are known and consistent.
 
 use super::{Findings, names};
-use crate::{DeviceKind, Dim, ModelKind, OutputUse, Plan, State, StateUpdate};
+use crate::{DeviceKind, Dim, InputRole, ModelKind, OutputUse, Plan, State, StateUpdate};
+use std::collections::BTreeSet;
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
+    let batch = batch_symbols(plan);
     for (at, state) in plan.states.iter().enumerate() {
         let place = format!("states[{at}]");
         ends(plan, found, &place, state);
-        size(plan, found, &place, state);
+        size(plan, found, &place, state, &batch);
     }
     claimed(plan, found);
     per_partition(plan, found);
@@ -48,7 +50,7 @@ fn ends(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
     }
 }
 
-fn size(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
+fn size(plan: &Plan, found: &mut Findings, place: &str, state: &State, batch: &BTreeSet<&str>) {
     let (axis, length) = match state.update {
         StateUpdate::InPlace { axis, capacity } | StateUpdate::Append { axis, capacity } => (Some(axis), capacity),
         StateUpdate::Replace | StateUpdate::ReadOnly => (None, 1),
@@ -65,7 +67,7 @@ fn size(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
     if state.update == StateUpdate::ReadOnly {
         return;
     }
-    match elements(state, axis, length) {
+    match elements(state, axis, length, batch) {
         Err(why) => found.error(place, why),
         Ok(elements) => match state.dtype.bytes_for(elements) {
             Some(bytes) if bytes == state.bytes.0 => {}
@@ -75,24 +77,34 @@ fn size(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
     }
 }
 
-/// Elements for one sequence: the first symbol outside the token axis is the batch.
-fn elements(state: &State, axis: Option<usize>, length: u64) -> Result<u64, String> {
-    let mut batch: Option<&str> = None;
+/// The symbols that stand for the number of sequences: the first axis of inputs that have a row for each sequence, and of states.
+fn batch_symbols(plan: &Plan) -> BTreeSet<&str> {
+    let inputs = plan.model.inputs.iter().filter_map(|input| match input.role {
+        InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::AttentionMask if input.shape.len() < 2 => None,
+        InputRole::PositionIds if input.shape.len() != 2 => input.shape.get(1).filter(|_| input.shape.len() == 3),
+        InputRole::TokenIds
+        | InputRole::TokenTypeIds
+        | InputRole::AttentionMask
+        | InputRole::PositionIds
+        | InputRole::Embeddings => input.shape.first(),
+        InputRole::LogitPositions | InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => None,
+    });
+    inputs.chain(plan.states.iter().filter_map(|state| state.shape.first())).filter_map(Dim::as_symbol).collect()
+}
+
+/// Elements for one sequence.
+fn elements(state: &State, axis: Option<usize>, length: u64, batch: &BTreeSet<&str>) -> Result<u64, String> {
     let mut product = 1u64;
     for (at, dim) in state.shape.iter().enumerate() {
-        let size = if Some(at) == axis { Some(length) } else { known(dim, &mut batch) };
+        let size = if Some(at) == axis { Some(length) } else { known(dim, batch) };
         let size = size.ok_or_else(|| format!("the size of axis {at} ({dim}) is unknown"))?;
         product = product.checked_mul(size).ok_or("the number of elements overflows 64 bits")?;
     }
     Ok(product)
 }
 
-fn known<'a>(dim: &'a Dim, batch: &mut Option<&'a str>) -> Option<u64> {
-    if let Some(size) = dim.as_fixed() {
-        return Some(size);
-    }
-    let name = dim.as_symbol()?;
-    (*batch.get_or_insert(name) == name).then_some(1)
+fn known(dim: &Dim, batch: &BTreeSet<&str>) -> Option<u64> {
+    dim.as_fixed().or_else(|| batch.contains(dim.as_symbol()?).then_some(1))
 }
 
 /// Every input and output that says it is a state is one, once.

@@ -74,9 +74,23 @@ fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
             StateUpdate::InPlace { axis, capacity: window.unwrap_or(capacity.context) }
         }
         StateChange::Append { axis } => StateUpdate::Append { axis, capacity: capacity.context },
-        StateChange::Replace => StateUpdate::Replace,
+        StateChange::Replace => match growing_axis(graph, pair) {
+            Some(axis) => StateUpdate::Append { axis, capacity: capacity.context },
+            None => StateUpdate::Replace,
+        },
         StateChange::SharedBuffer { axis: None } | StateChange::ReadOnly => StateUpdate::ReadOnly,
     }
+}
+
+/// The axis along which a state grows that is rebuilt in each pass: several caches that are taken apart, appended to and stacked again (as
+/// GPT-2 exports have one state for keys and values). Its size has another name after the pass, and no other size changes.
+fn growing_axis(graph: &Graph, pair: &StatePair) -> Option<usize> {
+    let shape = |id: ValueId| graph.value(id).shape.as_ref();
+    let (past, present) = (shape(pair.past)?, shape(pair.present?)?);
+    let mut changed = past.iter().zip(present).enumerate().filter(|(_, (before, after))| before != after);
+    let (axis, (before, _)) = changed.next().filter(|_| past.len() == present.len())?;
+    // The first axis is the batch where it has a name.
+    (changed.next().is_none() && axis > 0 && before.as_symbol().is_some()).then_some(axis)
 }
 
 /// Whether the operator that reads a cache accepts a buffer of any capacity that the tokens fit in.
@@ -121,12 +135,13 @@ pub(crate) fn bytes_at_capacity(dtype: DType, shape: &Shape, update: StateUpdate
         StateUpdate::InPlace { axis, capacity } | StateUpdate::Append { axis, capacity } => (Some(axis), capacity),
         StateUpdate::Replace | StateUpdate::ReadOnly => (None, 1),
     };
-    let size = |(axis, dim): (usize, &Dim)| {
-        if token_axis == Some(axis) {
-            return Some(capacity);
-        }
-        // The first axis is the batch: one sequence.
-        if axis == 0 { Some(dim.as_fixed().unwrap_or(1)) } else { dim.eval(&Symbols::new()) }
+    // The first symbol outside the token axis is the batch: one sequence. So the check of plans counts, too.
+    let others = || shape.iter().enumerate().filter(|(axis, _)| token_axis != Some(*axis));
+    let batch = others().find_map(|(_, dim)| dim.as_symbol());
+    let size = |(axis, dim): (usize, &Dim)| match dim.as_symbol() {
+        _ if token_axis == Some(axis) => Some(capacity),
+        Some(name) => (batch == Some(name)).then_some(1),
+        None => dim.eval(&Symbols::new()).or((axis == 0).then_some(1)),
     };
     let Some(sizes) = shape.iter().enumerate().map(size).collect::<Option<Vec<u64>>>() else { return Some(0) };
     let elements = sizes.iter().try_fold(1u64, |product, size| product.checked_mul(*size))?;

@@ -7,7 +7,7 @@ use crate::partitioning::Partitioning;
 use crate::predicted::{PredictedTimes, round};
 use crate::reason::reasons;
 use crate::request::PlanningRequest;
-use hpp_graph::{PartitionGraph, Segmentation, cut};
+use hpp_graph::{BlockState, PartitionGraph, Segmentation, cut};
 use hpp_model::{Analysis, Decision, assemble};
 use hpp_partition::{Objective, PassTime, Phase, Solution, Throughput, bottleneck, evaluate, throughput};
 use hpp_schema::{Achieved, ModelKind, ObjectiveKind, Plan, PredictedPass, PredictedThroughput, Predictions};
@@ -77,10 +77,16 @@ fn cut_around_states(
     }
 }
 
-/// The part to join with the next one, so that part `reader` comes closer to a part whose state it reads; `None` if it reads only its own.
+/// The part to join with the next one, so that part `reader` comes closer to a part whose state it reads, before or after this pass's
+/// tokens are in it; `None` if it reads only its own.
 fn join_for_state(segmentation: &Segmentation, parts: &[PartitionGraph], reader: usize) -> Option<usize> {
-    let foreign = *parts[reader].foreign_states(segmentation).first()?;
-    let block = segmentation.states.iter().find(|state| state.pair.past == foreign)?.block;
+    let part = &parts[reader];
+    let foreign = part.foreign_states(segmentation);
+    let is_read = |state: &BlockState| {
+        let is_updated = |present| part.inputs.contains(&present) && !part.blocks.contains(&state.block);
+        foreign.first() == Some(&state.pair.past) || state.pair.present.is_some_and(is_updated)
+    };
+    let block = segmentation.states.iter().find(|state| is_read(state))?.block;
     let owner = parts.iter().position(|part| part.blocks.contains(&block))?;
     Some(if owner > reader { reader } else { reader - 1 })
 }

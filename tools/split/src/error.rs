@@ -56,6 +56,12 @@ pub enum SplitError {
         /// Demand and budget.
         source: OverBudget,
     },
+    /// The plan of this model breaks a rule of plans, so hpp-exec would not run it.
+    #[error("no plan can be made of this model as it is divided here: {findings}")]
+    Unusable {
+        /// The broken rules.
+        findings: String,
+    },
     /// `--assign` names an unknown block or device.
     #[error("cannot apply --assign")]
     Assign(#[from] AssignError),
@@ -168,6 +174,10 @@ impl SplitError {
                 format!("{budget}; or {slots}lower --context{kv}{draft}{assign}")
             }
             SplitError::Model(error) => error.hint()?,
+            SplitError::Unusable { .. } => {
+                "nothing was written; another --partitions or --assign may work, and if not, hpp-split lacks support for this model's states"
+                    .to_owned()
+            }
             SplitError::Draft(_) => {
                 "omit --draft; a smaller model with the same tokens can draft too: hpp-exec --draft PLAN".to_owned()
             }

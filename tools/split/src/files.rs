@@ -11,7 +11,7 @@ use hpp_graph::{PartitionGraph, ValueId};
 use hpp_model::{Analysis, CONFIG_FILES, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Model, QUANTIZED_FILE, needs_externalising};
-use hpp_schema::{DeviceKind, FileRole, HostKernels, OutputUse, Partition, Plan, Residency};
+use hpp_schema::{DeviceKind, FileRole, HostKernels, OutputUse, Partition, Plan, Residency, Severity};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -144,6 +144,7 @@ impl<'a> PlanWriter<'a> {
         self.add_config()?;
         plan.files = self.records(&model, &plan, &weights_dir, has_slots_file)?;
         self.write_own_draft(&mut plan, &model_weights)?;
+        refuse_unusable(&plan)?;
         let yaml = plan.to_yaml().map_err(SplitError::Plan)?;
         self.destination.write(PLAN_FILE, yaml.into_bytes())?;
         let bytes = plan.files.iter().map(|file| file.bytes.0).fold(0, u64::saturating_add);
@@ -373,4 +374,11 @@ impl<'a> PlanWriter<'a> {
         }
         Ok(records.done())
     }
+}
+
+/// Refuses a plan that hpp-exec would refuse: the model has something that a plan cannot say.
+fn refuse_unusable(plan: &Plan) -> Result<(), SplitError> {
+    let errors = plan.check().into_iter().filter(|finding| finding.severity == Severity::Error);
+    let errors: Vec<String> = errors.map(|finding| finding.to_string()).collect();
+    if errors.is_empty() { Ok(()) } else { Err(SplitError::Unusable { findings: errors.join("; ") }) }
 }

@@ -238,9 +238,17 @@ fn a_plan_that_streams_is_written_and_valid() {
     assert_eq!(auto, planned(&more));
 }
 
-/// A later layer may read the states of an earlier one. Both are in one partition then, wherever they were placed.
+/// A later layer may read the states of an earlier one, before or after this pass's tokens are in them. Both are in one partition then,
+/// wherever they were placed.
 #[test]
 fn layers_that_share_a_state_share_a_partition() {
+    for source in ["past_key_values.1", "present.1"] {
+        share_a_state(source);
+    }
+}
+
+/// The last layer of a model reads these keys and values instead of its own.
+fn share_a_state(source: &str) {
     let dir = tempfile::tempdir().unwrap();
     let model = copied(LLAMA, dir.path()).join("model.onnx");
     let mut proto = hpp_onnx::Model::open(&model).unwrap().proto().clone();
@@ -249,13 +257,13 @@ fn layers_that_share_a_state_share_a_partition() {
         nodes.iter_mut().rfind(|node| node.input.iter().any(|name| name.starts_with("past_key_values."))).unwrap();
     for name in last.input.iter_mut().filter(|name| name.starts_with("past_key_values.")) {
         let kind = name.rsplit('.').next().unwrap();
-        *name = format!("past_key_values.1.{kind}");
+        *name = format!("{source}.{kind}");
     }
     hpp_onnx::write_model(&model, &proto).unwrap();
     for placement in [&["--stream", "all", "--gpu-layers", "1"][..], &["--gpu-layers", "1"], &["--partitions", "6"]] {
         let arguments = [&[model.to_str().unwrap(), "--dry-run", "--json"], placement].concat();
         let plan: Plan = serde_json::from_str(&split(&arguments).success().stdout).unwrap();
         let errors: Vec<_> = plan.check().into_iter().filter(|found| found.severity == Severity::Error).collect();
-        assert_eq!(errors, [], "{placement:?}: {}", places(&plan));
+        assert_eq!(errors, [], "{source}, {placement:?}: {}", places(&plan));
     }
 }
