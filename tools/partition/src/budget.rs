@@ -47,11 +47,20 @@ pub struct Decompression {
     pub host_share: f64,
 }
 
+/// Growth from which on most weights must be 16-bit numbers, which take twice as much; packing alone adds a third at most.
+const WIDENED_PERMILLE: u64 = 500;
+
 impl Packing {
     /// The packed size of this many bytes of the model, rounded up.
     pub fn packed(self, bytes: u64) -> u64 {
         let growth = (u128::from(bytes) * u128::from(self.growth_permille)).div_ceil(1000);
         bytes.saturating_add(u64::try_from(growth).unwrap_or(u64::MAX))
+    }
+
+    /// Bytes that the creation of a session takes in addition, whose weights have `packed` bytes. Weights of 16 bits are widened to 32 for
+    /// the kernels: the widened weights are in memory, all of them, until the last is packed. Others are packed from their file.
+    pub(crate) fn session_creation(self, packed: u64) -> u64 {
+        if self.growth_permille >= WIDENED_PERMILLE { packed } else { 0 }
     }
 
     /// Packed bytes per byte of the model.

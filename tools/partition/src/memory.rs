@@ -38,6 +38,9 @@ pub struct MemoryUsage {
     pub expert_reads: [ExpertReads; 2],
     /// State on disk that a pass of each phase reads.
     pub state_reads: [u64; 2],
+    /// The largest run of blocks on the host, which become one partition unless they are read from disk; packed bytes, without blocks
+    /// that read only some rows of their weights.
+    pub largest_run: u64,
 }
 
 /// Weights that the host reads in a pass of a phase, packed bytes.
@@ -83,8 +86,23 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
         largest_read: Phase::BOTH.map(largest_read).map(packed),
         expert_reads: Phase::BOTH.map(|phase| expert_reads(problem, placements, phase)),
         state_reads: Phase::BOTH.map(|phase| state_reads(problem, placements, phase)),
+        largest_run: packed(largest_run(problem, placements)),
         largest_on_host: (0..placements.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
+}
+
+/// The weights of the largest run of blocks on the host, bytes of the model.
+fn largest_run(problem: &Problem, placements: &[BlockPlacement]) -> u64 {
+    let (mut largest, mut run) = (0, 0u64);
+    for (i, placement) in placements.iter().enumerate() {
+        run = match placement.on_host() {
+            true if problem.reads_rows(i) => run,
+            true => run.saturating_add(problem.weight_bytes(i)),
+            false => 0,
+        };
+        largest = run.max(largest);
+    }
+    largest
 }
 
 /// Host memory for state: of all blocks and sequences, or the window for state on disk.
@@ -197,12 +215,25 @@ impl MemoryUsage {
     /// The smallest demand on host memory: with a disk only the weights of one block and the read-ahead buffers, unless all weights
     /// together need less.
     pub(crate) fn min_host_demand(&self, problem: &Problem, mechanisms: Mechanisms) -> Demand {
-        let one_block = self.largest_on_host.saturating_add(problem.budget.read_ahead);
-        let fits = problem.budget.host().is_none_or(|ram| self.host.total() <= ram);
-        match may_read_disk(problem, mechanisms) && !fits {
-            true => Demand { weights: self.host.weights.min(one_block), ..self.host },
-            false => self.host,
+        if may_read_disk(problem, mechanisms) && !self.host_holds_all(problem) {
+            let one_block = self.largest_on_host.saturating_add(problem.budget.read_ahead);
+            let created = self.session_creation(problem, self.largest_on_host);
+            return Demand { weights: self.host.weights.min(one_block).saturating_add(created), ..self.host };
         }
+        let created = self.session_creation(problem, self.largest_run);
+        Demand { workspace: self.host.workspace.saturating_add(created), ..self.host }
+    }
+
+    /// Whether host memory holds all weights, while sessions are created too.
+    pub fn host_holds_all(&self, problem: &Problem) -> bool {
+        let needed = self.host.total().saturating_add(self.session_creation(problem, self.largest_run));
+        problem.budget.host().is_none_or(|ram| needed <= ram)
+    }
+
+    /// Bytes that the creation of a session takes beyond the demand of passes: states and activations come later.
+    fn session_creation(&self, problem: &Problem, packed: u64) -> u64 {
+        let later = self.host.kv.saturating_add(self.host.workspace);
+        problem.budget.packing.session_creation(packed).saturating_sub(later)
     }
 
     /// Bytes of weights read from disk in each pass of a phase; 0 if all weights fit into host memory.
@@ -273,7 +304,7 @@ impl MemoryUsage {
     /// Host memory for weights where they do not all fit, bytes.
     fn room_for_weights(&self, problem: &Problem) -> Option<u64> {
         let other_demand = self.host.kv.saturating_add(self.host.workspace);
-        let ram = problem.budget.host().filter(|ram| self.host.total() > *ram)?;
+        let ram = problem.budget.host().filter(|_| !self.host_holds_all(problem))?;
         Some(ram.saturating_sub(other_demand).saturating_sub(problem.budget.read_ahead))
     }
 

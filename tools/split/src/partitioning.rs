@@ -324,7 +324,7 @@ fn disk_streaming(
 ) -> Option<DiskStreaming> {
     let usage = usage_of_partitions(problem, placements, slots);
     let is_table: Vec<bool> = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
-    if problem.budget.host().is_none_or(|room| usage.host.total() <= room) {
+    if usage.host_holds_all(problem) {
         let tables_only = DiskStreaming { locked_share: 1.0, window: None, expert_cache: None, is_table };
         return request.maps_tables.then_some(tables_only);
     }

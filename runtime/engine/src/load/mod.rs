@@ -96,6 +96,7 @@ pub(crate) fn load<B: Backend>(
     make_ready(&program, &mut runtime, budget, batches_rows, reporter)?;
     let load = backend.now().saturating_sub(started);
     runtime.recorder.telemetry.load = load;
+    runtime.recorder.telemetry.state_window = program.state_window();
     let resident = runtime.pool.backend.memory_use().resident;
     info!(stages = program.stages.iter().count(), context, resident, ms = load.as_millis(), "plan loaded");
     Ok((program, runtime))

@@ -254,6 +254,8 @@ pub struct Telemetry {
     pub decode_tokens: u64,
     /// Bytes reserved for the states of all sequences made so far.
     pub state_bytes: u64,
+    /// Most bytes of states on disk that are in memory at once; 0 without such states.
+    pub state_window: u64,
     /// Memory use, taken when the telemetry is read.
     pub memory: MemoryUse,
 }

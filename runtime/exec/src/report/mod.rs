@@ -118,6 +118,9 @@ pub struct Bytes {
     pub peak_rss: Option<u64>,
     /// Reserved for the sequence's state.
     pub state: u64,
+    /// Most of it that is in host memory at once, where the plan keeps it on disk.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub state_window: Option<u64>,
     /// Copied between memories.
     pub transferred: u64,
     /// Memory on each accelerator.
@@ -183,6 +186,7 @@ impl Bytes {
         let devices = telemetry.memory.devices.iter();
         Self {
             peak_rss: telemetry.memory.peak_resident,
+            state_window: Some(telemetry.state_window).filter(|bytes| *bytes > 0),
             state,
             transferred: telemetry.copied_bytes,
             devices: devices.map(|d| DeviceBytes { name: d.name.clone(), used: d.used, total: d.total }).collect(),
@@ -291,6 +295,9 @@ fn stage_rows(stages: &[StageTimes], times: &[&str], of: impl Fn(&[StageTimes]) 
 pub fn memory(bytes: &Bytes) -> String {
     let human = |n: Option<u64>| n.map_or("unknown".to_owned(), |n| ByteSize(n).human());
     let mut out = format!("peak RSS {}, state {}", human(bytes.peak_rss), ByteSize(bytes.state).human());
+    if let Some(window) = bytes.state_window {
+        let _ = write!(out, " (on disk, at most {} of it in memory)", ByteSize(window).human());
+    }
     for device in &bytes.devices {
         let _ = write!(out, ", {} {} of {}", device.name, human(device.used), human(device.total));
     }

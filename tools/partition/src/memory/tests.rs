@@ -201,3 +201,25 @@ fn state_on_disk_takes_a_window_for_one_sequence_and_time_to_read() {
     problem.budget.host_kv_on_disk = false;
     assert_eq!((found(&problem).host.kv, reads(&problem)), (600 + 3 * 250, 0));
 }
+
+/// 16-bit weights, which are widened, are in memory twice while one session is created that holds them all. States and activations
+/// come later.
+#[test]
+fn widened_weights_are_in_memory_twice_while_a_session_is_created() {
+    let packing = Packing { growth_permille: 1000, ..Packing::default() };
+    let problem = |ram| {
+        let budget = Budget { ram: Some(ram), packing, ..Budget::default() };
+        Problem { disk_bytes_per_ms: Some(10.0), ..problem(dense(4, 1000), budget) }
+    };
+    let usage_with = |ram| usage(&problem(ram), &placed("......"), &[]);
+    let MemoryUsage { host, largest_run, .. } = usage_with(0);
+    let later = host.kv + host.workspace;
+    assert!(later < largest_run && largest_run <= host.weights);
+    let enough = host.weights + largest_run;
+    for (ram, holds_all) in [(enough, true), (enough - 1, false), (host.weights + later, false)] {
+        assert_eq!(usage_with(ram).host_holds_all(&problem(ram)), holds_all, "{ram}");
+        let fits = |mechanisms| fits(&problem(ram), &placed("......"), &[], mechanisms).is_ok();
+        assert_eq!(fits(Mechanisms::ResidentCpu), holds_all, "{ram}");
+        assert!(fits(Mechanisms::ResidentCpuDisk), "one block at a time is created for reading from disk");
+    }
+}
