@@ -9,6 +9,8 @@ use hpp_schema::DType;
 struct Net {
     b: Build,
     count: usize,
+    /// Size of hidden states, queries, keys and values.
+    width: usize,
 }
 
 /// Builds layers. Every method adds nodes and returns the name of its result.
@@ -16,7 +18,7 @@ impl Net {
     fn new(input: &str, dtype: DType, dims: &str) -> Self {
         let mut b = Build::default();
         b.input(input, dtype, dims);
-        Net { b, count: 0 }
+        Net { b, count: 0, width: 8 }
     }
 
     fn fresh(&mut self) -> String {
@@ -32,16 +34,16 @@ impl Net {
 
     fn linear(&mut self, x: &str) -> String {
         let weight = self.fresh();
-        self.b.weight(&weight, "8, 8");
+        self.b.weight(&weight, &format!("{0}, {0}", self.width));
         let product = self.op("MatMul", &[x, &weight]);
         let bias = self.fresh();
-        self.b.weight(&bias, "8");
+        self.b.weight(&bias, &self.width.to_string());
         self.op("Add", &[&product, &bias])
     }
 
     fn norm(&mut self, x: &str) -> String {
         let scale = self.fresh();
-        self.b.weight(&scale, "8");
+        self.b.weight(&scale, &self.width.to_string());
         let square = self.op("Mul", &[x, x]);
         let mean = self.op("ReduceMean", &[&square]);
         let root = self.op("Sqrt", &[&mean]);
@@ -58,6 +60,11 @@ impl Net {
         self.linear(&mixed)
     }
 
+    /// Declares the shape of a value.
+    fn typed(&mut self, name: &str, dims: &str) {
+        self.b.typed(name, DType::Float32, dims);
+    }
+
     fn feed_forward(&mut self, x: &str) -> String {
         let wide = self.linear(x);
         let active = self.op("Gelu", &[&wide]);
@@ -66,7 +73,7 @@ impl Net {
 
     fn embedding(&mut self, ids: &str) -> String {
         let table = self.fresh();
-        self.b.weight(&table, "32, 8");
+        self.b.weight(&table, &format!("32, {}", self.width));
         self.op("Gather", &[&table, ids])
     }
 
@@ -267,6 +274,53 @@ fn values_of_the_first_layer_cross_every_boundary() {
     let x = n.linear(&x);
     let s = check(&n.finish(&x), 6);
     assert_eq!(widths(&s), [1, 2, 2, 2, 2, 2, 1]);
+}
+
+/// Every second layer reads the keys and values of the layer before it, so no single node separates the two. The cut
+/// between them lies between the layers and not inside the attention, where scores that grow with the square of the sequence
+/// would cross.
+#[test]
+fn layers_that_share_keys_and_values_are_not_cut_inside_the_attention() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    n.width = 64;
+    let mut x = n.embedding("ids");
+    n.typed(&x, "batch, sequence, 64");
+    let mut shared = None;
+    for layer in 0..6 {
+        let y = n.norm(&x);
+        let q = n.linear(&y);
+        if layer % 2 == 0 {
+            let (k, v) = (n.linear(&y), n.linear(&y));
+            shared = Some((n.op("Transpose", &[&k]), v));
+        }
+        let (k, v) = shared.clone().unwrap();
+        let scores = n.op("MatMul", &[&q, &k]);
+        let weights = n.op("Softmax", &[&scores]);
+        let mixed = n.op("MatMul", &[&weights, &v]);
+        let y = n.linear(&mixed);
+        let middle = n.op("Add", &[&x, &y]);
+        let y = n.norm(&middle);
+        let y = n.feed_forward(&y);
+        x = n.op("Add", &[&middle, &y]);
+        for name in [&q, &v, &middle, &x] {
+            n.typed(name, "batch, sequence, 64");
+        }
+        n.typed(&k, "batch, 64, sequence");
+        for name in [&scores, &weights] {
+            n.typed(name, "batch, sequence, sequence");
+        }
+    }
+    let x = n.linear(&x);
+    let graph = n.finish(&x);
+    let s = check(&graph, 6);
+    assert_eq!(widths(&s), [1, 3, 1, 3, 1, 3, 1]);
+    assert_eq!(classes(&s), [0, 1, 2, 1, 2, 1, 2, 3]);
+    let linear = hpp_schema::Dim::from_param("batch*sequence*64");
+    for value in s.boundaries.iter().flat_map(|b| &b.values) {
+        let dims = graph.value(*value).shape.clone().unwrap();
+        let elements = dims.into_iter().reduce(|a, b| a * b).unwrap();
+        assert_eq!(elements, linear, "{}", graph.value(*value).name);
+    }
 }
 
 /// Every layer computes its own rotary tables, as in older exporters.
