@@ -71,6 +71,22 @@ impl Net {
         self.linear(&active)
     }
 
+    /// A router and experts that are all computed and weighted.
+    fn mixture(&mut self, x: &str, experts: usize) -> String {
+        let scores = self.linear(x);
+        let shares = self.op("Softmax", &[&scores]);
+        let mut sum: Option<String> = None;
+        for _ in 0..experts {
+            let y = self.feed_forward(x);
+            let part = self.op("Mul", &[&y, &shares]);
+            sum = Some(match sum {
+                Some(sum) => self.op("Add", &[&sum, &part]),
+                None => part,
+            });
+        }
+        sum.unwrap()
+    }
+
     fn embedding(&mut self, ids: &str) -> String {
         let table = self.fresh();
         self.b.weight(&table, &format!("32, {}", self.width));
@@ -321,6 +337,62 @@ fn layers_that_share_keys_and_values_are_not_cut_inside_the_attention() {
         let elements = dims.into_iter().reduce(|a, b| a * b).unwrap();
         assert_eq!(elements, linear, "{}", graph.value(*value).name);
     }
+}
+
+/// The last layer resembles not the previous layer but the one before it.
+#[test]
+fn dense_layers_and_mixtures_of_experts_alternate() {
+    for (last_is_mixture, head) in [(true, 1), (false, 1), (true, 2), (false, 2)] {
+        let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+        let mut x = n.embedding("ids");
+        for layer in 0..4 {
+            let y = n.norm(&x);
+            let y = n.attention(&y, &y);
+            x = n.op("Add", &[&x, &y]);
+            let y = n.norm(&x);
+            let y = if (layer % 2 == 1) == last_is_mixture { n.mixture(&y, 4) } else { n.feed_forward(&y) };
+            x = n.op("Add", &[&x, &y]);
+        }
+        x = n.norm(&x);
+        for _ in 1..head {
+            x = n.linear(&x);
+        }
+        let table = n.fresh();
+        n.b.weight(&table, "8, 32");
+        let x = n.op("MatMul", &[&x, &table]);
+        let x = n.op("Tanh", &[&x]);
+        let s = check(&n.finish(&x), 4);
+        assert_eq!(widths(&s), [1; 5]);
+        assert_eq!(classes(&s), [0, 1, 2, 1, 2, 3], "last is mixture: {last_is_mixture}, head: {head}");
+    }
+}
+
+/// Every second layer is an attention alone. The last layer has the same operators as the previous one but matrices of other
+/// shapes, as if quantized differently, and does not end after its attention.
+#[test]
+fn the_last_layer_may_have_other_shapes() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    let mut x = n.embedding("ids");
+    for inner in [None, Some(16), None, Some(16), Some(24)] {
+        let y = n.norm(&x);
+        let y = n.attention(&y, &y);
+        x = n.op("Add", &[&x, &y]);
+        if let Some(inner) = inner {
+            let (up, down) = (n.fresh(), n.fresh());
+            n.b.weight(&up, &format!("8, {inner}"));
+            n.b.weight(&down, &format!("{inner}, 8"));
+            let y = n.norm(&x);
+            let wide = n.op("MatMul", &[&y, &up]);
+            let y = n.op("MatMul", &[&wide, &down]);
+            x = n.op("Add", &[&x, &y]);
+        }
+    }
+    let x = n.norm(&x);
+    let x = n.linear(&x);
+    let graph = n.finish(&x);
+    let s = check(&graph, 5);
+    let products = |b: &hpp_graph::Block| b.nodes.iter().filter(|n| graph.node(**n).op_type == "MatMul").count();
+    assert_eq!(s.blocks.iter().map(products).collect::<Vec<_>>(), [0, 6, 8, 6, 8, 8, 1]);
 }
 
 /// Every layer computes its own rotary tables, as in older exporters.
