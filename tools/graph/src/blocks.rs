@@ -1,12 +1,14 @@
 //! Chooses where blocks begin: one block per layer if the model has token mixers, else one per weighted region of the
 //! spine.
 
-use crate::StatePair;
 use crate::cut_points::{CutCandidate, best_cut, candidates, least_live};
 use crate::mixers::{Mixer, find_mixers};
 use crate::segmentation::BlockKind;
 use crate::spine::{Spine, SpinePosition};
-use std::ops::RangeInclusive;
+use crate::{NodeId, StatePair};
+use hpp_schema::Shape;
+use std::collections::BTreeSet;
+use std::ops::{Range, RangeInclusive};
 
 /// The cuts between blocks: block `i` holds the positions `at[i - 1]..at[i]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,47 +81,97 @@ fn first_layer_start(spine: &Spine, mixer: usize) -> usize {
     best.filter(|c| c.live <= spine.live[0]).map_or(0, |c| c.at)
 }
 
-/// The start of the head. In the last layer, as many weighted nodes follow the mixer as in the layer before. With a
-/// single layer, the head begins at the last weighted dominator.
+/// The start of the head. In the last layer, as many weighted nodes follow the mixer as in a similar earlier layer. With
+/// a single layer, the head begins at the last weighted dominator.
 fn head_start(spine: &Spine, mixers: &[Mixer], layer_starts: &[usize]) -> Option<usize> {
     let last = mixers.last()?.last;
     let end = spine.dominators.last().and_then(|n| spine.position(*n))?;
     let weighted = WeightedPositions::of(spine);
     let found = candidates(spine, last + 1..=end);
     let has_weights_after = |c: &&CutCandidate| weighted.between(c.at, usize::MAX) > 0;
-    let best = match (mixers.len().checked_sub(2), layer_starts.last()) {
-        (Some(previous), Some(start)) => {
-            let usual = weighted.between(mixers[previous].last + 1, *start);
-            let widest = layer_starts.iter().map(|at| spine.live[*at]).max().unwrap_or(u64::MAX);
-            let narrow = found.iter().filter(|c| c.live <= widest);
-            let usual_length = path_length(spine, mixers[previous].last + 1, *start);
-            narrow.min_by_key(|c| {
-                let length = path_length(spine, last + 1, c.at).abs_diff(usual_length);
-                (weighted.between(last + 1, c.at).abs_diff(usual), c.live, length)
-            })
-        }
-        _ => {
-            let final_one = spine.dominators.iter().rev().find(|n| spine.flow.is_weighted(**n))?;
-            let end = spine.position(*final_one)?;
-            found.iter().rev().filter(|c| c.at <= end).min_by_key(|c| c.live)
-        }
+    let best = if layer_starts.is_empty() {
+        let final_one = spine.dominators.iter().rev().find(|n| spine.flow.is_weighted(**n))?;
+        let end = spine.position(*final_one)?;
+        found.iter().rev().filter(|c| c.at <= end).min_by_key(|c| c.live)
+    } else {
+        let widest = layer_starts.iter().map(|at| spine.live[*at]).max().unwrap_or(u64::MAX);
+        let narrow: Vec<&CutCandidate> = found.iter().filter(|c| c.live <= widest).collect();
+        let tail = similar_tail(spine, &weighted, &tails(mixers, layer_starts), last + 1, &narrow)?;
+        let usual = weighted.between(tail.start, tail.end);
+        let usual_length = path_length(spine, tail.start, tail.end);
+        narrow.into_iter().min_by_key(|c| {
+            let length = path_length(spine, last + 1, c.at).abs_diff(usual_length);
+            (weighted.between(last + 1, c.at).abs_diff(usual), c.live, length)
+        })
     };
     best.filter(has_weights_after).map(|c| c.at)
 }
 
-/// Positions of nodes that compute with matrix weights.
-struct WeightedPositions(Vec<usize>);
+/// The tails of all layers but the last: the positions after the mixer.
+fn tails(mixers: &[Mixer], layer_starts: &[usize]) -> Vec<Range<usize>> {
+    mixers.iter().zip(layer_starts).map(|(mixer, next)| mixer.last + 1..*next).collect()
+}
+
+/// The tail of an earlier layer that the tail of the last layer, from position `from`, resembles. Where dense layers and
+/// mixtures of experts alternate, it is not the previous layer's.
+///
+/// A tail qualifies if its matrices have the shapes of the first ones after `from` and a cut follows them; the previous
+/// layer's also if a cut in front of further weights leaves as many weighted nodes (weights may be quantized differently). Of
+/// several, the one with the most weighted nodes, then the latest; if none qualifies, the previous layer's.
+fn similar_tail(
+    spine: &Spine,
+    weighted: &WeightedPositions,
+    tails: &[Range<usize>],
+    from: usize,
+    cuts: &[&CutCandidate],
+) -> Option<Range<usize>> {
+    let after = weighted.nodes(from, usize::MAX);
+    let sizes: BTreeSet<usize> = cuts.iter().map(|c| weighted.between(from, c.at)).collect();
+    let nodes = |tail: &Range<usize>| weighted.nodes(tail.start, tail.end);
+    let has_same_shapes = |tail: &&Range<usize>| {
+        let nodes = nodes(tail);
+        let first = after.get(..nodes.len()).filter(|_| !nodes.is_empty() && sizes.contains(&nodes.len()));
+        first.is_some_and(|first| matrix_shapes(spine, nodes).is_some_and(|s| Some(s) == matrix_shapes(spine, first)))
+    };
+    let previous = tails.last()?;
+    let size = nodes(previous).len();
+    let has_same_size = size < after.len() && sizes.contains(&size);
+    let similar = tails.iter().filter(has_same_shapes).chain(has_same_size.then_some(previous));
+    Some(similar.max_by_key(|tail| nodes(tail).len()).unwrap_or(previous).clone())
+}
+
+/// The shapes of the matrices that each of these nodes computes with; `None` if one is unknown.
+fn matrix_shapes(spine: &Spine, nodes: &[NodeId]) -> Option<Vec<Vec<Shape>>> {
+    let graph = spine.graph();
+    let matrices = |id: &NodeId| graph.node(*id).reads().filter(|v| spine.flow.weights.is_matrix(graph, *v));
+    nodes.iter().map(|id| matrices(id).map(|v| graph.value(v).shape.clone()).collect()).collect()
+}
+
+/// The nodes that compute with matrix weights, in the order of their positions.
+struct WeightedPositions {
+    positions: Vec<usize>,
+    nodes: Vec<NodeId>,
+}
 
 impl WeightedPositions {
+    /// All of a spine.
     fn of(spine: &Spine) -> Self {
         let nodes = spine.graph().node_ids().filter(|n| spine.flow.is_weighted(*n));
-        let mut positions: Vec<usize> = nodes.filter_map(|n| spine.position(n)).collect();
-        positions.sort_unstable();
-        WeightedPositions(positions)
+        let mut found: Vec<(usize, NodeId)> = nodes.filter_map(|n| Some((spine.position(n)?, n))).collect();
+        found.sort_unstable();
+        let (positions, nodes) = found.into_iter().unzip();
+        WeightedPositions { positions, nodes }
     }
 
+    /// The nodes at positions from `from` to before `to`.
+    fn nodes(&self, from: usize, to: usize) -> &[NodeId] {
+        let index = |position: usize| self.positions.partition_point(|p| *p < position);
+        self.nodes.get(index(from)..index(to)).unwrap_or_default()
+    }
+
+    /// How many nodes are at positions from `from` to before `to`.
     fn between(&self, from: usize, to: usize) -> usize {
-        self.0.partition_point(|p| *p < to).saturating_sub(self.0.partition_point(|p| *p < from))
+        self.nodes(from, to).len()
     }
 }
 
@@ -148,7 +200,7 @@ fn body_cuts(spine: &Spine) -> Cuts {
             let usual = || path_length(spine, regions[i - 2].last + 1, at[at.len() - 1]);
             at.push(if leaving_regions { cut_after(spine, gap, usual()) } else { best_cut(spine, gap) });
         }
-        if region.weighted > 8 && region.weighted * 2 > weighted.0.len() {
+        if region.weighted > 8 && region.weighted * 2 > weighted.positions.len() {
             notes.push("skip connections span most of the model: cut where the fewest values are live".to_owned());
             at.extend(cuts_inside(spine, region, &weighted));
         }
@@ -190,7 +242,7 @@ fn regions(spine: &Spine, weighted: &WeightedPositions) -> Vec<WeightedRegion> {
     dominators.sort_unstable();
     let mut regions: Vec<WeightedRegion> = vec![];
     let mut last_gap = None;
-    for position in weighted.0.iter().copied() {
+    for position in weighted.positions.iter().copied() {
         let single = dominators.binary_search(&position).is_ok();
         let gap = dominators.partition_point(|d| *d <= position);
         match regions.last_mut() {
@@ -210,7 +262,8 @@ fn regions(spine: &Spine, weighted: &WeightedPositions) -> Vec<WeightedRegion> {
 /// Cuts a wide region into pieces of about four weighted nodes: near each even division, at the position with the
 /// fewest live values.
 fn cuts_inside(spine: &Spine, region: &WeightedRegion, weighted: &WeightedPositions) -> Vec<usize> {
-    let inside: Vec<usize> = weighted.0.iter().copied().filter(|p| (region.first..=region.last).contains(p)).collect();
+    let inside: Vec<usize> =
+        weighted.positions.iter().copied().filter(|p| (region.first..=region.last).contains(p)).collect();
     let pieces = (inside.len() / 4).clamp(2, 16);
     let mut cuts: Vec<usize> = vec![];
     for piece in 1..pieces {

@@ -35,7 +35,7 @@ fn candidate(spine: &Spine, at: usize) -> CutCandidate {
     CutCandidate { at, live: spine.live[at], bytes: spine.live_bytes[at] }
 }
 
-/// The last candidate with the fewest live values; without candidates, the position with the fewest live values.
+/// The last candidate with the fewest live values; without candidates, the position that [`least_live`] finds.
 pub(crate) fn best_cut(spine: &Spine, range: RangeInclusive<usize>) -> usize {
     let found = candidates(spine, range.clone());
     match found.iter().rev().min_by_key(|c| c.live) {
@@ -44,8 +44,10 @@ pub(crate) fn best_cut(spine: &Spine, range: RangeInclusive<usize>) -> usize {
     }
 }
 
-/// The last position with the fewest live values; among those, the fewest live bytes.
+/// The last position with the fewest fast-growing live values; among those, the fewest live values, then the fewest live
+/// bytes.
 pub(crate) fn least_live(spine: &Spine, range: RangeInclusive<usize>) -> usize {
     let end = *range.end();
-    range.rev().min_by_key(|at| (spine.live[*at], spine.live_bytes[*at])).unwrap_or(end)
+    let crossing = |at: &usize| (spine.live_fast_growing[*at], spine.live[*at], spine.live_bytes[*at]);
+    range.rev().min_by_key(crossing).unwrap_or(end)
 }

@@ -5,6 +5,7 @@
 
 use crate::flow::{Flow, PostDominators, find_entry};
 use crate::{Graph, NodeId, Origin, StatePair, ValueId, ops};
+use hpp_schema::Dim;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -35,6 +36,9 @@ pub(crate) struct Spine<'a> {
     pub dominators: Vec<NodeId>,
     /// Number of values that cross a cut just before each position.
     pub live: Vec<u64>,
+    /// Number of those values that grow faster than the entry value, such as attention scores, which grow with the square of
+    /// the sequence.
+    pub live_fast_growing: Vec<u64>,
     /// Bytes that cross it, with a nominal size for symbols.
     pub live_bytes: Vec<u64>,
 }
@@ -79,8 +83,16 @@ impl<'a> Spine<'a> {
             .collect();
         place_before_consumers(&flow, to_sink, &needs_position, &mut positions);
         place_after_producers(&flow, states, &needs_position, &mut positions);
-        let mut spine =
-            Spine { flow, positions, on_path, depends_on_entry, dominators, live: vec![], live_bytes: vec![] };
+        let mut spine = Spine {
+            flow,
+            positions,
+            on_path,
+            depends_on_entry,
+            dominators,
+            live: vec![],
+            live_fast_growing: vec![],
+            live_bytes: vec![],
+        };
         spine.count_live(entry);
         spine
     }
@@ -121,6 +133,10 @@ impl<'a> Spine<'a> {
             .collect();
         let positions = self.graph().nodes.len() + 1;
         self.live = covering_sums(positions, spans.iter().map(|(_, span)| (span.clone(), 1)));
+        let of_entry = growth(self.graph(), entry);
+        let grows_faster = |v: ValueId| of_entry.is_some() && growth(self.graph(), v) > of_entry;
+        self.live_fast_growing =
+            covering_sums(positions, spans.iter().filter(|(v, _)| grows_faster(*v)).map(|(_, span)| (span.clone(), 1)));
         self.live_bytes =
             covering_sums(positions, spans.iter().map(|(v, span)| (span.clone(), nominal_bytes(self.graph(), *v))));
     }
@@ -141,6 +157,16 @@ fn covering_sums(positions: usize, spans: impl Iterator<Item = (Range<usize>, u6
             u64::try_from(sum).unwrap_or(u64::MAX)
         })
         .collect()
+}
+
+/// How fast a value grows with the symbols of its shape: the degree of its number of elements as a polynomial; `None` if a
+/// dimension is unknown.
+fn growth(graph: &Graph, value: ValueId) -> Option<usize> {
+    let degree = |dim: &Dim| match dim {
+        Dim::Known(terms) => terms.keys().map(Vec::len).max().or(Some(0)),
+        Dim::Unknown => None,
+    };
+    graph.value(value).shape.as_ref()?.iter().map(degree).sum()
 }
 
 /// Bytes of a value, with every symbol at one nominal size.

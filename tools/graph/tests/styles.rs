@@ -9,6 +9,8 @@ use hpp_schema::DType;
 struct Net {
     b: Build,
     count: usize,
+    /// Size of hidden states, queries, keys and values.
+    width: usize,
 }
 
 /// Builds layers. Every method adds nodes and returns the name of its result.
@@ -16,7 +18,7 @@ impl Net {
     fn new(input: &str, dtype: DType, dims: &str) -> Self {
         let mut b = Build::default();
         b.input(input, dtype, dims);
-        Net { b, count: 0 }
+        Net { b, count: 0, width: 8 }
     }
 
     fn fresh(&mut self) -> String {
@@ -32,16 +34,16 @@ impl Net {
 
     fn linear(&mut self, x: &str) -> String {
         let weight = self.fresh();
-        self.b.weight(&weight, "8, 8");
+        self.b.weight(&weight, &format!("{0}, {0}", self.width));
         let product = self.op("MatMul", &[x, &weight]);
         let bias = self.fresh();
-        self.b.weight(&bias, "8");
+        self.b.weight(&bias, &self.width.to_string());
         self.op("Add", &[&product, &bias])
     }
 
     fn norm(&mut self, x: &str) -> String {
         let scale = self.fresh();
-        self.b.weight(&scale, "8");
+        self.b.weight(&scale, &self.width.to_string());
         let square = self.op("Mul", &[x, x]);
         let mean = self.op("ReduceMean", &[&square]);
         let root = self.op("Sqrt", &[&mean]);
@@ -58,15 +60,36 @@ impl Net {
         self.linear(&mixed)
     }
 
+    /// Declares the shape of a value.
+    fn typed(&mut self, name: &str, dims: &str) {
+        self.b.typed(name, DType::Float32, dims);
+    }
+
     fn feed_forward(&mut self, x: &str) -> String {
         let wide = self.linear(x);
         let active = self.op("Gelu", &[&wide]);
         self.linear(&active)
     }
 
+    /// A router and experts that are all computed and weighted.
+    fn mixture(&mut self, x: &str, experts: usize) -> String {
+        let scores = self.linear(x);
+        let shares = self.op("Softmax", &[&scores]);
+        let mut sum: Option<String> = None;
+        for _ in 0..experts {
+            let y = self.feed_forward(x);
+            let part = self.op("Mul", &[&y, &shares]);
+            sum = Some(match sum {
+                Some(sum) => self.op("Add", &[&sum, &part]),
+                None => part,
+            });
+        }
+        sum.unwrap()
+    }
+
     fn embedding(&mut self, ids: &str) -> String {
         let table = self.fresh();
-        self.b.weight(&table, "32, 8");
+        self.b.weight(&table, &format!("32, {}", self.width));
         self.op("Gather", &[&table, ids])
     }
 
@@ -267,6 +290,109 @@ fn values_of_the_first_layer_cross_every_boundary() {
     let x = n.linear(&x);
     let s = check(&n.finish(&x), 6);
     assert_eq!(widths(&s), [1, 2, 2, 2, 2, 2, 1]);
+}
+
+/// Every second layer reads the keys and values of the layer before it, so no single node separates the two. The cut
+/// between them lies between the layers and not inside the attention, where scores that grow with the square of the sequence
+/// would cross.
+#[test]
+fn layers_that_share_keys_and_values_are_not_cut_inside_the_attention() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    n.width = 64;
+    let mut x = n.embedding("ids");
+    n.typed(&x, "batch, sequence, 64");
+    let mut shared = None;
+    for layer in 0..6 {
+        let y = n.norm(&x);
+        let q = n.linear(&y);
+        if layer % 2 == 0 {
+            let (k, v) = (n.linear(&y), n.linear(&y));
+            shared = Some((n.op("Transpose", &[&k]), v));
+        }
+        let (k, v) = shared.clone().unwrap();
+        let scores = n.op("MatMul", &[&q, &k]);
+        let weights = n.op("Softmax", &[&scores]);
+        let mixed = n.op("MatMul", &[&weights, &v]);
+        let y = n.linear(&mixed);
+        let middle = n.op("Add", &[&x, &y]);
+        let y = n.norm(&middle);
+        let y = n.feed_forward(&y);
+        x = n.op("Add", &[&middle, &y]);
+        for name in [&q, &v, &middle, &x] {
+            n.typed(name, "batch, sequence, 64");
+        }
+        n.typed(&k, "batch, 64, sequence");
+        for name in [&scores, &weights] {
+            n.typed(name, "batch, sequence, sequence");
+        }
+    }
+    let x = n.linear(&x);
+    let graph = n.finish(&x);
+    let s = check(&graph, 6);
+    assert_eq!(widths(&s), [1, 3, 1, 3, 1, 3, 1]);
+    assert_eq!(classes(&s), [0, 1, 2, 1, 2, 1, 2, 3]);
+    let linear = hpp_schema::Dim::from_param("batch*sequence*64");
+    for value in s.boundaries.iter().flat_map(|b| &b.values) {
+        let dims = graph.value(*value).shape.clone().unwrap();
+        let elements = dims.into_iter().reduce(|a, b| a * b).unwrap();
+        assert_eq!(elements, linear, "{}", graph.value(*value).name);
+    }
+}
+
+/// The last layer resembles not the previous layer but the one before it.
+#[test]
+fn dense_layers_and_mixtures_of_experts_alternate() {
+    for (last_is_mixture, head) in [(true, 1), (false, 1), (true, 2), (false, 2)] {
+        let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+        let mut x = n.embedding("ids");
+        for layer in 0..4 {
+            let y = n.norm(&x);
+            let y = n.attention(&y, &y);
+            x = n.op("Add", &[&x, &y]);
+            let y = n.norm(&x);
+            let y = if (layer % 2 == 1) == last_is_mixture { n.mixture(&y, 4) } else { n.feed_forward(&y) };
+            x = n.op("Add", &[&x, &y]);
+        }
+        x = n.norm(&x);
+        for _ in 1..head {
+            x = n.linear(&x);
+        }
+        let table = n.fresh();
+        n.b.weight(&table, "8, 32");
+        let x = n.op("MatMul", &[&x, &table]);
+        let x = n.op("Tanh", &[&x]);
+        let s = check(&n.finish(&x), 4);
+        assert_eq!(widths(&s), [1; 5]);
+        assert_eq!(classes(&s), [0, 1, 2, 1, 2, 3], "last is mixture: {last_is_mixture}, head: {head}");
+    }
+}
+
+/// Every second layer is an attention alone. The last layer has the same operators as the previous one but matrices of other
+/// shapes, as if quantized differently, and does not end after its attention.
+#[test]
+fn the_last_layer_may_have_other_shapes() {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    let mut x = n.embedding("ids");
+    for inner in [None, Some(16), None, Some(16), Some(24)] {
+        let y = n.norm(&x);
+        let y = n.attention(&y, &y);
+        x = n.op("Add", &[&x, &y]);
+        if let Some(inner) = inner {
+            let (up, down) = (n.fresh(), n.fresh());
+            n.b.weight(&up, &format!("8, {inner}"));
+            n.b.weight(&down, &format!("{inner}, 8"));
+            let y = n.norm(&x);
+            let wide = n.op("MatMul", &[&y, &up]);
+            let y = n.op("MatMul", &[&wide, &down]);
+            x = n.op("Add", &[&x, &y]);
+        }
+    }
+    let x = n.norm(&x);
+    let x = n.linear(&x);
+    let graph = n.finish(&x);
+    let s = check(&graph, 5);
+    let products = |b: &hpp_graph::Block| b.nodes.iter().filter(|n| graph.node(**n).op_type == "MatMul").count();
+    assert_eq!(s.blocks.iter().map(products).collect::<Vec<_>>(), [0, 6, 8, 6, 8, 8, 1]);
 }
 
 /// Every layer computes its own rotary tables, as in older exporters.
