@@ -32,6 +32,17 @@ impl ByteSize {
         }
     }
 
+    /// Like [`human`](Self::human), but never more: beside a demand that is rounded up, a smaller limit shows as smaller.
+    pub fn human_rounded_down(self) -> String {
+        match UNITS.iter().find(|(_, unit)| self.0 >= *unit) {
+            Some((name, unit)) if !self.0.is_multiple_of(*unit) => {
+                let hundredths = u128::from(self.0) * 100 / u128::from(*unit);
+                format!("{}.{:02} {name}", hundredths / 100, hundredths % 100)
+            }
+            _ => self.human(),
+        }
+    }
+
     /// Rounded, with a unit: `12.3 MiB`.
     pub fn human(self) -> String {
         match UNITS.iter().find(|(_, unit)| self.0 >= *unit) {

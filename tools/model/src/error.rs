@@ -35,9 +35,10 @@ impl ModelError {
             ModelError::Setting { hint, .. } => Some((*hint).to_owned()),
             ModelError::Read(error) => error.hint(),
             ModelError::Quantize(hpp_onnx::QuantizeError::Nothing(_)) => Some("leave --quantize out".to_owned()),
-            ModelError::Quantize(hpp_onnx::QuantizeError::Budget { .. }) => Some(
-                "raise --bits-budget; if --quantize-embedding is none, the table may be quantized too: same".to_owned(),
-            ),
+            ModelError::Quantize(hpp_onnx::QuantizeError::Budget { smallest, .. }) => Some(format!(
+                "give --bits-budget {} ({smallest} bytes) or more; or let more be quantized (--quantize-head, --quantize-embedding)",
+                hpp_schema::ByteSize(*smallest).human_rounded_up()
+            )),
             ModelError::Config(_) | ModelError::Quantize(_) => None,
         }
     }

@@ -132,7 +132,8 @@ impl Demand {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{device} needs {} but may use {}: weights {}, state {}, workspace {}, {}{} {}",
-    ByteSize(demand.total().saturating_add(*margin)).human(), ByteSize(*budget).human(), ByteSize(demand.weights).human(),
+    ByteSize(demand.total().saturating_add(*margin)).human_rounded_up(), ByteSize(*budget).human_rounded_down(),
+    ByteSize(demand.weights).human(),
     ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), slot_ring(demand), reserve_label(*device), ByteSize(*margin).human()
 )]
 pub struct OverBudget {

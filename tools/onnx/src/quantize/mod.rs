@@ -71,7 +71,7 @@ pub enum QuantizeError {
     NameTaken,
     #[error(
         "all weights take {} in the smallest formats, and --bits-budget is {}",
-        ByteSize(*smallest).human(), ByteSize(*budget).human()
+        ByteSize(*smallest).human_rounded_up(), ByteSize(*budget).human_rounded_down()
     )]
     Budget { budget: u64, smallest: u64 },
     #[error(transparent)]
