@@ -190,7 +190,7 @@ fn gather_positions(
     let outputs = roles::model_outputs(graph, config.vocab_size, is_state);
     let logits = outputs.iter().position(|output| output.role == OutputRole::Logits)?;
     let has_states = segmentation.states.iter().any(|s| is_carried(&s.pair));
-    if roles::kind(&inputs, &outputs, has_states) == ModelKind::SingleRun {
+    if roles::kind(&inputs, &outputs, has_states, config) == ModelKind::SingleRun {
         return None;
     }
     let logits = graph.outputs.iter().copied().filter(|id| !is_state(*id)).nth(logits)?;
@@ -286,10 +286,9 @@ fn describe(
     }
     inputs.extend(model.branch().into_iter().flat_map(inputs_of_source));
     let outputs = roles::model_outputs(&graph, config.vocab_size, |id| states.iter().any(|s| s.present == id));
-    let kind = roles::kind(&inputs, &outputs, !states.is_empty());
-    let logits = outputs.iter().find(|output| output.role == OutputRole::Logits);
-    let vocab_size = logits.and_then(|l| l.shape.last()).and_then(Dim::as_fixed).or(config.vocab_size);
-    notes.extend(roles::why_run_once(&inputs, &outputs).filter(|_| !states.is_empty()));
+    let kind = roles::kind(&inputs, &outputs, !states.is_empty(), &config);
+    let vocab_size = vocab_size(kind, &outputs, &config);
+    notes.extend(roles::why_run_once(&inputs, &outputs, &config).filter(|_| !states.is_empty()));
     let name = name(&model, &config);
     Analysis {
         model,
@@ -306,6 +305,16 @@ fn describe(
         context,
         notes,
         quantized: None,
+    }
+}
+
+/// The number of tokens: that of the logits, unless a model that runs once has logits over other classes.
+fn vocab_size(kind: ModelKind, outputs: &[ModelOutput], config: &ModelConfig) -> Option<u64> {
+    let logits = outputs.iter().find(|output| output.role == OutputRole::Logits);
+    let computed = logits.and_then(|l| l.shape.last()).and_then(Dim::as_fixed);
+    match kind {
+        ModelKind::SingleRun => config.vocab_size.or(computed),
+        ModelKind::Decoder | ModelKind::DecoderWithoutCache => computed.or(config.vocab_size),
     }
 }
 
@@ -372,5 +381,47 @@ impl Analysis {
                 _ => false,
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A decoder without states and without a configuration of its own, with this one.
+    fn with_config(config: &str) -> Analysis {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/torch/gpt-dynamo");
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["model.onnx", "model.onnx.data"] {
+            std::fs::copy(model.join(file), dir.path().join(file)).unwrap();
+        }
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        analyse(dir.path(), None, LogitsMode::Requested).unwrap()
+    }
+
+    #[test]
+    fn the_configuration_distinguishes_encoders_from_decoders_without_cache() {
+        for (config, kind) in [
+            ("{}", ModelKind::DecoderWithoutCache),
+            (r#"{"vocab_size": 512}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"vocab_size": 500}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"vocab_size": 2048}"#, ModelKind::SingleRun),
+            (r#"{"vocab_size": 2048, "architectures": ["GPT2LMHeadModel"]}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"architectures": ["BertForCausalLM"], "model_type": "bert"}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"is_decoder": true, "model_type": "bert"}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"model_type": "gpt2"}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"model_type": "distilbert"}"#, ModelKind::SingleRun),
+            (r#"{"architectures": ["RobertaForMaskedLM"]}"#, ModelKind::SingleRun),
+            (r#"{"architectures": ["MistralForTokenClassification"]}"#, ModelKind::SingleRun),
+        ] {
+            assert_eq!(with_config(config).kind, kind, "{config}");
+        }
+    }
+
+    #[test]
+    fn an_encoder_keeps_its_vocabulary_and_the_logits_of_every_position() {
+        let labels = with_config(r#"{"vocab_size": 2048}"#);
+        assert_eq!(labels.vocab_size, Some(2048));
+        assert!(labels.before.is_none() && labels.inputs.iter().all(|input| input.name != LOGIT_POSITIONS));
     }
 }

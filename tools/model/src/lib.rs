@@ -21,6 +21,7 @@ mod roles;
 mod states;
 mod streams;
 mod symbols;
+mod task;
 
 pub use analyse::{
     Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse, analyse_quantized,

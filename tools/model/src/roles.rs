@@ -1,6 +1,7 @@
 //! Roles of a model's inputs and outputs. This is the only module that interprets names: exporters agree on them, and
 //! the graph's structure cannot distinguish a mask from positions.
 
+use crate::config::ModelConfig;
 use hpp_graph::{Graph, ValueId};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape};
 
@@ -69,22 +70,35 @@ pub fn logits(graph: &Graph, vocab: Option<u64>, outputs: &[ValueId]) -> Option<
     })
 }
 
-/// How the model is run: as a decoder, as a decoder without cache, or once.
-pub fn kind(inputs: &[ModelInput], outputs: &[ModelOutput], has_states: bool) -> ModelKind {
-    let takes_tokens = inputs.iter().any(|i| matches!(i.role, InputRole::TokenIds | InputRole::Embeddings));
-    let has_logits = outputs.iter().any(|o| o.role == OutputRole::Logits);
+/// How the model is run: as a decoder, as a decoder without cache, or once. Inputs and outputs do not distinguish an encoder, which
+/// predicts masked tokens or classifies tokens, from a decoder without cache: the configuration does.
+pub fn kind(inputs: &[ModelInput], outputs: &[ModelOutput], has_states: bool, config: &ModelConfig) -> ModelKind {
+    let takes_tokens = inputs.iter().any(has_tokens);
+    let logits = outputs.iter().find(|o| o.role == OutputRole::Logits);
     let has_segments = inputs.iter().any(|i| i.role == InputRole::TokenTypeIds);
     let has_free_inputs = inputs.iter().any(|i| i.role == InputRole::Free);
-    match (takes_tokens && has_logits && !has_free_inputs, has_states, has_segments) {
-        (true, true, _) => ModelKind::Decoder,
-        (true, false, false) => ModelKind::DecoderWithoutCache,
+    match (takes_tokens && !has_free_inputs, logits, has_states, has_segments) {
+        (true, Some(_), true, _) => ModelKind::Decoder,
+        (true, Some(logits), false, false) if !is_encoder(logits, config) => ModelKind::DecoderWithoutCache,
         _ => ModelKind::SingleRun,
     }
 }
 
+fn has_tokens(input: &ModelInput) -> bool {
+    matches!(input.role, InputRole::TokenIds | InputRole::Embeddings)
+}
+
+/// Whether a model without states is an encoder: its configuration says so, or its logits are over fewer classes than there are
+/// tokens. More logits than tokens are the padding of a vocabulary.
+fn is_encoder(logits: &ModelOutput, config: &ModelConfig) -> bool {
+    let classes = logits.shape.last().and_then(Dim::as_fixed);
+    let are_fewer = classes.zip(config.vocab_size).is_some_and(|(classes, vocab)| classes < vocab);
+    config.generates.map_or(are_fewer, |generates| !generates)
+}
+
 /// Why a model that carries states does not generate text: for people who expect that it does. `None` if it does.
-pub fn why_run_once(inputs: &[ModelInput], outputs: &[ModelOutput]) -> Option<String> {
-    if kind(inputs, outputs, true) != ModelKind::SingleRun {
+pub fn why_run_once(inputs: &[ModelInput], outputs: &[ModelOutput], config: &ModelConfig) -> Option<String> {
+    if kind(inputs, outputs, true, config) != ModelKind::SingleRun {
         return None;
     }
     let unknown: Vec<&str> =
