@@ -120,7 +120,7 @@ pub fn analyse_quantized(
         }
     }
     notes.extend(segmentation.undecided.iter().cloned());
-    let limit = context_limit(&graph);
+    let limit = context_limit(&graph, &segmentation.states);
     notes.extend(limit_note(config.context_length, limit.as_ref()));
     let planned = planned_context(context, config.context_length, limit.as_ref())?;
     config.context_length = config.context_length.into_iter().chain(limit.map(|limit| limit.tokens)).min();
@@ -243,9 +243,9 @@ fn planned_context(
         (Some(0), _) => {
             Err(ModelError::setting("a context of 0 tokens holds nothing", "give --context a number of tokens"))
         }
-        (Some(asked), Some(ContextLimit { tokens, table })) if asked > *tokens => Err(ModelError::setting(
-            format!("--context {asked} is longer than the {tokens} rows of {table}, the model's table of positions"),
-            "lower --context, or export the model again with a larger table",
+        (Some(asked), Some(limit)) if asked > limit.tokens => Err(ModelError::setting(
+            limit.refusal(asked),
+            "lower --context, or export the model again with a larger table or cache",
         )),
         (Some(asked), _) if most.is_some_and(|most| asked > most) => Err(ModelError::setting(
             format!("--context {asked} is longer than the {} tokens this model was built for", most.unwrap_or(asked)),
@@ -256,14 +256,10 @@ fn planned_context(
     }
 }
 
-/// A configuration that claims a longer context than the graph has positions.
+/// A configuration that claims a longer context than the graph can compute.
 fn limit_note(configured: Option<u64>, limit: Option<&ContextLimit>) -> Option<String> {
-    let ContextLimit { tokens, table } = limit?;
-    let claimed = configured.filter(|claimed| claimed > tokens)?;
-    Some(format!(
-        "the model's configuration claims {claimed} tokens of context, and its table of positions {table} has {tokens} rows: the limit is \
-         {tokens}"
-    ))
+    let limit = limit?;
+    Some(limit.note(configured.filter(|claimed| *claimed > limit.tokens)?))
 }
 
 fn describe(
