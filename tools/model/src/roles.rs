@@ -73,7 +73,7 @@ pub fn logits(graph: &Graph, vocab: Option<u64>, outputs: &[ValueId]) -> Option<
 /// How the model is run: as a decoder, as a decoder without cache, or once. Inputs and outputs do not distinguish an encoder, which
 /// predicts masked tokens or classifies tokens, from a decoder without cache: the configuration does.
 pub fn kind(inputs: &[ModelInput], outputs: &[ModelOutput], has_states: bool, config: &ModelConfig) -> ModelKind {
-    let takes_tokens = inputs.iter().any(has_tokens);
+    let takes_tokens = inputs.iter().any(has_tokens) && fixed_length(inputs, has_states).is_none();
     let logits = outputs.iter().find(|o| o.role == OutputRole::Logits);
     let has_segments = inputs.iter().any(|i| i.role == InputRole::TokenTypeIds);
     let has_free_inputs = inputs.iter().any(|i| i.role == InputRole::Free);
@@ -86,6 +86,13 @@ pub fn kind(inputs: &[ModelInput], outputs: &[ModelOutput], has_states: bool, co
 
 fn has_tokens(input: &ModelInput) -> bool {
     matches!(input.role, InputRole::TokenIds | InputRole::Embeddings)
+}
+
+/// The length of the passes of a model that takes no others, and so cannot take a sequence that grows. One token at a time is enough for
+/// a model with states.
+fn fixed_length(inputs: &[ModelInput], has_states: bool) -> Option<u64> {
+    let mut lengths = inputs.iter().filter(|input| has_tokens(input)).map(|input| input.shape.get(1)?.as_fixed());
+    lengths.find_map(|length| length.filter(|length| *length != 1 || !has_states))
 }
 
 /// Whether a model without states is an encoder: its configuration says so, or its logits are over fewer classes than there are
@@ -104,10 +111,11 @@ pub fn why_run_once(inputs: &[ModelInput], outputs: &[ModelOutput], config: &Mod
     let unknown: Vec<&str> =
         inputs.iter().filter(|input| input.role == InputRole::Free).map(|input| input.name.as_str()).collect();
     let has_logits = outputs.iter().any(|output| output.role == OutputRole::Logits);
-    let why = match (unknown.as_slice(), has_logits) {
-        ([], true) => "no input is named input_ids or inputs_embeds".to_owned(),
-        ([], false) => "no output is named logits and has the axes [batch, positions, vocabulary]".to_owned(),
-        (names, _) => format!(
+    let why = match (unknown.as_slice(), has_logits, fixed_length(inputs, true)) {
+        ([], true, Some(length)) => format!("every pass takes {length} tokens"),
+        ([], true, None) => "no input is named input_ids or inputs_embeds".to_owned(),
+        ([], false, _) => "no output is named logits and has the axes [batch, positions, vocabulary]".to_owned(),
+        (names, ..) => format!(
             "only a caller can fill {} (known inputs are input_ids, inputs_embeds, attention_mask, position_ids and token_type_ids)",
             names.join(", ")
         ),
