@@ -36,7 +36,7 @@ pub use hash::model_hash;
 pub use host::ThisHost;
 pub use host_kernels::host_kernels;
 pub use memory::HostMemory;
-pub use operators::{unknown_operators, without_cpu_kernel};
+pub use operators::{machine_layouts, unknown_operators, without_cpu_kernel};
 pub use problem::{CostSource, ProviderTimes, packing, problem, session_copies};
 pub use providers::ProviderPolicy;
 pub use states::PlannedState;
