@@ -36,6 +36,22 @@ fn recorded_inputs_give_recorded_outputs() {
     }
 }
 
+/// A decoder without a cache keeps no state: it is run on tensors too, and gives the logits of every position.
+#[test]
+fn a_decoder_without_cache_is_run_on_tensors() {
+    let plan = PlanDir::new("torch/gpt-dynamo", 64);
+    let recorded = |name: &str| part(&plan, name).remove(0).1;
+    let mut prompt = recorded("prompt_ids");
+    prompt.shape.insert(0, 1);
+    let (inputs, outputs) = (plan.file("in.npz"), plan.file("out.npz"));
+    write_npz(&inputs, &[("input_ids".into(), prompt)]).unwrap();
+    plan.run(&["--inputs", inputs.to_str().unwrap(), "--outputs", outputs.to_str().unwrap()]).ok();
+    let (got, want) = (read_npz(&outputs).unwrap().remove(0).1, recorded("prefill_logits_all"));
+    assert_eq!(got.shape[1..], [11, 512]);
+    let pairs = got.to_f32().unwrap().into_iter().zip(want.to_f32().unwrap());
+    assert!(pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max) < 1e-4);
+}
+
 #[test]
 fn tensors_that_do_not_fit_are_listed_with_the_expected_inputs() {
     let plan = PlanDir::new("optimum/bert", 64);

@@ -120,7 +120,7 @@ pub fn analyse_quantized(
         }
     }
     notes.extend(segmentation.undecided.iter().cloned());
-    let limit = context_limit(&graph);
+    let limit = context_limit(&graph, &segmentation.states);
     notes.extend(limit_note(config.context_length, limit.as_ref()));
     let planned = planned_context(context, config.context_length, limit.as_ref())?;
     config.context_length = config.context_length.into_iter().chain(limit.map(|limit| limit.tokens)).min();
@@ -190,7 +190,7 @@ fn gather_positions(
     let outputs = roles::model_outputs(graph, config.vocab_size, is_state);
     let logits = outputs.iter().position(|output| output.role == OutputRole::Logits)?;
     let has_states = segmentation.states.iter().any(|s| is_carried(&s.pair));
-    if roles::kind(&inputs, &outputs, has_states) == ModelKind::SingleRun {
+    if roles::kind(&inputs, &outputs, has_states, config) == ModelKind::SingleRun {
         return None;
     }
     let logits = graph.outputs.iter().copied().filter(|id| !is_state(*id)).nth(logits)?;
@@ -243,9 +243,9 @@ fn planned_context(
         (Some(0), _) => {
             Err(ModelError::setting("a context of 0 tokens holds nothing", "give --context a number of tokens"))
         }
-        (Some(asked), Some(ContextLimit { tokens, table })) if asked > *tokens => Err(ModelError::setting(
-            format!("--context {asked} is longer than the {tokens} rows of {table}, the model's table of positions"),
-            "lower --context, or export the model again with a larger table",
+        (Some(asked), Some(limit)) if asked > limit.tokens => Err(ModelError::setting(
+            limit.refusal(asked),
+            "lower --context, or export the model again with a larger table or cache",
         )),
         (Some(asked), _) if most.is_some_and(|most| asked > most) => Err(ModelError::setting(
             format!("--context {asked} is longer than the {} tokens this model was built for", most.unwrap_or(asked)),
@@ -256,14 +256,10 @@ fn planned_context(
     }
 }
 
-/// A configuration that claims a longer context than the graph has positions.
+/// A configuration that claims a longer context than the graph can compute.
 fn limit_note(configured: Option<u64>, limit: Option<&ContextLimit>) -> Option<String> {
-    let ContextLimit { tokens, table } = limit?;
-    let claimed = configured.filter(|claimed| claimed > tokens)?;
-    Some(format!(
-        "the model's configuration claims {claimed} tokens of context, and its table of positions {table} has {tokens} rows: the limit is \
-         {tokens}"
-    ))
+    let limit = limit?;
+    Some(limit.note(configured.filter(|claimed| *claimed > limit.tokens)?))
 }
 
 fn describe(
@@ -286,10 +282,9 @@ fn describe(
     }
     inputs.extend(model.branch().into_iter().flat_map(inputs_of_source));
     let outputs = roles::model_outputs(&graph, config.vocab_size, |id| states.iter().any(|s| s.present == id));
-    let kind = roles::kind(&inputs, &outputs, !states.is_empty());
-    let logits = outputs.iter().find(|output| output.role == OutputRole::Logits);
-    let vocab_size = logits.and_then(|l| l.shape.last()).and_then(Dim::as_fixed).or(config.vocab_size);
-    notes.extend(roles::why_run_once(&inputs, &outputs).filter(|_| !states.is_empty()));
+    let kind = roles::kind(&inputs, &outputs, !states.is_empty(), &config);
+    let vocab_size = vocab_size(kind, &outputs, &config);
+    notes.extend(roles::why_run_once(&inputs, &outputs, &config).filter(|_| !states.is_empty()));
     let name = name(&model, &config);
     Analysis {
         model,
@@ -306,6 +301,16 @@ fn describe(
         context,
         notes,
         quantized: None,
+    }
+}
+
+/// The number of tokens: that of the logits, unless a model that runs once has logits over other classes.
+fn vocab_size(kind: ModelKind, outputs: &[ModelOutput], config: &ModelConfig) -> Option<u64> {
+    let logits = outputs.iter().find(|output| output.role == OutputRole::Logits);
+    let computed = logits.and_then(|l| l.shape.last()).and_then(Dim::as_fixed);
+    match kind {
+        ModelKind::SingleRun => config.vocab_size.or(computed),
+        ModelKind::Decoder | ModelKind::DecoderWithoutCache => computed.or(config.vocab_size),
     }
 }
 
@@ -372,5 +377,47 @@ impl Analysis {
                 _ => false,
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A decoder without states and without a configuration of its own, with this one.
+    fn with_config(config: &str) -> Analysis {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/torch/gpt-dynamo");
+        let dir = tempfile::tempdir().unwrap();
+        for file in ["model.onnx", "model.onnx.data"] {
+            std::fs::copy(model.join(file), dir.path().join(file)).unwrap();
+        }
+        std::fs::write(dir.path().join("config.json"), config).unwrap();
+        analyse(dir.path(), None, LogitsMode::Requested).unwrap()
+    }
+
+    #[test]
+    fn the_configuration_distinguishes_encoders_from_decoders_without_cache() {
+        for (config, kind) in [
+            ("{}", ModelKind::DecoderWithoutCache),
+            (r#"{"vocab_size": 512}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"vocab_size": 500}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"vocab_size": 2048}"#, ModelKind::SingleRun),
+            (r#"{"vocab_size": 2048, "architectures": ["GPT2LMHeadModel"]}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"architectures": ["BertForCausalLM"], "model_type": "bert"}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"is_decoder": true, "model_type": "bert"}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"model_type": "gpt2"}"#, ModelKind::DecoderWithoutCache),
+            (r#"{"model_type": "distilbert"}"#, ModelKind::SingleRun),
+            (r#"{"architectures": ["RobertaForMaskedLM"]}"#, ModelKind::SingleRun),
+            (r#"{"architectures": ["MistralForTokenClassification"]}"#, ModelKind::SingleRun),
+        ] {
+            assert_eq!(with_config(config).kind, kind, "{config}");
+        }
+    }
+
+    #[test]
+    fn an_encoder_keeps_its_vocabulary_and_the_logits_of_every_position() {
+        let labels = with_config(r#"{"vocab_size": 2048}"#);
+        assert_eq!(labels.vocab_size, Some(2048));
+        assert!(labels.before.is_none() && labels.inputs.iter().all(|input| input.name != LOGIT_POSITIONS));
     }
 }

@@ -4,6 +4,7 @@
 //! Supports the layouts of ONNX Runtime GenAI (`genai_config.json`) and Hugging Face (`config.json`,
 //! `generation_config.json`). Missing files are ignored; unreadable ones are errors.
 
+use crate::task;
 use hpp_schema::SamplingDefaults;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -25,6 +26,8 @@ pub struct ModelConfig {
     pub vocab_size: Option<u64>,
     /// Channels of one attention head.
     pub head_size: Option<u64>,
+    /// Whether the model generates text.
+    pub generates: Option<bool>,
     /// Tokens that end a text.
     pub eos_token_ids: Vec<u32>,
     /// Token that begins a text.
@@ -96,6 +99,7 @@ impl ModelConfig {
         self.context_length = (self.context_length)
             .or_else(|| first(&["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"]));
         self.vocab_size = self.vocab_size.or_else(|| first(&["vocab_size"]));
+        self.generates = self.generates.or_else(|| task::generates(json));
         self.head_size = self.head_size.or_else(|| {
             first(&["head_dim"]).or_else(|| {
                 let heads = first(&["num_attention_heads", "n_head", "num_heads", "n_heads"]).filter(|n| *n > 0)?;

@@ -1,26 +1,67 @@
-//! The longest context that a graph can compute: the rows of its tables of positions.
+//! The longest context that a graph can compute: the rows of its tables of positions, and the slots of its caches of fixed size.
+
+mod fixed_cache;
 
 use crate::roles;
-use hpp_graph::{Graph, Node, NodeId, Origin, ValueId};
+use hpp_graph::{BlockState, Graph, Node, NodeId, Origin, ValueId};
 use hpp_schema::InputRole;
 use std::collections::BTreeSet;
 
-/// The smallest table of positions.
+/// The smallest table of positions or cache of fixed size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContextLimit {
-    /// Its rows: positions from 0 to below this have one.
+    /// Positions from 0 to below this have a row or a slot.
     pub tokens: u64,
+    /// What limits the context.
+    pub holder: PositionHolder,
     /// Its name.
-    pub table: String,
+    pub name: String,
 }
 
-/// The smallest of the caches of rotary embeddings and of the tables that positions index; `None` without such a table. A table
-/// whose first rows are not for positions allows fewer tokens than it has rows.
-pub fn context_limit(graph: &Graph) -> Option<ContextLimit> {
+/// What has a place for each position of a token, and no more places than it was exported with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PositionHolder {
+    /// A table of positions, or a cache of rotary embeddings.
+    Table,
+    /// A state of fixed size, which tokens are written into at their positions.
+    Cache,
+}
+
+impl ContextLimit {
+    /// A user asks for a longer context.
+    pub fn refusal(&self, asked: u64) -> String {
+        let ContextLimit { tokens, name, .. } = self;
+        match self.holder {
+            PositionHolder::Table => {
+                format!("--context {asked} is longer than the {tokens} rows of {name}, the model's table of positions")
+            }
+            PositionHolder::Cache => {
+                format!("--context {asked} is longer than the {tokens} slots of {name}, a cache of fixed size")
+            }
+        }
+    }
+
+    /// A configuration claims a longer context.
+    pub fn note(&self, claimed: u64) -> String {
+        let ContextLimit { tokens, name, .. } = self;
+        let has = match self.holder {
+            PositionHolder::Table => format!("its table of positions {name} has {tokens} rows"),
+            PositionHolder::Cache => format!("its cache {name} has {tokens} slots"),
+        };
+        format!("the model's configuration claims {claimed} tokens of context, and {has}: the limit is {tokens}")
+    }
+}
+
+/// The smallest of the caches of rotary embeddings, of the tables that positions index and of the states of fixed size; `None` without
+/// one. A table whose first rows are not for positions allows fewer tokens than it has rows.
+pub fn context_limit(graph: &Graph, states: &[BlockState]) -> Option<ContextLimit> {
+    let limit = |tokens, holder, id| ContextLimit { tokens, holder, name: graph.value(id).name.clone() };
     let tables = graph.node_ids().flat_map(|id| position_tables(graph, graph.node(id)));
-    let limits =
-        tables.filter_map(|id| Some(ContextLimit { tokens: rows(graph, id)?, table: graph.value(id).name.clone() }));
-    limits.min_by_key(|limit| limit.tokens)
+    let tables = tables.filter_map(|id| Some(limit(rows(graph, id)?, PositionHolder::Table, id)));
+    let pairs = states.iter().map(|state| &state.pair);
+    let caches =
+        pairs.filter_map(|pair| Some(limit(fixed_cache::slots(graph, pair)?, PositionHolder::Cache, pair.past)));
+    tables.chain(caches).min_by_key(|limit| limit.tokens)
 }
 
 /// Rows of a weight with two axes.

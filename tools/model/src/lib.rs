@@ -21,6 +21,7 @@ mod roles;
 mod states;
 mod streams;
 mod symbols;
+mod task;
 
 pub use analyse::{
     Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse, analyse_quantized,
@@ -35,7 +36,7 @@ pub use hash::model_hash;
 pub use host::ThisHost;
 pub use host_kernels::host_kernels;
 pub use memory::HostMemory;
-pub use operators::{unknown_operators, without_cpu_kernel};
+pub use operators::{machine_layouts, unknown_operators, without_cpu_kernel};
 pub use problem::{CostSource, ProviderTimes, packing, problem, session_copies};
 pub use providers::ProviderPolicy;
 pub use states::PlannedState;

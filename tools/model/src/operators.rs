@@ -10,6 +10,8 @@ use std::sync::LazyLock;
 
 /// The default domain in the table.
 const ONNX: &str = "ai.onnx";
+/// The domain of operators that ONNX Runtime's layout optimizations write.
+const LAYOUTS: &str = "com.microsoft.nchwc";
 
 static TABLE: LazyLock<OperatorTable> = LazyLock::new(|| OperatorTable::parse(include_str!("operators/table.txt")));
 
@@ -97,6 +99,20 @@ impl NodeFindings {
     }
 }
 
+/// Operators that compute on tensors in a layout that ONNX Runtime chose for the machine it saved the model on, as a sentence. ONNX Runtime
+/// has them, but on another machine the layout is another one.
+pub fn machine_layouts(model: &Model) -> Option<String> {
+    let mut found = NodeFindings::default();
+    every_node(&model.graph_proto().node, &mut |node| {
+        if node.domain() == LAYOUTS {
+            let what =
+                "ONNX Runtime saved this model with memory layouts for the CPU it ran on: operators of the domain";
+            found.add(format!("{what} {LAYOUTS}"), node.name());
+        }
+    });
+    found.lines().pop()
+}
+
 /// Opsets and operators of a model that ONNX Runtime lacks, one sentence each.
 pub fn unknown_operators(model: &Model) -> Vec<String> {
     let proto = model.proto();
@@ -120,7 +136,7 @@ pub fn unknown_operators(model: &Model) -> Vec<String> {
     let mut found = NodeFindings::default();
     every_node(&model.graph_proto().node, &mut |node| {
         let (from, op) = (domain(node.domain()), node.op_type());
-        if own.contains(&(from, op)) {
+        if own.contains(&(from, op)) || from == LAYOUTS {
             return;
         }
         let schemas = TABLE.operators.get(&(from, op)).map(|operator| &operator.schemas);

@@ -1,6 +1,7 @@
 //! Roles of a model's inputs and outputs. This is the only module that interprets names: exporters agree on them, and
 //! the graph's structure cannot distinguish a mask from positions.
 
+use crate::config::ModelConfig;
 use hpp_graph::{Graph, ValueId};
 use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape};
 
@@ -69,31 +70,52 @@ pub fn logits(graph: &Graph, vocab: Option<u64>, outputs: &[ValueId]) -> Option<
     })
 }
 
-/// How the model is run: as a decoder, as a decoder without cache, or once.
-pub fn kind(inputs: &[ModelInput], outputs: &[ModelOutput], has_states: bool) -> ModelKind {
-    let takes_tokens = inputs.iter().any(|i| matches!(i.role, InputRole::TokenIds | InputRole::Embeddings));
-    let has_logits = outputs.iter().any(|o| o.role == OutputRole::Logits);
+/// How the model is run: as a decoder, as a decoder without cache, or once. Inputs and outputs do not distinguish an encoder, which
+/// predicts masked tokens or classifies tokens, from a decoder without cache: the configuration does.
+pub fn kind(inputs: &[ModelInput], outputs: &[ModelOutput], has_states: bool, config: &ModelConfig) -> ModelKind {
+    let takes_tokens = inputs.iter().any(has_tokens) && fixed_length(inputs, has_states).is_none();
+    let logits = outputs.iter().find(|o| o.role == OutputRole::Logits);
     let has_segments = inputs.iter().any(|i| i.role == InputRole::TokenTypeIds);
     let has_free_inputs = inputs.iter().any(|i| i.role == InputRole::Free);
-    match (takes_tokens && has_logits && !has_free_inputs, has_states, has_segments) {
-        (true, true, _) => ModelKind::Decoder,
-        (true, false, false) => ModelKind::DecoderWithoutCache,
+    match (takes_tokens && !has_free_inputs, logits, has_states, has_segments) {
+        (true, Some(_), true, _) => ModelKind::Decoder,
+        (true, Some(logits), false, false) if !is_encoder(logits, config) => ModelKind::DecoderWithoutCache,
         _ => ModelKind::SingleRun,
     }
 }
 
+fn has_tokens(input: &ModelInput) -> bool {
+    matches!(input.role, InputRole::TokenIds | InputRole::Embeddings)
+}
+
+/// The length of the passes of a model that takes no others, and so cannot take a sequence that grows. One token at a time is enough for
+/// a model with states.
+fn fixed_length(inputs: &[ModelInput], has_states: bool) -> Option<u64> {
+    let mut lengths = inputs.iter().filter(|input| has_tokens(input)).map(|input| input.shape.get(1)?.as_fixed());
+    lengths.find_map(|length| length.filter(|length| *length != 1 || !has_states))
+}
+
+/// Whether a model without states is an encoder: its configuration says so, or its logits are over fewer classes than there are
+/// tokens. More logits than tokens are the padding of a vocabulary.
+fn is_encoder(logits: &ModelOutput, config: &ModelConfig) -> bool {
+    let classes = logits.shape.last().and_then(Dim::as_fixed);
+    let are_fewer = classes.zip(config.vocab_size).is_some_and(|(classes, vocab)| classes < vocab);
+    config.generates.map_or(are_fewer, |generates| !generates)
+}
+
 /// Why a model that carries states does not generate text: for people who expect that it does. `None` if it does.
-pub fn why_run_once(inputs: &[ModelInput], outputs: &[ModelOutput]) -> Option<String> {
-    if kind(inputs, outputs, true) != ModelKind::SingleRun {
+pub fn why_run_once(inputs: &[ModelInput], outputs: &[ModelOutput], config: &ModelConfig) -> Option<String> {
+    if kind(inputs, outputs, true, config) != ModelKind::SingleRun {
         return None;
     }
     let unknown: Vec<&str> =
         inputs.iter().filter(|input| input.role == InputRole::Free).map(|input| input.name.as_str()).collect();
     let has_logits = outputs.iter().any(|output| output.role == OutputRole::Logits);
-    let why = match (unknown.as_slice(), has_logits) {
-        ([], true) => "no input is named input_ids or inputs_embeds".to_owned(),
-        ([], false) => "no output is named logits and has the axes [batch, positions, vocabulary]".to_owned(),
-        (names, _) => format!(
+    let why = match (unknown.as_slice(), has_logits, fixed_length(inputs, true)) {
+        ([], true, Some(length)) => format!("every pass takes {length} tokens"),
+        ([], true, None) => "no input is named input_ids or inputs_embeds".to_owned(),
+        ([], false, _) => "no output is named logits and has the axes [batch, positions, vocabulary]".to_owned(),
+        (names, ..) => format!(
             "only a caller can fill {} (known inputs are input_ids, inputs_embeds, attention_mask, position_ids and token_type_ids)",
             names.join(", ")
         ),

@@ -3,16 +3,18 @@
 use crate::input_errors::{InputError, InputErrors};
 use crate::partitioning::Partitioning;
 use hpp_graph::PartitionGraph;
-use hpp_model::{Analysis, unknown_operators, without_cpu_kernel};
+use hpp_model::{Analysis, machine_layouts, unknown_operators, without_cpu_kernel};
 use hpp_partition::{Phase, Placement};
 
 const UNKNOWN: &str = "export again with an opset and operators that ONNX Runtime supports (torch.onnx.export takes opset_version); if \
                        a custom operator library provides them, give --allow-unknown-operators";
+const LAYOUTS: &str = "save it with ORT_ENABLE_EXTENDED instead of ORT_ENABLE_ALL, or take the original model";
 const NO_KERNEL: &str = "export for the CPU (float32, float16 or 4-bit weights, and no operators of a GPU only) to compute there; or put these blocks on a GPU \
                          with more --vram or --assign; --allow-unknown-operators skips this check";
 
-/// Refuses opsets and operators that ONNX Runtime does not have.
+/// Refuses opsets and operators that ONNX Runtime does not have, and those for the machine that saved the model.
 pub fn check(analysis: &Analysis, allow: bool) -> Result<(), InputErrors> {
+    refuse(machine_layouts(&analysis.model).filter(|_| !allow).into_iter().collect(), LAYOUTS)?;
     refuse(if allow { vec![] } else { unknown_operators(&analysis.model) }, UNKNOWN)
 }
 

@@ -1,4 +1,4 @@
-//! `hpp-exec PLAN --inputs in.npz --outputs out.npz`: runs a model once on named tensors.
+//! `hpp-exec PLAN --inputs in.npz --outputs out.npz`: runs a model that keeps no state once on named tensors.
 
 use super::CommandContext;
 use crate::error::ExecError;
@@ -12,7 +12,7 @@ use crate::tensors::{read_npz, write_npz};
 use hpp_engine::HostTensor;
 use hpp_generate::PlanFile;
 use hpp_io::show_json;
-use hpp_schema::{DType, ModelKind};
+use hpp_schema::{DType, ModelInput, ModelKind, Plan};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -36,12 +36,13 @@ struct OutputReport<'a> {
 /// Reads and checks the inputs, loads the plan, runs it, writes the outputs.
 pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&settings.plan)?;
-    if plan.plan.model.kind != ModelKind::SingleRun {
+    if plan.plan.model.kind == ModelKind::Decoder {
         return Err(InputsError::GeneratesText.into());
     }
+    let expected = inputs_of_one_run(&plan.plan);
     let tensors = read_npz(&settings.inputs)?;
-    let inputs = check_inputs(tensors, &plan.plan.user_inputs(), &settings.inputs)?;
-    if let Some(what) = different_sizes(&inputs, &plan.plan.user_inputs()) {
+    let inputs = check_inputs(tensors, &expected, &settings.inputs)?;
+    if let Some(what) = different_sizes(&inputs, &expected) {
         ctx.console.warn(&format!("{what}: the result may be wrong"));
     }
     super::warn_of_memory(&plan.plan, ctx.console);
@@ -74,4 +75,11 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
         show_json(ctx.out, &InferReport { outputs: outputs.collect(), load_ms, run_ms, stages, bytes })?;
     }
     Ok(0)
+}
+
+/// The inputs that the caller gives. A decoder without cache is run once like other models: the tokens are an input like any other.
+fn inputs_of_one_run(plan: &Plan) -> Vec<ModelInput> {
+    let mut plan = plan.clone();
+    plan.model.kind = ModelKind::SingleRun;
+    plan.user_inputs()
 }

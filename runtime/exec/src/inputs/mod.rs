@@ -33,8 +33,8 @@ pub enum InputsError {
         /// Why not.
         why: String,
     },
-    /// The model is a language model.
-    #[error("this model generates text and keeps state from token to token; --outputs is for models that run once")]
+    /// The model is a language model with states.
+    #[error("this model generates text and keeps state from token to token; --outputs is for models that keep none")]
     GeneratesText,
 }
 
