@@ -208,6 +208,7 @@ fn body_cuts(spine: &Spine) -> Cuts {
     let single_first = regions.len() > 1 && regions[0].single && !regions[1].single;
     let single_last = regions.len() > 1 && regions[regions.len() - 1].single && !regions[regions.len() - 2].single;
     at.dedup();
+    at.retain(|at| spine.live_untyped[*at] == 0);
     let at = thin_out(spine, at);
     let kinds = body_kinds(at.len() + 1, single_first, single_last);
     Cuts { at, kinds, notes }

@@ -15,7 +15,7 @@ pub(crate) struct CutCandidate {
 }
 
 /// The cuts next to each dominator within a range of positions, in order: one per dominator, or those that lie in the
-/// range.
+/// range. Cuts that a value of unknown element type would cross are left out.
 pub(crate) fn candidates(spine: &Spine, range: RangeInclusive<usize>) -> Vec<CutCandidate> {
     let mut found = vec![];
     for position in spine.dominators.iter().filter_map(|n| spine.position(*n)) {
@@ -25,7 +25,8 @@ pub(crate) fn candidates(spine: &Spine, range: RangeInclusive<usize>) -> Vec<Cut
         // begins the right part.
         let choice =
             if before.live < after.live || (before.live == after.live && before.live > 1) { before } else { after };
-        let fits: Vec<_> = both.into_iter().filter(|c| range.contains(&c.at)).collect();
+        let fits: Vec<_> =
+            both.into_iter().filter(|c| range.contains(&c.at) && spine.live_untyped[c.at] == 0).collect();
         found.extend(if fits.len() == 2 { vec![choice] } else { fits });
     }
     found
@@ -44,10 +45,11 @@ pub(crate) fn best_cut(spine: &Spine, range: RangeInclusive<usize>) -> usize {
     }
 }
 
-/// The last position with the fewest fast-growing live values; among those, the fewest live values, then the fewest live
-/// bytes.
+/// The last position with the fewest live values of unknown type; among those, the fewest fast-growing live values, then the
+/// fewest live values, then the fewest live bytes.
 pub(crate) fn least_live(spine: &Spine, range: RangeInclusive<usize>) -> usize {
     let end = *range.end();
-    let crossing = |at: &usize| (spine.live_fast_growing[*at], spine.live[*at], spine.live_bytes[*at]);
+    let crossing =
+        |at: &usize| (spine.live_untyped[*at], spine.live_fast_growing[*at], spine.live[*at], spine.live_bytes[*at]);
     range.rev().min_by_key(crossing).unwrap_or(end)
 }

@@ -76,15 +76,17 @@ impl<'a> Flow<'a> {
             && self.graph.node(id).reads().any(|v| self.weights.is_matrix(self.graph, v))
     }
 
-    /// Whether a node has a large body that captures a matrix weight. Small bodies usually choose between constants.
+    /// Whether a node has a body that captures a matrix weight and computes with it: any body that is repeated, and large ones.
+    /// The small bodies of an `If` usually choose between constants.
     fn has_heavy_body(&self, id: NodeId) -> bool {
         let node = self.graph.node(id);
         let bodies = node.attributes.values().filter_map(|a| match a {
             crate::Attribute::Body(body) => Some(body),
             _ => None,
         });
-        let large = bodies.map(|b| b.nodes).max().unwrap_or(0) > 16;
-        large && node.captures.iter().any(|v| self.weights.is_matrix(self.graph, *v))
+        let most_nodes = bodies.map(|b| b.nodes).max();
+        let computes = most_nodes.is_some_and(|nodes| nodes > 16 || ops::repeats_body(node));
+        computes && node.captures.iter().any(|v| self.weights.is_matrix(self.graph, *v))
     }
 
     /// These nodes and all nodes that depend on the contents of their outputs.

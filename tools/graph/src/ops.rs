@@ -263,3 +263,8 @@ pub(crate) fn fused_state(node: &Node, input: usize) -> Option<(usize, FusedStat
 pub(crate) fn has_body(node: &Node) -> bool {
     node.attributes.values().any(|a| matches!(a, Attribute::Body(_)))
 }
+
+/// Whether the node runs its body once per step (`Loop`, `Scan`).
+pub(crate) fn repeats_body(node: &Node) -> bool {
+    is_standard(node) && matches!(node.op_type.as_str(), "Loop" | "Scan")
+}

@@ -39,6 +39,8 @@ pub(crate) struct Spine<'a> {
     /// Number of those values that grow faster than the entry value, such as attention scores, which grow with the square of
     /// the sequence.
     pub live_fast_growing: Vec<u64>,
+    /// Number of those values whose element type is unknown, such as sequences: no partition can receive them.
+    pub live_untyped: Vec<u64>,
     /// Bytes that cross it, with a nominal size for symbols.
     pub live_bytes: Vec<u64>,
 }
@@ -91,6 +93,7 @@ impl<'a> Spine<'a> {
             dominators,
             live: vec![],
             live_fast_growing: vec![],
+            live_untyped: vec![],
             live_bytes: vec![],
         };
         spine.count_live(entry);
@@ -131,14 +134,14 @@ impl<'a> Spine<'a> {
                 (first <= last).then_some((v, first..last + 1))
             })
             .collect();
-        let positions = self.graph().nodes.len() + 1;
-        self.live = covering_sums(positions, spans.iter().map(|(_, span)| (span.clone(), 1)));
-        let of_entry = growth(self.graph(), entry);
-        let grows_faster = |v: ValueId| of_entry.is_some() && growth(self.graph(), v) > of_entry;
-        self.live_fast_growing =
-            covering_sums(positions, spans.iter().filter(|(v, _)| grows_faster(*v)).map(|(_, span)| (span.clone(), 1)));
-        self.live_bytes =
-            covering_sums(positions, spans.iter().map(|(v, span)| (span.clone(), nominal_bytes(self.graph(), *v))));
+        let (graph, of_entry) = (self.graph(), growth(self.graph(), entry));
+        let sums = |weight: &dyn Fn(ValueId) -> u64| {
+            covering_sums(graph.nodes.len() + 1, spans.iter().map(|(v, span)| (span.clone(), weight(*v))))
+        };
+        self.live = sums(&|_| 1);
+        self.live_fast_growing = sums(&|v| u64::from(of_entry.is_some() && growth(graph, v) > of_entry));
+        self.live_untyped = sums(&|v| u64::from(graph.value(v).dtype.is_none()));
+        self.live_bytes = sums(&|v| nominal_bytes(graph, v));
     }
 }
 

@@ -195,6 +195,25 @@ fn a_long_plain_chain_is_cut_into_a_bounded_number_of_blocks() {
     assert!((64..=128).contains(&s.blocks.len()), "{}", s.blocks.len());
 }
 
+/// A partition declares the element types of its inputs. Where each value between two products has an unknown one, both stay in
+/// one block.
+#[test]
+fn values_of_unknown_type_do_not_cross() {
+    let mut b = Build::default();
+    b.input("x0", DType::Float32, "batch, 8");
+    for i in 0..6 {
+        b.weight(&format!("w{i}"), "8, 8");
+        b.node("MatMul", &[&format!("x{i}"), &format!("w{i}")], &[&format!("y{i}")]);
+        b.node("com.example::Mystery", &[&format!("y{i}")], &[&format!("x{}", i + 1)]);
+        b.untyped(&format!("x{}", i + 1));
+    }
+    b.untyped("y3");
+    b.output("x6");
+    let s = segment(&b.graph);
+    let crossing: Vec<_> = s.boundaries.iter().flat_map(|b| &b.values).copied().collect();
+    assert_eq!(crossing, ["y0", "y1", "y2", "y4"].map(|name| b.get(name)));
+}
+
 #[test]
 fn caches_shared_between_layers_cross_boundaries() {
     // Layers 2 and 3 attend to the keys and values of layer 1.

@@ -3,7 +3,7 @@
 mod build;
 
 use build::Build;
-use hpp_graph::{Graph, Segmentation, StateChange, cut, join, segment};
+use hpp_graph::{Attribute, Body, Graph, Segmentation, StateChange, cut, join, segment};
 use hpp_schema::DType;
 
 struct Net {
@@ -58,6 +58,16 @@ impl Net {
         let weights = self.op("Softmax", &[&scores]);
         let mixed = self.op("MatMul", &[&weights, &v]);
         self.linear(&mixed)
+    }
+
+    /// A node with a body of `nodes` nodes that captures these values.
+    fn with_body(&mut self, op: &str, inputs: &[&str], captures: &[&str], nodes: usize) -> String {
+        let out = self.op(op, &[inputs, captures].concat());
+        let node = self.b.graph.nodes.last_mut().unwrap();
+        node.captures = node.inputs.split_off(inputs.len()).into_iter().flatten().collect();
+        let body = Body { structure: 0, output_dtypes: vec![None], weight_bytes: 0, nodes };
+        node.attributes.insert("body".to_owned(), Attribute::Body(body));
+        out
     }
 
     /// Declares the shape of a value.
@@ -421,6 +431,34 @@ fn rotary_tables_in_every_layer() {
     let s = check(&n.finish(&x), 4);
     assert_eq!(widths(&s), [1; 5]);
     assert_eq!(classes(&s), [0, 1, 1, 1, 1, 2]);
+}
+
+/// Recurrent layers as loops over the tokens, whose small bodies capture the hidden state and the matrices. A body of that size
+/// in an `If` chooses between constants. The sequences that the loops return have no element type and do not cross.
+#[test]
+fn loops_with_small_bodies_compute_with_the_matrices_they_capture() {
+    for (op, blocks) in [("Loop", 4), ("Scan", 4), ("If", 1)] {
+        let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+        n.b.input("steps", DType::Int64, "");
+        let mut x = n.embedding("ids");
+        for _ in 0..3 {
+            let (input, recurrent) = (n.fresh(), n.fresh());
+            n.b.weight(&input, "8, 8");
+            n.b.weight(&recurrent, "8, 8");
+            let rows = n.with_body(op, &["steps"], &[&x, &input, &recurrent], 14);
+            n.b.untyped(&rows);
+            let y = n.op("ConcatFromSequence", &[&rows]);
+            n.b.untyped(&y);
+            x = n.op("Add", &[&x, &y]);
+        }
+        let x = n.linear(&x);
+        let graph = n.finish(&x);
+        let s = check(&graph, 0);
+        let labels: Vec<_> = s.blocks.iter().map(|b| b.label.as_str()).collect();
+        assert_eq!(labels.len(), blocks, "{op} {labels:?}");
+        let crossing = s.boundaries.iter().flat_map(|b| &b.values);
+        assert!(crossing.into_iter().all(|v| graph.value(*v).dtype.is_some()), "{op}");
+    }
 }
 
 /// Two towers that join at the end: the deeper one is cut into layers.

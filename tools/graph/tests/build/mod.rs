@@ -65,6 +65,11 @@ impl Build {
         self.graph.values[id.0 as usize].shape = Some(shape(dims));
     }
 
+    pub fn untyped(&mut self, name: &str) {
+        let id = self.get(name);
+        self.graph.values[id.0 as usize].dtype = None;
+    }
+
     pub fn output(&mut self, name: &str) {
         let id = self.get(name);
         self.graph.outputs.push(id);
