@@ -191,8 +191,8 @@ mod system {
 mod tests {
     use super::*;
 
-    fn bytes(pages: &Pages) -> &mut [u8] {
-        // SAFETY: the mapping is as long, and each test uses one reference at a time.
+    fn bytes(pages: &mut Pages) -> &mut [u8] {
+        // SAFETY: the mapping is as long, and the borrow is the only use of it.
         unsafe { std::slice::from_raw_parts_mut(pages.address(), pages.len()) }
     }
 
@@ -209,19 +209,19 @@ mod tests {
     fn contents_survive_eviction_and_pages_leave_memory() {
         let dir = tempfile::tempdir().unwrap();
         let file = StateFile::create(dir.path()).unwrap();
-        let (a, b) = (file.reserve(1 << 20).unwrap(), file.reserve(1 << 20).unwrap());
-        assert!(bytes(&a).iter().all(|byte| *byte == 0));
-        bytes(&a).iter_mut().zip(0u32..).for_each(|(byte, at)| *byte = at as u8);
-        bytes(&b).fill(7);
+        let (mut a, mut b) = (file.reserve(1 << 20).unwrap(), file.reserve(1 << 20).unwrap());
+        assert!(bytes(&mut a).iter().all(|byte| *byte == 0));
+        bytes(&mut a).iter_mut().zip(0u32..).for_each(|(byte, at)| *byte = at as u8);
+        bytes(&mut b).fill(7);
         assert_eq!((resident(&a), resident(&b)), (256, 256));
         file.evict(&[&a]);
         file.evict(&[&b]);
         assert_eq!(resident(&a), 0, "written and dropped");
         a.prefetch(0, 1 << 20);
-        assert!(bytes(&a).iter().zip(0u32..).all(|(byte, at)| *byte == at as u8));
+        assert!(bytes(&mut a).iter().zip(0u32..).all(|(byte, at)| *byte == at as u8));
         file.evict(&[]);
         assert_eq!(resident(&b), 0);
-        assert!(bytes(&b).iter().all(|byte| *byte == 7));
+        assert!(bytes(&mut b).iter().all(|byte| *byte == 7));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the file has no name");
     }
 
@@ -229,13 +229,13 @@ mod tests {
     fn a_range_that_was_freed_is_used_again_and_holds_zeros() {
         let dir = tempfile::tempdir().unwrap();
         let file = StateFile::create(dir.path()).unwrap();
-        let first = file.reserve(100_000).unwrap();
-        bytes(&first).fill(9);
+        let mut first = file.reserve(100_000).unwrap();
+        bytes(&mut first).fill(9);
         let start = first.range().unwrap().start;
         drop(first);
-        let second = file.reserve(100_000).unwrap();
+        let mut second = file.reserve(100_000).unwrap();
         assert_eq!(second.range().unwrap().start, start);
-        assert!(bytes(&second).iter().all(|byte| *byte == 0));
+        assert!(bytes(&mut second).iter().all(|byte| *byte == 0));
         let third = file.reserve(100_000).unwrap();
         assert_ne!(third.range().unwrap().start, start);
     }
