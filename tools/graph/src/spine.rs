@@ -39,7 +39,8 @@ pub(crate) struct Spine<'a> {
     /// Number of those values that grow faster than the entry value, such as attention scores, which grow with the square of
     /// the sequence.
     pub live_fast_growing: Vec<u64>,
-    /// Number of those values whose element type is unknown, such as sequences: no partition can receive them.
+    /// Number of those values whose element type is unknown, such as sequences: no partition can receive them. 0 if the entry
+    /// value's type is unknown too, because types were not inferred.
     pub live_untyped: Vec<u64>,
     /// Bytes that cross it, with a nominal size for symbols.
     pub live_bytes: Vec<u64>,
@@ -140,7 +141,8 @@ impl<'a> Spine<'a> {
         };
         self.live = sums(&|_| 1);
         self.live_fast_growing = sums(&|v| u64::from(of_entry.is_some() && growth(graph, v) > of_entry));
-        self.live_untyped = sums(&|v| u64::from(graph.value(v).dtype.is_none()));
+        let is_typed = |v: ValueId| graph.value(v).dtype.is_some();
+        self.live_untyped = sums(&|v| u64::from(is_typed(entry) && !is_typed(v)));
         self.live_bytes = sums(&|v| nominal_bytes(graph, v));
     }
 }
