@@ -15,6 +15,8 @@ CONTEXT, NEW = 128, 48
 GROWN = {"fp32": (64, 12288), "int4": (192, 12288)}
 # The model has no memory of long texts, but it repeats an answer that it finds in the conversation.
 QUESTION = "What is ownership?"
+# A text of the kind that the models were trained on, to be continued.
+PROSE = ("-p", "Returns the number of elements in the vector, also referred to as its length.", "--temperature", 0)
 # Random choices do not repeat what was said.
 PLAIN = ("--chat", "-p", "What does Vec::push do?", "--temperature", 1, "--seed", 3)
 
@@ -83,7 +85,9 @@ def speculation(shop):
         if dtype == "fp32":
             # The draft takes about 30 MB of its own.
             more = limit + (64 << 20)
-            rows.append(over_off(shop, f"draft model over off, {what}", plan, more, (*PLAIN[:3], "--temperature", 0), 8, "--draft", draft, exact=exact))
+            # Behind the end of a short answer the text means nothing, and no draft model knows it.
+            rows.append(over_off(shop, f"draft model over off, prose, {what}", plan, more, PROSE, 8, "--draft", draft, exact=exact))
+            rows.append(over_off(shop, f"draft model over off, beyond the end of an answer, {what}", plan, more, (*PLAIN[:3], "--temperature", 0), None, "--draft", draft, exact=exact))
         resident, _ = shop.split(model, f"speculation/{dtype}-resident", "--context", CONTEXT)
         target = 1.5 if dtype == "fp32" else None
         rows.append(over_off(shop, f"the answer repeats half of the prompt, ngram over off, {dtype} in RAM", resident, None, task, target, *ngram, exact=exact))

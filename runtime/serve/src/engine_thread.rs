@@ -7,11 +7,11 @@
 
 mod embed;
 
-use crate::engine_pool::EngineShare;
+use crate::engine_share::EngineShare;
 use crate::error::ApiError;
 use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
-use crate::model::WeightPlacement;
+use crate::weight_placement::WeightPlacement;
 use embed::Embedding;
 use hpp_engine::{Backend, CancelHandle};
 use hpp_generate::kv::{LoadTicket, PageLookup, StoreStats};

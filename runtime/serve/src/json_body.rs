@@ -2,35 +2,37 @@
 
 use crate::connections::Activity;
 use crate::error::ApiError;
-use crate::server::SharedApp;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::rejection::JsonRejection;
-use axum::extract::{FromRequest, Request};
+use axum::extract::{FromRef, FromRequest, Request};
 use axum::http::{StatusCode, header};
 use futures_util::StreamExt;
 use serde_json::Value;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bodies of the largest size that may be in memory at a time. JSON in memory takes up to 32 times the bytes of its text (a list of
 /// digits), and then there is what is made of it.
 const LARGEST_AT_ONCE: usize = 2;
 
-/// The memory for bodies.
+/// The memory for bodies, and the time to read one. Cheap to clone.
+#[derive(Clone)]
 pub(crate) struct BodyRoom {
     free: Arc<Semaphore>,
     most: usize,
+    time: Duration,
 }
 
 /// Bytes taken of a [`BodyRoom`], until this is dropped.
 pub(crate) struct TakenRoom(Option<OwnedSemaphorePermit>);
 
 impl BodyRoom {
-    /// Room for bodies of at most this many bytes each.
-    pub fn new(most: usize) -> Self {
+    /// Room for bodies of at most this many bytes each, which come within `time`.
+    pub fn new(most: usize, time: Duration) -> Self {
         let all = most.saturating_mul(LARGEST_AT_ONCE).min(Semaphore::MAX_PERMITS);
-        BodyRoom { free: Arc::new(Semaphore::new(all)), most }
+        BodyRoom { free: Arc::new(Semaphore::new(all)), most, time }
     }
 
     /// Reads a body as it comes.
@@ -68,22 +70,25 @@ pub(crate) struct JsonBody {
     pub room: TakenRoom,
 }
 
-impl FromRequest<SharedApp> for JsonBody {
+impl<S: Send + Sync> FromRequest<S> for JsonBody
+where
+    BodyRoom: FromRef<S>,
+{
     type Rejection = ApiError;
 
-    async fn from_request(request: Request, app: &SharedApp) -> Result<Self, ApiError> {
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let bodies = BodyRoom::from_ref(state);
         let (parts, body) = request.into_parts();
         let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        if announced.is_some_and(|announced: u64| announced > app.bodies.most as u64) {
+        if announced.is_some_and(|announced: u64| announced > bodies.most as u64) {
             return Err(ApiError::TooLarge);
         }
-        let limit = app.settings.connections.body;
-        let read = tokio::time::timeout(limit, app.bodies.read(body)).await;
-        let (bytes, room) = read.map_err(|_| ApiError::SlowBody(limit))??;
+        let read = tokio::time::timeout(bodies.time, bodies.read(body)).await;
+        let (bytes, room) = read.map_err(|_| ApiError::SlowBody(bodies.time))??;
         if let Some(activity) = parts.extensions.get::<Arc<Activity>>() {
             activity.answers();
         }
-        let parsed = Json::from_request(Request::from_parts(parts, Body::from(bytes)), app).await;
+        let parsed = Json::from_request(Request::from_parts(parts, Body::from(bytes)), state).await;
         Ok(JsonBody { value: value(parsed)?, room })
     }
 }

@@ -11,6 +11,7 @@
 mod answer;
 mod connections;
 mod engine_pool;
+mod engine_share;
 mod engine_thread;
 mod error;
 mod host_check;
@@ -22,12 +23,15 @@ mod offsets;
 pub mod openai;
 mod page;
 mod server;
+mod weight_placement;
 
 pub use connections::ConnectionLimits;
-pub use engine_pool::{AllowedMemoryFn, EnginePool, EngineReport, EngineShare, EngineSource, EngineState};
+pub use engine_pool::{AllowedMemoryFn, EnginePool, EngineReport, EngineSource, EngineState};
 pub use engine_pool::{MemoryNeeds, PoolSettings, Reducible};
+pub use engine_share::EngineShare;
 pub use engine_thread::{CacheHints, LoadContext, LoadError, LoadFn, LoadedEngine, WakeFn};
 pub use error::{ApiError, ServeError, check_address};
 pub use metrics::{Metrics, ModelMetrics};
-pub use model::{ModelSettings, RequestOptions, ServedModel, WeightPlacement};
+pub use model::{ModelSettings, RequestOptions, ServedModel};
 pub use server::{ServeSettings, Shutdown, serve};
+pub use weight_placement::WeightPlacement;

@@ -3,13 +3,13 @@
 use crate::engine_pool::{EnginePool, EngineReport};
 use crate::engine_thread::{CacheHints, Client, EngineTask, GenerateTask, RequestEvent, Submission};
 use crate::error::ApiError;
+use crate::weight_placement::WeightPlacement;
 use hpp_generate::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::tools::ToolFormat;
 use hpp_generate::text::{ChatTemplate, Message, TextTokenizer};
 use hpp_generate::{GenerationRequest, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
-use serde::Serialize;
 use serde_json::Value;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -33,25 +33,6 @@ pub struct ModelSettings {
     pub placement: Vec<WeightPlacement>,
     /// Whether it gives hidden states, from which embeddings are made.
     pub gives_hidden_states: bool,
-}
-
-/// Weights on one device with one residency.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct WeightPlacement {
-    /// The device.
-    pub device: String,
-    /// The device that the plan names, if it is another one, which is not available.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub planned_device: Option<String>,
-    /// Where its weights are between passes: `resident`, `streamed` or `mapped`.
-    pub weights: &'static str,
-    /// Partitions.
-    pub partitions: usize,
-    /// Bytes of their weights.
-    pub bytes: u64,
-    /// Of weights that are streamed from disk, the bytes that stay in memory.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub pinned_bytes: Option<u64>,
 }
 
 /// A model with its engine.

@@ -11,7 +11,7 @@ use crate::metrics::Metrics;
 use crate::model::{RequestOptions, ServedModel};
 use crate::openai::{self, ChatRequest, CompletionRequest, EmbeddingRequest, OnePrompt, Settings};
 use crate::page::page;
-use axum::extract::{DefaultBodyLimit, Path, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRef, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -80,13 +80,19 @@ pub(crate) struct App {
     models: Vec<Arc<ServedModel>>,
     metrics: Metrics,
     /// The memory for bodies.
-    pub bodies: BodyRoom,
+    bodies: BodyRoom,
     hosts: HostCheck,
     /// How to serve.
     pub settings: ServeSettings,
 }
 
-pub(crate) type SharedApp = Arc<App>;
+type SharedApp = Arc<App>;
+
+impl FromRef<SharedApp> for BodyRoom {
+    fn from_ref(app: &SharedApp) -> Self {
+        app.bodies.clone()
+    }
+}
 
 /// Serves the models of a pool until a shutdown is requested and their requests have ended. Calls `on_ready` with the address once it listens.
 pub fn serve(
@@ -100,7 +106,7 @@ pub fn serve(
     let cors = cors(&settings.cors_origins)?;
     let grace = settings.grace;
     let hosts = HostCheck::new(settings.address.ip(), !settings.api_keys.is_empty(), &settings.allowed_hosts);
-    let (bodies, limits) = (BodyRoom::new(settings.max_body), settings.connections);
+    let (bodies, limits) = (BodyRoom::new(settings.max_body, settings.connections.body), settings.connections);
     let models = models.into_iter().map(Arc::new).collect();
     let app = Arc::new(App { models, metrics, bodies, hosts, settings });
     let router = router(&app).layer(cors);

@@ -5,7 +5,7 @@
 //! not read.
 
 use crate::proto::{ModelProto, TensorProto};
-use crate::read::is_lfs_pointer;
+use crate::read::formats::is_lfs_pointer;
 use crate::tensor::{self, TensorError, TensorProblem, TensorShape};
 use crate::walk;
 use std::collections::HashMap;

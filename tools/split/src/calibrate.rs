@@ -5,13 +5,11 @@
 //! sensitivity of blocks (`hpp-profile --sensitivity`) gives the first. With a corpus the inputs of the matrices are observed too, so
 //! that errors of 4-bit weights compensate each other where the divergence is smaller for it.
 
-mod corpus;
-mod divergence;
+pub(crate) mod corpus;
+pub(crate) mod divergence;
+mod free_memory;
 mod inputs;
 mod trial;
-
-pub use corpus::CorpusError;
-pub use divergence::DivergenceError;
 
 use crate::amount::digits;
 use crate::cli::{DraftArg, SplitArgs};

@@ -1,6 +1,7 @@
 //! Every error of this command, and its report on stderr.
 
-use crate::calibrate::{CorpusError, DivergenceError};
+use crate::calibrate::corpus::CorpusError;
+use crate::calibrate::divergence::DivergenceError;
 use crate::exec::ExecNotFound;
 use crate::input_errors::InputErrors;
 use crate::output::OutputError;

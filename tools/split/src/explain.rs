@@ -2,6 +2,7 @@
 //! context length would change.
 
 use crate::amount::{self, MEASURED};
+use crate::analysis::analyse;
 use crate::cli::SplitArgs;
 use crate::costs::Costs;
 use crate::error::SplitError;
@@ -10,7 +11,6 @@ use crate::partitioning::Partitioning;
 use crate::predicted::round;
 use crate::reason::{difference, is_rounding, place_name};
 use crate::request::{Limits, PlanningRequest};
-use crate::split::analyse;
 use crate::table;
 use hpp_model::Analysis;
 use hpp_partition::{BlockPlacement, Change, DeviceId, Explanation, RunExplanation, Solution, change, evaluate};

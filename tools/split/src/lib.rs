@@ -5,6 +5,7 @@
 //! surgery is `hpp-graph` and `hpp-onnx`.
 
 mod amount;
+mod analysis;
 mod calibrate;
 mod cli;
 mod compression;

@@ -3,7 +3,6 @@
 //! Its embedding stays as it is and is memory-mapped from the model's own weights, so that both share its pages.
 
 use crate::amount::{self, ESTIMATED};
-use crate::calibrate;
 use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::costs::Costs;
 use crate::draft::{PlanDraft, draft};
@@ -14,6 +13,7 @@ use crate::quantize;
 use crate::request::{Limits, MIN_CHUNK, PlanningRequest};
 use hpp_graph::PartitionGraph;
 use hpp_model::{Analysis, LogitsMode, analyse_quantized};
+use hpp_onnx::QuantizeOptions;
 use hpp_partition::{Phase, usage_of_partitions};
 use hpp_schema::{ByteSize, InputRole, ModelKind, Plan, gives_one_position};
 
@@ -34,15 +34,17 @@ pub struct OwnDraft {
 }
 
 impl OwnDraft {
-    /// Plans the draft that the arguments ask for; `None` if they ask for none.
-    pub fn plan(args: &SplitArgs, analysis: &Analysis, costs: &Costs) -> Result<Option<Self>, SplitError> {
-        let Some(bits) = args.quantize.draft else { return Ok(None) };
-        check(analysis)?;
-        let options = calibrate::draft_options(args, analysis, costs, bits)?;
+    /// Plans a draft whose weights are quantized with these options.
+    pub fn plan(
+        args: &SplitArgs,
+        analysis: &Analysis,
+        costs: &Costs,
+        options: &QuantizeOptions,
+    ) -> Result<Self, SplitError> {
         let path = analysis.model.path();
-        let quantized = analyse_quantized(path, Some(analysis.context), LogitsMode::Requested, Some(&options));
+        let quantized = analyse_quantized(path, Some(analysis.context), LogitsMode::Requested, Some(options));
         let quantized = quantized.map_err(|error| SplitError::Draft(Box::new(error)))?;
-        Ok(Some(Self::of(quantized, args, costs, 1)?))
+        Self::of(quantized, args, costs, 1)
     }
 
     /// Plans a quantized model to stay in host memory, in at least so many partitions.
@@ -75,7 +77,7 @@ impl OwnDraft {
 }
 
 /// Refuses models that cannot draft for themselves.
-fn check(analysis: &Analysis) -> Result<(), SplitError> {
+pub fn check(analysis: &Analysis) -> Result<(), SplitError> {
     if analysis.kind == ModelKind::SingleRun {
         return Err(SplitError::setting("--draft is for models that generate tokens", "omit --draft"));
     }

@@ -1,5 +1,6 @@
 //! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
+use crate::analysis::analyse;
 use crate::cli::SplitArgs;
 use crate::compression::drop_useless_copies;
 use crate::costs::Costs;
@@ -7,7 +8,7 @@ use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
-use crate::own_draft::OwnDraft;
+use crate::own_draft::{self, OwnDraft};
 use crate::partitioning::{Partitioning, place_blocks, sufficient_budget};
 use crate::refine::{TrialRun, refine};
 use crate::request::{Limits, PlanningRequest};
@@ -16,8 +17,7 @@ use crate::{
     calibrate, experts, interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace,
 };
 use hpp_graph::{Block, PartitionGraph};
-use hpp_model::{Analysis, analyse_quantized, faulty_blocks};
-use hpp_onnx::QuantizeOptions;
+use hpp_model::{Analysis, faulty_blocks};
 use hpp_partition::{Objective, useless_gpus};
 use hpp_schema::{ByteSize, Plan, Provider};
 use std::path::{Path, PathBuf};
@@ -29,7 +29,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     }
     let (analysis, costs) = read_inputs(args)?;
     let local = request::local_machine(args, &costs);
-    let own_draft = OwnDraft::plan(args, &analysis, &costs)?;
+    let own_draft = own_draft(args, &analysis, &costs)?;
     let reserved = own_draft.as_ref().map_or(0, |draft| draft.host_memory);
     let mut request = PlanningRequest::new(args, &analysis, &costs, &local, Limits { reserved, ..Limits::default() })?;
     print_notes(args, &analysis, &costs, &request);
@@ -95,21 +95,12 @@ fn read_inputs(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
     }
 }
 
-/// Analyses a model as the settings say: quantized with these options, with experts apart.
-pub fn analyse(
-    path: &Path,
-    context: Option<u64>,
-    args: &SplitArgs,
-    quantize: Option<&QuantizeOptions>,
-) -> Result<Analysis, SplitError> {
-    let analysis = analyse_quantized(path, context, args.logits_mode(), quantize)?;
-    let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
-    analysis.with_experts_apart(layers).ok_or_else(|| {
-        SplitError::setting(
-            "--cpu-moe and --n-cpu-moe place experts, and these layers have no mixture in one operator (QMoE or MoE)",
-            "`hpp-split inspect` lists the layers with experts; --assign places whole layers",
-        )
-    })
+/// The draft that the arguments ask for, planned; `None` if they ask for none.
+fn own_draft(args: &SplitArgs, analysis: &Analysis, costs: &Costs) -> Result<Option<OwnDraft>, SplitError> {
+    let Some(bits) = args.quantize.draft else { return Ok(None) };
+    own_draft::check(analysis)?;
+    let options = calibrate::draft_options(args, analysis, costs, bits)?;
+    OwnDraft::plan(args, analysis, costs, &options).map(Some)
 }
 
 fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &PlanningRequest) {

@@ -3,7 +3,7 @@
 //! Values are not `Send`, so the thread gets their addresses. Invariant: the requesting thread keeps the values in `Copier::pending`
 //! until it has received the result of their job.
 
-use super::copy::copy_values;
+use super::copy_values::copy_values;
 use super::lock::DeviceLock;
 use super::value::Value;
 use super::{ReadWeight, check};

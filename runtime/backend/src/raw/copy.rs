@@ -2,15 +2,13 @@
 
 use super::check;
 use super::copier::{Copier, PendingCopies, WeightCopy};
+use super::copy_values::copy_values;
 use super::memory::Memory;
 use super::space::{FENCE_BYTES, MemorySpace};
 use super::value::Value;
 use hpp_engine::BackendError;
 use hpp_schema::DType;
-use ort::AsPointer;
 use ort::environment::Environment;
-use ort::sys::{self, OrtValue};
-use std::ptr;
 use std::rc::Rc;
 
 /// Copies a tensor into another of the same type and shape, in any memory spaces, and waits for the copy.
@@ -24,24 +22,6 @@ pub(crate) fn copy(environment: &Environment, from: &Value, to: &Value) -> Resul
     let _lock = from.lock.or(&to.lock).acquire();
     // SAFETY: both are live values of equal size.
     unsafe { check(copy_values(environment, from.as_ptr(), to.as_ptr()), || "copy a tensor between memories".into()) }
-}
-
-/// Copies one value into another.
-///
-/// # Safety
-/// Both must be alive and of one type and shape.
-pub(super) unsafe fn copy_values(
-    environment: &Environment,
-    from: *mut OrtValue,
-    to: *mut OrtValue,
-) -> sys::OrtStatusPtr {
-    let (source, mut target) = ([from.cast_const()], [to.cast_const()]);
-    // SAFETY: the caller's promise; the count of 1 matches both arrays. Without a stream the copy is complete when the call returns, or
-    // ordered before whatever the device does next.
-    unsafe {
-        let environment = environment.ptr().cast_mut();
-        (ort::api().CopyTensors)(environment, source.as_ptr(), target.as_mut_ptr(), ptr::null_mut(), 1)
-    }
 }
 
 /// Waits for runs that returned early, on a device that reports no timing, by reading a few bytes back.

@@ -11,6 +11,7 @@ pub(crate) mod assignment;
 pub(crate) mod binding;
 pub(crate) mod copier;
 pub(crate) mod copy;
+mod copy_values;
 pub(crate) mod dtype;
 pub(crate) mod library;
 pub(crate) mod lock;

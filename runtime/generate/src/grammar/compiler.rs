@@ -1,25 +1,21 @@
 //! Compiles grammars for the vocabulary of one model.
 
-use super::matcher::GrammarMatcher;
+use super::error::GrammarError;
+use super::json_rule::json_rule;
+use super::matcher::{Grammar, GrammarMatcher};
 use super::tool_calls::{self, ToolCallGrammar};
-use crate::text::untrusted::{LimitError, TextLimits, run_limited};
+use crate::text::untrusted::{TextLimits, run_limited};
 use crate::text::{TextTokenizer, TokenBytes};
 use llguidance::api::TopLevelGrammar;
 use llguidance::earley::SlicedBiasComputer;
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory};
 use serde_json::{Value, json};
-use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Longest token that may continue a grammar, in bytes; the library takes no longer ones.
 const MAX_TOKEN_BYTES: usize = 1000;
-/// Longest schema, in bytes.
-const MAX_SCHEMA_BYTES: usize = 1 << 20;
-/// White space between two parts of a JSON text: a space, or new lines with an indentation, as in llama.cpp. Bounded, because a weak model
-/// that may write white space never ends.
-const WHITE_SPACE: &str = r"\x20|\x0A{1,2}[\x20\x09]{0,20}";
 /// Limits of compiling; a real schema takes milliseconds.
 const COMPILE_LIMITS: TextLimits = TextLimits { time: Duration::from_secs(20), memory: 1 << 30 };
 /// Limits of reading a vocabulary.
@@ -43,23 +39,6 @@ pub enum GrammarSource {
     Either(Box<[GrammarSource; 2]>),
 }
 
-/// Why there is no grammar, or why it cannot be followed further.
-#[derive(Debug, thiserror::Error)]
-pub enum GrammarError {
-    /// The schema is not valid or has something that is not supported.
-    #[error("the schema cannot be followed: {0}")]
-    Schema(String),
-    /// The tokens of the model have no known bytes.
-    #[error("no grammar can be followed with this model's tokenizer: {0}")]
-    Vocabulary(String),
-    /// The schema takes too long or too much memory.
-    #[error("the schema cannot be compiled")]
-    Limit(#[source] LimitError),
-    /// No token continues the text, or computing which ones do exceeds the limits.
-    #[error("the answer cannot go on by its grammar: {0}")]
-    Stuck(String),
-}
-
 /// Compiles grammars for one model. Cheap to clone; clones share what they have read.
 #[derive(Clone)]
 pub struct GrammarCompiler {
@@ -73,19 +52,6 @@ pub struct GrammarCompiler {
 struct Vocabulary {
     factory: Arc<ParserFactory>,
     drops_first_space: bool,
-}
-
-/// A compiled grammar at its start. Clones share the automaton.
-#[derive(Clone)]
-pub struct Grammar {
-    matcher: Matcher,
-    vocabulary: usize,
-}
-
-impl fmt::Debug for Grammar {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Grammar").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
-    }
 }
 
 impl GrammarCompiler {
@@ -142,13 +108,6 @@ impl GrammarCompiler {
     }
 }
 
-impl Grammar {
-    /// A matcher at the start of the grammar, and the size of its vocabulary.
-    pub(super) fn start(&self) -> (Matcher, usize) {
-        (self.matcher.clone(), self.vocabulary)
-    }
-}
-
 /// Builds the trie of a vocabulary.
 fn read_vocabulary(tokenizer: &TextTokenizer, ends: &[u32]) -> Result<Vocabulary, String> {
     let bytes = tokenizer.vocabulary_bytes()?;
@@ -180,21 +139,6 @@ fn read_vocabulary(tokenizer: &TextTokenizer, ends: &[u32]) -> Result<Vocabulary
     factory.quiet();
     factory.limits_mut().verbose_errors = false;
     Ok(Vocabulary { factory: Arc::new(factory), drops_first_space })
-}
-
-/// A rule for JSON that a schema describes.
-pub(super) fn json_rule(schema: &Value, lenient: bool) -> Result<String, GrammarError> {
-    let Value::Object(fields) = schema else {
-        return Err(GrammarError::Schema("it must be an object".to_owned()));
-    };
-    let mut fields = fields.clone();
-    let options = json!({"whitespace_pattern": WHITE_SPACE, "lenient": lenient});
-    fields.insert("x-guidance".to_owned(), options);
-    let text = Value::Object(fields).to_string();
-    if text.len() > MAX_SCHEMA_BYTES {
-        return Err(GrammarError::Schema(format!("it is longer than {MAX_SCHEMA_BYTES} bytes")));
-    }
-    Ok(format!("%json {text}"))
 }
 
 /// The cause of a failure: what the library says, without the lines that quote the grammar.

@@ -1,9 +1,24 @@
-//! The position of one answer in its grammar.
+//! A compiled grammar, and the position of one answer in it.
 
-use super::compiler::{Grammar, GrammarError};
+use super::error::GrammarError;
 use crate::sampling::AllowedTokens;
 use crate::text::untrusted::catch_panic;
 use llguidance::Matcher;
+use std::fmt;
+
+/// A compiled grammar at its start. Clones share the automaton.
+#[derive(Clone)]
+pub struct Grammar {
+    pub(super) matcher: Matcher,
+    /// Tokens that it knows.
+    pub(super) vocabulary: usize,
+}
+
+impl fmt::Debug for Grammar {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Grammar").field("vocabulary", &self.vocabulary).finish_non_exhaustive()
+    }
+}
 
 /// Follows one answer through its grammar.
 pub struct GrammarMatcher {
@@ -15,8 +30,7 @@ pub struct GrammarMatcher {
 impl GrammarMatcher {
     /// A matcher at the start of a grammar.
     pub fn new(grammar: &Grammar) -> Self {
-        let (matcher, vocabulary) = grammar.start();
-        Self { matcher, vocabulary }
+        Self { matcher: grammar.matcher.clone(), vocabulary: grammar.vocabulary }
     }
 
     /// The tokens that may come next, of a model with `vocabulary` tokens. Never empty.

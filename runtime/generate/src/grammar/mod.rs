@@ -5,13 +5,16 @@
 //! the library bounds the work for each token.
 
 mod compiler;
+mod error;
+mod json_rule;
 mod matcher;
 mod response_format;
 #[cfg(test)]
 mod tests;
 mod tool_calls;
 
-pub use compiler::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
-pub use matcher::GrammarMatcher;
+pub use compiler::{GrammarCompiler, GrammarSource};
+pub use error::GrammarError;
+pub use matcher::{Grammar, GrammarMatcher};
 pub use response_format::{FormatError, ResponseFormat};
 pub use tool_calls::ToolCallGrammar;

@@ -1,6 +1,7 @@
 //! The grammar of calls, in the form that a model writes them.
 
-use super::compiler::{GrammarError, json_rule};
+use super::error::GrammarError;
+use super::json_rule::json_rule;
 use crate::text::TextTokenizer;
 use crate::text::tools::{ToolFormat, ToolFunction};
 use serde_json::Value;

@@ -14,14 +14,15 @@ mod tests;
 
 pub use limit::AllowedMemoryFn;
 pub use memory::MemoryNeeds;
-pub use share::{EngineShare, Reducible};
+pub use share::Reducible;
 
+use crate::engine_share::EngineShare;
 use crate::engine_thread::{
     EngineEvents, EngineQueue, EngineSetup, LoadError, LoadFn, QueuePlace, Queued, Submission, start,
 };
 use crate::error::ApiError;
 use crate::metrics::ModelMetrics;
-use crate::model::WeightPlacement;
+use crate::weight_placement::WeightPlacement;
 use decide::{Decision, EngineFacts, EngineStatus, MemoryRoom, decide};
 use hpp_engine::{Backend, CancelHandle};
 use limit::{AllowedMemory, HostLimit, INTERVAL};

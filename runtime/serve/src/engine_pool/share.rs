@@ -1,5 +1,7 @@
 //! How loaded engines share a limit that was lowered below what they take together: what is cheapest to give up goes first.
 
+use crate::engine_share::EngineShare;
+
 /// What an engine can do without, at the most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reducible {
@@ -10,17 +12,6 @@ pub struct Reducible {
     /// Bytes of the states of one sequence.
     pub sequence: u64,
     /// Bytes of weights that are locked in memory and could be read for each pass.
-    pub locked: u64,
-}
-
-/// What an engine may take at present, of what it can do without.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct EngineShare {
-    /// Bytes of RAM for KV pages.
-    pub kv: u64,
-    /// Sequences that it runs and keeps, at least one.
-    pub sequences: u64,
-    /// Bytes of locked weights.
     pub locked: u64,
 }
 

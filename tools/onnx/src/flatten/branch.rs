@@ -7,7 +7,8 @@ use super::rename::{Fresh, Renamer};
 use crate::names::{self, default_domain};
 use crate::note::{BranchChoice, DroppedInput};
 use crate::proto::{GraphProto, NodeProto, ValueInfoProto, tensor_proto::DataType, type_proto::Value};
-use crate::read::{declared_dtype, declared_shape};
+use crate::read::body::dtype_of;
+use crate::read::graph::shape_of;
 use std::collections::{HashMap, HashSet};
 
 /// Inlines the branch for generation if the graph is a merged decoder.
@@ -152,8 +153,8 @@ fn drop_unread(graph: &mut GraphProto, condition: &str) -> Vec<DroppedInput> {
     graph.input = kept;
     let about = |info: ValueInfoProto| DroppedInput {
         name: info.name().to_owned(),
-        dtype: declared_dtype(&info),
-        shape: declared_shape(&info),
+        dtype: dtype_of(&info),
+        shape: shape_of(&info),
     };
     let mut dropped: Vec<DroppedInput> = dropped.into_iter().map(about).collect();
     dropped.sort_by_key(|input| input.name != condition);

@@ -1,18 +1,15 @@
 //! Reads a model: locate the file, map it, check the wire format, decode, flatten, sort, locate weights.
 
-mod body;
-mod formats;
-mod graph;
+pub(crate) mod body;
+pub(crate) mod formats;
+pub(crate) mod graph;
 mod locate;
 mod map;
 mod order;
 mod small;
 mod wire;
 
-pub(crate) use body::dtype_of as declared_dtype;
-pub(crate) use formats::is_lfs_pointer;
 pub use graph::GraphError;
-pub(crate) use graph::shape_of as declared_shape;
 pub use locate::{LocateError, locate};
 pub use map::{map_file, position_in};
 pub use order::{OrderError, sort};

@@ -2,7 +2,7 @@
 //! and keeps the sums of their products with each other.
 
 use super::divergence::DivergenceProbe;
-use super::trial::check_memory;
+use super::free_memory::check_memory;
 use crate::error::SplitError;
 use crate::files::{PlanWriter, WriteOptions};
 use crate::local_machine::LocalMachine;

@@ -5,6 +5,7 @@
 
 use super::corpus::Corpus;
 use super::divergence::DivergenceProbe;
+use super::free_memory::check_memory;
 use super::{Formats, Purpose, inputs};
 use crate::amount::digits;
 use crate::cli::SplitArgs;
@@ -18,9 +19,9 @@ use crate::output::PLAN_FILE;
 use crate::own_draft::OwnDraft;
 use hpp_model::{Analysis, LogitsMode, analyse, analyse_quantized};
 use hpp_onnx::{InputMoments, QuantizeOptions, WorkDir};
+use hpp_schema::Plan;
 use hpp_schema::memory::PROCESS;
 use hpp_schema::probe::FEW_POSITIONS;
-use hpp_schema::{ByteSize, Plan};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -147,20 +148,6 @@ fn few_positions(positions: u64, purpose: Purpose) -> Option<String> {
     })
 }
 
-/// Refuses a model that this machine's memory does not hold: it would be read from disk once for each of many measurements.
-pub fn check_memory(needed: u64, free: Option<u64>) -> Result<(), SplitError> {
-    match free {
-        Some(free) if free < needed => {
-            let [needed, free] = [needed, free].map(|bytes| ByteSize(bytes).human());
-            Err(SplitError::setting(
-                format!("--calibration runs the whole model in memory, which takes {needed}, and {free} are free"),
-                "profile the model with hpp-profile --sensitivity and give --profile instead, or omit --calibration",
-            ))
-        }
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,12 +160,5 @@ mod tests {
             "{said}"
         );
         assert_eq!(few_positions(1000, Purpose::Sensitivity), None);
-    }
-
-    #[test]
-    fn a_model_that_memory_does_not_hold_is_refused_with_both_numbers() {
-        let error = check_memory(3 << 30, Some(2 << 30)).unwrap_err().to_string();
-        assert!(error.contains("3 GiB") && error.contains("2 GiB are free"), "{error}");
-        assert!(check_memory(3 << 30, Some(3 << 30)).is_ok() && check_memory(3 << 30, None).is_ok());
     }
 }

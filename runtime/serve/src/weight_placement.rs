@@ -1,0 +1,22 @@
+//! Where the weights of a model lie, as clients see it.
+
+use serde::Serialize;
+
+/// Weights on one device with one residency.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct WeightPlacement {
+    /// The device.
+    pub device: String,
+    /// The device that the plan names, if it is another one, which is not available.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub planned_device: Option<String>,
+    /// Where its weights are between passes: `resident`, `streamed` or `mapped`.
+    pub weights: &'static str,
+    /// Partitions.
+    pub partitions: usize,
+    /// Bytes of their weights.
+    pub bytes: u64,
+    /// Of weights that are streamed from disk, the bytes that stay in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pinned_bytes: Option<u64>,
+}

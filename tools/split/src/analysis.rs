@@ -1,0 +1,24 @@
+//! Reads and analyses a model as the arguments say.
+
+use crate::cli::SplitArgs;
+use crate::error::SplitError;
+use hpp_model::{Analysis, analyse_quantized};
+use hpp_onnx::QuantizeOptions;
+use std::path::Path;
+
+/// Analyses a model as the settings say: quantized with these options, with experts apart.
+pub fn analyse(
+    path: &Path,
+    context: Option<u64>,
+    args: &SplitArgs,
+    quantize: Option<&QuantizeOptions>,
+) -> Result<Analysis, SplitError> {
+    let analysis = analyse_quantized(path, context, args.logits_mode(), quantize)?;
+    let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
+    analysis.with_experts_apart(layers).ok_or_else(|| {
+        SplitError::setting(
+            "--cpu-moe and --n-cpu-moe place experts, and these layers have no mixture in one operator (QMoE or MoE)",
+            "`hpp-split inspect` lists the layers with experts; --assign places whole layers",
+        )
+    })
+}
