@@ -267,6 +267,10 @@ impl Backend for OrtBackend {
         Ok(OrtBuffer { memory, space: self.space(MemoryId::HOST)? })
     }
 
+    fn is_in_memory(&self, dir: &Path) -> bool {
+        crate::state_file::is_in_memory(dir)
+    }
+
     fn prefetch(&self, buffer: &OrtBuffer, offset: u64, bytes: u64) {
         if let Memory::Host(host) = &buffer.memory {
             host.prefetch(offset, bytes);

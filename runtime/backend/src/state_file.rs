@@ -79,6 +79,20 @@ impl StateFile {
     }
 }
 
+/// Whether the files of a directory are in memory.
+#[cfg(target_os = "linux")]
+pub(crate) fn is_in_memory(dir: &Path) -> bool {
+    /// The types of tmpfs and ramfs, of `linux/magic.h`.
+    const IN_MEMORY: [u64; 2] = [0x0102_1994, 0x8584_58f6];
+    rustix::fs::statfs(dir).is_ok_and(|found| IN_MEMORY.contains(&(found.f_type as u64)))
+}
+
+/// Unknown on other systems.
+#[cfg(not(target_os = "linux"))]
+pub(crate) fn is_in_memory(_: &Path) -> bool {
+    false
+}
+
 /// A range of the file that belongs to one mapping.
 pub(crate) struct FileRange {
     file: Arc<StateFile>,
@@ -238,6 +252,13 @@ mod tests {
         assert!(bytes(&mut second).iter().all(|byte| *byte == 0));
         let third = file.reserve(100_000).unwrap();
         assert_ne!(third.range().unwrap().start, start);
+    }
+
+    #[test]
+    fn a_directory_in_memory_is_recognised() {
+        assert!(!is_in_memory(tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap().path()));
+        let shared = Path::new("/dev/shm");
+        assert_eq!(is_in_memory(shared), std::fs::read_to_string("/proc/mounts").unwrap().contains("/dev/shm tmpfs"));
     }
 
     #[test]

@@ -253,6 +253,11 @@ impl<B: Backend> Engine<B> {
         self.program.host_state_bytes()
     }
 
+    /// Bytes of disk that the states of one sequence take.
+    pub fn disk_state_bytes(&self) -> u64 {
+        self.program.disk_state_bytes()
+    }
+
     /// Whether each step computes the whole sequence again, because the model keeps no state.
     pub fn recomputes(&self) -> bool {
         self.program.recomputes()

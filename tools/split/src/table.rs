@@ -149,10 +149,10 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let on_device = || plan.partitions.iter().filter(|p| p.device == *name);
     let states = || plan.states.iter().filter(|state| state.device == *name);
     let in_memory: u64 = states().filter(|state| !state.on_disk).map(|state| state.bytes.0 * plan.budgets.batch).sum();
-    let resident_states = in_memory + if device.kind == DeviceKind::Cpu { plan.state_window() } else { 0 };
-    // State kept in host memory is copied here for one partition at a time.
-    let copied_states = on_device().filter(|p| plan.states.iter().any(|s| s.partition == p.name && s.device != *name));
-    let kv = resident_states + copied_states.map(|p| p.bytes.kv.0).max().unwrap_or(0);
+    let kv = match device.kind {
+        DeviceKind::Cpu => in_memory + plan.state_window(),
+        DeviceKind::Gpu => states_on_gpu(plan, name),
+    };
     let workspace: u64 = on_device().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
     let (used, limit, parts) = match device.kind {
         DeviceKind::Gpu => {
@@ -182,6 +182,21 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
         Some(limit) => format!("{name}: {used} of {} at {context} tokens of context{per_pass}{parts}", limit.human()),
         None => format!("{name}: {used} at {context} tokens of context{per_pass}{parts}"),
     }
+}
+
+/// Bytes of state on a GPU at a time. During the prompt it holds the state of all partitions that compute there then, during decoding of
+/// those that compute there then; of state that is kept in host memory in both phases, that of one partition.
+fn states_on_gpu(plan: &Plan, gpu: &str) -> u64 {
+    let follows = |partition: &Partition| {
+        plan.states.iter().all(|s| s.partition != partition.name || s.device == partition.device)
+    };
+    let in_phase = |device: &dyn Fn(&Partition) -> bool| {
+        let here = || plan.partitions.iter().filter(|partition| device(partition));
+        let kept: u64 = here().filter(|partition| follows(partition)).map(|partition| partition.bytes.kv.0).sum();
+        let copied = here().filter(|partition| !follows(partition)).map(|partition| partition.bytes.kv.0).max();
+        kept.saturating_add(copied.unwrap_or(0))
+    };
+    in_phase(&|partition| partition.device == gpu).max(in_phase(&|partition| partition.prefill_device() == gpu))
 }
 
 /// Bytes of host memory in use, and their large items as text: weights that compute there, locked parts of weights read
@@ -228,6 +243,10 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     }
     if draft > 0 {
         parts += &format!(", {} for the draft", human(draft));
+    }
+    if kept == streamed && streamed > 0 {
+        parts +=
+            &format!(", {} for copying weights to GPUs, beside those that the host computes with", human(streamed));
     }
     if kept < streamed {
         let (kept, streamed) = (human(kept), human(streamed));

@@ -61,8 +61,14 @@ pub(crate) fn load<B: Backend>(
 
     let symbols = SymbolTable::new(plan);
     let state_dir = options.state_dir.clone().unwrap_or_else(|| dir.to_owned());
-    let pool = BufferPool::new(backend.clone()).with_state_dir(state_dir);
+    let pool = BufferPool::new(backend.clone()).with_state_dir(state_dir.clone());
     let program = program(plan, &names, &symbols, stages, &route, context)?;
+    if program.state_window() > 0 && backend.is_in_memory(&state_dir) {
+        reporter.warning(&format!(
+            "{} is in memory, so KV caches in it take as much memory as without --kv disk; --state-dir names another directory",
+            state_dir.display()
+        ));
+    }
     let lane = lane(&program, &names, &symbols, &pool)?;
 
     let in_use = HostMemoryInUse::of(&program, backend);

@@ -148,6 +148,10 @@ pub trait Backend: Clone {
     fn reserve_on_disk(&self, _dir: &Path, bytes: u64) -> Result<Self::Buffer, BackendError> {
         self.reserve(MemoryId::HOST, bytes)
     }
+    /// Whether files of this directory are in memory, so that buffers on disk would save none.
+    fn is_in_memory(&self, _dir: &Path) -> bool {
+        false
+    }
     /// Starts to read a part of a buffer on disk into memory, and returns at once.
     fn prefetch(&self, _buffer: &Self::Buffer, _offset: u64, _bytes: u64) {}
     /// Starts to write what has changed in buffers on disk. Those of the call before are out of memory when it returns.

@@ -61,6 +61,11 @@ impl Program {
         on_host.map(StateLayout::bytes).fold(0, u64::saturating_add)
     }
 
+    /// Bytes of disk that the states of one sequence take.
+    pub fn disk_state_bytes(&self) -> u64 {
+        self.layouts.iter().filter(|layout| layout.on_disk).map(StateLayout::bytes).fold(0, u64::saturating_add)
+    }
+
     /// The states of a stage that lie on disk between its runs.
     pub fn disk_states(&self, stage: StageId) -> impl Iterator<Item = StateId> {
         self.stages[stage].states().filter(|state| self.layouts[*state].on_disk)

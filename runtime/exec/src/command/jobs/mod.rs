@@ -305,6 +305,7 @@ impl Jobs {
         let JobCounts { answers, errors, tokens, passes, sequences, seconds, .. } = self.counts;
         let telemetry = self.batch.engine().telemetry();
         let errors = if errors > 0 { format!(" and {}", counted(errors as u64, "error")) } else { String::new() };
+        let state = self.batch.engine().host_state_bytes() + self.batch.engine().disk_state_bytes();
         format!(
             "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\n{}memory: {}",
             counted(answers as u64, "answer"),
@@ -314,7 +315,7 @@ impl Jobs {
             rate(Some(tokens as f64 / seconds.max(1e-9))),
             rate((passes > 0).then(|| tokens as f64 / passes as f64)),
             time_shares(&telemetry, seconds),
-            memory(&Bytes::new(&telemetry, self.batch.engine().host_state_bytes() * sequences as u64))
+            memory(&Bytes::new(&telemetry, state * sequences as u64))
         )
     }
 }
