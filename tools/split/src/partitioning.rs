@@ -361,8 +361,9 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             DecidedBy::Both => NeededBudget::OfThisPlacement,
         };
         let (bytes, draft) = (sufficient_budget(request, &source), request.limits.reserved);
-        let kv_may_leave = request.problem.budget.kv == KvHome::Device && !request.problem.budget.host_kv_on_disk;
-        SplitError::OverBudget { what, bytes, needed, has_gpus, kv_may_leave, draft, source }
+        let kv_can_move_to_disk =
+            request.problem.budget.kv == KvHome::Device && !request.problem.budget.host_kv_on_disk;
+        SplitError::OverBudget { what, bytes, needed, has_gpus, kv_can_move_to_disk, draft, source }
     }
 }
 

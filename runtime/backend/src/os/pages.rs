@@ -90,7 +90,7 @@ impl Pages {
     }
 }
 
-/// The smallest page; addresses of advice are multiples of the real one on Linux for x86-64, and rejected elsewhere without harm.
+/// Page size of x86-64. A system with larger pages refuses advice for addresses between them; that only costs the read-ahead.
 #[cfg(unix)]
 const PAGE: usize = 4096;
 
