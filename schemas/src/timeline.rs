@@ -2,7 +2,6 @@
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 /// Spans of time on lanes. Spans of a lane do not overlap.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -72,24 +71,64 @@ impl Timeline {
                 lanes.push(&span.lane);
             }
         }
-        let names = lanes
-            .iter()
-            .enumerate()
-            .map(|(tid, lane)| json!({"ph": "M", "pid": 0, "tid": tid, "name": "thread_name", "args": {"name": lane}}));
-        let spans = self.spans.iter().map(|span| {
-            let tid = lanes.iter().position(|lane| *lane == span.lane);
-            let mut args = json!({"pass": span.pass});
-            if let Some(bytes) = span.bytes {
-                args["bytes"] = bytes.into();
+        let names = lanes.iter().enumerate().map(|(tid, lane)| TraceEvent::lane(tid, lane));
+        let thread = |lane: &str| lanes.iter().position(|known| *known == lane).unwrap_or_default();
+        let spans = self.spans.iter().map(|span| TraceEvent::span(thread(&span.lane), span));
+        // Events are written one by one: as a tree of JSON values, those of a long run take several times the memory of the text.
+        let mut text = String::from(r#"{"traceEvents":["#);
+        for (number, event) in names.chain(spans).enumerate() {
+            if number > 0 {
+                text.push(',');
             }
-            if let Some(item) = span.item {
-                args["item"] = item.into();
-            }
-            json!({"ph": "X", "pid": 0, "tid": tid, "name": span.name, "cat": span.kind.as_str(),
-                   "ts": span.start_us, "dur": span.duration_us, "args": args})
-        });
-        let events: Vec<_> = names.chain(spans).collect();
-        json!({"traceEvents": events, "displayTimeUnit": "ms"}).to_string()
+            text += &serde_json::to_string(&event).expect("numbers and strings are JSON");
+        }
+        text + r#"],"displayTimeUnit":"ms"}"#
+    }
+}
+
+/// An event of the Chrome trace event format; its fields have the format's names.
+#[derive(Serialize)]
+struct TraceEvent<'a> {
+    ph: &'static str,
+    pid: u32,
+    tid: usize,
+    name: &'a str,
+    #[serde(flatten)]
+    times: Option<TraceTimes>,
+    args: TraceArguments<'a>,
+}
+
+#[derive(Serialize)]
+struct TraceTimes {
+    cat: &'static str,
+    ts: f64,
+    dur: f64,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum TraceArguments<'a> {
+    Lane {
+        name: &'a str,
+    },
+    Span {
+        pass: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        bytes: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        item: Option<u64>,
+    },
+}
+
+impl<'a> TraceEvent<'a> {
+    fn lane(tid: usize, name: &'a str) -> Self {
+        TraceEvent { ph: "M", pid: 0, tid, name: "thread_name", times: None, args: TraceArguments::Lane { name } }
+    }
+
+    fn span(tid: usize, span: &'a Span) -> Self {
+        let times = TraceTimes { cat: span.kind.as_str(), ts: span.start_us, dur: span.duration_us };
+        let args = TraceArguments::Span { pass: span.pass, bytes: span.bytes, item: span.item };
+        TraceEvent { ph: "X", pid: 0, tid, name: &span.name, times: Some(times), args }
     }
 }
 
