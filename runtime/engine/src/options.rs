@@ -43,7 +43,7 @@ pub enum RowBatching {
     /// Never.
     Off,
     /// Where that does not change a bit of the logits. Checked for each number of rows when it first occurs, and again for each doubling
-    /// of the tokens.
+    /// of the tokens; in several passes if values are rounded to 16 bits, which hides differences.
     #[default]
     Exact,
     /// Also where sums round differently: a sequence's tokens may then depend on the number of other sequences.

@@ -207,7 +207,6 @@ fn files_that_hold_something_else_are_refused_and_kept() {
 }
 
 #[cfg(unix)]
-#[cfg(unix)]
 #[test]
 fn a_pipe_for_the_answers_is_refused() {
     let files = JobFiles::new("genai/llama3-fp32-cpu", "{\"id\": 1, \"tokens\": [1]}\n");

@@ -27,8 +27,12 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     // The model generator uses the reader's protobuf types. It is a test tool; no crate imports it.
     ("hpp-fixtures", &["hpp-onnx", "hpp-schema", "hpp-cli"]),
     // End-to-end tests use the tools' types to create unusual models, never to compute expected results. One test
-    // compares the planner's simulator with the engine on a virtual clock, so it imports both.
-    ("hpp-end-to-end", &["hpp-cli", "hpp-onnx", "hpp-schema", "hpp-partition", "hpp-engine"]),
+    // compares the planner's simulator with the engine on a virtual clock, so it imports both. Another compares the bits of
+    // logits of many sequences, which no command reports, so it runs the commands' plans on the engine itself.
+    (
+        "hpp-end-to-end",
+        &["hpp-cli", "hpp-onnx", "hpp-schema", "hpp-partition", "hpp-generate", "hpp-engine", "hpp-backend"],
+    ),
     // The campaigns call what reads hostile input in one process, and the commands as programs.
     (
         "hpp-campaigns",

@@ -1,7 +1,9 @@
 //! Row batching: the next tokens of several sequences as rows of one run, so that a matrix is multiplied once for all of them.
 //!
 //! A run of several rows may use other kernels than a run of one row, and their sums may round differently. So the first pass with a new
-//! number of rows computes its items both ways, and later passes batch that many rows only if every bit was the same.
+//! number of rows computes its items both ways, and later passes batch that many rows only if every bit was the same. Where values are
+//! rounded to 16 bits, most differences of sums disappear, and one of some tens of rows shows any: there the first passes are checked,
+//! until enough rows were compared.
 
 use super::pass::PassItem;
 use super::step::{PassLogits, WorkItem};
@@ -12,6 +14,7 @@ use crate::options::RowBatching;
 use crate::port::Backend;
 use crate::program::{PassSizes, Program};
 use crate::tensor::{HostTensor, Logits};
+use hpp_schema::{DType, Plan};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tracing::info;
@@ -23,6 +26,10 @@ const MIN_SHAPE_TOKENS: u64 = 256;
 /// Where batched rows need not have the same bits: the largest difference of logits that counts as rounding, relative to the largest logit.
 const ROUNDING: f32 = 0.05;
 
+/// Rows that must agree before batches of a shape are used: one pass, and where values are rounded to 16 bits.
+const ROWS_CHECKED: u64 = 1;
+const ROWS_CHECKED_16_BIT: u64 = 256;
+
 /// The check gives up after this many shapes of batches that may not be used, if none may.
 const MOST_FAILURES: usize = 3;
 
@@ -31,11 +38,20 @@ static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
 /// Batches the rows of passes, and knows which batches have the same bits as single runs.
 pub(crate) struct RowBatcher<B: Backend> {
     mode: RowBatching,
-    /// Whether batches of a shape may be used; a shape that has not been checked is absent.
-    allowed: BTreeMap<BatchShape, bool>,
+    /// What checks of batches of a shape have found so far.
+    checked: BTreeMap<BatchShape, Checked>,
     /// Those of the current pass come first; the others are kept for their bindings.
     batches: Vec<RowBatch<B>>,
     logits: Logits,
+}
+
+/// What checks of batches of a shape have found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Checked {
+    /// So many rows agreed, and none did not.
+    Agrees(u64),
+    /// A row did not agree.
+    Differs,
 }
 
 /// Batches that use the same kernels.
@@ -119,7 +135,7 @@ impl<B: Backend> RowBatch<B> {
 
 impl<B: Backend> RowBatcher<B> {
     pub fn new(mode: RowBatching) -> Self {
-        Self { mode, allowed: BTreeMap::new(), batches: Vec::new(), logits: Logits::default() }
+        Self { mode, checked: BTreeMap::new(), batches: Vec::new(), logits: Logits::default() }
     }
 
     /// One pass for all items: each stage's weights are fetched once. Returns the outcome of each item; an error of the pass concerns all.
@@ -187,6 +203,7 @@ impl<B: Backend> RowBatcher<B> {
             }
         }
         members.sort_by_key(|member| member.row);
+        let wanted_rows = self.rows_to_check(program);
         let is_near = |a: &Member, b: &Member| {
             let between = a.row + 1..b.row;
             between.end - between.start <= MAX_UNUSED_ROWS && between.clone().all(|row| arena.is_free(row))
@@ -208,10 +225,11 @@ impl<B: Backend> RowBatcher<B> {
             }
             let batch = &mut self.batches[count];
             batch.fill(items, group, &rows);
-            match self.allowed.get(&batch.shape()) {
-                Some(false) => continue,
-                allowed => batch.replaces_single_runs = allowed.is_some(),
-            }
+            batch.replaces_single_runs = match self.checked.get(&batch.shape()) {
+                Some(Checked::Differs) => continue,
+                Some(Checked::Agrees(rows)) => *rows >= wanted_rows,
+                None => false,
+            };
             if batch.rows != rows {
                 let states = arena.states_of_rows(&program.layouts, &runtime.pool, rows.clone());
                 let Some(states) = states else { continue };
@@ -223,7 +241,16 @@ impl<B: Backend> RowBatcher<B> {
     }
 
     fn has_given_up(&self) -> bool {
-        self.allowed.len() >= MOST_FAILURES && self.allowed.values().all(|is_allowed| !is_allowed)
+        self.checked.len() >= MOST_FAILURES && self.checked.values().all(|checked| *checked == Checked::Differs)
+    }
+
+    /// Rows that must agree before batches of a shape are used.
+    fn rows_to_check(&self, program: &Program) -> u64 {
+        let is_half = |dtype: DType| matches!(dtype, DType::Float16 | DType::Bfloat16);
+        let Plan { partitions, states, .. } = &program.plan;
+        let mut values = partitions.iter().flat_map(|partition| &partition.outputs).map(|output| output.dtype);
+        let rounds = values.any(is_half) || states.iter().any(|state| is_half(state.dtype));
+        if rounds && self.mode == RowBatching::Exact { ROWS_CHECKED_16_BIT } else { ROWS_CHECKED }
     }
 
     /// Takes the logits of a batch to its items.
@@ -254,7 +281,7 @@ impl<B: Backend> RowBatcher<B> {
         Ok(())
     }
 
-    /// Compares a batch with its items, which were computed one by one as well, and decides on batches of its shape.
+    /// Compares a batch with its items, which were computed one by one as well, and notes what that says of batches of its shape.
     fn check(
         &mut self,
         program: &Program,
@@ -278,13 +305,22 @@ impl<B: Backend> RowBatcher<B> {
             let one = if read.is_ok() { Agreement::of(&self.logits.data, &alone.data) } else { Agreement::None };
             found = found.min(one);
         }
-        let is_allowed = match self.mode {
+        let agrees = match self.mode {
             RowBatching::Off => false,
             RowBatching::Exact => found == Agreement::Bits,
             RowBatching::On => found >= Agreement::Rounding,
         };
-        info!(rows, tokens = shape.tokens, agreement = ?found, is_used = is_allowed, error = ?error, "rows of a batch checked");
-        self.allowed.insert(shape, is_allowed);
+        let members = self.batches[index].members.len() as u64;
+        let before = self.checked.get(&shape).copied();
+        let checked = match before {
+            _ if !agrees => Checked::Differs,
+            Some(Checked::Agrees(rows)) => Checked::Agrees(rows + members),
+            _ => Checked::Agrees(members),
+        };
+        if before.is_none() || checked == Checked::Differs {
+            info!(rows, tokens = shape.tokens, agreement = ?found, agrees, error = ?error, "rows of a batch checked");
+        }
+        self.checked.insert(shape, checked);
     }
 }
 

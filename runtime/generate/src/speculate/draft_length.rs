@@ -21,6 +21,8 @@ const PRIOR_ACCEPTANCE: [f64; CONFIDENCES] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.9];
 const PRIOR_WEIGHT: f64 = 4.0;
 /// Assumed time of each further token of a pass relative to a pass of one token, before it was measured.
 const PRIOR_SLOPE: f64 = 0.05;
+/// Predicted times are trusted without a pass of one token while measured ones are at most this many times as long or as short.
+const MOST_DEVIATION: f64 = 1.5;
 /// A predicted time counts as much as this many measurements.
 const PREDICTED_WEIGHT: f64 = 0.5;
 /// Numbers of tokens in a pass whose times are recorded apart, in powers of two up to `MAX_DRAFT + 1`.
@@ -61,6 +63,8 @@ pub struct DraftLength {
     acceptance: [Mean; CONFIDENCES],
     /// Seconds of a pass with one token.
     single: Mean,
+    /// The same as predicted; counts until one is measured, or a longer pass shows that the machine is not as predicted.
+    predicted_single: Option<f64>,
     /// Seconds of drafting one token.
     drafting: Mean,
     /// Seconds of passes of `2^n` tokens relative to `single`, from `n = 1` on; sizes between count for the next larger.
@@ -73,6 +77,7 @@ impl DraftLength {
     pub fn predicted(passes: &[(u64, f64)]) -> Self {
         let mut length = Self::default();
         let Some((_, single)) = passes.iter().find(|(tokens, ms)| *tokens == 1 && *ms > 0.0) else { return length };
+        length.predicted_single = Some(single / 1e3);
         for (tokens, ms) in passes.iter().filter(|(tokens, _)| *tokens > 1) {
             let tokens = usize::try_from(*tokens).unwrap_or(usize::MAX);
             if let Some(size) = tokens.checked_next_power_of_two().map(|_| size(tokens)) {
@@ -92,8 +97,8 @@ impl DraftLength {
         if let Some(fixed) = self.fixed {
             return fixed.min(available);
         }
-        // The first pass has one token: all times are relative to it.
-        let Some(single) = self.single_seconds().filter(|single| *single > 0.0) else { return 0 };
+        // All times are relative to a pass of one token: without a prediction the first pass is one.
+        let Some(single) = self.known_single() else { return 0 };
         let acceptance = self.acceptance(confidence);
         let drafting = self.drafting.average().unwrap_or(0.0) / single;
         let (mut best, mut best_gain) = (0, LEAST_GAIN);
@@ -115,9 +120,20 @@ impl DraftLength {
         if tokens <= 1 {
             self.single.add(seconds, TIME_MEMORY);
             self.relative.iter_mut().chain(&mut self.acceptance).for_each(|mean| mean.forget(UNUSED_MEMORY));
-        } else if let Some(single) = self.single_seconds().filter(|single| *single > 0.0) {
-            self.relative[size(tokens)].add(seconds / single, TIME_MEMORY);
+        } else if let Some(single) = self.known_single() {
+            let relative = seconds / single;
+            let deviation = relative / self.relative_time(tokens);
+            if self.single.weight > 0.0 || (1.0 / MOST_DEVIATION..=MOST_DEVIATION).contains(&deviation) {
+                self.relative[size(tokens)].add(relative, TIME_MEMORY);
+            } else {
+                self.predicted_single = None;
+            }
         }
+    }
+
+    /// Seconds of a pass of one token, measured or else predicted.
+    fn known_single(&self) -> Option<f64> {
+        self.single_seconds().or(self.predicted_single).filter(|single| *single > 0.0)
     }
 
     /// Seconds of a pass of one token, if there was one.
@@ -215,14 +231,28 @@ mod tests {
             DraftLength::predicted(&[(1, 10.0), (2, 20.0), (4, 40.0), (8, 80.0), (16, 160.0), (32, 320.0)]);
         computes.passed(1, Duration::from_millis(10));
         assert!((0..CONFIDENCES).all(|confidence| computes.choose(confidence, 31) == 0));
-        let mut streams = DraftLength::predicted(&[(1, 10.0), (2, 10.0), (4, 10.0), (8, 10.0), (16, 10.0), (32, 10.0)]);
+        let as_predicted =
+            DraftLength::predicted(&[(1, 10.0), (2, 10.0), (4, 10.0), (8, 10.0), (16, 10.0), (32, 10.0)]);
+        let mut streams = as_predicted.clone();
         streams.passed(1, Duration::from_millis(7));
         assert!(streams.choose(5, 100) > MAX_DRAFT / 2);
         for tokens in [2, 4, 8, 16, 32] {
             (0..5).for_each(|_| streams.passed(tokens, Duration::from_millis(7 * tokens as u64)));
         }
         assert!(streams.choose(0, 100) == 0, "the machine is not as predicted");
-        assert_eq!(DraftLength::predicted(&[]).choose(5, 9), 0, "a first pass has one token");
+        assert_eq!(DraftLength::predicted(&[]).choose(5, 9), 0, "without a prediction a first pass has one token");
+        let mut unknown = DraftLength::default();
+        unknown.passed(1, Duration::from_millis(7));
+        assert_eq!(unknown.choose(5, 100), 13, "and the second a draft");
+        for (ms, is_as_predicted) in [(10, true), (12, true), (8, true), (20, false), (5, false)] {
+            let mut length = as_predicted.clone();
+            assert!(length.choose(5, 100) > MAX_DRAFT / 2, "a first pass is drafted by predicted times");
+            length.passed(MAX_DRAFT, Duration::from_millis(ms));
+            assert_eq!(length.choose(5, 100) > 0, is_as_predicted, "after a pass of {ms} ms");
+            assert_eq!(length.single_seconds(), None);
+            length.passed(1, Duration::from_millis(ms));
+            assert!(length.choose(5, 100) > MAX_DRAFT / 2, "after one token in {ms} ms");
+        }
     }
 
     #[test]
