@@ -111,6 +111,21 @@ pub struct DiskRates {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(max = 1e6), extend("exclusiveMinimum" = 0))]
     pub decompress_gb_per_s: Option<f64>,
+    /// Mutual slowdown of computing on the host and reading; absent means none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub contention: Option<DiskContention>,
+}
+
+/// Mutual slowdown of concurrent host computation and reads from disk. Both factors are at least 1.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskContention {
+    /// Time of computing on the host while the disk is read, divided by its time alone.
+    #[schemars(range(min = 1, max = 1e6))]
+    pub compute: f64,
+    /// Time of a read while the host computes, divided by its time alone.
+    #[schemars(range(min = 1, max = 1e6))]
+    pub read: f64,
 }
 
 const FORMAT: DocumentFormat = DocumentFormat { what: "machine file", header: "hpp_machine", version: MACHINE_VERSION };

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The protocol version of this build.
-pub const PROBE_VERSION: u32 = 3;
+pub const PROBE_VERSION: u32 = 4;
 
 /// Fewer compared positions than this say little about other texts.
 pub const FEW_POSITIONS: u64 = 1000;
@@ -188,6 +188,11 @@ pub enum MachineProbe {
         /// Sizes of single reads, bytes.
         bytes: Vec<u64>,
     },
+    /// Mutual slowdown of reading host memory with all threads and reading a file past the page cache.
+    DiskContention {
+        /// A large file on the disk to measure; never written.
+        file: PathBuf,
+    },
     /// Decompression of weights by one thread.
     Decompress,
     /// Copies between host and device, in both directions, from pinned memory if possible and from pageable memory.
@@ -256,7 +261,7 @@ pub enum Reply {
     Contention {
         /// Of reading host memory with all threads.
         compute: f64,
-        /// Of copies.
+        /// Of copies, or of reads from disk.
         link: f64,
     },
     /// Arithmetic was measured.

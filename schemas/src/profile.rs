@@ -10,7 +10,7 @@ mod costs;
 pub use costs::*;
 
 use crate::document::{self, DocumentError, DocumentFormat};
-use crate::{ByteSize, Finding, Machine, Provider, ProviderOptions, Statistics};
+use crate::{ByteSize, DiskContention, Finding, Machine, Provider, ProviderOptions, Statistics};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -165,6 +165,9 @@ pub struct MeasuredMachine {
     /// Mutual slowdown of host computation and copies, one entry per device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub contention: Vec<MeasuredContention>,
+    /// Mutual slowdown of host computation and reads from disk; absent if not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub disk_contention: Option<DiskContention>,
     /// Failed measurements, with reasons.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failures: Vec<String>,

@@ -2,7 +2,7 @@
 
     bench.py --target DIR [--before DIR] [--threads N] [--rounds N] [--small] [NAME ...]
 
-NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, compressed, fits, experts, jobs, rows, speculation, quantization, serving, streaming, before,
+NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, compressed, fits, experts, jobs, job-predictions, rows, speculation, quantization, serving, streaming, before,
 llama-cpp or disk-llama-cpp.
 Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp) and before (which needs --before).
 Results are kept in out/bench/results.json after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
@@ -45,6 +45,7 @@ MEASUREMENTS = {
     "fits": disk.model_that_fits,
     "experts": experts.by_demand,
     "jobs": jobs.many_sequences,
+    "job-predictions": jobs.predictions,
     "rows": jobs.batched_rows,
     "speculation": speculation.speculation,
     "quantization": quantization.quantization,

@@ -8,8 +8,9 @@ import statistics
 
 import disk
 import measure
+import planning
 from limit import Limit
-from rounds import ratios
+from rounds import Rounds, ratios
 from table import compared, row
 from workshop import OUT
 
@@ -23,6 +24,8 @@ SEQUENCES = (1, 2, 4, 8, 16)
 WANTED = {("int4", 0.5): 4, ("int4", 0.25): 6, ("fp32", 0.5): 6, ("fp32", 0.25): 7}
 # Batched rows with all weights in memory: tokens of each answer, and 8 sequences over the same without batching.
 ROWS_NEW, WANTED_ROWS = 48, {"int4": 2, "fp32": 4}
+# Further tokens of longer answers, whose time is that of as many passes; sequences whose passes are predicted, and how well.
+MORE, PREDICTED, WANTED_ERROR = 24, (1, 8), 0.2
 # Prompts of a whole job, and what it must gain over one prompt after the other.
 JOB, WANTED_JOB = 64, {"int4": 6, "fp32": 10}
 
@@ -82,6 +85,39 @@ def many_sequences(shop):
             rows += more
         rows.append(whole_job(shop, dtype, model, plan, limit))
     return rows
+
+
+def pass_ms(shop, model, plan, limit, sequences):
+    """Milliseconds of a pass after the prompts: what longer answers take beyond shorter ones."""
+    seconds = [sequences * new / run(shop, model, plan, limit, sequences, new=new) for new in (NEW, NEW + MORE)]
+    return 1e3 * (seconds[1] - seconds[0]) / MORE
+
+
+def predictions(shop):
+    """Passes of one and of several sequences from disk: predicted with a quick profile of the same minutes, over measured."""
+    results = []
+    for dtype, model in disk.large_models(shop):
+        for part in (0.5, 0.25):
+            limit = disk.limit_of(model, part)
+            profile = os.path.join(OUT, f"jobs-profile-{dtype}.yaml")
+            measure.run([shop.binary("hpp-profile"), model, "--quick", "--providers", "cpu", "--out", profile, "--force", "--threads",
+                         shop.threads, "--quiet"])
+            options = ("--profile", profile, "--context", CONTEXT, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", PROMPT,
+                       "--new-tokens", NEW + MORE)
+            plan, _ = shop.split(model, f"jobs/predicted-{dtype}-{part}", *options)
+            passes = planning.dry_run(shop, model, *options)["plan"]["predictions"]["throughput"]["passes"]
+            said = {each["sequences"]: each["ms"] for each in passes if each["tokens"] == 1}
+            run(shop, model, plan, None, 1)
+            runs = measure.in_turns(shop.rounds, **{
+                str(count): lambda count=count: pass_ms(shop, model, plan, limit, count) for count in PREDICTED
+            })
+            for count in PREDICTED:
+                over = Rounds(said[count] / took for took in runs[str(count)])
+                results.append(row(
+                    f"pass of {count} sequences, predicted over measured, {part:.0%} of the model's size as memory, {dtype}",
+                    f"{said[count]:.0f} ms", f"{statistics.median(runs[str(count)]):.0f} ms", over.text(2, "x"), f"within {WANTED_ERROR:.0%}",
+                    over.verdict(at_least=1 - WANTED_ERROR, at_most=1 + WANTED_ERROR)))
+    return results
 
 
 def batched_rows(shop):

@@ -10,7 +10,7 @@ mod passes;
 mod roofline;
 
 use crate::{Analysis, PlannedState, Scenario, streams};
-use hpp_partition::{Budget, Decompression, GpuCosts, Problem, ReadCosts, Workload, condensed};
+use hpp_partition::{Budget, Contention, Decompression, GpuCosts, Problem, ReadCosts, Workload, condensed};
 use hpp_schema::compression::{decompressing_threads, worth_permille};
 use hpp_schema::{
     BandwidthPath, ByteSize, ExpertStatistics, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State,
@@ -65,6 +65,13 @@ impl CostSource<'_> {
                 self.rates().and_then(|machine| machine.disk).map(|disk| disk.read_gb_per_s)
             }
         }
+    }
+
+    /// How much direct reads and computing slow each other down; not at all if that is unknown.
+    fn disk_contention(&self) -> Contention {
+        let disk = self.rates().and_then(|machine| machine.disk);
+        let known = disk.and_then(|disk| disk.contention);
+        known.map_or(Contention::NONE, |contention| Contention::new(contention.compute, contention.read))
     }
 
     /// What direct reads of any size cost; `None` if the machine file or profile has no disk. The cost of a request comes from the
@@ -179,6 +186,7 @@ pub fn problem(
             cpu_launch_ms: costs.cpu_launch_ms,
             pass_overhead_ms: pass_overhead_ms(analysis, &source),
             disk_bytes_per_ms: source.disk().map(per_ms),
+            disk_contention: source.disk_contention(),
             decompression: Some(source.decompression(scenario.threads)),
             budget: Budget {
                 packing: packing(&analysis.model, &analysis.graph, source.compress_permille(scenario.threads)),

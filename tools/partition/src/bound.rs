@@ -1,8 +1,8 @@
 //! Lower bounds on the time of a phase that hold for every schedule: the work of the partition sequence, the work of each link, and
-//! the least slowdown by contention between the host and a link.
+//! the least slowdown by contention between the host and a link or the disk.
 
 use crate::schedule::merges;
-use crate::{BlockPlacement, GpuCosts, Phase, Placement, Problem};
+use crate::{BlockPlacement, Contention, GpuCosts, Phase, Placement, Problem};
 
 /// The work of a phase, milliseconds without contention.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -73,34 +73,37 @@ impl PhaseWork {
 
     /// Lower bound of the time of every schedule of this work, milliseconds.
     pub fn lower_bound(&self, gpus: &[GpuCosts]) -> f64 {
-        let with_link = |(link, gpu): (&f64, &GpuCosts)| lower_bound_with_link(self.sequence, self.host, *link, gpu);
+        let with_link = |(link, gpu): (&f64, &GpuCosts)| {
+            lower_bound_beside_transfers(self.sequence, self.host, *link, gpu.contention())
+        };
         let links = self.links.iter().zip(gpus).map(with_link);
         links.chain(self.gpus.iter().copied()).fold(self.sequence, f64::max)
     }
 }
 
-/// Lower bound of the time T of a partition sequence, the part of it that the host computes, and the copies on one link. Let O be the
-/// time in which the host computes while the link copies. In that time the host does O / a of its work and the link O / b of its work,
-/// where a and b are the contention factors. So
+/// Lower bound of the time T of a partition sequence, the part of it that the host computes, and the transfers beside it: copies on one
+/// link, or reads from disk. Let O be the time in which the host computes during transfers. In that time the host does O / a of its work
+/// and the link or disk O / b of its work, where a and b are the contention factors. So
 ///
 /// - `T >= sequence + O (1 - 1/a)`, because the sequence loses what the host loses;
-/// - `T >= link + O (1 - 1/b)`, likewise;
-/// - `T >= link + host - O (1/a + 1/b - 1)`, because the rest of the copies needs time in which the host does not compute.
+/// - `T >= transfers + O (1 - 1/b)`, likewise;
+/// - `T >= transfers + host - O (1/a + 1/b - 1)`, because the rest of the transfers needs time in which the host does not compute.
 ///
-/// The first two bounds grow with O and the third falls, so the least T is where they meet.
-fn lower_bound_with_link(sequence: f64, host: f64, link: f64, gpu: &GpuCosts) -> f64 {
-    if link <= 0.0 {
+/// The first two bounds grow with O and the third falls, so the least T is where they meet. It is the time itself if everything is
+/// computed on the host and transfers never wait for room: then all of the shorter one happens during the longer one.
+pub(crate) fn lower_bound_beside_transfers(sequence: f64, host: f64, transfers: f64, contention: Contention) -> f64 {
+    if transfers <= 0.0 {
         return sequence;
     }
-    let (a, b) = (gpu.compute_contention.max(1.0), gpu.link_contention.max(1.0));
+    let Contention { compute: a, transfer: b } = contention;
     let gain = 1.0 / a + 1.0 / b - 1.0;
     if gain <= 0.0 {
-        return sequence.max(link + host);
+        return sequence.max(transfers + host);
     }
     // The O at which the third bound meets the first, and the O at which it meets the second.
-    let overlap = (b * (link + host - sequence)).min(a * host);
+    let overlap = (b * (transfers + host - sequence)).min(a * host);
     match overlap > 0.0 {
-        true => sequence.max(link + host - overlap * gain),
-        false => sequence.max(link),
+        true => sequence.max(transfers + host - overlap * gain),
+        false => sequence.max(transfers),
     }
 }

@@ -139,7 +139,7 @@ pub struct Work {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::{Budget, Cost, GpuCosts, Problem, Workload};
+    use crate::{Budget, Contention, Cost, GpuCosts, Problem, Workload};
 
     /// A dense decoder: embedding, `layers` equal layers, head. Weights in units of one byte per `scale`.
     pub fn dense(layers: u32, scale: u64) -> Vec<BlockSpec> {
@@ -194,6 +194,7 @@ pub(crate) mod tests {
             cpu_launch_ms: 0.06,
             pass_overhead_ms: 0.0,
             disk_bytes_per_ms: None,
+            disk_contention: Contention::NONE,
             decompression: None,
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
             batches_rows: false,

@@ -2,7 +2,7 @@
 
 use crate::memory::usage;
 use crate::schedule::{crossings, handover, placements_in_phase};
-use crate::simulate::{DiskTimes, sequence_ms};
+use crate::simulate::{DiskTimes, host_ms, sequence_ms};
 use crate::transfer::StateSwap;
 use crate::{BlockPlacement, Mechanisms, Phase, Problem};
 use std::cmp::Ordering;
@@ -104,9 +104,10 @@ impl<'a> Evaluator<'a> {
         let mut score = Score { objective: 0.0, crossings: 0 };
         for phase in self.goal.phases() {
             score.crossings += crossings(&placements_in_phase(placements, phase));
-            let mut ms = self.sequence_ms(placements, phase);
-            let (disk, passes) = (DiskTimes::of(self.problem, &usage, phase), self.problem.passes(phase) as f64);
-            ms = (ms + disk.host_ms * passes).max(disk.shortest_ms * passes);
+            let (sequence_ms, passes) = (self.sequence_ms(placements, phase), self.problem.passes(phase) as f64);
+            let host_ms = host_ms(self.problem, placements, phase);
+            let mut ms =
+                DiskTimes::of(self.problem, &usage, phase).beside(self.problem, sequence_ms, host_ms, passes).ms;
             if phase == Phase::Prefill {
                 ms += handover(self.problem, placements).iter().map(|step| step.ms).sum::<f64>();
             }

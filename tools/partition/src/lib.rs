@@ -44,7 +44,7 @@ pub use memory::{HostReads, MemoryUsage, fits, usage, usage_of_partitions};
 pub use neurons::{NeuronReads, ReadCosts};
 pub use plan::{best, evaluate, plan};
 pub use problem::{
-    BlockPlacement, Cost, GpuCosts, Mechanisms, Objective, Options, Placement, Planner, Problem, Workload,
+    BlockPlacement, Contention, Cost, GpuCosts, Mechanisms, Objective, Options, Placement, Planner, Problem, Workload,
 };
 pub use refuse::useless_gpus;
 pub use runs::{Run, runs};

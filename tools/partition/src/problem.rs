@@ -19,6 +19,8 @@ pub struct Problem {
     pub pass_overhead_ms: f64,
     /// Disk read rate, bytes per millisecond; `None` if all weights must stay in memory.
     pub disk_bytes_per_ms: Option<f64>,
+    /// How much reading from disk and computing on the host slow each other down.
+    pub disk_contention: Contention,
     /// What decompressing the weights takes that are read; `None` if that is not counted.
     pub decompression: Option<Decompression>,
     /// The memory limits.
@@ -31,6 +33,25 @@ pub struct Problem {
     pub expert_hits: Vec<f64>,
     /// Blocks that start a new partition even if the block before is on the same device.
     pub cuts: Vec<usize>,
+}
+
+/// The times of computing on the host and of moving bytes while both happen, over the times of each alone; at least 1.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Contention {
+    /// Of computing.
+    pub compute: f64,
+    /// Of moving bytes: copies to a GPU, or reads from disk.
+    pub transfer: f64,
+}
+
+impl Contention {
+    /// Neither slows the other down.
+    pub const NONE: Contention = Contention { compute: 1.0, transfer: 1.0 };
+
+    /// These factors; below 1 they are noise.
+    pub fn new(compute: f64, transfer: f64) -> Self {
+        Contention { compute: compute.max(1.0), transfer: transfer.max(1.0) }
+    }
 }
 
 /// The times of one block on one device; infinite if the device cannot compute it.
@@ -154,6 +175,13 @@ pub struct Options {
     pub mechanisms: Mechanisms,
     /// Slots of the slot ring for streamed weights; `None` lets the planner choose 3 or 4.
     pub slots: Option<u32>,
+}
+
+impl GpuCosts {
+    /// The contention of its link with the host.
+    pub(crate) fn contention(&self) -> Contention {
+        Contention::new(self.compute_contention, self.link_contention)
+    }
 }
 
 impl Placement {

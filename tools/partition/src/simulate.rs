@@ -2,7 +2,8 @@
 //!
 //! A pass runs the partitions in order ([`crate::schedule`]). Meanwhile one copy engine per GPU prefetches the weights of streamed
 //! blocks, in order, into a slot ring, also for the next pass; a slot is free when its block has computed. The planner and the
-//! timeline (`--trace`) use the same simulation.
+//! timeline (`--trace`) use the same simulation. Reads from disk go on beside the partition sequence, and both slow each other down
+//! ([`DiskTimes::beside`]).
 //!
 //! Passes of several sequences overlap on different devices ([`pipeline`]).
 
@@ -10,8 +11,9 @@ mod machine;
 mod pipeline;
 mod record;
 
+use crate::bound::lower_bound_beside_transfers;
 use crate::memory::{MemoryUsage, usage};
-use crate::schedule::{ScheduleStep, copies, handover, pass_steps, placements_in_phase, steps};
+use crate::schedule::{ScheduleStep, copies, handover, merges, pass_steps, placements_in_phase, steps};
 use crate::{BlockPlacement, Decompression, DeviceId, Phase, Placement, Problem};
 use hpp_schema::{Span, SpanKind, Timeline};
 use machine::{CopyState, Simulator};
@@ -56,20 +58,20 @@ pub fn simulate(problem: &Problem, placements: &[BlockPlacement], slots: &[u32],
     let usage = usage(problem, placements, slots);
     let disk_read_bytes = usage.disk_read_bytes(problem, phase);
     let times = DiskTimes::of(problem, &usage, phase);
-    let disk_ms = times.shortest_ms * window.passes as f64;
-    let host_ms = times.host_ms * window.passes as f64;
-    if host_ms > 0.0 {
-        let slower = (window.end, window.end + host_ms);
-        spans.push("cpu".to_owned(), "decompresses weights".to_owned(), SpanKind::Stall, slower, None);
-        window.end += host_ms;
-    }
-    if window.end - window.start < disk_ms {
-        let stall = (window.end, window.start + disk_ms);
-        spans.push("cpu".to_owned(), "waits for the disk".to_owned(), SpanKind::Stall, stall, None);
-        window.end = window.start + disk_ms;
-    }
+    let sequence_ms = window.end - window.start;
+    let host_ms = host_ms(problem, placements, phase) * if phase == Phase::Decode { window.passes as f64 } else { 1.0 };
+    let beside = times.beside(problem, sequence_ms, host_ms, window.passes as f64);
+    let mut extend = |name: &str, kind: SpanKind, ms: f64| {
+        if ms > 0.0 {
+            spans.push("cpu".to_owned(), name.to_owned(), kind, (window.end, window.end + ms), None);
+            window.end += ms;
+        }
+    };
+    extend("decompresses weights", SpanKind::Stall, beside.decompress_ms);
+    extend("computes while the disk is read", SpanKind::Compute, beside.slowed_ms);
+    extend("waits for the disk", SpanKind::Stall, beside.wait_ms);
     if disk_read_bytes > 0 {
-        let read = (window.start, window.start + disk_ms);
+        let read = (window.start, window.start + beside.disk_ms);
         spans.push(
             DISK.to_owned(),
             "weights".to_owned(),
@@ -98,6 +100,18 @@ fn bytes_moved(problem: &Problem, placements: &[BlockPlacement], places: &[Place
     (0..problem.passes(phase)).map(in_pass).sum::<u64>() + handover_bytes
 }
 
+/// Time that the host computes in a phase, with the launches of its partitions and without contention, milliseconds; per token in decode.
+pub(crate) fn host_ms(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> f64 {
+    let places = placements_in_phase(placements, phase);
+    let passes = problem.passes(phase) as f64;
+    let block_ms = |block: usize| {
+        let joins = block > 0 && merges(problem, block, places[block - 1], places[block]);
+        let launch_ms = if joins { 0.0 } else { passes * problem.launch_ms(Placement::Cpu) };
+        problem.block_ms_in_all(block, Placement::Cpu, phase) + launch_ms
+    };
+    (0..places.len()).filter(|block| places[*block] == Placement::Cpu).map(block_ms).sum()
+}
+
 /// Time of the partition sequence of a phase, milliseconds, without disk and handover of state; per token in decode.
 pub(crate) fn sequence_ms(problem: &Problem, placements: &[BlockPlacement], slots: &[u32], phase: Phase) -> f64 {
     run(problem, placements, slots, phase, &mut NoRecorder).per_unit(phase)
@@ -112,6 +126,21 @@ pub(crate) struct DiskTimes {
     pub host_ms: f64,
 }
 
+/// A partition sequence beside the disk. Milliseconds in some passes together.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BesideDisk {
+    /// All of it.
+    pub ms: f64,
+    /// What decompressing takes from the host's computing.
+    decompress_ms: f64,
+    /// How much longer the host computes because the disk is read.
+    slowed_ms: f64,
+    /// Waits for the disk.
+    wait_ms: f64,
+    /// Reads, slowed by the host's computing.
+    disk_ms: f64,
+}
+
 impl DiskTimes {
     /// Of a pass of a phase.
     pub fn of(problem: &Problem, usage: &MemoryUsage, phase: Phase) -> Self {
@@ -122,6 +151,20 @@ impl DiskTimes {
         };
         let decompress_ms = usage.decompressed_bytes(problem, phase) / bytes_per_ms;
         DiskTimes { shortest_ms: read_ms.max(decompress_ms), host_ms: decompress_ms * host_share }
+    }
+
+    /// A partition sequence of some passes that takes `sequence_ms` without the disk, `host_ms` of them computing on the host. Reads go on all
+    /// the time, until the next weights are in memory.
+    pub fn beside(self, problem: &Problem, sequence_ms: f64, host_ms: f64, passes: f64) -> BesideDisk {
+        let contention = problem.disk_contention;
+        let (decompress_ms, reads_ms) = (self.host_ms * passes, self.shortest_ms * passes);
+        let (sequence_ms, host_ms) = (sequence_ms + decompress_ms, host_ms + decompress_ms);
+        let ms = lower_bound_beside_transfers(sequence_ms, host_ms, reads_ms, contention);
+        let slowed_ms = if reads_ms > 0.0 { (ms - sequence_ms).min(host_ms * (contention.compute - 1.0)) } else { 0.0 };
+        // The time in which the host computes during reads.
+        let overlap_ms = (contention.compute * host_ms).min(contention.transfer * reads_ms);
+        let disk_ms = (reads_ms + overlap_ms * (1.0 - 1.0 / contention.transfer)).min(ms);
+        BesideDisk { ms, decompress_ms, slowed_ms, wait_ms: ms - sequence_ms - slowed_ms, disk_ms }
     }
 }
 

@@ -28,7 +28,11 @@ pub fn rates(profile: &Profile, roofline: &RooflineEstimator) -> Option<Machine>
     }));
     let name = format!("{}, {} threads", profile.host.cpu, profile.host.threads);
     let decompress_gb_per_s = curve(profile, |path| *path == BandwidthPath::Decompress).and_then(rate);
-    let disk = disk.map(|read_gb_per_s| DiskRates { read_gb_per_s, decompress_gb_per_s });
+    let disk = disk.map(|read_gb_per_s| DiskRates {
+        read_gb_per_s,
+        decompress_gb_per_s,
+        contention: profile.machine.disk_contention,
+    });
     Some(Machine { hpp_machine: MACHINE_VERSION, name, sources, cpu, gpus, disk })
 }
 

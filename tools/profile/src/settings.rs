@@ -12,7 +12,7 @@ const USUAL_TOKENS: [u64; 6] = [16, 64, 128, 512, 1024, 2048];
 const QUICK_CONTEXTS: [u64; 2] = [128, 2048];
 const QUICK_PREFILL: [u64; 4] = [32, 128, 512, 2048];
 /// Short passes, added to the default ones of models that generate: drafts that are verified.
-const SHORT_PASSES: [u64; 4] = [2, 4, 8, 16];
+const SHORT_PASSES: [u64; 5] = [2, 4, 8, 16, 32];
 /// Longest context if the model does not declare one.
 const USUAL_CONTEXT: u64 = 8192;
 /// Most prompts with `--quick`.

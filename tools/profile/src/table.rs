@@ -136,6 +136,13 @@ fn machine(profile: &Profile, text: &mut String) {
     if let Some(timing) = profile.pass.as_ref().and_then(|pass| pass.timing) {
         let _ = writeln!(text, "overhead of a token outside its partitions: {}", ms(timing.median_ms));
     }
+    if let Some(contention) = machine.disk_contention {
+        let _ = writeln!(
+            text,
+            "at the same time, computing takes {:.2} and reading from disk {:.2} times as long",
+            contention.compute, contention.read
+        );
+    }
     for contention in &machine.contention {
         let _ = writeln!(
             text,

@@ -2,7 +2,7 @@
 
 use crate::input_errors::{InputError, InputErrors};
 use hpp_model::{Analysis, CostSource, Scenario, problem};
-use hpp_partition::{Budget, Cost, DeviceId, Phase, Problem};
+use hpp_partition::{Budget, Contention, Cost, DeviceId, Phase, Problem};
 use hpp_schema::{Finding, Provider, RunTelemetry, StageTelemetry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -162,8 +162,10 @@ impl Corrections {
             }
         }
         problem.pass_overhead_ms = self.overhead_ms.unwrap_or(problem.pass_overhead_ms);
-        problem.disk_bytes_per_ms =
-            self.disk.filter(|_| problem.disk_bytes_per_ms.is_some()).or(problem.disk_bytes_per_ms);
+        if let Some(disk) = self.disk.filter(|_| problem.disk_bytes_per_ms.is_some()) {
+            // The run's times are those of computing beside reads.
+            (problem.disk_bytes_per_ms, problem.disk_contention) = (Some(disk), Contention::NONE);
+        }
     }
 }
 

@@ -1,19 +1,25 @@
-//! How much computing on the host and copying to a device slow each other down: both use the host's memory bandwidth.
+//! How much computing on the host, and copying to a device or reading from disk, slow each other down: all use the host's memory
+//! bandwidth, and reads use its processors too.
 
+use super::disk::read_curve;
 use super::link::{FIRST_DEVICE, LinkBuffers, LinkDevice};
 use super::ram::Readers;
-use super::{MeasureError, median};
+use super::{MeasureError, STREAMED_READ, median};
 use crate::runtime::OrtBackend;
 use hpp_schema::Provider;
+use std::path::Path;
 
 /// Bytes that all threads read together: more than caches hold.
 const READ: u64 = 512 << 20;
+/// Sizes of direct reads are multiples of this.
+const SECTOR: u64 = 4096;
 /// Copies timed; the result is their median.
 const COPIES: usize = 15;
 
 /// Time of each while the other runs, over its time alone; at least 1.
 pub(crate) struct ContentionFactors {
     pub compute: f64,
+    /// Of copies or reads.
     pub link: f64,
 }
 
@@ -40,6 +46,23 @@ pub(crate) fn measure_contention(
         compute: slowdown(read_alone, read_together),
         link: slowdown(median(together?), copy_alone),
     })
+}
+
+/// Measures computing beside direct reads of a file, in pieces of the size in which weights are streamed, or smaller ones of a short file.
+pub(crate) fn measure_disk_contention(
+    file: &Path,
+    threads: usize,
+    free: u64,
+) -> Result<ContentionFactors, MeasureError> {
+    let length = std::fs::metadata(file).map_or(0, |data| data.len());
+    let bytes = STREAMED_READ.min(length / 4 / SECTOR * SECTOR).max(SECTOR);
+    let rate = || read_curve(file, &[bytes]).map(|points| points[0].gb_per_s);
+    let rate_alone = rate()?;
+    let readers = Readers::start(READ.min(free / 2), threads, free)?;
+    let read_alone = readers.bandwidth();
+    let mut rate_together = Ok(0.0);
+    let read_together = readers.during(|| rate_together = rate());
+    Ok(ContentionFactors { compute: slowdown(read_alone, read_together), link: slowdown(rate_alone, rate_together?) })
 }
 
 /// The ratio of two numbers. Nothing runs faster beside other load, so a ratio below 1 is noise and becomes 1.

@@ -8,7 +8,7 @@ mod product;
 mod ram;
 
 pub(crate) use arithmetic::matrix_product_tflops;
-pub(crate) use contention::{ContentionFactors, measure_contention};
+pub(crate) use contention::{ContentionFactors, measure_contention, measure_disk_contention};
 pub(crate) use disk::{decompression_curve, read_curve as disk_read_curve};
 pub(crate) use link::{copy_bandwidth, link_curves};
 pub(crate) use product::ProductFile;

@@ -91,6 +91,7 @@ fn profile(analysis: &Analysis) -> Profile {
             curves: vec![],
             tflops: None,
             contention: vec![],
+            disk_contention: None,
             failures: vec![],
         },
         pass: None,

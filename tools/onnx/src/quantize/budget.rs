@@ -11,7 +11,7 @@ use super::select::{Chosen, LeftReason, Selection, select};
 use super::{NothingReason, QuantizeError, QuantizeOptions, Roles, matrix::Job};
 use crate::model::Model;
 use hpp_graph::{Graph, NodeId, ValueId};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 /// The formats to choose from, beside not quantizing.
 pub(super) const FORMATS: [BlockFormat; 5] = [
@@ -74,10 +74,18 @@ impl Candidates {
         let initializers = model.graph_proto().initializer.iter().enumerate();
         let sources: HashMap<&str, usize> = initializers.map(|(index, tensor)| (tensor.name(), index)).collect();
         let mut matrices: BTreeMap<ValueId, Candidate> = BTreeMap::new();
-        let mut fixed_bytes = 0;
+        // Operators that read the same weight in the same form share its quantized bytes.
+        let (mut fixed, mut fixed_bytes) = (HashSet::new(), 0);
         for chosen in &selection.chosen {
             let name = graph.value(chosen.weight).name.as_str();
-            let Some(source) = sources.get(name).filter(|_| !matrices.contains_key(&chosen.weight)) else { continue };
+            let Some(source) = sources.get(name) else { continue };
+            let is_counted = match chosen.fixed {
+                true => !fixed.insert((chosen.weight, chosen.transposed, chosen.format)),
+                false => matrices.contains_key(&chosen.weight),
+            };
+            if is_counted {
+                continue;
+            }
             let job = make_job(model, name, *source, chosen)?;
             if chosen.fixed {
                 fixed_bytes += bytes_of(&job, chosen.format);

@@ -167,6 +167,35 @@ fn a_tied_weight_is_quantized_once_for_head_and_embedding() {
 }
 
 #[test]
+fn a_tied_weight_in_given_bits_counts_once_in_a_budget() {
+    let nodes = vec![
+        node("Gather", &["table", "ids"], &["e"]),
+        node("MatMul", &["e", "w"], &["h"]),
+        node("Transpose", &["table"], &["turned"]),
+        node("MatMul", &["h", "turned"], &["logits"]),
+    ];
+    let weights = vec![floats("table", &[96, 64]), floats("w", &[64, 64])];
+    let dir = tempfile::tempdir().unwrap();
+    let model = Model::open(&save(dir.path(), &of(nodes, weights, &["logits"]))).unwrap();
+    // In 8 bits with a scale for each 32, and in 4 bits with a scale for each 64.
+    let (eight, table, matrix) = (Choice::Bits(Bits::Eight), 96 * (64 + 8), 64 * (32 + 4));
+    let with = |(head, embedding), budget| {
+        quantized(&model, &QuantizeOptions { budget: Some(budget), head, embedding, ..options() })
+    };
+    let smallest = |choices| match with(choices, 1).unwrap_err() {
+        QuantizeError::Budget { smallest, .. } => smallest,
+        other => panic!("{other}"),
+    };
+    let both = (eight, eight);
+    assert_eq!(smallest(both), table + matrix);
+    assert_eq!(with(both, table + matrix).unwrap().summary.bytes_after, table + matrix);
+    // One of both in given bits: the table is there twice, whichever operator comes first.
+    for choices in [(eight, Choice::Same), (Choice::Same, eight)] {
+        assert_eq!(smallest(choices), table + matrix + 96 * (32 + 4), "{choices:?}");
+    }
+}
+
+#[test]
 fn a_tied_weight_may_be_stored_as_the_head_takes_it() {
     let nodes = vec![
         node("Transpose", &["head"], &["table"]),

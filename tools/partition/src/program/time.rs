@@ -6,7 +6,7 @@
 //! - each link: all copies to the GPU, and the contention with the host (see [`crate::bound`]);
 //! - slots: while no streamed block computes, at most one ring of copies can be made. So the partition sequence without the streamed
 //!   blocks, and the copies that do not fit into the rings before their runs, follow one another;
-//! - the disk.
+//! - the disk, and its contention with the host.
 
 use super::IntegerProgram;
 use super::linear::LinearExpr;
@@ -14,7 +14,7 @@ use super::memory_constraints::state_and_workspace;
 use super::order::{PlacementOrder, Transition};
 use crate::memory::may_read_disk;
 use crate::transfer::{Tensors, Transfer};
-use crate::{BlockPlacement, Phase, Placement};
+use crate::{BlockPlacement, Contention, Phase, Placement};
 use std::ops::Range;
 
 /// Expressions of the time of a phase, milliseconds.
@@ -89,14 +89,14 @@ pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &Placeme
             let copies = weight_copies_ms(program, phase, gpu);
             let link = time.with_handover(&time.links[gpu].clone().plus(&copies, 1.0));
             add_tail_after_copies(program, phase, gpu, &time.ms, &link);
-            add_contention(program, gpu, &time, &sequence, &link);
+            add_contention(program, program.problem.gpus[gpu].contention(), &time, &sequence, &link);
             let not_streamed = time.sequence.clone().plus(&time.streamed[gpu], -1.0);
             let total = time.with_handover(&not_streamed).plus(&copies, 1.0);
             let runs = order.runs_at(place);
             add_slot_limit(program, gpu, phase, &time.ms, total, &runs);
         }
     }
-    add_disk_reads(program, phase, &time);
+    add_disk_reads(program, phase, &time, &sequence);
 }
 
 /// Compute time at a place, including launches.
@@ -205,28 +205,27 @@ fn weight_copies_ms(program: &IntegerProgram, phase: Phase, gpu: usize) -> Linea
     copies
 }
 
-/// Contention between streaming and the host: the three inequalities of [`crate::bound`], with the overlap as a variable. `sequence`
-/// and `link` include the handover.
+/// Contention between transfers and the host: the three inequalities of [`crate::bound`], with the overlap as a variable. `sequence`
+/// and `transfers` include the handover.
 fn add_contention(
     program: &mut IntegerProgram,
-    gpu: usize,
+    contention: Contention,
     time: &PhaseTime,
     sequence: &LinearExpr,
-    link: &LinearExpr,
+    transfers: &LinearExpr,
 ) {
-    let costs = &program.problem.gpus[gpu];
-    let (a, b) = (costs.compute_contention.max(1.0), costs.link_contention.max(1.0));
+    let Contention { compute: a, transfer: b } = contention;
     let (ms, host) = (&time.ms, &time.host);
-    if a == 1.0 && b == 1.0 {
-        program.model.at_least(ms, link);
+    if contention == Contention::NONE {
+        program.model.at_least(ms, transfers);
         return;
     }
     let overlap = program.model.nonnegative(0.0);
     let model = &mut program.model;
     model.at_least(&LinearExpr::default().plus(host, a), &overlap);
     model.at_least(ms, &sequence.clone().plus(&overlap, 1.0 - 1.0 / a));
-    model.at_least(ms, &link.clone().plus(&overlap, 1.0 - 1.0 / b));
-    model.at_least(ms, &link.clone().plus(host, 1.0).plus(&overlap, 1.0 - 1.0 / a - 1.0 / b));
+    model.at_least(ms, &transfers.clone().plus(&overlap, 1.0 - 1.0 / b));
+    model.at_least(ms, &transfers.clone().plus(host, 1.0).plus(&overlap, 1.0 - 1.0 / a - 1.0 / b));
 }
 
 /// A prompt ends after the last copy, the last streamed block and all blocks after it. The solution decides which region streams last:
@@ -330,8 +329,9 @@ impl IntegerProgram<'_> {
 ///   - at least `W - f W - (1 - d) (1 - f) W = d (W - f W)`, so at least `d (w p + B - M)`.
 ///
 /// The evaluator also rounds up the bytes that are read. Where experts are read by demand, the evaluator reads less than that, and the
-/// program counts no reads.
-fn add_disk_reads(program: &mut IntegerProgram, phase: Phase, time: &PhaseTime) {
+/// program counts no reads. Reads and the host slow each other down as copies do; the simulated time grows with each of its parts
+/// ([`crate::bound`]), so it is at least that of these smaller ones.
+fn add_disk_reads(program: &mut IntegerProgram, phase: Phase, time: &PhaseTime, sequence: &LinearExpr) {
     let problem = program.problem;
     if problem.blocks.iter().any(|block| block.experts.is_some()) {
         return;
@@ -355,7 +355,9 @@ fn add_disk_reads(program: &mut IntegerProgram, phase: Phase, time: &PhaseTime) 
         read.add(&copied, growth * k);
         let read_if_all_decompressed = excess.plus(&reads, growth);
         let ms_per_unit = ms_per_unit * (1.0 - packing.unread_share());
-        program.model.at_least(&time.ms, &time.handover.clone().plus(&read_if_all_decompressed, ms_per_unit));
+        let reads = time.handover.clone().plus(&read_if_all_decompressed, ms_per_unit);
+        add_contention(program, problem.disk_contention, time, sequence, &reads);
     }
-    program.model.at_least(&time.ms, &time.handover.clone().plus(&read, ms_per_unit));
+    let reads = time.handover.clone().plus(&read, ms_per_unit);
+    add_contention(program, problem.disk_contention, time, sequence, &reads);
 }

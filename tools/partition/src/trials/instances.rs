@@ -1,8 +1,8 @@
 //! Random small problems, and a brute-force search for the best placement that uses only the simulator.
 
 use crate::{
-    BlockPlacement, BlockRole, BlockSpec, Budget, Cost, GpuCosts, GrowingState, KvHome, Mechanisms, Objective, Packing,
-    Phase, Placement, Problem, Streamed, Work, Workload, simulate,
+    BlockPlacement, BlockRole, BlockSpec, Budget, Contention, Cost, GpuCosts, GrowingState, KvHome, Mechanisms,
+    Objective, Packing, Phase, Placement, Problem, Streamed, Work, Workload, simulate,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -71,6 +71,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
         cpu_launch_ms: d.between(0.0, 0.3),
         pass_overhead_ms: d.between(0.0, 0.5),
         disk_bytes_per_ms: d.one_in(2).then(|| d.between(50.0, 2000.0)),
+        disk_contention: Contention::NONE,
         decompression: None,
         budget: Budget {
             vram,

@@ -1,10 +1,10 @@
 //! The bound of the mixed-integer program is a lower bound.
 
-use super::instances::{brute_force, disk_bound_instance, instance, random_placements, shares_weights};
+use super::instances::{Random, brute_force, disk_bound_instance, instance, random_placements, shares_weights};
 use crate::evaluate::{Evaluator, Goal};
 use crate::program::{MAX_NODES, Outcome, ProgramSolution, solve};
 use crate::regions::regions;
-use crate::{BlockPlacement, Mechanisms, Objective, Problem};
+use crate::{BlockPlacement, Contention, Mechanisms, Objective, Phase, Problem, simulate};
 use proptest::prelude::*;
 
 fn bound(problem: &Problem, weights: [f64; 2], slots: u32, mechanisms: Mechanisms) -> Option<f64> {
@@ -61,6 +61,15 @@ proptest! {
     }
 }
 
+/// Random factors of reading and computing at the same time; none in a third of all cases.
+fn contention(seed: u64) -> Contention {
+    let d = &mut Random(seed);
+    match d.below(3) {
+        0 => Contention::NONE,
+        _ => Contention { compute: d.between(1.0, 3.0), transfer: d.between(1.0, 3.0) },
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, rng_seed: proptest::test_runner::RngSeed::Fixed(7), ..ProptestConfig::default() })]
 
@@ -69,6 +78,7 @@ proptest! {
     fn no_disk_bound_schedule_beats_the_program(seed: u64, blocks in 1usize..=8, gpus in 0usize..=2, slots in 1u32..=3) {
         let mut problem = disk_bound_instance(seed, blocks, gpus);
         problem.budget.vram.fill(1 << 30);
+        problem.disk_contention = contention(seed ^ 2);
         let placements = random_placements(&problem, seed ^ 1);
         let allowed: Vec<Vec<BlockPlacement>> = placements.iter().map(|placement| vec![*placement]).collect();
         let regions = regions(&problem, &allowed);
@@ -80,6 +90,9 @@ proptest! {
                 return Err(TestCaseError::fail(format!("the program and the evaluator differ: {score:?}")));
             };
             prop_assert!(bound <= ms * (1.0 + 1e-9), "{weights:?}: bound {bound}, simulated {ms}");
+            let phase = if weights[0] > 0.0 { Phase::Prefill } else { Phase::Decode };
+            let simulated = simulate(&problem, &placements, &goal.slots, phase).ms;
+            prop_assert!((simulated - ms).abs() <= 1e-9 * ms, "evaluated {ms}, simulated {simulated}");
         }
     }
 

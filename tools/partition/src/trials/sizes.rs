@@ -1,9 +1,9 @@
 //! Models of real size, and properties of the planner on problems too large for brute force.
 
 use crate::{
-    BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Change, Cost, DeviceId, GpuCosts, Mechanisms, Objective,
-    Options, OverBudget, Placement, Planner, Problem, Solution, Streamed, Work, Workload, best, evaluate, explain,
-    fits, plan, sweep, useless_gpus,
+    BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Change, Contention, Cost, DeviceId, GpuCosts, Mechanisms,
+    Objective, Options, OverBudget, Placement, Planner, Problem, Solution, Streamed, Work, Workload, best, evaluate,
+    explain, fits, plan, sweep, useless_gpus,
 };
 use proptest::prelude::*;
 
@@ -104,6 +104,7 @@ fn problem(blocks: Vec<BlockSpec>, machine: TrialMachine, prompt: u64, new_token
         cpu_launch_ms: 0.05,
         pass_overhead_ms: 0.1,
         disk_bytes_per_ms: machine.disk.map(|rate| rate * 1e6),
+        disk_contention: Contention::NONE,
         decompression: None,
         budget: Budget { vram: vec![machine.vram], ram: machine.ram, margin: GIB / 2, ..Budget::default() },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: prompt, new_tokens, passes: vec![prompt] },

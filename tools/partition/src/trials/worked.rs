@@ -1,8 +1,8 @@
 //! Examples with times computed by hand.
 
 use crate::{
-    BlockPlacement, BlockRole, BlockSpec, Budget, Cost, FilledState, GpuCosts, GrowingState, Phase, Placement, Problem,
-    Simulation, Streamed, Work, Workload, simulate,
+    BlockPlacement, BlockRole, BlockSpec, Budget, Contention, Cost, FilledState, GpuCosts, GrowingState, Phase,
+    Placement, Problem, Simulation, Streamed, Work, Workload, simulate,
 };
 
 /// Four layers of 100 bytes. A layer takes 10 ms on the host and 1 ms on the GPU, its copy 20 ms; nothing else costs time.
@@ -40,6 +40,7 @@ pub fn four_layers() -> Problem {
         cpu_launch_ms: 0.0,
         pass_overhead_ms: 0.0,
         disk_bytes_per_ms: None,
+        disk_contention: Contention::NONE,
         decompression: None,
         budget: Budget { vram: vec![1000], ..Budget::default() },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
@@ -274,6 +275,30 @@ fn weights_that_exceed_memory_are_read_from_disk() {
     problem.budget.read_ahead = 0;
     problem.budget.ram = Some(190);
     assert_eq!(run(&problem, [C, C, C, R], 0, Phase::Decode).disk_bytes, 20);
+}
+
+#[test]
+fn reading_from_disk_and_computing_slow_each_other_down() {
+    let mut problem = four_layers();
+    (problem.disk_bytes_per_ms, problem.budget.ram) = (Some(3.0), Some(250));
+    problem.disk_contention = Contention { compute: 1.5, transfer: 1.25 };
+    // Of a token's 31 ms the host computes 30. One of the 25 ms of reads passes while the GPU computes. The others take 30 ms, in
+    // which the host does 20 ms of its work.
+    let simulation = run(&problem, [C, C, C, R], 0, Phase::Decode);
+    near(simulation.ms, 41.0);
+    near(simulation.stall_ms, 0.0);
+    near(simulation.cpu_ms, 40.0);
+    // Reads of 50 ms lose a fifth of the 45 ms in which the host computes.
+    problem.disk_bytes_per_ms = Some(1.5);
+    let simulation = run(&problem, [C, C, C, R], 0, Phase::Decode);
+    near(simulation.ms, 59.0);
+    near(simulation.cpu_ms, 45.0);
+    near(simulation.stall_ms, 13.0);
+    let reads = simulation.timeline.spans.iter().find(|span| span.lane == "disk").unwrap();
+    near(reads.duration_us, 59e3);
+    // With all weights in memory nothing is slowed.
+    problem.budget.ram = None;
+    near(run(&problem, [C, C, C, R], 0, Phase::Decode).ms, 31.0);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use super::*;
 use hpp_schema::probe::MachineProbe;
 use std::time::Instant;
 
-const READY: &str = r#"echo '{"reply":"ready","version":3,"host":{"cpu":"c","cores":1,"memory":"1 GiB","system":"s","threads":1,"onnxruntime":"1","hpp":"0","devices":[]}}'"#;
+const READY: &str = r#"echo '{"reply":"ready","version":4,"host":{"cpu":"c","cores":1,"memory":"1 GiB","system":"s","threads":1,"onnxruntime":"1","hpp":"0","devices":[]}}'"#;
 
 /// A child that runs this script after it said that it is ready.
 fn prober(script: &str, timeout_ms: u64) -> Prober {
@@ -135,7 +135,7 @@ fn a_child_that_is_never_ready_is_an_error_with_a_reason() {
     assert!(error("sleep 60").to_string().contains("nothing for 0.5 s"));
     assert!(error("echo hello").to_string().contains("hello"));
     assert!(error(&format!("echo '{TFLOPS}'")).to_string().contains("Arithmetic"));
-    let newer = error(&READY.replace("\"version\":3", "\"version\":9"));
+    let newer = error(&READY.replace("\"version\":4", "\"version\":9"));
     assert!(matches!(newer, ChildError::Version { found: 9, .. }) && newer.hint().is_some());
     let launcher = Launcher::beside(Path::new("/nowhere/hpp-profile"), None, Duration::from_secs(1));
     let missing = Prober::new(launcher, Interrupt::default()).host().unwrap_err();

@@ -1,4 +1,4 @@
-//! Measures the machine: memory bandwidth, arithmetic, disk, links, and contention between links and host.
+//! Measures the machine: memory bandwidth, arithmetic, disk, links, and contention of links and disk with the host.
 
 use super::ProfilingRun;
 use crate::effort::Effort;
@@ -6,7 +6,7 @@ use crate::error::ProfileError;
 use crate::pieces::absolute;
 use crate::settings::unusable;
 use hpp_schema::probe::{MachineProbe, Reply, Request};
-use hpp_schema::{BandwidthCurve, BandwidthPath, MeasuredContention, MeasuredMachine, Provider};
+use hpp_schema::{BandwidthCurve, BandwidthPath, DiskContention, MeasuredContention, MeasuredMachine, Provider};
 use std::path::PathBuf;
 
 const KIB: u64 = 1 << 10;
@@ -20,6 +20,7 @@ enum Ability {
     Memory,
     Arithmetic,
     Disk,
+    DiskContention,
     Decompression,
     Link(Provider),
     Contention(Provider),
@@ -32,6 +33,7 @@ impl Ability {
             Ability::Memory => "reading memory".to_owned(),
             Ability::Arithmetic => "arithmetic".to_owned(),
             Ability::Disk => "reading the disk".to_owned(),
+            Ability::DiskContention => "reading from disk while the host computes".to_owned(),
             Ability::Decompression => "decompressing weights".to_owned(),
             Ability::Link(provider) => format!("copies to and from the {} device", provider.id()),
             Ability::Contention(provider) => {
@@ -46,6 +48,7 @@ impl Ability {
             Ability::Memory => curve(&|path| *path == BandwidthPath::RamRead),
             Ability::Arithmetic => machine.tflops.is_some(),
             Ability::Disk => curve(&|path| *path == BandwidthPath::DiskRead),
+            Ability::DiskContention => machine.disk_contention.is_some(),
             Ability::Decompression => curve(&|path| *path == BandwidthPath::Decompress),
             Ability::Link(of) => curve(&|path| matches!(path, BandwidthPath::Link { provider, .. } if *provider == of)),
             Ability::Contention(of) => machine.contention.iter().any(|contention| contention.provider == of),
@@ -77,7 +80,8 @@ impl ProfilingRun<'_> {
     }
 
     fn missing_abilities(&self) -> Vec<Ability> {
-        let mut abilities = vec![Ability::Memory, Ability::Arithmetic, Ability::Disk, Ability::Decompression];
+        let mut abilities =
+            vec![Ability::Memory, Ability::Arithmetic, Ability::Disk, Ability::DiskContention, Ability::Decompression];
         for provider in &self.profile.settings.providers {
             if !provider.uses_host_memory() && unusable(*provider, &self.profile.host).is_none() {
                 abilities.extend([Ability::Link(*provider), Ability::Contention(*provider)]);
@@ -111,6 +115,7 @@ impl ProfilingRun<'_> {
                     &[4 * KIB, 16 * KIB, 64 * KIB, 256 * KIB, MIB, 2 * MIB],
                 ),
             },
+            Ability::DiskContention => MachineProbe::DiskContention { file: self.largest_file()? },
             Ability::Decompression => MachineProbe::Decompress,
             Ability::Link(provider) => MachineProbe::Link {
                 provider,
@@ -166,6 +171,10 @@ impl ProfilingRun<'_> {
             }
             (Ability::Contention(provider), Reply::Contention { compute, link }) if good(compute) && good(link) => {
                 machine.contention.push(MeasuredContention { provider, compute, link });
+                Ok(())
+            }
+            (Ability::DiskContention, Reply::Contention { compute, link }) if good(compute) && good(link) => {
+                machine.disk_contention = Some(DiskContention { compute: compute.max(1.0), read: link.max(1.0) });
                 Ok(())
             }
             (_, other) => Err(format!("hpp-exec answered {other:?}")),

@@ -15,7 +15,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 const MODEL: &str = "genai/llama3-fp32-cpu";
-const READY: &str = r#"echo '{"reply":"ready","version":3,"host":{"cpu":"c","cores":1,"memory":"1 GiB","system":"s","threads":1,"onnxruntime":"1","hpp":"0","devices":[]}}'"#;
+const READY: &str = r#"echo '{"reply":"ready","version":4,"host":{"cpu":"c","cores":1,"memory":"1 GiB","system":"s","threads":1,"onnxruntime":"1","hpp":"0","devices":[]}}'"#;
 
 /// Measures with a child that does this with each line it reads.
 struct Bench {
@@ -255,9 +255,10 @@ fn the_machine_is_measured_once_and_what_fails_is_said() {
     assert!(machine.failures[1].contains("webgpu") && machine.failures[1].contains("abort"), "{:?}", machine.failures);
     assert_eq!(measure.profile.check(), []);
     let asked = || std::fs::read_to_string(bench.dir.path().join("asked")).unwrap().lines().count();
-    assert_eq!(asked(), 6);
+    assert_eq!(machine.disk_contention.map(|both| (both.compute, both.read)), Some((1.2, 1.1)));
+    assert_eq!(asked(), 7);
     measure.machine().unwrap();
-    assert_eq!(asked(), 6, "nothing is measured twice");
+    assert_eq!(asked(), 7, "nothing is measured twice");
 }
 
 /// Counts a request's prompts as its statistics, and dies of poison.

@@ -4,7 +4,7 @@ use super::*;
 use crate::derive::derive;
 use crate::effort::Effort;
 use crate::sample;
-use hpp_schema::{BandwidthPoint, ByteSize, MeasuredContention};
+use hpp_schema::{BandwidthPoint, ByteSize, DiskContention, MeasuredContention};
 
 fn curve_of(path: BandwidthPath, points: &[(u64, f64)]) -> BandwidthCurve {
     let points = points.iter().map(|(bytes, gb_per_s)| BandwidthPoint { bytes: *bytes, gb_per_s: *gb_per_s }).collect();
@@ -42,7 +42,9 @@ fn there_are_no_rates_before_all_of_the_host_is_measured() {
     let disk = rates(&profile, &roofline).unwrap().disk.unwrap();
     assert_eq!((disk.read_gb_per_s, disk.decompress_gb_per_s), (1.5, None));
     profile.machine.curves.push(curve_of(BandwidthPath::Decompress, &[(2 << 20, 8.5)]));
-    assert_eq!(rates(&profile, &roofline).unwrap().disk.unwrap().decompress_gb_per_s, Some(8.5));
+    profile.machine.disk_contention = Some(DiskContention { compute: 1.4, read: 1.1 });
+    let disk = rates(&profile, &roofline).unwrap().disk.unwrap();
+    assert_eq!((disk.decompress_gb_per_s, disk.contention), (Some(8.5), profile.machine.disk_contention));
     assert_eq!(rates(&profile, &roofline).unwrap().check(), []);
 }
 

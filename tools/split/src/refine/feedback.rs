@@ -10,7 +10,7 @@
 use super::bench::{BenchResult, StageTimes};
 use crate::partitioning::Partitioning;
 use hpp_model::PartitionSpec;
-use hpp_partition::{Cost, Phase, Placement, Problem, simulate};
+use hpp_partition::{Contention, Cost, Phase, Placement, Problem, simulate};
 use std::collections::BTreeSet;
 
 /// The state of the correction over several measured plans.
@@ -45,6 +45,10 @@ impl CostFeedback {
             self.measured.extend(partition.blocks.clone().map(|block| (block, partition.placement.decode)));
         }
         set_pass_overhead(problem, partitioning, result);
+        if disk_bytes(problem, partitioning) > 0 {
+            // The measured times are those of computing beside reads.
+            problem.disk_contention = Contention::NONE;
+        }
         problem.cuts.clear();
     }
 
@@ -110,6 +114,12 @@ impl CostFeedback {
 fn transfer_ms(problem: &Problem, partitioning: &Partitioning, phase: Phase) -> f64 {
     let (placements, slots) = (&partitioning.solution.placements, &partitioning.solution.slots);
     simulate(problem, placements, slots, phase).transfer_ms.iter().sum()
+}
+
+/// Bytes of weights that a token reads from disk.
+fn disk_bytes(problem: &Problem, partitioning: &Partitioning) -> u64 {
+    let solution = &partitioning.solution;
+    simulate(problem, &solution.placements, &solution.slots, Phase::Decode).disk_bytes
 }
 
 /// Scales the links of all GPUs in use by the ratio of measured to predicted time of all copies in a run.
@@ -214,6 +224,7 @@ mod tests {
             cpu_launch_ms: 0.01,
             pass_overhead_ms: 0.05,
             disk_bytes_per_ms: None,
+            disk_contention: Contention::NONE,
             decompression: None,
             budget: Budget { vram: vec![1 << 20], ..Budget::default() },
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 20, new_tokens: 5, passes: vec![10, 10] },

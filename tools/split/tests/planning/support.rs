@@ -123,6 +123,7 @@ pub fn profile(model: &str, cpu_ms: f64, gpu_ms: f64) -> Profile {
             curves: vec![],
             tflops: None,
             contention: vec![],
+            disk_contention: None,
             failures: vec![],
         },
         classes,

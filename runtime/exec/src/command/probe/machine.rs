@@ -4,7 +4,7 @@ use super::{ProbeSession, Replies};
 use crate::error::ExecError;
 use crate::measure::{
     ContentionFactors, decompression_curve, disk_read_curve, link_curves, matrix_product_tflops, measure_contention,
-    ram_read_curve,
+    measure_disk_contention, ram_read_curve,
 };
 use hpp_schema::probe::{MachineProbe, Reply};
 use hpp_schema::{BandwidthCurve, BandwidthPath};
@@ -26,6 +26,10 @@ pub(super) fn run(
         MachineProbe::DiskRead { file, bytes } => {
             let points = disk_read_curve(file, bytes)?;
             Reply::Bandwidth { curves: vec![BandwidthCurve { path: BandwidthPath::DiskRead, points }] }
+        }
+        MachineProbe::DiskContention { file } => {
+            let ContentionFactors { compute, link } = measure_disk_contention(file, devices.threads, free)?;
+            Reply::Contention { compute, link }
         }
         MachineProbe::Decompress => Reply::Bandwidth { curves: vec![decompression_curve()] },
         MachineProbe::Link { provider, bytes } => Reply::Bandwidth { curves: link_curves(backend, *provider, bytes)? },

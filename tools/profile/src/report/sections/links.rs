@@ -1,4 +1,4 @@
-//! Section: bandwidth of memory, disk and links, and contention between links and computing.
+//! Section: bandwidth of memory, disk and links, and contention of links and disk with computing.
 
 use crate::rates::planning_point;
 use crate::report::axis::Axis;
@@ -8,7 +8,7 @@ use crate::report::palette::{AMBER, BLUE, GREEN, Look, MarkerShape, PURPLE, VERM
 use crate::report::panel::{Panel, curve};
 use crate::report::view::ReportView;
 use crate::settings::unique;
-use hpp_schema::{BandwidthCurve, BandwidthPath, MeasuredContention, Provider};
+use hpp_schema::{BandwidthCurve, BandwidthPath, MeasuredContention, MeasuredMachine, Provider};
 
 pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
     let curves = view.profile.machine.curves.iter().filter(|curve| !curve.points.is_empty());
@@ -24,7 +24,7 @@ pub fn parts(view: &ReportView<'_>) -> Vec<SectionItem> {
             }
             false => SectionItem::Figure(link_figure(view, &links)),
         },
-        contention(&view.profile.machine.contention),
+        contention(&view.profile.machine),
     ]
 }
 
@@ -150,11 +150,15 @@ fn as_long(factor: f64) -> String {
     if factor < 1.005 { "as long as alone".to_owned() } else { format!("{} times as long", plain(factor)) }
 }
 
-fn contention(measured: &[MeasuredContention]) -> SectionItem {
-    if measured.is_empty() {
-        return SectionItem::Absent("Contention between computing on the host and copies was not measured.".to_owned());
-    }
-    let say = |contention: &MeasuredContention| {
+fn contention(machine: &MeasuredMachine) -> SectionItem {
+    let of_disk = machine.disk_contention.map(|contention| {
+        format!(
+            "While weights are read from disk, reading host memory takes {}; while the host reads its memory, the disk takes {}.",
+            as_long(contention.compute),
+            as_long(contention.read)
+        )
+    });
+    let of_link = |contention: &MeasuredContention| {
         format!(
             "While bytes move to {}, reading host memory takes {}; while the host reads its memory, the copy takes {}.",
             contention.provider.name(),
@@ -162,5 +166,9 @@ fn contention(measured: &[MeasuredContention]) -> SectionItem {
             as_long(contention.link)
         )
     };
-    SectionItem::Note(measured.iter().map(say).collect::<Vec<_>>().join(" "))
+    let notes: Vec<String> = of_disk.into_iter().chain(machine.contention.iter().map(of_link)).collect();
+    match notes.is_empty() {
+        true => SectionItem::Absent("Contention of computing with copies and reads was not measured.".to_owned()),
+        false => SectionItem::Note(notes.join(" ")),
+    }
 }

@@ -243,7 +243,7 @@ impl Sample {
             sources: Vec::new(),
             cpu: CpuRates { memory: ByteSize(32 << 30), memory_gb_per_s: 11.2, tflops: 0.18, launch_us: 21.0 },
             gpus: if self.device { vec![gpu()] } else { Vec::new() },
-            disk: Some(DiskRates { read_gb_per_s: 2.1, decompress_gb_per_s: Some(8.0) }),
+            disk: Some(DiskRates { read_gb_per_s: 2.1, decompress_gb_per_s: Some(8.0), contention: None }),
         };
         let failures = if self.failures { vec!["disk at 1 GiB: the file is smaller".to_owned()] } else { Vec::new() };
         let contention = MeasuredContention { provider: Provider::WEBGPU, compute: 1.18, link: 1.32 };
@@ -252,6 +252,7 @@ impl Sample {
             curves,
             tflops: Some(0.18),
             contention: if self.device { vec![contention] } else { Vec::new() },
+            disk_contention: self.device.then_some(DiskContention { compute: 1.4, read: 1.1 }),
             failures,
         }
     }
