@@ -475,7 +475,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         if let Some(cache) = self.batch.cache() {
             let pages = cache.look_up(&task.request.prompt, task.hints.session.as_deref());
             in_ram = cache.in_ram(&pages);
-            cache.prefetch(&pages);
+            cache.prefetch(&pages, task.hints.priority);
         }
         let priority = task.hints.priority;
         let stays_before =
