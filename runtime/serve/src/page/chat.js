@@ -135,7 +135,7 @@ function machine(text) {
     l.startsWith(metric + "{") && l.includes(`model="${name}"`) && l.includes(more))?.split(" ").at(-1) || 0);
   const tier = (metric, tier) => value(metric, `tier="${tier}"`);
   const model = served.find(m => m.id === name);
-  const hits = tier("hpp_kv_hits_total", "ram") + tier("hpp_kv_hits_total", "disk"), misses = value("hpp_kv_misses_total");
+  const hits = tier("hpp_kv_hits_total", "ram") + tier("hpp_kv_hits_total", "disk"), misses = tier("hpp_kv_misses_total", "disk");
   const passes = value("hpp_passes_total");
   const lines = (model?.placement || []).map(p =>
     p.device + (p.planned_device ? ` (planned for ${p.planned_device})` : "") +
@@ -145,7 +145,8 @@ function machine(text) {
   if (model?.error) lines.push(model.error);
   lines.push(`requests: ${value("hpp_requests_running")} running, ${value("hpp_requests_waiting")} waiting`);
   lines.push(`states: ${size(value("hpp_state_bytes"))}, ${value("hpp_idle_sequences")} idle sequences`);
-  lines.push(`KV pages: ${tier("hpp_kv_pages", "ram")} in RAM, ${tier("hpp_kv_pages", "disk")} on disk`);
+  const pages = place => `${tier("hpp_kv_pages", place)} (${size(tier("hpp_kv_bytes", place))})`;
+  lines.push(`KV pages: ${pages("ram")} in RAM, ${pages("disk")} on disk`);
   if (hits + misses) lines.push(`pages found: ${(100 * hits / (hits + misses)).toFixed(0)} % of ${hits + misses}`);
   if (passes) lines.push(`weights moved: ${size(value("hpp_weights_streamed_bytes_total") / passes)} a pass`);
   $("state").replaceChildren(...lines.map(words => element("div", [words])));
