@@ -6,6 +6,10 @@ DEMO_MODEL ?= fixtures/models/genai/learned-llama-fp32-cpu
 DEMO_VRAM ?= 12M
 DEMO_PROMPT ?= What does Vec::push do?
 
+SERVE_MODEL ?= fixtures/models/genai/learned-llama-int4-cpu
+PORT ?= 8080
+SERVE ?=
+
 # 0.9 GB in 4 bits, and a quarter of that; a process may use a little more than the plan, for what the kernel needs of its own.
 DISK := out/demo-disk
 DISK_SHAPE := --layers 32 --hidden 2048 --intermediate 5632 --heads 32 --kv-heads 8 --vocab 512 --context 2048 --dtype int4
@@ -17,11 +21,12 @@ PREFIX ?= /usr/local
 COMMANDS := hpp-split hpp-profile hpp-exec hpp-fixtures
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: help deps demo demo-disk install completions shell-files wheel test test-ray fuzz kill schemas bench bench-deps bench-llama-cpp clean-deps
+.PHONY: help deps demo demo-disk serve install completions shell-files wheel test test-ray fuzz kill schemas bench bench-deps bench-llama-cpp clean-deps
 
 help:
 	@echo "make demo    fetch ONNX Runtime, build, split a small model, run it"
 	@echo "make demo-disk  a model four times larger than the memory it may use: generate, profile, split, run (3 GB of disk)"
+	@echo "make serve   fetch ONNX Runtime, build, serve a small model that chats at http://127.0.0.1:8080 (PORT=, SERVE=)"
 	@echo "make test    fetch what the tests need, run them all"
 	@echo "make test-ray    the tests on a local Ray cluster of two nodes (installs Ray into .deps: 750 MB)"
 	@echo "make install PREFIX=DIR  commands, shell completions and man pages (ONNX Runtime comes from pip or ORT_DYLIB_PATH)"
@@ -41,6 +46,12 @@ demo: deps
 	cargo build --profile demo --locked -p hpp-split -p hpp-exec
 	$(TARGET)/demo/hpp-split $(DEMO_MODEL) --vram $(DEMO_VRAM) --out out/demo --force
 	tools/scripts/with-deps.sh $(TARGET)/demo/hpp-exec out/demo/plan.yaml --chat --prompt "$(DEMO_PROMPT)" --max-new 64
+
+# A page to chat on, and OpenAI's API. Conversations are kept in out/serve/kv. SERVE: further arguments.
+serve: deps
+	cargo build --profile demo --locked -p hpp-split -p hpp-exec
+	$(TARGET)/demo/hpp-split $(SERVE_MODEL) --out out/serve/plan --force
+	tools/scripts/with-deps.sh $(TARGET)/demo/hpp-exec serve out/serve/plan --port $(PORT) --kv-dir out/serve/kv $(SERVE)
 
 demo-disk: deps
 	cargo build --release --locked -p hpp-fixtures -p hpp-profile -p hpp-split -p hpp-exec

@@ -486,6 +486,10 @@ pub struct ServeArgs {
     /// Most connections at a time; the longest idle one is closed for a new one.
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_connections: u32,
+    /// Most requests per minute of each API key, or of each client address without keys; further ones get status 429
+    /// [default: no limit].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub rate_limit: Option<u32>,
     /// Where states of prompts are kept.
     #[command(flatten)]
     pub kv: KvArgs,

@@ -6,7 +6,7 @@ mod support;
 
 use serde_json::{Value, json};
 use support::browser::{Page, chromium};
-use support::server::Server;
+use support::server::{MODEL, Server, chat_plan};
 
 /// Answers that try to run something or to load something.
 const HOSTILE: [&str; 10] = [
@@ -191,6 +191,110 @@ fn long_repetitions_are_shown_quickly() {
         ));
         assert!(took.as_f64().unwrap() < 5000.0, "{piece:?} takes {took} ms");
     }
+}
+
+#[test]
+fn a_conversation_goes_on_after_a_restart_of_the_server() {
+    let Some(browser) = chromium("a_conversation_goes_on_after_a_restart_of_the_server") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    // The browser keeps conversations for an address, which has a port.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
+    let args = ["--port", &free, "--kv-dir", dir.path().to_str().unwrap(), "--kv-page", "16"];
+    let mut server = Server::new(&args);
+    let url = server.url.clone();
+    let mut page = Page::open(&browser, &url);
+    page.wait_until("$('model').options.length === 1");
+    page.value("$('max_tokens').value = 40; $('max_tokens').onchange()");
+    ask(&mut page, "What does Vec::push do?");
+    let before = shown(&mut page);
+    assert!(before.len() == 2 && !before[1].1.is_empty(), "{before:?}");
+    server.stop_and_start(&args);
+    assert_eq!(server.url, url);
+    page.go(&url);
+    page.wait_until("$('model').options.length === 1");
+    assert_eq!(shown(&mut page), before, "the conversation is still there");
+    page.wait_until("/^[1-9][0-9]* of [0-9]+ tokens kept$/.test($('kept').textContent)");
+    ask(&mut page, "And what does pop do?");
+    let after = shown(&mut page);
+    assert_eq!((after.len(), &after[..2]), (4, &before[..]));
+    let note = page.value("chat().turns.at(-1).note");
+    let kept = note.as_str().unwrap().split_once(" kept)").and_then(|(start, _)| start.rsplit_once('('));
+    let kept: u64 = kept.unwrap_or_else(|| panic!("{note}")).1.parse().unwrap();
+    let prompt = page.value("chat().turns[1].note");
+    let prompt: u64 =
+        prompt.as_str().unwrap().split(" prompt tokens").next().unwrap().rsplit(' ').next().unwrap().parse().unwrap();
+    assert!(kept > prompt, "of its answer too: {kept} of {note}");
+    assert_eq!(page.console, [""; 0]);
+}
+
+#[test]
+fn the_panel_shows_where_each_layer_lies() {
+    let Some(browser) = chromium("the_panel_shows_where_each_layer_lies") else { return };
+    let blocks = ["embedding", "layers.0", "layers.1", "layers.2", "layers.3", "head"];
+    let mut plan = chat_plan(MODEL);
+    plan.plan.partitions[0].blocks = blocks.map(str::to_owned).to_vec();
+    plan.save();
+    let server = Server::start(plan, &["--kv-page", "16"]);
+    let mut page = Page::open(&browser, &format!("{}/#machine", server.url));
+    page.wait_until("document.querySelectorAll('#places .place').length === 1");
+    let squares = page.value("[...document.querySelectorAll('#places .blocks i')].map(i => [i.className, i.title])");
+    assert_eq!(squares, json!(blocks.map(|block| ["ram".to_owned(), format!("{block}: RAM")])));
+    let line = page.value("$('places').innerText");
+    assert!(line.as_str().unwrap().starts_with("RAM: embedding, layers 0-3, head, "), "{line}");
+    ask(&mut page, &"What does Vec::push do? ".repeat(8));
+    page.wait_until(
+        "/KV pages: [1-9][0-9]* \\([0-9.]+ MiB\\) in RAM, 0 \\(0.0 MiB\\) on disk/.test($('state').innerText)",
+    );
+    let of_other_places = "drawPlaces([
+        {device: 'cpu', weights: 'mapped', bytes: 1, blocks: ['embedding']},
+        {device: 'gpu0', weights: 'resident', bytes: 2, blocks: ['layers.2', 'head']},
+        {device: 'cpu', weights: 'streamed', bytes: 3, pinned_bytes: 1, blocks: ['layers.0', 'layers.10']},
+        {device: 'gpu0', weights: 'streamed', bytes: 4, blocks: ['layers.1']}], n => n + ' bytes');
+        [[...document.querySelectorAll('#places .blocks i')].map(i => i.className),
+         [...document.querySelectorAll('#places .place')].map(p => p.innerText.trim())]";
+    let expected = json!([
+        ["disk", "disk", "streamed", "vram", "disk", "vram"],
+        [
+            "disk, rows read as needed: embedding, 1 bytes",
+            "VRAM of gpu0: layers.2, head, 2 bytes",
+            "disk, read for each pass: layers.0, layers.10, 3 bytes, 1 bytes of it stay in RAM",
+            "RAM or disk, copied to gpu0 for each pass: layers.1, 4 bytes",
+        ]
+    ]);
+    assert_eq!(page.value(of_other_places), expected);
+    for (width, colors) in [(1200, "light"), (1200, "dark"), (390, "light")] {
+        page.look(width, 800, colors);
+        page.value("$('side').classList.add('open'); look()");
+        page.wait_until("document.querySelectorAll('#places .blocks i').length === 6");
+        save_picture(&mut page, &format!("machine-{width}-{colors}"));
+    }
+    assert_eq!(page.console, [""; 0]);
+}
+
+#[test]
+fn keys_open_a_new_chat_and_go_from_one_to_the_next() {
+    let Some(browser) = chromium("keys_open_a_new_chat_and_go_from_one_to_the_next") else { return };
+    let server = Server::new(&[]);
+    let mut page = Page::open(&browser, &server.url);
+    let press = |page: &mut Page, code: &str, alt: bool| {
+        page.value(&format!(
+            "$('text').dispatchEvent(new KeyboardEvent('keydown', {{code: '{code}', key: 'x', altKey: {alt}, bubbles: true, cancelable: true}}))"
+        ))
+    };
+    page.value("store.chats = ['a', 'b'].map(content => ({turns: [{role: 'user', content}]})); store.now = 0; draw()");
+    let shows = |page: &mut Page| page.value("[$('title').textContent, store.chats.length]");
+    assert_eq!(press(&mut page, "ArrowDown", true), json!(false), "the browser does nothing of its own");
+    assert_eq!(shows(&mut page), json!(["b", 2]));
+    press(&mut page, "ArrowDown", true);
+    assert_eq!(shows(&mut page), json!(["b", 2]), "it is the last");
+    press(&mut page, "ArrowUp", true);
+    assert_eq!(press(&mut page, "ArrowUp", false), json!(true), "without Alt, keys are for the text");
+    assert_eq!(press(&mut page, "KeyN", false), json!(true));
+    assert_eq!(shows(&mut page), json!(["a", 2]));
+    press(&mut page, "KeyN", true);
+    assert_eq!(shows(&mut page), json!(["New chat", 3]));
+    assert_eq!(page.value("document.activeElement.id"), json!("text"));
+    assert_eq!(page.console, [""; 0]);
 }
 
 #[test]

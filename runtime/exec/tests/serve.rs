@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::process::Command;
 use support::PlanDir;
-use support::server::{MODEL, Server, user};
+use support::server::{MODEL, Server, chat_plan, user};
 
 fn long_text(words: usize) -> String {
     (0..words).map(|word| format!("word{word} ")).collect()
@@ -59,7 +59,7 @@ fn answers_are_those_of_single_runs() {
 
 #[test]
 fn the_same_request_has_the_same_bits_alone_together_and_after_a_kept_prefix() {
-    let server = Server::new(&["--max-sequences", "6"]);
+    let server = Server::new(&["--max-sequences", "16"]);
     let prompt = long_text(60);
     let request = json!({"prompt": prompt, "max_tokens": 12, "logprobs": 3});
     let answer = |answer: &Value| answer["choices"][0].clone();
@@ -71,7 +71,7 @@ fn the_same_request_has_the_same_bits_alone_together_and_after_a_kept_prefix() {
     assert!(cached >= 128 && cached.is_multiple_of(128), "{again}");
     assert_eq!(answer(&again), answer(&first));
     std::thread::scope(|scope| {
-        let asked: Vec<_> = (0..6)
+        let asked: Vec<_> = (0..16)
             .map(|number| {
                 let (server, request) = (&server, &request);
                 scope.spawn(move || {
@@ -99,6 +99,10 @@ fn cached_tokens(answer: &Value) -> u64 {
     answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
 }
 
+fn of_tier(metric: &str, tier: &str) -> String {
+    format!("{metric}{{model=\"{MODEL}\",tier=\"{tier}\"}}")
+}
+
 fn disk_pages(server: &Server) -> f64 {
     server.metric(&format!("hpp_kv_pages{{model=\"{MODEL}\",tier=\"disk\"}}"))
 }
@@ -116,7 +120,13 @@ fn states_survive_kill_9_with_the_same_bits() {
     let again = server.ok("/v1/completions", &request);
     assert!(cached_tokens(&again) >= 128, "{again}");
     assert_eq!(again["choices"], first["choices"]);
-    server.wait_until(&format!("hpp_kv_hits_total{{model=\"{MODEL}\",tier=\"disk\"}}"), |hits| hits >= 8.0);
+    let hits = cached_tokens(&again) as f64 / 16.0;
+    server.wait_for(&of_tier("hpp_kv_hits_total", "disk"), hits);
+    server.wait_for(
+        &of_tier("hpp_kv_misses_total", "ram"),
+        hits + server.metric(&of_tier("hpp_kv_misses_total", "disk")),
+    );
+    assert_eq!(server.metric(&of_tier("hpp_kv_restore_seconds_count", "disk")), 1.0);
     // Another process may not write there.
     let path = server.plan.path().to_str().unwrap().to_owned();
     let second = support::hpp_exec(["serve", &path, "--port", "0", args[0], args[1], args[2], args[3]]);
@@ -131,6 +141,89 @@ fn states_survive_kill_9_with_the_same_bits() {
     server.restart(&args);
     let recomputed = server.ok("/v1/completions", &request);
     assert_eq!((&recomputed["choices"], cached_tokens(&recomputed)), (&first["choices"], 0));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_shutdown_saves_the_states_of_conversations() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--kv-dir", dir.path().to_str().unwrap(), "--kv-page", "16"];
+    let mut server = Server::new(&args);
+    let request = json!({"prompt": long_text(60), "max_tokens": 12, "logprobs": 3});
+    let first = server.ok("/v1/completions", &request);
+    // At once, so that most pages are not written yet.
+    server.stop_and_start(&args);
+    let prompt = first["usage"]["prompt_tokens"].as_u64().unwrap();
+    server.wait_for(&of_tier("hpp_kv_pages", "disk"), (prompt / 16) as f64);
+    let again = server.ok("/v1/completions", &request);
+    assert_eq!((cached_tokens(&again), &again["choices"]), ((prompt - 2) / 16 * 16, &first["choices"]));
+}
+
+#[test]
+fn a_plan_with_states_on_disk_saves_and_restores_pages() {
+    let request = json!({"prompt": long_text(60), "max_tokens": 12, "logprobs": 3});
+    let expected = Server::new(&["--kv-page", "16"]).ok("/v1/completions", &request)["choices"].clone();
+    let (dir, states) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let mut plan = chat_plan(MODEL);
+    plan.plan.states.iter_mut().for_each(|state| state.on_disk = true);
+    plan.save();
+    let [kv, states] = [&dir, &states].map(|dir| dir.path().to_str().unwrap());
+    let args = ["--kv-dir", kv, "--kv-page", "16", "--state-dir", states, "--max-sequences", "2"];
+    let mut server = Server::start(plan, &args);
+    let first = server.ok("/v1/completions", &request);
+    assert_eq!(first["choices"], expected, "the same bits as with states in memory");
+    let whole_pages = first["usage"]["prompt_tokens"].as_u64().unwrap() / 16;
+    server.wait_for(&of_tier("hpp_kv_pages", "disk"), whole_pages as f64);
+    server.restart(&args);
+    let again = server.ok("/v1/completions", &request);
+    assert!(cached_tokens(&again) >= 128, "{again}");
+    assert_eq!(again["choices"], expected);
+    // Beside another request, whose prompt begins alike.
+    let other = json!({"prompt": format!("{}and more", long_text(50)), "max_tokens": 20});
+    std::thread::scope(|scope| {
+        let other = scope.spawn(|| server.ok("/v1/completions", &other));
+        assert_eq!(server.ok("/v1/completions", &request)["choices"], expected);
+        assert!(cached_tokens(&other.join().unwrap()) >= 128);
+    });
+}
+
+#[test]
+fn a_prefetch_reads_pages_and_says_how_many_tokens_are_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--kv-dir", dir.path().to_str().unwrap(), "--kv-page", "16", "--max-sequences", "2"];
+    let mut server = Server::new(&args);
+    let (pages_in_ram, hits) = (of_tier("hpp_kv_pages", "ram"), of_tier("hpp_kv_hits_total", "ram"));
+    let request = json!({"prompt": long_text(60), "max_tokens": 6, "logprobs": 2});
+    let prefetch = json!({"prompt": long_text(60), "prefetch": true});
+    let unknown = server.ok("/v1/completions", &prefetch);
+    assert_eq!((cached_tokens(&unknown), &unknown["choices"][0]["text"]), (0, &json!("")), "{unknown}");
+    assert_eq!(server.metric(&format!("hpp_passes_total{{model=\"{MODEL}\"}}")), 0.0, "nothing is computed");
+    let first = server.ok("/v1/completions", &request);
+    let found = cached_tokens(&server.ok("/v1/completions", &prefetch));
+    assert!(found >= 128, "{found} tokens in the kept sequence");
+    server.wait_for(&of_tier("hpp_kv_pages", "disk"), (first["usage"]["prompt_tokens"].as_u64().unwrap() / 16) as f64);
+    server.restart(&args);
+    assert_eq!(server.metric(&pages_in_ram), 0.0);
+    let prefetched = server.ok("/v1/completions", &prefetch);
+    assert_eq!((cached_tokens(&prefetched), &prefetched["usage"]["completion_tokens"]), (found, &json!(0)));
+    assert_eq!(prefetched["choices"][0]["finish_reason"], json!("length"));
+    server.wait_for(&pages_in_ram, (found / 16) as f64);
+    let again = server.ok("/v1/completions", &request);
+    assert_eq!((cached_tokens(&again), &again["choices"]), (found, &first["choices"]));
+    server.wait_for(&hits, (found / 16) as f64);
+    server.wait_for(&of_tier("hpp_kv_restore_seconds_count", "ram"), 1.0);
+    assert_eq!(server.metric(&of_tier("hpp_kv_restore_seconds_count", "disk")), 0.0);
+    let bytes_of_a_page =
+        |tier: &str| server.metric(&of_tier("hpp_kv_bytes", tier)) / server.metric(&of_tier("hpp_kv_pages", tier));
+    assert!(bytes_of_a_page("ram") > 4096.0 && bytes_of_a_page("ram") == bytes_of_a_page("disk"));
+    let passes = server.metric(&format!("hpp_passes_total{{model=\"{MODEL}\"}}"));
+    assert!(passes >= 6.0);
+    assert_eq!(server.metric(&format!("hpp_items_per_pass_count{{model=\"{MODEL}\"}}")), passes);
+    // A conversation, streamed.
+    let chat = json!({"messages": user("x"), "prefetch": true, "stream_options": {"include_usage": true}});
+    let chunks = server.stream("/v1/chat/completions", &chat);
+    assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], json!(0), "{chunks:?}");
+    assert_eq!(server.refused("/v1/completions", &json!({"prompt": "x", "prefetch": true, "park": true})).0, 400);
 }
 
 #[test]

@@ -176,10 +176,18 @@ fn large_requests_cost_bounded_memory() {
     server.ok(TEXT, &json!({"prompt": "Once upon", "max_tokens": 3}));
 }
 
+/// Threads that open connections at the same time.
+const FLOODING: usize = 50;
+
 /// Opens connections that say nothing, as many as this process may, up to `most`.
 fn flood(server: &Server, most: usize) -> Vec<TcpStream> {
     let address = server.url.strip_prefix("http://").unwrap();
-    let silent: Vec<TcpStream> = (0..most).map_while(|_| TcpStream::connect(address).ok()).collect();
+    // The system lets a client wait a second where more connect than the server accepts: several threads wait at the same time.
+    let silent: Vec<TcpStream> = std::thread::scope(|scope| {
+        let connect = || (0..most / FLOODING).map_while(|_| TcpStream::connect(address).ok()).collect::<Vec<_>>();
+        let threads: Vec<_> = (0..FLOODING).map(|_| scope.spawn(connect)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
     assert!(silent.len() > 550, "{} connections are too few to test anything", silent.len());
     // The answers need some.
     let keep = silent.len() - 20;
@@ -190,7 +198,8 @@ fn flood(server: &Server, most: usize) -> Vec<TcpStream> {
 fn thousands_of_connections_leave_room_for_others() {
     let server = Server::new(&[]);
     let before = process(&server).descriptors();
-    let silent = flood(&server, 1500);
+    let silent = flood(&server, 5000);
+    assert!(silent.len() > 4900, "{} connections: raise the limit of descriptors (ulimit -n)", silent.len());
     let answer = server.ok(TEXT, &json!({"prompt": "Once upon", "max_tokens": 3, "ignore_eos": true}));
     assert_eq!(answer["usage"]["completion_tokens"], json!(3));
     let now = process(&server).descriptors();

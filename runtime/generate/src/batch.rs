@@ -33,6 +33,8 @@ pub struct Batch<B: Backend> {
     next_id: u64,
     /// Most tokens of prompts in a pass in which an answer goes on.
     prompt_limit: Option<usize>,
+    /// Generations of which the last pass computed something.
+    items: usize,
 }
 
 /// One generation with its sequence.
@@ -52,7 +54,7 @@ struct Member<B: Backend> {
 impl<B: Backend> Batch<B> {
     /// An empty batch on an engine.
     pub fn new(engine: Engine<B>, inputs: ModelInputs) -> Self {
-        Self { engine, inputs, cache: None, members: Vec::new(), next_id: 0, prompt_limit: None }
+        Self { engine, inputs, cache: None, members: Vec::new(), next_id: 0, prompt_limit: None, items: 0 }
     }
 
     /// Saves the states of prompts, and of sessions, in this cache from now on.
@@ -122,6 +124,11 @@ impl<B: Backend> Batch<B> {
     /// Generations in progress.
     pub fn len(&self) -> usize {
         self.members.len()
+    }
+
+    /// Generations of which the last pass computed something.
+    pub fn items(&self) -> usize {
+        self.items
     }
 
     /// Whether no generation is in progress.
@@ -250,6 +257,7 @@ impl<B: Backend> Batch<B> {
                 Err(failed) => *error = Some(failed),
             }
         }
+        self.items = items.len();
         if items.is_empty() {
             return Ok(());
         }

@@ -140,9 +140,9 @@ impl KvCache {
         self.store.find_waiting(&pages.keys, 0)
     }
 
-    /// Starts to load pages into RAM.
-    pub fn prefetch(&self, pages: &PromptPages) {
-        self.store.prefetch(&pages.keys);
+    /// Starts to load pages into RAM for a request of this priority. See [`PageStore::prefetch`].
+    pub fn prefetch(&self, pages: &PromptPages, priority: i32) {
+        self.store.prefetch(&pages.keys, priority);
     }
 
     /// How many of these pages are in RAM.

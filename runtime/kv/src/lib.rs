@@ -6,13 +6,14 @@
 //! pages are bytes.
 //!
 //! From the bottom up: `page` and `key` are the bytes and their names, `policy` chooses the page to evict, `record_file` is a file of
-//! records, `directory` the directory of a model, `table` says where each page is, `store` moves pages.
+//! records, `directory` the directory of a model, `read_queue` orders reads, `table` says where each page is, `store` moves pages.
 
 mod directory;
 mod error;
 mod key;
 mod page;
 mod policy;
+mod read_queue;
 mod record_file;
 #[cfg(test)]
 mod replay;

@@ -183,9 +183,9 @@ impl PageStore {
         }
     }
 
-    /// Starts to read the pages of a chain that are only on disk.
-    pub fn prefetch(&self, chain: &[PageKey]) {
-        self.shared.table().prefetch(chain, self.shared.now());
+    /// Starts to read the pages of a chain that are only on disk: after those that requests wait for, and those of more important requests.
+    pub fn prefetch(&self, chain: &[PageKey], priority: i32) {
+        self.shared.table().prefetch(chain, priority, self.shared.now());
         self.shared.changed.notify_all();
     }
 

@@ -2,11 +2,12 @@
 //!
 //! A page is in RAM, on disk, or in both. A new page is written to disk as soon as a thread is free, so that most pages in RAM can be
 //! evicted at once; until it is written it stays in RAM. Reads have priority over writes, unless there is no room to read into: then only
-//! writes can make room, so they come first.
+//! writes can make room, so they come first. The `read_queue` orders reads.
 
 use crate::key::{Fingerprint, PageKey};
 use crate::page::{PageBytes, PageHeader};
 use crate::policy::{EvictionPolicy, PageFacts};
+use crate::read_queue::{ReadQueue, ReadUrgency};
 use crate::record_file::RecordIndex;
 use std::cmp::Reverse;
 use std::collections::{HashMap, VecDeque};
@@ -14,6 +15,9 @@ use std::sync::{Arc, Weak};
 
 /// Most writes at a time, so that reads find a free thread.
 const MOST_WRITES: usize = 2;
+/// One part in this many of a table's pages is chosen to be evicted at a time: choosing looks at all pages, and a large store would otherwise
+/// do that for each page that it stores. A store with fewer pages chooses one at a time.
+const CHOSEN_SHARE: usize = 1024;
 
 /// The limits of a table.
 #[derive(Clone, Copy, Debug)]
@@ -37,11 +41,13 @@ pub struct StoreStats {
     pub ram_bytes: u64,
     /// Pages on disk, including those that are also in RAM.
     pub disk_pages: u64,
+    /// Bytes of their records.
+    pub disk_bytes: u64,
     /// Pages that prompts found in RAM.
     pub ram_hits: u64,
     /// Pages that prompts found on disk.
     pub disk_hits: u64,
-    /// Pages that prompts did not find.
+    /// Pages that prompts found in no tier.
     pub misses: u64,
     /// Pages evicted from RAM, whether or not they are on disk.
     pub ram_evictions: u64,
@@ -72,6 +78,22 @@ struct Entry {
     /// Whether it is the first to be evicted from RAM.
     parked: bool,
 }
+
+/// How a page may be evicted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Eviction {
+    /// From RAM, so that no page is lost or all pages before it stay.
+    KeepsChain,
+    /// From RAM, also where later pages of its chain are lost with it.
+    BreaksChain,
+    /// From disk.
+    FromDisk,
+}
+
+/// A page that is to be evicted, and when it was used last: if it was used since, it stays.
+type Chosen = (PageKey, f64);
+/// What decides which page is evicted: whether it is kept because it is not parked, its value, its place in the sequence.
+type Worth = ((bool, f64, Reverse<u32>), Chosen);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TransferState {
@@ -109,10 +131,12 @@ pub(crate) struct PageTable {
     pages: HashMap<PageKey, Entry>,
     /// The number of stored pages that follow a page; the page itself need not be stored.
     children: HashMap<PageKey, u32>,
-    reads: VecDeque<PageKey>,
+    reads: ReadQueue,
     writes: VecDeque<PageKey>,
     writing: usize,
     free_records: Vec<RecordIndex>,
+    /// For each [`Eviction`], the pages that are evicted next, the least valuable last.
+    chosen: [Vec<Chosen>; 3],
     /// RAM of pages that are stored or being read.
     ram_bytes: u64,
     /// What the next header has as [`written`](PageHeader::written).
@@ -130,10 +154,11 @@ impl PageTable {
             limits,
             pages: HashMap::new(),
             children: HashMap::new(),
-            reads: VecDeque::new(),
+            reads: ReadQueue::default(),
             writes: VecDeque::new(),
             writing: 0,
             free_records: Vec::new(),
+            chosen: Default::default(),
             ram_bytes: 0,
             next_written: 1,
             loading: None,
@@ -173,10 +198,13 @@ impl PageTable {
     /// Counts and sizes.
     pub fn stats(&self) -> StoreStats {
         let count = |is: &dyn Fn(&Entry) -> bool| self.pages.values().filter(|entry| is(entry)).count() as u64;
+        let disk_pages = count(&|entry| entry.disk.is_some());
         StoreStats {
             ram_pages: count(&|entry| entry.ram.is_some()),
             ram_bytes: self.ram_bytes,
-            disk_pages: count(&|entry| entry.disk.is_some()),
+            disk_pages,
+            // A record is a page with its header, as in RAM.
+            disk_bytes: disk_pages * self.limits.page,
             ..self.counts
         }
     }
@@ -236,7 +264,8 @@ impl PageTable {
         self.add(key, entry);
     }
 
-    /// Looks up the start of a chain, and requests reads of pages that are only on disk. `ticket`: from an earlier call for the same chain.
+    /// Looks up the start of a chain, and requests reads of pages that are only on disk, before all that are read in advance. `ticket`: from an
+    /// earlier call for the same chain.
     pub fn find(
         &mut self,
         chain: &[PageKey],
@@ -271,7 +300,7 @@ impl PageTable {
         }
         let ticket = ticket.cloned().unwrap_or_else(|| Arc::new(LoadTicket(())));
         self.loading = Some((chain.to_vec(), Arc::downgrade(&ticket)));
-        self.queue_reads(chain);
+        self.request_reads(chain, ReadUrgency { is_awaited: true, priority });
         ChainLookup::Loading(Some(ticket))
     }
 
@@ -282,20 +311,20 @@ impl PageTable {
 
     /// Forgets reads that have not begun.
     pub fn drop_reads(&mut self) {
-        for key in std::mem::take(&mut self.reads) {
+        for key in self.reads.take_all() {
             self.set_transfer(&key, TransferState::None);
         }
     }
 
-    /// Reads pages in advance. They count as new, so that the last ones do not evict the first ones.
-    pub fn prefetch(&mut self, chain: &[PageKey], now: f64) {
+    /// Reads pages in advance, for a request of this priority. They count as new, so that the last ones do not evict the first ones.
+    pub fn prefetch(&mut self, chain: &[PageKey], priority: i32, now: f64) {
         let stored = self.stored(chain);
         for key in &chain[..stored] {
             if let Some(entry) = self.pages.get_mut(key) {
                 entry.facts.last_used = entry.facts.last_used.max(now);
             }
         }
-        self.queue_reads(&chain[..stored]);
+        self.request_reads(&chain[..stored], ReadUrgency { is_awaited: false, priority });
     }
 
     /// Counts a prompt of `wanted` whole pages that found these.
@@ -324,19 +353,19 @@ impl PageTable {
 
     /// The next transfer that can be done now.
     pub fn next_transfer(&mut self, now: f64) -> Option<PageTransfer> {
-        while let Some(key) = self.reads.front().copied() {
+        while let Some(key) = self.reads.first() {
             let record = match self.pages.get(&key) {
                 Some(entry) if entry.transfer == TransferState::ReadQueued => entry.disk,
                 _ => None,
             };
             let Some(record) = record else {
-                self.reads.pop_front();
+                self.reads.remove(&key);
                 continue;
             };
             if !self.make_room(now) {
                 break;
             }
-            self.reads.pop_front();
+            self.reads.remove(&key);
             self.ram_bytes += self.limits.page;
             self.set_transfer(&key, TransferState::Reading);
             return Some(PageTransfer::Read { key, record });
@@ -410,12 +439,13 @@ impl PageTable {
         }
     }
 
-    fn queue_reads(&mut self, chain: &[PageKey]) {
+    /// Queues reads of the pages that are only on disk; those that are queued already become as urgent as this.
+    fn request_reads(&mut self, chain: &[PageKey], urgency: ReadUrgency) {
         for key in chain {
             let Some(entry) = self.pages.get_mut(key) else { continue };
-            if entry.ram.is_none() && entry.transfer == TransferState::None {
+            if entry.ram.is_none() && matches!(entry.transfer, TransferState::None | TransferState::ReadQueued) {
                 entry.transfer = TransferState::ReadQueued;
-                self.reads.push_back(*key);
+                self.reads.request(*key, urgency);
             }
         }
     }
@@ -428,12 +458,9 @@ impl PageTable {
     /// Evicts pages from RAM until at most `most` bytes are taken. False if none of the rest may leave now.
     fn evict_down_to(&mut self, most: u64, now: f64) -> bool {
         while self.ram_bytes > most {
-            let kept_whole = self.worth_least(now, |table, key, entry| {
-                table.is_idle(key, entry) && (entry.disk.is_some() || table.is_last(key))
-            });
-            // A page that could not be written, and pages after it on disk that cannot be found without it.
-            let any = || self.worth_least(now, |table, key, entry| table.is_idle(key, entry));
-            match kept_whole.or_else(any) {
+            // Else a page that could not be written, and pages after it on disk that cannot be found without it.
+            let victim = self.worth_least(Eviction::KeepsChain, now);
+            match victim.or_else(|| self.worth_least(Eviction::BreaksChain, now)) {
                 Some(victim) => self.evict_from_ram(victim),
                 None => return false,
             }
@@ -473,13 +500,7 @@ impl PageTable {
         if let Some(record) = self.free_records.pop() {
             return Some(record);
         }
-        let can_leave = |table: &PageTable, key: &PageKey, entry: &Entry| {
-            entry.disk.is_some()
-                && entry.transfer == TransferState::None
-                && table.is_last(key)
-                && !table.is_awaited(key)
-        };
-        let victim = self.worth_least(now, can_leave)?;
+        let victim = self.worth_least(Eviction::FromDisk, now)?;
         let entry = self.pages.get_mut(&victim)?;
         let record = entry.disk.take();
         self.counts.disk_evictions += 1;
@@ -489,15 +510,46 @@ impl PageTable {
         record
     }
 
-    /// The least valuable page that may be evicted; parked ones first, later ones of a sequence before earlier ones.
-    fn worth_least(&self, now: f64, may: impl Fn(&PageTable, &PageKey, &Entry) -> bool) -> Option<PageKey> {
+    fn may_leave(&self, eviction: Eviction, key: &PageKey, entry: &Entry) -> bool {
+        let is_idle = || self.is_idle(key, entry);
+        match eviction {
+            Eviction::KeepsChain => is_idle() && (entry.disk.is_some() || self.is_last(key)),
+            Eviction::BreaksChain => is_idle(),
+            Eviction::FromDisk => {
+                let is_free = entry.disk.is_some() && entry.transfer == TransferState::None;
+                is_free && self.is_last(key) && !self.is_awaited(key)
+            }
+        }
+    }
+
+    /// The least valuable page that may be evicted; parked ones first, later ones of a sequence before earlier ones. In a large store, of
+    /// those that were the least valuable when pages were chosen last.
+    fn worth_least(&mut self, eviction: Eviction, now: f64) -> Option<PageKey> {
+        loop {
+            let Some((key, last_used)) = self.chosen[eviction as usize].pop() else {
+                self.choose(eviction, now);
+                return self.chosen[eviction as usize].pop().map(|(key, _)| key);
+            };
+            let found = self.pages.get(&key).filter(|entry| entry.facts.last_used == last_used);
+            if found.is_some_and(|entry| self.may_leave(eviction, &key, entry)) {
+                return Some(key);
+            }
+        }
+    }
+
+    /// Chooses the pages that are evicted next.
+    fn choose(&mut self, eviction: Eviction, now: f64) {
         let worth = |entry: &Entry| (!entry.parked, self.limits.policy.value(&entry.facts, now), Reverse(entry.index));
-        let candidates = self.pages.iter().filter(|(key, entry)| may(self, key, entry));
-        let least = candidates.min_by(|(_, a), (_, b)| {
-            let (a, b) = (worth(a), worth(b));
-            a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
-        });
-        least.map(|(key, _)| *key)
+        let candidates = self.pages.iter().filter(|(key, entry)| self.may_leave(eviction, key, entry));
+        let mut chosen: Vec<_> = candidates.map(|(key, entry)| (worth(entry), (*key, entry.facts.last_used))).collect();
+        let more_first = |(a, _): &Worth, (b, _): &Worth| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)).then(b.2.cmp(&a.2));
+        let most = (self.pages.len() / CHOSEN_SHARE).max(1);
+        if let Some(left) = chosen.len().checked_sub(most).filter(|left| *left > 0) {
+            chosen.select_nth_unstable_by(left, more_first);
+            chosen.drain(..left);
+        }
+        chosen.sort_by(more_first);
+        self.chosen[eviction as usize] = chosen.into_iter().map(|(_, chosen)| chosen).collect();
     }
 
     fn add(&mut self, key: PageKey, entry: Entry) {
@@ -523,6 +575,7 @@ impl PageTable {
         // A read that has begun has its room in RAM already, and ends later.
         if entry.transfer == TransferState::ReadQueued {
             entry.transfer = TransferState::None;
+            self.reads.remove(key);
             self.ram_bytes += self.limits.page;
         }
     }

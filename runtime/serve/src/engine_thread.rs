@@ -18,7 +18,7 @@ use hpp_generate::kv::{LoadTicket, PageLookup, StoreStats};
 use hpp_generate::speculate::Drafts;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, FinishReason, Finished, GenerateError, Generated, Generation, GenerationEvent};
-use hpp_generate::{GenerationRequest, KvCache, RequestId, TokenSequence};
+use hpp_generate::{GenerationRequest, GenerationTimings, KvCache, RequestId, TokenSequence, TokenUsage};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -130,6 +130,8 @@ pub struct CacheHints {
     pub priority: i32,
     /// No request follows soon: states are evicted from memory after the answer, to disk if there is one.
     pub park: bool,
+    /// Nothing is to be generated: pages of the prompt are read from disk, and the answer says how many tokens are found.
+    pub prefetch: bool,
 }
 
 /// Wakes the thread of an engine.
@@ -336,6 +338,8 @@ struct Waiting {
     is_loading: bool,
     /// Stored pages that were in RAM when it arrived.
     in_ram: usize,
+    /// When it was first to wait for pages from disk.
+    loads_since: Option<Instant>,
 }
 
 /// A request in the batch.
@@ -471,18 +475,41 @@ impl<B: Backend + 'static> EngineThread<B> {
                 return self.embeddings.push_back(Embedding::new(tokens, self.grid, client, place, unanswered));
             }
         };
-        let mut in_ram = 0;
+        let (mut in_ram, mut stored) = (0, 0);
         if let Some(cache) = self.batch.cache() {
             let pages = cache.look_up(&task.request.prompt, task.hints.session.as_deref());
-            in_ram = cache.in_ram(&pages);
-            cache.prefetch(&pages);
+            (in_ram, stored) = (cache.in_ram(&pages), pages.len());
+            cache.prefetch(&pages, task.hints.priority);
+        }
+        if task.hints.prefetch {
+            return self.answer_prefetch(&task, &client, stored * self.grid);
         }
         let priority = task.hints.priority;
         let stays_before =
             |other: &Waiting| other.task.hints.priority >= priority || other.client.arrived.elapsed() > MOST_OVERTAKEN;
         let at = self.waiting.iter().rposition(stays_before).map_or(0, |last| last + 1);
-        let waiting = Waiting { task, client, place, unanswered, ticket: None, is_loading: false, in_ram };
+        let (ticket, is_loading, loads_since) = (None, false, None);
+        let waiting = Waiting { task, client, place, unanswered, ticket, is_loading, in_ram, loads_since };
         self.waiting.insert(at, waiting);
+    }
+
+    /// Answers a request that only prefetches: no tokens, and how many of its prompt are stored or in a kept sequence.
+    fn answer_prefetch(&self, GenerateTask { request, hints, .. }: &GenerateTask, client: &Client, stored: usize) {
+        let prompt = &request.prompt;
+        let most = prompt.len().saturating_sub(2) / self.grid * self.grid;
+        let kept = self.kept.iter().map(|sequence| sequence.shared_prefix(prompt, hints.session.as_deref()));
+        let in_kept = kept.max().unwrap_or(0).min(most) / self.grid * self.grid;
+        let (prompt_tokens, reused_tokens) = (prompt.len(), stored.max(in_kept));
+        let generated = Generated {
+            tokens: vec![],
+            text: self.tokenizer.as_ref().map(|_| String::new()),
+            finish_reason: FinishReason::Length,
+            usage: TokenUsage { prompt_tokens, reused_tokens, completion_tokens: 0 },
+            timings: GenerationTimings::default(),
+            speculation: None,
+        };
+        self.metrics.ended("prefetch");
+        let _ = client.events.send(RequestEvent::Finished(Box::new(generated)));
     }
 
     /// Drops requests whose client has disconnected or whose deadline has passed.
@@ -571,6 +598,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         let best = (0..self.kept.len()).max_by_key(|index| shared(&self.kept[*index]));
         let in_best = best.map_or(0, |best| shared(&self.kept[best]));
         let length = best.map_or(0, |best| self.kept[best].tokens().len());
+        let looked_up = Instant::now();
         let mut pages = Vec::new();
         let found = self.batch.cache().map(|cache| cache.look_up(prompt, hints.session.as_deref()));
         if let Some((cache, found)) = self.batch.cache().zip(found.as_ref()) {
@@ -583,6 +611,7 @@ impl<B: Backend + 'static> EngineThread<B> {
                     PageLookup::Loading(ticket) => {
                         waiting.ticket = ticket.or(waiting.ticket.take());
                         waiting.is_loading = true;
+                        waiting.loads_since.get_or_insert(looked_up);
                         return None;
                     }
                 }
@@ -608,6 +637,12 @@ impl<B: Backend + 'static> EngineThread<B> {
                 "cannot restore KV pages; the prompt is computed again"
             );
         });
+        if !pages.is_empty() && restored.is_ok() {
+            match waiting.loads_since {
+                Some(since) => self.metrics.restored_from_disk.observe(since.elapsed().as_secs_f64()),
+                None => self.metrics.restored_from_ram.observe(looked_up.elapsed().as_secs_f64()),
+            }
+        }
         Some(restored.ok().flatten().unwrap_or_default())
     }
 
@@ -639,6 +674,7 @@ impl<B: Backend + 'static> EngineThread<B> {
             Ok(())
         });
         self.metrics.passes.inc();
+        self.metrics.items.observe(self.batch.items() as f64);
         let last = self.batch.engine().last_pass();
         self.metrics.weight_bytes.inc_by(last.read_bytes + last.uploaded_bytes);
         self.metrics.batched_rows.inc_by(last.batched_rows);
@@ -702,7 +738,7 @@ impl<B: Backend + 'static> EngineThread<B> {
     /// Sets to zero what an engine that is not loaded does not have.
     fn report_unloaded(&mut self) {
         let last = self.batch.cache().map(KvCache::stats).unwrap_or_default();
-        self.metrics.cache.report(&StoreStats { ram_pages: 0, ..last });
+        self.metrics.cache.report(&StoreStats { ram_pages: 0, ram_bytes: 0, ..last });
         let metrics = &self.metrics;
         for gauge in [&metrics.running, &metrics.idle_sequences, &metrics.state_bytes] {
             gauge.set(0);

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Seconds after which a refused client may try again.
-const RETRY_AFTER: HeaderValue = HeaderValue::from_static("1");
+const RETRY_AFTER: u64 = 1;
 
 /// An error that a client sees.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
@@ -57,6 +57,17 @@ pub enum ApiError {
     Busy {
         /// Requests in the queue.
         waiting: usize,
+    },
+    /// The client has sent as many requests as it may.
+    #[error(
+        "each client may send {per_minute} requests per minute here (--rate-limit): the next is answered in {} seconds",
+        whole_seconds(*.wait)
+    )]
+    RateLimited {
+        /// The limit.
+        per_minute: u32,
+        /// Until the client has a request left.
+        wait: Duration,
     },
     /// The request asks for more answers than may wait.
     #[error(
@@ -113,10 +124,19 @@ impl ApiError {
             ApiError::NoModel { .. } | ApiError::NotFound => StatusCode::NOT_FOUND,
             ApiError::WrongMethod => StatusCode::METHOD_NOT_ALLOWED,
             ApiError::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            ApiError::Busy { .. } => StatusCode::TOO_MANY_REQUESTS,
+            ApiError::Busy { .. } | ApiError::RateLimited { .. } => StatusCode::TOO_MANY_REQUESTS,
             ApiError::Timeout => StatusCode::GATEWAY_TIMEOUT,
             ApiError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             ApiError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+
+    /// Seconds after which the client may try again, if that may help.
+    fn retry_after(&self) -> Option<u64> {
+        match self {
+            ApiError::RateLimited { wait, .. } => Some(whole_seconds(*wait)),
+            ApiError::Busy { .. } | ApiError::Unavailable(_) => Some(RETRY_AFTER),
+            _ => None,
         }
     }
 
@@ -132,7 +152,7 @@ impl ApiError {
             | ApiError::TooLarge => "invalid_request_error",
             ApiError::Unauthorized => "authentication_error",
             ApiError::ForeignHost(_) => "permission_error",
-            ApiError::Busy { .. } => "rate_limit_error",
+            ApiError::Busy { .. } | ApiError::RateLimited { .. } => "rate_limit_error",
             ApiError::Timeout => "timeout",
             ApiError::Unavailable(_) | ApiError::Failed(_) => "server_error",
         };
@@ -145,6 +165,7 @@ impl ApiError {
         let code = match self {
             ApiError::Unauthorized => Some("invalid_api_key"),
             ApiError::NoModel { .. } => Some("model_not_found"),
+            ApiError::RateLimited { .. } => Some("rate_limit_exceeded"),
             _ => None,
         };
         json!({"error": {"message": self.to_string(), "type": kind, "param": param, "code": code}})
@@ -154,11 +175,16 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status(), Json(self.to_json())).into_response();
-        if matches!(self, ApiError::Busy { .. } | ApiError::Unavailable(_)) {
-            response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER);
+        if let Some(seconds) = self.retry_after() {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }
         response
     }
+}
+
+/// Seconds after which a time has passed.
+fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
 impl From<GenerateError> for ApiError {

@@ -22,6 +22,7 @@ mod model;
 mod offsets;
 pub mod openai;
 mod page;
+mod rate_limit;
 mod server;
 mod weight_placement;
 

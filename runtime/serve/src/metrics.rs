@@ -12,6 +12,12 @@ use std::sync::atomic::AtomicU64;
 /// Upper bounds of the histograms, seconds: from a token of a small model to a long prompt from disk.
 const SECONDS: [f64; 14] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0];
 
+/// Upper bounds of the time of restoring states: from a page in RAM to a long conversation from a slow disk.
+const RESTORE_SECONDS: [f64; 12] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
+
+/// Upper bounds of the items of a pass.
+const ITEMS: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Labels {
     model: String,
@@ -26,7 +32,7 @@ struct MemoryLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FinishLabels {
     model: String,
-    /// `stop`, `length`, `cancelled`, `failed`, `timeout` or `refused`.
+    /// `stop`, `length`, `cancelled`, `failed`, `timeout`, `refused` or `prefetch`.
     outcome: String,
 }
 
@@ -39,6 +45,7 @@ pub struct Metrics {
     cached_tokens: Family<Labels, Counter>,
     generated_tokens: Family<Labels, Counter>,
     passes: Family<Labels, Counter>,
+    items: Family<Labels, Histogram, fn() -> Histogram>,
     batched_rows: Family<Labels, Counter>,
     running: Family<Labels, Gauge>,
     waiting: Family<Labels, Gauge>,
@@ -65,11 +72,13 @@ struct TierLabels {
 }
 
 /// Counts of the stores of KV pages.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 struct CacheFamilies {
     pages: Family<TierLabels, Gauge>,
+    bytes: Family<TierLabels, Gauge>,
     hits: Family<TierLabels, Counter>,
-    misses: Family<Labels, Counter>,
+    misses: Family<TierLabels, Counter>,
+    restored: Family<TierLabels, Histogram, fn() -> Histogram>,
     evictions: Family<TierLabels, Counter>,
     refused: Family<Labels, Counter>,
     written: Family<Labels, Counter>,
@@ -100,6 +109,8 @@ pub struct ModelMetrics {
     pub generated_tokens: Counter,
     /// Passes over the weights.
     pub passes: Counter,
+    /// Requests of which a pass computes something.
+    pub items: Histogram,
     /// Tokens computed as rows of a batch of several requests.
     pub batched_rows: Counter,
     /// Requests in the batch.
@@ -130,6 +141,10 @@ pub struct ModelMetrics {
     pub load_errors: Counter,
     /// Total seconds of the loads that did not fail.
     pub load_seconds: Counter<f64, AtomicU64>,
+    /// Seconds from the look-up of a request's pages to its restored states, where all pages were in RAM.
+    pub restored_from_ram: Histogram,
+    /// The same where it waited for pages from disk.
+    pub restored_from_disk: Histogram,
     /// The cache of KV pages.
     pub cache: CacheMetrics,
 }
@@ -151,6 +166,7 @@ impl Metrics {
             cached_tokens: Family::default(),
             generated_tokens: Family::default(),
             passes: Family::default(),
+            items: Family::new_with_constructor(|| Histogram::new(ITEMS)),
             batched_rows: Family::default(),
             running: Family::default(),
             waiting: Family::default(),
@@ -166,7 +182,7 @@ impl Metrics {
             loads: Family::default(),
             load_errors: Family::default(),
             load_seconds: Family::default(),
-            cache: CacheFamilies::default(),
+            cache: CacheFamilies::new(),
         };
         let registry = &mut this.registry;
         registry.register("hpp_requests", "Requests by outcome", this.requests.clone());
@@ -178,6 +194,8 @@ impl Metrics {
         registry.register("hpp_cached_tokens", "Prompt tokens whose states were reused", this.cached_tokens.clone());
         registry.register("hpp_generated_tokens", "Generated tokens", this.generated_tokens.clone());
         registry.register("hpp_passes", "Passes over the weights", this.passes.clone());
+        let help = "Requests of which a pass computes something";
+        registry.register("hpp_items_per_pass", help, this.items.clone());
         let help = "Tokens computed as rows of a batch of several requests";
         registry.register("hpp_batched_rows", help, this.batched_rows.clone());
         registry.register("hpp_requests_running", "Requests in the batch", this.running.clone());
@@ -219,6 +237,10 @@ impl Metrics {
     /// The metrics of a model.
     pub fn model(&self, name: &str) -> ModelMetrics {
         let labels = Labels { model: name.to_owned() };
+        let restored = |tier: &str| {
+            let labels = TierLabels { model: name.to_owned(), tier: tier.to_owned() };
+            self.cache.restored.get_or_create(&labels).clone()
+        };
         ModelMetrics {
             model: name.to_owned(),
             requests: self.requests.clone(),
@@ -226,6 +248,7 @@ impl Metrics {
             cached_tokens: self.cached_tokens.get_or_create(&labels).clone(),
             generated_tokens: self.generated_tokens.get_or_create(&labels).clone(),
             passes: self.passes.get_or_create(&labels).clone(),
+            items: self.items.get_or_create(&labels).clone(),
             batched_rows: self.batched_rows.get_or_create(&labels).clone(),
             running: self.running.get_or_create(&labels).clone(),
             waiting: self.waiting.get_or_create(&labels).clone(),
@@ -241,6 +264,8 @@ impl Metrics {
             loads: self.loads.get_or_create(&labels).clone(),
             load_errors: self.load_errors.get_or_create(&labels).clone(),
             load_seconds: self.load_seconds.get_or_create(&labels).clone(),
+            restored_from_ram: restored("ram"),
+            restored_from_disk: restored("disk"),
             cache: CacheMetrics { model: name.to_owned(), families: self.cache.clone(), last: StoreStats::default() },
         }
     }
@@ -263,10 +288,30 @@ impl ModelMetrics {
 }
 
 impl CacheFamilies {
+    fn new() -> Self {
+        CacheFamilies {
+            pages: Family::default(),
+            bytes: Family::default(),
+            hits: Family::default(),
+            misses: Family::default(),
+            restored: Family::new_with_constructor(|| Histogram::new(RESTORE_SECONDS)),
+            evictions: Family::default(),
+            refused: Family::default(),
+            written: Family::default(),
+            read: Family::default(),
+            read_seconds: Family::default(),
+            errors: Family::default(),
+        }
+    }
+
     fn register(&self, registry: &mut Registry) {
         registry.register("hpp_kv_pages", "KV pages in a tier; those in RAM may be on disk too", self.pages.clone());
+        registry.register_with_unit("hpp_kv", "KV pages in a tier", Unit::Bytes, self.bytes.clone());
         registry.register("hpp_kv_hits", "KV pages that prompts found in a tier", self.hits.clone());
-        registry.register("hpp_kv_misses", "KV pages that prompts had to compute", self.misses.clone());
+        let help = "KV pages that prompts found neither in a tier nor in those above it";
+        registry.register("hpp_kv_misses", help, self.misses.clone());
+        let help = "From the look-up of a prompt's KV pages to the restored states; by the slowest tier";
+        registry.register_with_unit("hpp_kv_restore", help, Unit::Seconds, self.restored.clone());
         registry.register("hpp_kv_evictions", "KV pages evicted from a tier", self.evictions.clone());
         registry.register("hpp_kv_refused", "KV pages that found no room in RAM, or on disk", self.refused.clone());
         registry.register("hpp_kv_written_pages", "KV pages written to disk", self.written.clone());
@@ -284,12 +329,17 @@ impl CacheMetrics {
         let model = Labels { model: self.model.clone() };
         let tier = |tier: &str| TierLabels { model: self.model.clone(), tier: tier.to_owned() };
         let (ram, disk) = (tier("ram"), tier("disk"));
-        let pages = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
-        families.pages.get_or_create(&ram).set(pages(now.ram_pages));
-        families.pages.get_or_create(&disk).set(pages(now.disk_pages));
+        let number = |count: u64| i64::try_from(count).unwrap_or(i64::MAX);
+        families.pages.get_or_create(&ram).set(number(now.ram_pages));
+        families.pages.get_or_create(&disk).set(number(now.disk_pages));
+        families.bytes.get_or_create(&ram).set(number(now.ram_bytes));
+        families.bytes.get_or_create(&disk).set(number(now.disk_bytes));
         families.hits.get_or_create(&ram).inc_by(now.ram_hits - last.ram_hits);
         families.hits.get_or_create(&disk).inc_by(now.disk_hits - last.disk_hits);
-        families.misses.get_or_create(&model).inc_by(now.misses - last.misses);
+        // What is found on disk was missing in RAM.
+        let below_ram = |stats: &StoreStats| stats.disk_hits + stats.misses;
+        families.misses.get_or_create(&ram).inc_by(below_ram(now) - below_ram(last));
+        families.misses.get_or_create(&disk).inc_by(now.misses - last.misses);
         families.evictions.get_or_create(&ram).inc_by(now.ram_evictions - last.ram_evictions);
         families.evictions.get_or_create(&disk).inc_by(now.disk_evictions - last.disk_evictions);
         families.refused.get_or_create(&model).inc_by(now.refused - last.refused);

@@ -1,7 +1,7 @@
 //! Routes, API keys, limits and shutdown.
 
 use crate::answer::{AnswerChoice, Answers, ApiFormat};
-use crate::connections::{ConnectionLimits, serve_connections};
+use crate::connections::{ConnectionLimits, PeerAddress, serve_connections};
 use crate::engine_pool::EnginePool;
 use crate::engine_thread::RequestEvent;
 use crate::error::{ApiError, ServeError};
@@ -11,8 +11,9 @@ use crate::metrics::Metrics;
 use crate::model::{RequestOptions, ServedModel};
 use crate::openai::{self, ChatRequest, CompletionRequest, EmbeddingRequest, OnePrompt, Settings};
 use crate::page::page;
+use crate::rate_limit::{RateClient, RateLimit};
 use axum::extract::{DefaultBodyLimit, FromRef, Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
@@ -23,7 +24,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tower_http::cors::{Any, CorsLayer};
@@ -51,6 +52,8 @@ pub struct ServeSettings {
     pub allowed_hosts: Vec<String>,
     /// Limits of connections.
     pub connections: ConnectionLimits,
+    /// Most requests per minute of each API key, or of each address if there are no keys. Those that only look at the server do not count.
+    pub rate_limit: Option<u32>,
     /// Time that requests have to finish after a shutdown was requested.
     pub grace: Duration,
 }
@@ -82,6 +85,7 @@ pub(crate) struct App {
     /// The memory for bodies.
     bodies: BodyRoom,
     hosts: HostCheck,
+    rate_limit: Option<RateLimit>,
     /// How to serve.
     pub settings: ServeSettings,
 }
@@ -108,7 +112,8 @@ pub fn serve(
     let hosts = HostCheck::new(settings.address.ip(), !settings.api_keys.is_empty(), &settings.allowed_hosts);
     let (bodies, limits) = (BodyRoom::new(settings.max_body, settings.connections.body), settings.connections);
     let models = models.into_iter().map(Arc::new).collect();
-    let app = Arc::new(App { models, metrics, bodies, hosts, settings });
+    let rate_limit = settings.rate_limit.map(RateLimit::new);
+    let app = Arc::new(App { models, metrics, bodies, hosts, rate_limit, settings });
     let router = router(&app).layer(cors);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -151,7 +156,7 @@ fn router(app: &SharedApp) -> Router {
         .route("/metrics", get(metrics))
         .fallback(|| async { ApiError::NotFound })
         .method_not_allowed_fallback(|| async { ApiError::WrongMethod })
-        .layer(from_fn_with_state(Arc::clone(app), check_key));
+        .layer(from_fn_with_state(Arc::clone(app), check_client));
     Router::new()
         .route("/", get(page))
         .route("/health", get(|| async { Json(json!({"status": "ok"})) }))
@@ -180,14 +185,12 @@ async fn check_host(State(app): State<SharedApp>, request: Request, next: Next) 
     }
 }
 
-/// Refuses requests without a key of this server.
-async fn check_key(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
-    let keys = &app.settings.api_keys;
-    if keys.is_empty() || given_key(request.headers()).is_some_and(|given| keys.iter().any(|key| is_equal(key, given)))
-    {
-        return next.run(request).await;
+/// Refuses requests without a key of this server, and those of clients that have sent too many.
+async fn check_client(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
+    match app.check_client(&request) {
+        Ok(()) => next.run(request).await,
+        Err(error) => error.into_response(),
     }
-    ApiError::Unauthorized.into_response()
 }
 
 fn given_key(headers: &HeaderMap) -> Option<&str> {
@@ -203,6 +206,18 @@ fn is_equal(a: &str, b: &str) -> bool {
 }
 
 impl App {
+    fn check_client(&self, request: &Request) -> Result<(), ApiError> {
+        let keys = &self.settings.api_keys;
+        let given = given_key(request.headers());
+        let key = keys.iter().find(|key| given.is_some_and(|given| is_equal(key, given)));
+        if key.is_none() && !keys.is_empty() {
+            return Err(ApiError::Unauthorized);
+        }
+        let Some(limit) = self.rate_limit.as_ref().filter(|_| request.method() == Method::POST) else { return Ok(()) };
+        let address = request.extensions().get::<PeerAddress>().and_then(|peer| peer.0);
+        limit.take(key.cloned().map_or_else(|| RateClient::at(address), RateClient::Key), Instant::now())
+    }
+
     fn model(&self, name: Option<&str>) -> Result<Arc<ServedModel>, ApiError> {
         let found = match (name, self.models.as_slice()) {
             (None, [only]) => Some(only),

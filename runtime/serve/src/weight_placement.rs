@@ -14,6 +14,8 @@ pub struct WeightPlacement {
     pub weights: &'static str,
     /// Partitions.
     pub partitions: usize,
+    /// Their blocks, in the order of the model.
+    pub blocks: Vec<String>,
     /// Bytes of their weights.
     pub bytes: u64,
     /// Of weights that are streamed from disk, the bytes that stay in memory.

@@ -22,6 +22,7 @@ fn exported() -> Exported {
     let mut model = metrics.model("m");
     model.ended("stop");
     model.first_token.observe(1.0);
+    model.items.observe(1.0);
     model.cache.report(&StoreStats::default());
     let text = metrics.to_text();
     let samples = text.lines().filter(|line| !line.starts_with('#'));

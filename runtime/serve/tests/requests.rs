@@ -20,6 +20,10 @@ struct Server {
 
 impl Server {
     fn start(api_keys: &[&str], allowed_hosts: &[&str]) -> Self {
+        Self::with_rate_limit(api_keys, allowed_hosts, None)
+    }
+
+    fn with_rate_limit(api_keys: &[&str], allowed_hosts: &[&str], rate_limit: Option<u32>) -> Self {
         let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
         let shutdown = Shutdown::default();
         let settings = ServeSettings {
@@ -30,6 +34,7 @@ impl Server {
             cors_origins: vec![],
             allowed_hosts: list(allowed_hosts),
             connections: ConnectionLimits { body: SLOWEST_BODY, ..ConnectionLimits::default() },
+            rate_limit,
             grace: Duration::ZERO,
         };
         let pool = PoolSettings { budget: MemoryNeeds::default(), allowed: None, idle_timeout: None, queue: 4 };
@@ -164,4 +169,38 @@ fn text_that_is_no_json_or_no_utf_8_or_too_deep_is_refused() {
         assert_eq!((status, &error["error"]["param"]), (400, &Value::Null), "{error}");
         assert!(error["error"]["message"].as_str().unwrap().starts_with("the request: "), "{error}");
     }
+}
+
+#[test]
+fn each_client_sends_so_many_requests_in_a_minute() {
+    let post = |server: &Server, key: &str| {
+        let key = if key.is_empty() { String::new() } else { format!("authorization: Bearer {key}\r\n") };
+        let body = "{}";
+        let request = format!(
+            "POST /tokenize HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{key}content-type: application/json\r\n\
+             content-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        let mut stream = server.connect();
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        let wait = text.lines().find_map(|line| line.strip_prefix("retry-after: ")?.parse::<u64>().ok());
+        (text.split(' ').nth(1).unwrap().to_owned(), wait, text)
+    };
+    let server = Server::with_rate_limit(&["a", "b"], &[], Some(3));
+    for _ in 0..3 {
+        assert_eq!(post(&server, "a").0, "400", "what the request asks for is looked at");
+        assert_eq!(post(&server, "wrong").0, "401");
+    }
+    let (status, wait, text) = post(&server, "a");
+    assert_eq!(status, "429", "{text}");
+    assert!(wait.is_some_and(|wait| (1..=20).contains(&wait)), "{text}");
+    assert!(text.contains("rate_limit_error") && text.contains("3 requests per minute"), "{text}");
+    assert_eq!(post(&server, "b").0, "400", "another key has its own requests");
+    let listed = server.get("host: localhost\r\nauthorization: Bearer a\r\n");
+    assert_eq!(listed.0, 200, "looking at the server is free");
+    // Without keys, of each address.
+    let server = Server::with_rate_limit(&[], &[], Some(1));
+    assert_eq!([post(&server, "").0, post(&server, "any").0], ["400", "429"]);
 }

@@ -92,6 +92,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         cors_origins: args.cors_origin.clone(),
         allowed_hosts: args.allowed_host.clone(),
         connections: ConnectionLimits { most: args.max_connections as usize, ..ConnectionLimits::default() },
+        rate_limit: args.rate_limit,
         grace: Duration::from_secs(args.grace),
     };
     if !args.host.is_loopback() && settings.api_keys.is_empty() {

@@ -53,6 +53,13 @@ impl Server {
         (self.child, self.url) = spawn(&self.plan, args);
     }
 
+    /// Stops the server as an administrator does, and starts it again.
+    pub fn stop_and_start(&mut self, args: &[&str]) {
+        assert!(Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap().success());
+        assert!(self.child.wait().unwrap().success(), "a graceful shutdown is no failure");
+        (self.child, self.url) = spawn(&self.plan, args);
+    }
+
     pub fn post(&self, path: &str, body: &Value) -> Response<Body> {
         let request = self.agent.post(format!("{}{path}", self.url));
         let request = match &self.key {
@@ -130,8 +137,10 @@ pub fn chat_plan(model: &str) -> PlanDir {
 }
 
 fn serve_command(plan: &PlanDir, args: &[&str]) -> Command {
-    let mut serve = command(["serve", plan.path().to_str().unwrap(), "--port", "0"]);
-    serve.args(args);
+    let mut serve = command(["serve", plan.path().to_str().unwrap()]);
+    // A free port, unless a test needs the same one again.
+    let port: &[&str] = if args.contains(&"--port") { &[] } else { &["--port", "0"] };
+    serve.args(port).args(args);
     serve
 }
 

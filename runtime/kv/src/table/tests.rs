@@ -82,7 +82,7 @@ fn the_newest_of_two_records_of_a_page_counts() {
     let limits = TableLimits { ram: 4 * PAGE, page: PAGE, records: 3, policy: EvictionPolicy::Lru };
     let mut table = PageTable::new(model, limits, vec![(0, header(5)), (2, header(7)), (1, header(6))]);
     assert_eq!((table.stats().disk_pages, table.free_records.as_slice()), (1, &[1, 0][..]));
-    table.prefetch(&[key], 1.0);
+    table.prefetch(&[key], 0, 1.0);
     assert!(matches!(table.next_transfer(1.0), Some(PageTransfer::Read { record: 2, .. })));
 }
 
@@ -95,7 +95,7 @@ fn a_computed_page_replaces_a_read_that_fails() {
         table.park(&a);
         transfer_all(&mut table, 1.0, true);
         assert_eq!(table.in_ram(&a), 0);
-        table.prefetch(&a, 2.0);
+        table.prefetch(&a, 0, 2.0);
         let reads: Vec<PageKey> = (0..begun)
             .map(|_| match table.next_transfer(2.0) {
                 Some(PageTransfer::Read { key, .. }) => key,
@@ -146,6 +146,38 @@ fn chains_are_read_one_after_the_other_and_a_lost_waiter_blocks_nobody() {
     let ChainLookup::Loading(Some(second)) = table.find(&chains[1], 0, 6.0, None) else { panic!() };
     transfer_all(&mut table, 6.0, true);
     assert_eq!(ready(&table.find(&chains[1], 0, 7.0, Some(&second))), Some(3));
+}
+
+/// Starts the next reads and says which chain each is of.
+fn begin_reads(table: &mut PageTable, count: usize, chains: &[Vec<PageKey>]) -> Vec<usize> {
+    let reads = (0..count).map(|_| match table.next_transfer(9.0) {
+        Some(PageTransfer::Read { key, .. }) => chains.iter().position(|chain| chain.contains(&key)).unwrap(),
+        _ => panic!("more pages are to be read"),
+    });
+    reads.collect()
+}
+
+#[test]
+fn pages_that_a_request_waits_for_are_read_first_then_those_of_important_ones() {
+    let mut table = table(100, 100);
+    let chains: Vec<Vec<PageKey>> = (0..4).map(|of| chain(of, 2)).collect();
+    for chain in &chains {
+        insert(&mut table, chain, 1.0);
+        table.park(chain);
+    }
+    transfer_all(&mut table, 1.0, true);
+    assert_eq!(table.stats().ram_pages, 0);
+    // Read in advance for requests in the queue; the last one is important, and its first page was asked for by another before.
+    table.prefetch(&chains[0], 0, 2.0);
+    table.prefetch(&chains[2][..1], -1, 2.0);
+    table.prefetch(&chains[1], 0, 2.0);
+    table.prefetch(&chains[2], 5, 2.0);
+    assert_eq!(begin_reads(&mut table, 1, &chains), [2], "the important one overtakes");
+    // A request of least priority that has a sequence waits for pages of which one is queued already.
+    table.prefetch(&chains[3][1..], 0, 3.0);
+    let ChainLookup::Loading(Some(_ticket)) = table.find(&chains[3], -10, 3.0, None) else { panic!() };
+    assert_eq!(begin_reads(&mut table, 7, &chains), [3, 3, 2, 0, 0, 1, 1]);
+    assert!(table.next_transfer(9.0).is_none(), "each is read once");
 }
 
 #[test]
@@ -244,10 +276,82 @@ fn a_limit_lowered_below_what_a_prompt_waits_for_does_not_hold_it_up() {
     assert_eq!(table.stats().ram_bytes, 2 * PAGE);
 }
 
+/// A table of so many records on disk, all taken, in chains of 20 pages, with `ram` pages of them in RAM.
+fn large_table(records: u32, ram: usize, policy: EvictionPolicy) -> (PageTable, Vec<Vec<PageKey>>) {
+    let model = Fingerprint::of([]);
+    let chains: Vec<Vec<PageKey>> = (0..records / 20).map(|of| chain(of, 20)).collect();
+    let headers = chains.iter().enumerate().flat_map(|(of, chain)| {
+        chain.iter().enumerate().map(move |(at, key)| {
+            let parent = if at == 0 { PageKey::root(&model) } else { chain[at - 1] };
+            let record = (of * 20 + at) as u32;
+            let written = u64::from(record);
+            (record, PageHeader { fingerprint: model, key: *key, parent, index: at as u32, written, cost_ms: 1.0 })
+        })
+    });
+    let limits = TableLimits { ram: ram as u64 * PAGE, page: PAGE, records, policy };
+    let mut table = PageTable::new(model, limits, headers.collect());
+    for chain in chains.iter().take(ram / 20) {
+        table.prefetch(chain, 0, 1.0);
+        transfer_all(&mut table, 1.0, true);
+    }
+    (table, chains)
+}
+
+#[test]
+fn a_large_store_evicts_what_was_used_longest_ago_and_keeps_the_starts_of_chains() {
+    let (mut table, chains) = large_table(5_000, 400, EvictionPolicy::Lru);
+    // Four at a time are chosen now. The second half of the chains is used.
+    for chain in &chains[125..] {
+        chain.iter().for_each(|key| table.pages.get_mut(key).unwrap().facts.touch(5.0, 0));
+    }
+    for step in 0..100 {
+        insert(&mut table, &chain(5_000 + step, 10), 10.0);
+        transfer_all(&mut table, 10.0, true);
+        // One that is used after it was chosen stays.
+        if step == 50 {
+            let (key, _) = *table.chosen[Eviction::FromDisk as usize].first().expect("more are chosen than leave");
+            table.pages.get_mut(&key).unwrap().facts.touch(10.0, 0);
+        }
+    }
+    let stats = table.stats();
+    assert_eq!((stats.disk_pages, stats.disk_evictions, stats.ram_pages), (5_000, 1_000, 400));
+    assert!(chains[125..].iter().all(|chain| table.stored(chain) == 20), "what was used is kept");
+    let kept: Vec<usize> = chains[..125].iter().map(|chain| table.stored(chain)).collect();
+    let present = |chain: &Vec<PageKey>| chain.iter().filter(|key| table.contains(key)).count();
+    assert!(chains[..125].iter().zip(&kept).all(|(chain, kept)| present(chain) == *kept), "no page without its start");
+    assert_eq!(kept.iter().sum::<usize>(), 2_500 - 1_000);
+}
+
+#[test]
+#[ignore = "prints times: the figures of docs/measurements"]
+fn times_of_evictions_from_large_stores() {
+    for (name, policy) in EvictionPolicy::NAMES {
+        for records in [2_000, 20_000, 200_000] {
+            let (mut table, _) = large_table(records, 400, policy);
+            assert_eq!((table.stats().ram_pages, table.stats().disk_pages), (400, u64::from(records)));
+            let mut times: Vec<f64> = (0..40)
+                .map(|step| {
+                    let started = std::time::Instant::now();
+                    insert(&mut table, &chain(records + step, 5), 10.0 + f64::from(step));
+                    transfer_all(&mut table, 10.0 + f64::from(step), true);
+                    started.elapsed().as_secs_f64() * 1e6 / 5.0
+                })
+                .collect();
+            times.sort_by(f64::total_cmp);
+            let (median, mean) = (times[20], times.iter().sum::<f64>() / 40.0);
+            println!(
+                "{name}, {records} pages: a new page takes {median:.0} us, {mean:.0} us on average, {:.0} at most",
+                times[39]
+            );
+            assert!(table.stats().disk_evictions >= 190 && table.stats().ram_evictions >= 190);
+        }
+    }
+}
+
 proptest! {
     #[test]
     fn limits_hold_whatever_happens(
-        steps in proptest::collection::vec((0u8..8, 0u32..5, 1u32..6, proptest::bool::weighted(0.8)), 1..60),
+        steps in proptest::collection::vec((0u8..9, 0u32..5, 1u32..6, proptest::bool::weighted(0.8)), 1..60),
         ram in 1u64..6,
         records in 0u32..8,
     ) {
@@ -269,6 +373,7 @@ proptest! {
                     ram = u64::from(of);
                     table.set_ram(ram * PAGE, now);
                 }
+                6 => table.prefetch(&chain, of as i32, now),
                 _ => table.park(&chain),
             }
             let stats = table.stats();

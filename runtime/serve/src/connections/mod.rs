@@ -22,6 +22,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
+use std::net::IpAddr;
 use std::pin::{Pin, pin};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -73,6 +74,10 @@ impl Activity {
         self.is_answering.store(true, Ordering::SeqCst);
     }
 }
+
+/// Where the client of a request is, unless it has left already.
+#[derive(Clone, Copy)]
+pub(crate) struct PeerAddress(pub Option<IpAddr>);
 
 /// The open connections.
 #[derive(Default)]
@@ -217,9 +222,11 @@ async fn serve_connection(
 ) {
     // Tokens are sent as they come.
     let _ = stream.set_nodelay(true);
+    let peer = PeerAddress(stream.peer_addr().ok().map(|address| address.ip()));
     let (service, registry) = (TowerToHyperService::new(router), &registered.registry);
     let service = service_fn(|mut request: Request<Incoming>| {
         request.extensions_mut().insert(Arc::clone(&activity));
+        request.extensions_mut().insert(peer);
         let ended = AnswerEnd { activity: Arc::clone(&activity), registry: Arc::clone(registry) };
         let answer = service.call(request);
         async move {

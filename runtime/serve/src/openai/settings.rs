@@ -59,6 +59,8 @@ pub struct Settings {
     pub priority: Option<i32>,
     /// Whether states are evicted from memory after the answer, because no request follows soon.
     pub park: Option<bool>,
+    /// Whether only to read the states of the prompt into memory, for a request that follows soon.
+    pub prefetch: Option<bool>,
     /// Time limit of the request, seconds.
     pub timeout: Option<f64>,
     /// Not supported unless 0.
@@ -172,7 +174,12 @@ impl Settings {
             let (least, most) = (PRIORITIES.start(), PRIORITIES.end());
             return Err(ApiError::field("priority", format!("`priority` is from {least} to {most}")));
         }
-        Ok(CacheHints { session, priority, park: self.park == Some(true) })
+        let (park, prefetch) = (self.park == Some(true), self.prefetch == Some(true));
+        if park && prefetch {
+            let message = "`prefetch` reads states into memory, and `park` evicts them: give one";
+            return Err(ApiError::field("prefetch", message));
+        }
+        Ok(CacheHints { session, priority, park, prefetch })
     }
 
     /// Refuses fields that would change the answer.
@@ -241,6 +248,7 @@ mod tests {
         let seed = |json: &str| settings(json).options(None).unwrap().sampling.seed;
         assert_eq!(seed(r#"{"seed": -5}"#), Some(u64::MAX - 4));
         assert_eq!(seed(r#"{"seed": 18446744073709551615}"#), Some(u64::MAX));
+        assert_eq!(refused(r#"{"park": true, "prefetch": true}"#), Some("prefetch".to_owned()));
         for timeout in ["-1", "0", "1e30"] {
             assert_eq!(refused(&format!(r#"{{"timeout": {timeout}}}"#)), Some("timeout".to_owned()), "{timeout}");
         }

@@ -20,15 +20,35 @@ const title = c => (c.turns[0]?.content || "New chat").slice(0, 60);
 
 function draw() {
   $("chats").replaceChildren(...store.chats.map(chatButton));
+  $("kept").textContent = "";
   $("title").textContent = isKept ? title(chat()) : "Not kept: the browser's storage is full or forbidden";
   $("talk").replaceChildren(...chat().turns.map(view));
   $("talk").scrollTop = $("talk").scrollHeight;
   $("send").textContent = running ? "Stop" : "Send";
 }
 
+function showChat(i) {
+  if (running) return;
+  store.now = i;
+  save();
+  draw();
+  $("side").classList.remove("open");
+  prefetch();
+}
+
+/* Lets the server read the states of an earlier conversation into memory, and shows how much of it is stored. Loads no model for that. */
+async function prefetch() {
+  const opened = chat();
+  if (running || !opened.id || served.find(m => m.id === $("model").value)?.state !== "loaded") return;
+  const body = JSON.stringify({ ...request(), prefetch: true, stream: undefined, stream_options: undefined });
+  const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body }).catch(() => null);
+  const usage = response?.ok && (await response.json()).usage;
+  if (!usage || running || chat() !== opened) return;
+  $("kept").textContent = `${usage.prompt_tokens_details.cached_tokens} of ${usage.prompt_tokens} tokens kept`;
+}
+
 function chatButton(c, i) {
-  const show = () => { if (!running) { store.now = i; save(); draw(); $("side").classList.remove("open"); } };
-  return element("button", [title(c)], { type: "button", className: c === chat() ? "now" : "", onclick: show });
+  return element("button", [title(c)], { type: "button", className: c === chat() ? "now" : "", onclick: () => showChat(i) });
 }
 
 function view(turn, at) {
@@ -127,7 +147,43 @@ function drawWaiting() {
     state === "loaded" ? "" : state === "loading" ? "The model is being loaded." : "Waits for memory to load the model.";
 }
 
-/* Where the weights lie, requests, and the cache. */
+/* The memory of some weights, and the words for it. */
+function memoryOf({ device, weights }) {
+  if (device !== "cpu") {
+    return weights === "resident" ? ["vram", `VRAM of ${device}`] : ["streamed", `RAM or disk, copied to ${device} for each pass`];
+  }
+  return weights === "resident" ? ["ram", "RAM"] : ["disk", weights === "mapped" ? "disk, rows read as needed" : "disk, read for each pass"];
+}
+
+/* `embedding, layers 0-2`: names of blocks, consecutive layers as a range. */
+function blockNames(names) {
+  const parts = [];
+  for (const name of names) {
+    const [, layers, number] = name.match(/^(.*)\.(\d+)$/) || [], last = parts.at(-1);
+    if (layers && last?.layers === layers && last.to === number - 1) last.to = Number(number);
+    else parts.push({ name, layers, from: Number(number), to: Number(number) });
+  }
+  return parts.map(p => p.to > p.from ? `${p.layers} ${p.from}-${p.to}` : p.name).join(", ");
+}
+
+/* Where each block of the model lies: a square for each, and a line for each memory. */
+function drawPlaces(placement, size) {
+  const rank = name => { const number = name.match(/\d+/); return number ? Number(number[0]) : name === "embedding" ? -1 : Infinity; };
+  const blocks = placement.flatMap(p => p.blocks.map(name => ({ name, memory: memoryOf(p) })));
+  blocks.sort((a, b) => rank(a.name) - rank(b.name) || 0);
+  const square = (kind, title) => element("i", [], { className: kind, title });
+  const places = placement.map(p => {
+    const [kind, words] = memoryOf(p);
+    const planned = p.planned_device ? ` (planned for ${p.planned_device})` : "";
+    const pinned = p.pinned_bytes === undefined ? "" : `, ${size(p.pinned_bytes)} of it stay in RAM`;
+    return element("div", [square(kind, words), element("span", [`${words}${planned}: ${blockNames(p.blocks)}, ${size(p.bytes)}${pinned}`])],
+      { className: "place" });
+  });
+  const squares = blocks.map(b => square(b.memory[0], `${b.name}: ${b.memory[1]}`));
+  $("places").replaceChildren(element("div", squares, { className: "blocks" }), ...places);
+}
+
+/* Where each layer lies, requests, and the cache. */
 function machine(text) {
   const name = $("model").value, size = bytes =>
     bytes < 2 ** 30 ? (bytes / 2 ** 20).toFixed(1) + " MiB" : (bytes / 2 ** 30).toFixed(2) + " GiB";
@@ -135,17 +191,16 @@ function machine(text) {
     l.startsWith(metric + "{") && l.includes(`model="${name}"`) && l.includes(more))?.split(" ").at(-1) || 0);
   const tier = (metric, tier) => value(metric, `tier="${tier}"`);
   const model = served.find(m => m.id === name);
-  const hits = tier("hpp_kv_hits_total", "ram") + tier("hpp_kv_hits_total", "disk"), misses = value("hpp_kv_misses_total");
+  const hits = tier("hpp_kv_hits_total", "ram") + tier("hpp_kv_hits_total", "disk"), misses = tier("hpp_kv_misses_total", "disk");
   const passes = value("hpp_passes_total");
-  const lines = (model?.placement || []).map(p =>
-    p.device + (p.planned_device ? ` (planned for ${p.planned_device})` : "") +
-    `: ${size(p.bytes)} of weights ${p.weights}` +
-    (p.pinned_bytes === undefined ? "" : `, ${size(p.pinned_bytes)} of them stay in RAM`));
+  drawPlaces(model?.placement || [], size);
+  const lines = [];
   if (served.length > 1) lines.unshift(...served.map(m => `${m.id}: ${m.state}, ${size(m.memory.host)} of RAM`));
   if (model?.error) lines.push(model.error);
   lines.push(`requests: ${value("hpp_requests_running")} running, ${value("hpp_requests_waiting")} waiting`);
   lines.push(`states: ${size(value("hpp_state_bytes"))}, ${value("hpp_idle_sequences")} idle sequences`);
-  lines.push(`KV pages: ${tier("hpp_kv_pages", "ram")} in RAM, ${tier("hpp_kv_pages", "disk")} on disk`);
+  const pages = place => `${tier("hpp_kv_pages", place)} (${size(tier("hpp_kv_bytes", place))})`;
+  lines.push(`KV pages: ${pages("ram")} in RAM, ${pages("disk")} on disk`);
   if (hits + misses) lines.push(`pages found: ${(100 * hits / (hits + misses)).toFixed(0)} % of ${hits + misses}`);
   if (passes) lines.push(`weights moved: ${size(value("hpp_weights_streamed_bytes_total") / passes)} a pass`);
   $("state").replaceChildren(...lines.map(words => element("div", [words])));
@@ -258,8 +313,25 @@ $("text").oninput = () => grow($("text"));
 $("text").onkeydown = event => {
   if (sends(event)) { event.preventDefault(); if (!running) $("ask").requestSubmit(); }
 };
-document.onkeydown = event => { if (event.key === "Escape") { running?.abort(); $("side").classList.remove("open"); } };
-$("new").onclick = () => { if (running) return; store.chats.unshift({ turns: [] }); store.now = 0; save(); draw(); $("text").focus(); };
+document.onkeydown = event => {
+  if (event.key === "Escape") { running?.abort(); $("side").classList.remove("open"); }
+  /* The code, because Alt changes the letter on some keyboards. */
+  const step = { ArrowUp: -1, ArrowDown: 1 }[event.code];
+  if (!event.altKey || event.ctrlKey || event.metaKey || event.code !== "KeyN" && !step) return;
+  event.preventDefault();
+  if (!step) return newChat();
+  const to = store.chats.indexOf(chat()) + step;
+  if (store.chats[to]) showChat(to);
+};
+function newChat() {
+  if (running) return;
+  store.chats.unshift({ turns: [] });
+  store.now = 0;
+  save();
+  draw();
+  $("text").focus();
+}
+$("new").onclick = newChat;
 $("drop").onclick = () => {
   if (running) return;
   store.chats.splice(store.chats.indexOf(chat()), 1);
@@ -279,6 +351,7 @@ async function models() {
     served = answer.data;
     drawModels();
     look();
+    prefetch();
   } catch (error) { $("title").textContent = error.message || "the server does not answer"; }
 }
 for (const id of fields) {

@@ -17,6 +17,7 @@ pub(super) fn placement(plan: &Plan, stages: &[StageTelemetry]) -> Vec<WeightPla
         match places.iter_mut().find(same) {
             Some(place) => {
                 place.partitions += 1;
+                place.blocks.extend(own.blocks);
                 place.bytes += own.bytes;
                 place.pinned_bytes = place.pinned_bytes.into_iter().chain(own.pinned_bytes).reduce(|a, b| a + b);
             }
@@ -43,6 +44,7 @@ fn of_partition(partition: &Partition, loaded: Option<&StageTelemetry>) -> Weigh
         planned_device: fell_back.then(|| partition.device.clone()),
         weights,
         partitions: 1,
+        blocks: partition.blocks.clone(),
         bytes: partition.bytes.weights.0,
         // What the plan locks is for its device.
         pinned_bytes: partition.bytes.locked.map(|locked| locked.0).filter(|_| !fell_back && weights == planned),
