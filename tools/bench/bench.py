@@ -2,8 +2,7 @@
 
     bench.py --target DIR [--before DIR] [--threads N] [--rounds N] [--small] [NAME ...]
 
-NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, compressed, fits, experts, jobs, job-predictions, rows, speculation, quantization, serving, streaming, before,
-llama-cpp or disk-llama-cpp.
+NAME is one of MEASUREMENTS below (`--help` lists them).
 Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp) and before (which needs --before).
 Results are kept in out/bench/results.json after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
 """
@@ -13,6 +12,7 @@ import os
 import sys
 
 import before
+import changing
 import disk
 import equal
 import experts
@@ -43,6 +43,7 @@ MEASUREMENTS = {
     "disk": disk.larger_than_memory,
     "compressed": disk.compressed,
     "fits": disk.model_that_fits,
+    "changing": changing.changing,
     "experts": experts.by_demand,
     "jobs": jobs.many_sequences,
     "job-predictions": jobs.predictions,

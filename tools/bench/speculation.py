@@ -47,9 +47,9 @@ def editing(shop, draft):
     return ("--tokens", ",".join(map(str, question + answer["tokens"] + question)), "--temperature", 0)
 
 
-def over_off(shop, what, plan, limit, prompt, wanted, *options, exact):
-    """A row for drafts over none. With `exact` the tokens must be the same; rounding of activations may decide near ties differently."""
-    runs = measure.in_turns(shop.rounds, on=lambda: tokens_per_second(shop, plan, limit, prompt, *options),
+def over_off(shop, what, plan, limit, prompt, wanted, *options, exact, drafting=None):
+    """A row for drafts over none, with the plan `drafting` if it is another. With `exact` the tokens must be the same; rounding of activations may decide near ties differently."""
+    runs = measure.in_turns(shop.rounds, on=lambda: tokens_per_second(shop, drafting or plan, limit, prompt, *options),
                             off=lambda: tokens_per_second(shop, plan, limit, prompt))
     on, off = ([speed for speed, _ in runs[side]] for side in ("on", "off"))
     changed = sum(drafted["tokens"] != plain["tokens"] for (_, drafted), (_, plain) in zip(runs["on"], runs["off"]))
@@ -63,16 +63,27 @@ def over_off(shop, what, plan, limit, prompt, wanted, *options, exact):
     return result
 
 
-def under(shop, model, name, part):
+def under(shop, model, name, part, *options):
     """A plan for a share of the model's size as memory, with its weights prepared."""
     limit = disk.limit_of(model, part)
-    plan, _ = shop.split(model, f"speculation/{name}", "--context", CONTEXT, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", 64)
+    plan, _ = shop.split(model, f"speculation/{name}", "--context", CONTEXT, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", 64, *options)
     tokens_per_second(shop, plan, None, PLAIN)
     return plan, limit
 
 
+def own_draft(shop):
+    """Rows for a draft of the model itself, inside the same memory, over the plan without a draft."""
+    rows, model = [], grown(shop, "fp32")
+    for part, wanted in ((0.25, 6), (0.45, 4)):
+        plain, limit = under(shop, model, f"fp32-alone-{part}", part)
+        drafting, _ = under(shop, model, f"fp32-own-draft-{part}", part, "--draft", "int4")
+        what = f"fp32 from disk, RAM for {part:.0%}, the draft inside"
+        rows.append(over_off(shop, f"draft of the model itself over off, {what}", plain, limit, PROSE, wanted, exact=True, drafting=drafting))
+    return rows
+
+
 def speculation(shop):
-    rows = []
+    rows = own_draft(shop)
     draft, _ = shop.split(os.path.join(ROOT, "fixtures", "models", "genai", "learned-llama-int4-cpu"), "speculation/draft", "--context", CONTEXT)
     task = editing(shop, draft)
     for dtype, wanted in (("int4", 2), ("fp32", 2.5)):

@@ -76,11 +76,12 @@ pub fn draft_options(
     costs: &Costs,
     draft: DraftArg,
 ) -> Result<QuantizeOptions, SplitError> {
+    let options = draft.options(args.quantize.draft_block);
     match &args.quantize.calibration {
         Some(corpus) if draft == DraftArg::Int4 => {
-            Trials::begin(args, analysis, draft.options(), costs, read_corpus(corpus)?)?.options_with_compensation()
+            Trials::begin(args, analysis, options, costs, read_corpus(corpus)?)?.options_with_compensation()
         }
-        _ => Ok(draft.options()),
+        _ => Ok(options),
     }
 }
 

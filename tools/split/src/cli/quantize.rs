@@ -47,6 +47,9 @@ pub struct QuantizeArgs {
     /// another model. It stays in host memory, within --ram. hpp-exec drafts with it unless told otherwise.
     #[arg(long, value_enum, value_name = "int4|int8")]
     pub draft: Option<DraftArg>,
+    /// Weights of the draft that share a scale. Larger blocks take less memory, and the draft is right less often.
+    #[arg(long, value_name = "N", default_value = "32", requires = "draft", value_parser = block)]
+    pub draft_block: usize,
 }
 
 /// `--draft`.
@@ -67,10 +70,10 @@ impl DraftArg {
         }
     }
 
-    /// How the draft is quantized: in blocks of 32, symmetric, the embedding not at all, so that its bytes are those of the model.
-    pub fn options(self) -> QuantizeOptions {
+    /// How the draft is quantized: in blocks of this size, symmetric, the embedding not at all, so that its bytes are those of the model.
+    pub fn options(self, block_size: usize) -> QuantizeOptions {
         QuantizeOptions {
-            format: BlockFormat { bits: self.bits(), block_size: 32, asymmetric: false, scale: ScaleRule::Extremes },
+            format: BlockFormat { bits: self.bits(), block_size, asymmetric: false, scale: ScaleRule::Extremes },
             budget: None,
             formats: None,
             head: Choice::Same,
