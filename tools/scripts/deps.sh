@@ -8,6 +8,7 @@
 #   deps.sh vulkan   a software Vulkan, out of Debian's packages     (make test)
 #   deps.sh chromium  a Chromium, out of Debian's packages; prints its path     (make test)
 #   deps.sh wheel    pip and auditwheel, in an environment of their own (make wheel)
+#   deps.sh mypy     mypy, in an environment of its own           (make test)
 #   deps.sh ray      Ray, in an environment of its own: 750 MB    (make test-ray)
 #   deps.sh bench    onnxruntime-genai, in an environment of its own (make bench)
 #   deps.sh llama-cpp  llama-cpp-python, built from source           (make bench-llama-cpp)
@@ -22,6 +23,8 @@ GENAI_VERSION=0.18.0
 LLAMA_CPP_VERSION=0.3.36
 GGUF_VERSION=0.19.0
 AUDITWHEEL_VERSION=6.8.2
+MYPY_VERSION=2.4.1
+NUMPY_VERSION=2.4.6
 RAY_VERSION=2.60.0
 
 say() { echo "deps: $*" >&2; }
@@ -115,8 +118,9 @@ case ${1:-} in
     vulkan) fetch_vulkan ;;
     chromium) fetch_chromium ;;
     wheel) install .deps/wheel-venv "auditwheel==$AUDITWHEEL_VERSION" ;;
+    mypy) install .deps/mypy-venv "mypy==$MYPY_VERSION" "numpy==$NUMPY_VERSION" ;;
     ray) install .deps/ray-venv "ray[data,serve]==$RAY_VERSION" "onnxruntime==$ORT_VERSION" ;;
     bench) install .deps/bench-venv "onnxruntime==$ORT_VERSION" "onnx==$ONNX_VERSION" "onnxruntime-genai==$GENAI_VERSION" ;;
     llama-cpp) install_llama_cpp ;;
-    *) sed -n '2,13p' "$0" >&2; exit 2 ;;
+    *) sed -n '2,15p' "$0" >&2; exit 2 ;;
 esac

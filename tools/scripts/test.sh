@@ -57,6 +57,8 @@ else
 fi
 
 python3 -m unittest discover -q -s tools/bench
+$scripts/deps.sh mypy
+$scripts/mypy.sh
 cargo build --workspace --locked --bins
 cargo build --locked -p hpp-python
 cargo test --workspace --locked --no-run

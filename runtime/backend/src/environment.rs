@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How to initialise ONNX Runtime. The options of the first backend of a process apply to all.
+/// How to initialise ONNX Runtime. The options of the first backend of a process apply to all; later ones may add libraries of providers.
 #[derive(Clone, Debug, Default)]
 pub struct OrtOptions {
     /// The library to load; `None` searches for it ([`LibrarySearch`]).
@@ -56,6 +56,12 @@ pub enum OpenError {
         /// Which, and why.
         cause: String,
     },
+    /// A provider has another library in this process already.
+    #[error("{cause}")]
+    SharedProvider {
+        /// Which.
+        cause: String,
+    },
     /// The library was found, but its initialisation failed.
     #[error("ONNX Runtime from {} cannot be used", .library.display())]
     Failed {
@@ -72,6 +78,7 @@ impl OpenError {
         match self {
             OpenError::NotFound(error) => error.hint(),
             OpenError::Setting { .. } => "set it to NAME=PATH, several separated as in PATH, or unset it",
+            OpenError::SharedProvider { .. } => "start another process for the other library",
             OpenError::Failed { .. } => "name another library with --ort-lib or ORT_DYLIB_PATH",
         }
     }
@@ -134,6 +141,7 @@ pub(crate) fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<
     let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(runtime) = runtime.as_ref() {
         runtime.log.send_to(reporter);
+        runtime.plugins.name(&options.provider_libraries).map_err(|cause| OpenError::SharedProvider { cause })?;
         return Ok(runtime.clone());
     }
     let made = Arc::new(make(options, reporter)?);

@@ -8,13 +8,13 @@ use hpp_schema::{Provider, ProviderFacts, ProviderLibrary};
 use ort::environment::Environment;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Where to search, and the providers found so far.
 pub(crate) struct Plugins {
     library: PathBuf,
     /// Libraries that the user named.
-    named: BTreeMap<Provider, PathBuf>,
+    named: Mutex<BTreeMap<Provider, PathBuf>>,
     found: Mutex<BTreeMap<Provider, Arc<Plugin>>>,
 }
 
@@ -34,7 +34,33 @@ pub(crate) struct Plugin {
 impl Plugins {
     /// Searches at the paths that the user named, then in ONNX Runtime's own library and beside it.
     pub fn new(library: &Path, named: BTreeMap<Provider, PathBuf>) -> Self {
-        Plugins { library: library.to_owned(), named, found: Mutex::default() }
+        Plugins { library: library.to_owned(), named: Mutex::new(named), found: Mutex::default() }
+    }
+
+    /// Adds libraries that the user names later. A provider whose other library is registered already is refused: ONNX Runtime keeps it.
+    pub fn name(&self, libraries: &BTreeMap<Provider, PathBuf>) -> Result<(), String> {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        for (provider, path) in libraries {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            match found.get(provider).map(Arc::as_ref) {
+                Some(plugin) if plugin.path.as_ref() == Some(&path) => {}
+                Some(Plugin { problem: None, path: Some(other), .. }) => {
+                    return Err(format!(
+                        "all models of a process share their providers, and {} is {} here, not {}",
+                        provider.id(),
+                        other.display(),
+                        path.display()
+                    ));
+                }
+                _ => drop(found.remove(provider)),
+            }
+            self.named().insert(*provider, path);
+        }
+        Ok(())
+    }
+
+    fn named(&self) -> MutexGuard<'_, BTreeMap<Provider, PathBuf>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A provider, with its library registered.
@@ -51,7 +77,7 @@ impl Plugins {
 
     /// Providers that are not in the table: those that the user named, and those in the Python environment of ONNX Runtime.
     pub fn others(&self) -> Vec<Provider> {
-        let mut all: Vec<Provider> = self.named.keys().copied().collect();
+        let mut all: Vec<Provider> = self.named().keys().copied().collect();
         all.extend(plugins::installed(&self.library));
         all.retain(|provider| provider.facts().provider.is_none());
         all.sort_unstable();
@@ -61,8 +87,9 @@ impl Plugins {
 
     fn find(&self, environment: &Environment, provider: Provider) -> Plugin {
         let facts = provider.facts();
-        if let Some(path) = self.named.get(&provider) {
-            return Plugin { is_named: true, ..register(environment, provider, path.clone()) };
+        let named = self.named().get(&provider).cloned();
+        if let Some(path) = named {
+            return Plugin { is_named: true, ..register(environment, provider, path) };
         }
         let beside = |name: &str| discover::beside(&self.library, name);
         match facts.library {
@@ -140,6 +167,27 @@ fn explain(message: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Without an environment nothing is registered, so what was found is put there.
+    #[test]
+    fn a_library_that_is_named_later_replaces_none_that_is_registered() {
+        let npu: Provider = "npu".parse().unwrap();
+        let named = |path: &str| BTreeMap::from([(npu, PathBuf::from(path))]);
+        let plugins = Plugins::new(Path::new("/lib/libonnxruntime.so"), BTreeMap::new());
+        let find = |path: Option<&str>, problem: Option<&str>| {
+            let plugin =
+                Plugin { path: path.map(PathBuf::from), problem: problem.map(str::to_owned), ..built_in(npu.facts()) };
+            plugins.found.lock().unwrap().insert(npu, Arc::new(plugin));
+        };
+        find(None, Some("not installed"));
+        plugins.name(&named("/opt/a.so")).unwrap();
+        assert!(plugins.found.lock().unwrap().is_empty(), "it is looked for again");
+        assert_eq!(plugins.others(), [npu]);
+        find(Some("/opt/a.so"), None);
+        plugins.name(&named("/opt/a.so")).unwrap();
+        let refused = plugins.name(&named("/opt/b.so")).unwrap_err();
+        assert!(refused.contains("npu is /opt/a.so here, not /opt/b.so"), "{refused}");
+    }
 
     #[test]
     fn the_meaning_comes_before_the_loaders_message() {

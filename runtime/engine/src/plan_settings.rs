@@ -1,8 +1,9 @@
-//! What every program that loads a plan decides from it before: whether reading from disk limits its speed, and other providers than
-//! its own.
+//! What every program that loads a plan decides from it before: whether reading from disk limits its speed, and other providers and
+//! options of providers than its own.
 
 use crate::options::WeightReads;
-use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Provider, Residency};
+use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Provider, ProviderOptions, Residency};
+use std::collections::BTreeMap;
 
 /// Whether reading from disk limits the speed of a plan: then threads that have nothing to do should sleep, because the threads that read
 /// and decompress weights need a processor at once, and the disk idles while a spinning thread holds it.
@@ -53,6 +54,22 @@ pub fn with_providers(plan: &Plan, providers: &[Provider]) -> Plan {
         }
     }
     plan
+}
+
+/// The plan with these options for providers, which replace its own.
+pub fn with_provider_options(mut plan: Plan, options: &BTreeMap<Provider, ProviderOptions>) -> Plan {
+    for device in &mut plan.devices {
+        for (provider, more) in options {
+            device.provider_options.entry(*provider).or_default().extend(more.clone());
+        }
+    }
+    plan
+}
+
+/// The first of these providers that no partition of the plan tries; `None` for the unsplit model, which stays on the CPU provider.
+pub fn untried(plan: &Plan, providers: impl IntoIterator<Item = Provider>) -> Option<Provider> {
+    let tried: Vec<_> = plan.partitions.iter().flat_map(Partition::variants).flat_map(|v| v.providers).collect();
+    providers.into_iter().find(|provider| !plan.is_unsplit() && !tried.contains(&provider))
 }
 
 #[cfg(test)]

@@ -3,8 +3,8 @@
 use crate::cli::{LibraryArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
-use hpp_engine::{Engine, EngineOptions, is_limited_by_disk, with_providers};
-use hpp_schema::{Partition, Plan, provider_libraries, provider_options};
+use hpp_engine::{Engine, EngineOptions, is_limited_by_disk, untried, with_providers};
+use hpp_schema::{Plan, provider_libraries, provider_options};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,9 +47,7 @@ impl OnnxRuntime {
             return Err(ExecError::Usage { message, hint });
         }
         let changed = with_providers(plan, &args.providers);
-        let tried: Vec<_> = changed.partitions.iter().flat_map(Partition::variants).flat_map(|v| v.providers).collect();
-        let unused = with_options.into_iter().find(|provider| !tried.contains(&provider));
-        let Some(unused) = unused.filter(|_| !plan.is_unsplit()) else { return Ok(self) };
+        let Some(unused) = untried(&changed, with_options) else { return Ok(self) };
         let message = format!("--ep-option: no partition of this plan tries the provider {:?}", unused.id());
         let hint = format!("add --providers {},cpu, or leave the option out", unused.id());
         if args.strict {

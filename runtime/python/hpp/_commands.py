@@ -14,13 +14,11 @@ import threading
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any, Union
+from typing import IO, Any
 
 from ._errors import HppError, HppWarning
 from ._onnxruntime import environment
-from ._plan import Plan
-
-StrPath = Union[str, "os.PathLike[str]"]
+from ._plan import PLAN_NAME, Plan, StrPath
 
 
 def split(
@@ -72,7 +70,7 @@ def profile(model: StrPath, out: StrPath = "profile.yaml", *, progress: bool = T
 def written(lines: list[str]) -> Path:
     """The plan that hpp-split says it wrote."""
     for line in lines:
-        if line.startswith("wrote ") and line.endswith("plan.yaml"):
+        if line.startswith("wrote ") and line.endswith(PLAN_NAME):
             return Path(line.removeprefix("wrote "))
     raise HppError("hpp-split did not say where it wrote the plan", "name the directory: hpp.split(model, out=DIR)")
 

@@ -352,6 +352,8 @@ def load(
     *,
     context: int | None = None,
     providers: Sequence[str] = (),
+    ep_lib: Mapping[str, str | os.PathLike[str]] | None = None,
+    ep_option: Mapping[str, str | int | float] | None = None,
     strict: bool = False,
     weights: Literal["ahead", "on-time", "mapped"] = "ahead",
     pinned: int | None = None,
@@ -367,6 +369,9 @@ def load(
         context: tokens of a sequence, if not the plan's.
         providers: execution providers to try, best first, instead of the plan's list: `cuda`, `webgpu`, `openvino`, `cpu` or another
             that `hpp-exec devices` lists.
+        ep_lib: libraries of plug-in providers, as `--ep-lib`: {"npu": "/opt/npu/libonnxruntime_providers_npu.so"}. All models of this
+            process share them.
+        ep_option: options of providers for this model, as `--ep-option`: {"openvino.device_type": "GPU"}. They replace the plan's.
         strict: whether to fail if a partition cannot run on the provider that the plan prefers.
         weights: when to read weights that the plan does not keep in memory: "ahead" is fastest.
         pinned: bytes of host memory that may be pinned for weights streamed to GPUs; by default as much as they need.
@@ -389,6 +394,8 @@ def load(
         context=context,
         strict=strict,
         providers=list(providers),
+        ep_lib=[f"{name}={os.fspath(path)}" for name, path in (ep_lib or {}).items()],
+        ep_option=[f"{key}={value}" for key, value in (ep_option or {}).items()],
         weights=weights,
         pinned=pinned,
         verify_weights=verify_weights,

@@ -18,6 +18,8 @@ class Engine:
         context: int | None,
         strict: bool,
         providers: list[str],
+        ep_lib: list[str],
+        ep_option: list[str],
         weights: str,
         pinned: int | None,
         verify_weights: bool,

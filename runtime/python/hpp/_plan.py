@@ -6,13 +6,16 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 from . import _native
 from ._errors import HppError
 
 if TYPE_CHECKING:
     from ._model import Model
+
+StrPath = Union[str, "os.PathLike[str]"]
+PLAN_NAME = "plan.yaml"
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Plan:
     report: str | None
     """What hpp-split printed; None for a plan that was read from disk."""
 
-    def __init__(self, path: str | os.PathLike[str], *, report: str | None = None) -> None:
+    def __init__(self, path: StrPath, *, report: str | None = None) -> None:
         """Reads and checks the file.
 
         Raises:
@@ -51,6 +54,12 @@ class Plan:
     def data(self) -> dict[str, Any]:
         """Everything in the plan, as schemas/plan.schema.json describes it. Sizes are texts: "4.57 MiB (4787200 B)"."""
         return self._data
+
+    @property
+    def source(self) -> Path:
+        """The unsplit ONNX file that it was made from."""
+        source: str = self._data["model"]["source"]
+        return self.path.parent / source
 
     @property
     def context(self) -> int:
@@ -93,4 +102,4 @@ class Plan:
 
 def _is_model_directory(path: Path) -> bool:
     """Whether an exporter wrote this directory: ONNX files, beside which hpp-split would have put a plan.yaml."""
-    return not (path / "plan.yaml").exists() and any(any(path.glob(pattern)) for pattern in ("*.onnx", "onnx/*.onnx"))
+    return not (path / PLAN_NAME).exists() and any(any(path.glob(pattern)) for pattern in ("*.onnx", "onnx/*.onnx"))

@@ -14,8 +14,10 @@ import pyarrow
 import ray.data
 
 from . import _commands
+from ._answers import Answers, claim, model_hash
 from ._errors import HppError
-from ._ray_nodes import Plans, StrPath, computing_nodes, engine_of_this_node, kind_of_this_node, plan_for
+from ._plan import StrPath
+from ._ray_nodes import Plans, computing_nodes, engine_of_this_node, kind_of_this_node, plan_for
 
 # Prompts of one run of hpp-exec jobs: enough that loading the model does not count.
 BATCH = 256
@@ -51,7 +53,7 @@ def jobs(
             null in a row are left out of it.
         plans: a plan, or a model that each node plans for itself, or one of either for each kind of node (label `hpp-kind`).
         work: a directory for answers so far. With the same one, a later run goes on where an earlier one ended, however it ended: prompts
-            with an answer are not computed again. On storage that all nodes share if nodes may be lost.
+            with an answer are not computed again. It is refused for another model. On storage that all nodes share if nodes may be lost.
         nodes: how many nodes compute. By default, all that have processors now.
         batch_size: prompts of one run of hpp-exec.
         ray_options: resources of an engine and more, for `Dataset.map_batches`. By default 55 % of the smallest node's memory, which lets Ray
@@ -90,6 +92,7 @@ class Engine:
         self.plan = plan_for(plans, kind_of_this_node())
         self.work = Path(work)
         self.work.mkdir(parents=True, exist_ok=True)
+        claim(self.work, model_hash(self.plan), self.plan)
         self.flags = _commands.flags(options)
         self.lock = engine_of_this_node()
         self.answers = Answers(self.work)
@@ -109,7 +112,7 @@ class Engine:
 
     def key(self, line: Mapping[str, Any]) -> str:
         """Names a prompt in files of answers: another prompt, setting or option has another name. The plan is not part of it, because nodes
-        of several kinds have several plans of one model: answers of another model go to another `work`."""
+        of several kinds have several plans of one model: `work` is of one model."""
         asked = {name: value for name, value in line.items() if name != "id"}
         # The number of threads and the like differ between nodes; what decides the answer is compared.
         text = json.dumps([asked, [flag for flag in self.flags if not flag.startswith("--threads")]], sort_keys=True)
@@ -134,43 +137,6 @@ class Engine:
         unanswered = [key for key in lines if not self.answers.has(key)]
         if unanswered:
             raise failure or HppError(f"hpp-exec jobs answered {len(lines) - len(unanswered)} of {len(lines)} prompts")
-
-
-class Answers:
-    """The answers in the files of a directory, by key; a file's lines stay there until they are taken."""
-
-    def __init__(self, directory: Path) -> None:
-        self.places: dict[str, tuple[Path, int]] = {}
-        for path in sorted(directory.glob("answers-*.jsonl")):
-            self.read(path)
-
-    def read(self, path: Path) -> None:
-        """Notes where the answers of a file are. A last line that was cut off is not an answer."""
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            at = 0
-            for line in file:
-                try:
-                    answer = json.loads(line)
-                except ValueError:
-                    answer = None
-                if line.endswith(b"\n") and isinstance(answer, dict) and "id" in answer and "error" not in answer:
-                    self.places[str(answer["id"])] = (path, at)
-                elif line.endswith(b"\n") and isinstance(answer, dict) and "id" in answer:
-                    # An error stands only until an answer is found.
-                    self.places.setdefault(str(answer["id"]), (path, at))
-                at += len(line)
-
-    def has(self, key: str) -> bool:
-        return key in self.places
-
-    def take(self, key: str) -> dict[str, Any]:
-        path, at = self.places[key]
-        with path.open("rb") as file:
-            file.seek(at)
-            answer: dict[str, Any] = json.loads(file.readline())
-        return answer
 
 
 def prompt(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,8 @@ import filelock
 import ray
 
 from ._errors import HppError
+from ._plan import StrPath
 
-StrPath = Union[str, "os.PathLike[str]"]
 # A plan or model for all nodes, or one for each kind of node.
 Plans = Union[StrPath, Mapping[str, StrPath]]
 

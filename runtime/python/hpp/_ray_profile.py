@@ -12,7 +12,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from . import _commands
 from ._errors import HppError
-from ._ray_nodes import DEFAULT, Plans, StrPath, computing_nodes, engine_of_this_node, kind_of_this_node, plan_for
+from ._plan import StrPath
+from ._ray_nodes import DEFAULT, Plans, computing_nodes, engine_of_this_node, kind_of_this_node, plan_for
 
 
 def profile(

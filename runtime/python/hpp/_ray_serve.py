@@ -26,7 +26,8 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from . import _commands
 from ._errors import HppError
 from ._onnxruntime import environment
-from ._ray_nodes import Plans, StrPath, computing_nodes, kind_of_this_node, plan_for
+from ._plan import StrPath
+from ._ray_nodes import Plans, computing_nodes, kind_of_this_node, plan_for
 
 # Characters of a prompt without messages that name its conversation: a longer prompt that begins so continues it.
 START = 256

@@ -11,10 +11,14 @@ use hpp_engine::{CancelHandle, EngineOptions, Fallback, Verify, WeightReads};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{ChatTemplate, Message, Role, SpecialTokens};
 use hpp_generate::{GenerationRequest, PlanFile, PromptEncoder, PromptError, check_language_model, check_prompt};
-use hpp_schema::{InputRole, Provider, ProviderNameError};
+use hpp_schema::{
+    InputRole, Provider, ProviderArgError, ProviderLibraryArg, ProviderNameError, ProviderOptionArg,
+    provider_libraries, provider_options,
+};
 use pyo3::prelude::*;
 use pyo3::types::PyByteArray;
 use std::path::PathBuf;
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -46,7 +50,7 @@ struct Thread {
 impl Engine {
     /// Loads a plan. Ctrl-C ends the load.
     #[staticmethod]
-    #[pyo3(signature = (path, *, package, library, threads, context, strict, providers, weights, pinned, verify_weights, ngram_drafts))]
+    #[pyo3(signature = (path, *, package, library, threads, context, strict, providers, ep_lib, ep_option, weights, pinned, verify_weights, ngram_drafts))]
     #[expect(clippy::too_many_arguments, reason = "keyword arguments, which Python's side fills")]
     fn load(
         py: Python<'_>,
@@ -57,12 +61,16 @@ impl Engine {
         context: Option<u64>,
         strict: bool,
         providers: Vec<String>,
+        ep_lib: Vec<String>,
+        ep_option: Vec<String>,
         weights: &str,
         pinned: Option<u64>,
         verify_weights: bool,
         ngram_drafts: bool,
     ) -> PyResult<Self> {
         let providers = providers.iter().map(|name| provider(name)).collect::<Result<Vec<_>, Failure>>()?;
+        let libraries = parsed::<ProviderLibraryArg>(&ep_lib)?;
+        let options = parsed::<ProviderOptionArg>(&ep_option)?;
         // With the CPU first in the list, running there is no fallback.
         let is_strict = strict && providers.first() != Some(&Provider::CPU);
         let engine = EngineOptions {
@@ -73,7 +81,15 @@ impl Engine {
             pinned,
             ..EngineOptions::default()
         };
-        let load = LoadSettings { library, package, threads, providers, engine };
+        let load = LoadSettings {
+            library,
+            package,
+            threads,
+            providers,
+            provider_libraries: provider_libraries(&libraries),
+            provider_options: provider_options(&options),
+            engine,
+        };
         let opened = py.detach(|| open(&path))?;
         Self::start(py, opened, load, ngram_drafts)
     }
@@ -301,6 +317,12 @@ fn provider(name: &str) -> Result<Provider, Failure> {
     name.parse().map_err(|error: ProviderNameError| {
         Failure::of(error.to_string(), "give names such as \"cuda\", \"webgpu\", \"openvino\" or \"cpu\"")
     })
+}
+
+/// Libraries or options of providers, as the commands take them.
+fn parsed<T: FromStr<Err = ProviderArgError>>(arguments: &[String]) -> Result<Vec<T>, Failure> {
+    let read = |argument: &String| argument.parse().map_err(|error: ProviderArgError| Failure::new(&error, None));
+    arguments.iter().map(read).collect()
 }
 
 fn weight_reads(name: &str) -> Result<WeightReads, Failure> {

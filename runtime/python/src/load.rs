@@ -4,10 +4,12 @@ use crate::failure::Failure;
 use crate::warnings::Warnings;
 use hpp_backend::{IdleThreads, OrtBackend, OrtOptions, available_memory};
 use hpp_engine::{
-    CancelHandle, Engine, EngineOptions, Reporter, host_memory_warning, is_limited_by_disk, with_providers,
+    CancelHandle, Engine, EngineOptions, Fallback, Reporter, host_memory_warning, is_limited_by_disk, untried,
+    with_provider_options, with_providers,
 };
 use hpp_generate::{ModelInputs, PlanFile, SingleSequence};
-use hpp_schema::Provider;
+use hpp_schema::{Provider, ProviderOptions};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +22,12 @@ pub struct LoadSettings {
     pub package: Option<PathBuf>,
     /// Threads that all partitions share.
     pub threads: Option<usize>,
-    /// Providers for partitions on GPUs, instead of the plan's.
+    /// Providers for partitions, instead of the plan's.
     pub providers: Vec<Provider>,
+    /// Libraries of providers.
+    pub provider_libraries: BTreeMap<Provider, PathBuf>,
+    /// Options of providers, which replace the plan's.
+    pub provider_options: BTreeMap<Provider, ProviderOptions>,
     /// The engine's options.
     pub engine: EngineOptions,
 }
@@ -50,8 +56,9 @@ pub fn load(
         warnings.add(warning);
     }
     let backend = open_backend(plan, &settings, warnings)?;
-    if let Some(message) = settings.providers.iter().find_map(|provider| backend.unknown_provider(*provider)) {
-        return Err(Failure::of(message, "the variable HPP_EP_LIBS=NAME=PATH names the library of another provider"));
+    let mut named = settings.providers.iter().chain(settings.provider_options.keys());
+    if let Some(message) = named.find_map(|provider| backend.unknown_provider(*provider)) {
+        return Err(Failure::of(message, "ep_lib={NAME: PATH} names the library of another provider"));
     }
     let (library, threads) = backend.library();
     if settings.threads.is_some_and(|asked| asked != threads) {
@@ -61,6 +68,15 @@ pub fn load(
     }
     let options = EngineOptions { cancel: Some(cancel), ..settings.engine };
     let changed = with_providers(&plan.plan, &settings.providers);
+    if let Some(unused) = untried(&changed, settings.provider_options.keys().copied()) {
+        let hint = format!("add providers=[{:?}, \"cpu\"], or leave the option out", unused.id());
+        let message = format!("ep_option: no partition of this plan tries the provider {:?}", unused.id());
+        if options.fallback == Fallback::Refuse {
+            return Err(Failure::of(message, &hint));
+        }
+        warnings.add(format!("{message}: {hint}"));
+    }
+    let changed = with_provider_options(changed, &settings.provider_options);
     let reporter: &dyn Reporter = warnings.as_ref();
     let engine = Engine::load(&changed, &plan.dir, &backend, options, reporter)?;
     warnings.loading_done(|provider| backend.has_device(provider));
@@ -78,6 +94,7 @@ fn open_backend(plan: &PlanFile, settings: &LoadSettings, warnings: &Arc<Warning
         library: settings.library.clone(),
         package: settings.package.clone(),
         threads: settings.threads,
+        provider_libraries: settings.provider_libraries.clone(),
         waiting: if is_limited_by_disk { IdleThreads::Sleep } else { IdleThreads::Spin },
         ..OrtOptions::default()
     };

@@ -7,6 +7,7 @@ HPP_TEST_MODELS, the recorded models; HPP_TEST_SLOW_MODEL, one whose prompts tak
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from pathlib import Path
 
 import hpp
 import numpy
+from hpp._answers import claim, model_hash
 
 MODELS = Path(os.environ["HPP_TEST_MODELS"])
 LEARNED = MODELS / "genai" / "learned-llama-fp32-cpu"
@@ -197,6 +199,12 @@ class OnLearnedModel(unittest.TestCase):
             (lambda: self.model.logits([]), "the prompt is empty"),
             (lambda: hpp.load(self.plan, providers=["T P U"]), "cannot be the name of a provider"),
             (lambda: hpp.load(self.plan, providers=["tpu"]), "there is no provider"),
+            (lambda: hpp.load(self.plan, ep_lib={"cpu": "x.so"}), "cpu provider is part of ONNX Runtime"),
+            (lambda: hpp.load(self.plan, ep_lib={"npu": ""}), "is not NAME=PATH"),
+            (lambda: hpp.load(self.plan, ep_lib={"npu": "/no/such.so"}, providers=["npu"], strict=True), "npu: there is no such file"),
+            (lambda: hpp.load(self.plan, ep_option={"precision": "F32"}), "is not NAME.KEY=VALUE"),
+            (lambda: hpp.load(self.plan, ep_option={"cuda.x": 1}), "takes no options"),
+            (lambda: hpp.load(self.plan, ep_option={"openvino.x": 1}, strict=True), "no partition of this plan tries"),
             (lambda: hpp.load(self.plan, threads=0), "threads cannot be 0"),
             (lambda: hpp.load(self.plan, weights="never"), "weights cannot be"),
             (lambda: hpp.load(self.plan, context=10**9), "context of 1000000000 tokens is not possible"),
@@ -238,6 +246,68 @@ class OnLearnedModel(unittest.TestCase):
         model.close()
         with self.assertRaisesRegex(hpp.HppError, "this model is closed"):
             model.generate("a")
+
+
+class OnPlugin(unittest.TestCase):
+    """OpenVINO on the processor, where it can be had (tools/scripts/with-openvino.sh)."""
+
+    def test_a_plug_in_is_named_and_gets_its_options(self) -> None:
+        library = os.environ.get("HPP_OPENVINO_LIB")
+        if not library:
+            return print("SKIPPED: HPP_OPENVINO_LIB is not set", file=sys.stderr)
+        # A model of which it takes every operator, so that strict holds.
+        plan = hpp.split(MODELS / "torch" / "llama-dynamo-kv", ram="1G", vram=0, out=in_directory() / "plan")
+        settings = {"tokens": [5, 6, 7], "max_new": 8, "temperature": 0, "ignore_eos": True}
+        with hpp.load(plan) as model:
+            expected = model.generate(**settings).tokens
+        asked = {"providers": ["openvino", "cpu"], "ep_lib": {"openvino": library}, "strict": True}
+        with hpp.load(plan, **asked, ep_option={"openvino.INFERENCE_NUM_THREADS": 1}) as model:
+            self.assertEqual(model.generate(**settings).tokens, expected)
+        # Options are those of one model, and libraries those of the process.
+        with self.assertRaisesRegex(hpp.HppError, "openvino.INFERENCE_NUM_TREADS=1: .*Unsupported property"):
+            hpp.load(plan, **asked, ep_option={"openvino.INFERENCE_NUM_TREADS": 1})
+        hpp.load(plan, **asked).close()
+        with self.assertRaisesRegex(hpp.HppError, "share their providers"):
+            hpp.load(plan, ep_lib={"openvino": "/another/libopenvino.so"})
+
+
+class AnswersOfOneModel(unittest.TestCase):
+    """The directory of answers of `hpp.ray.jobs`, without Ray."""
+
+    def test_all_plans_of_a_model_have_its_hash_and_another_model_has_another(self) -> None:
+        directory = in_directory()
+        whole = hpp.split(LEARNED, ram="1G", vram=0, out=directory / "whole")
+        cut = hpp.split(LEARNED, ram="1G", vram="12M", gpu_layers=2, out=directory / "cut")
+        self.assertEqual(whole.source.resolve(), (LEARNED / "model.onnx").resolve())
+        hashes = {model_hash(path) for path in (LEARNED, LEARNED / "model.onnx", whole, whole.path, cut.path.parent)}
+        self.assertEqual(len(hashes), 1)
+        self.assertNotIn(model_hash(MODELS / "genai" / "llama3-fp32-cpu"), hashes)
+
+    def test_weights_of_the_same_shape_are_another_model(self) -> None:
+        tuned = in_directory() / "tuned"
+        shutil.copytree(LEARNED, tuned)
+        before = model_hash(tuned)
+        with (tuned / "model.onnx.data").open("r+b") as weights:
+            weights.write(b"changed")
+        self.assertNotEqual(model_hash(tuned), before)
+
+    def test_a_directory_is_refused_for_another_model(self) -> None:
+        work = in_directory()
+        for _ in range(2):
+            claim(work, "a" * 64, "models/first")
+        with self.assertRaisesRegex(hpp.HppError, r"answers of another model \(models/first\) than models/second") as caught:
+            claim(work, "b" * 64, "models/second")
+        self.assertIn("directory of its own", caught.exception.hint or "")
+        self.assertEqual([path.name for path in work.iterdir()], ["model-" + "a" * 64])
+
+    def test_answers_of_no_model_are_refused(self) -> None:
+        work = in_directory()
+        (work / "answers-1.jsonl").write_text('{"id": "x"}\n')
+        with self.assertRaisesRegex(hpp.HppError, "do not say of which model") as caught:
+            claim(work, "a" * 64, "models/first")
+        self.assertIn("model-" + "a" * 64, caught.exception.hint or "")
+        (work / ("model-" + "a" * 64)).touch()
+        claim(work, "a" * 64, "models/first")
 
 
 class OnSlowModel(unittest.TestCase):

@@ -6,7 +6,7 @@ use crate::print::print_json;
 use crate::table::{blocks as blocks_of, table};
 use hpp_graph::{ExpertCounts, Fold, ValueId};
 use hpp_io::print_line;
-use hpp_model::{Analysis, LogitsMode, PlannedState, analyse};
+use hpp_model::{Analysis, LogitsMode, PlannedState, analyse, model_hash};
 use hpp_schema::{ByteSize, Shape, StateUpdate};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -15,6 +15,8 @@ use std::collections::BTreeMap;
 #[derive(Debug, Serialize)]
 struct Inspection {
     model: String,
+    /// The hash that profiles record too: other graphs or weights have another.
+    hash: String,
     kind: hpp_schema::ModelKind,
     layers: usize,
     classes: usize,
@@ -99,7 +101,7 @@ struct StateInfo {
 /// Prints the inspection as text or JSON, and writes the Graphviz file.
 pub fn run(args: &InspectArgs) -> Result<(), SplitError> {
     let analysis = analyse(&args.model, None, LogitsMode::All)?;
-    let inspection = inspect(&analysis);
+    let inspection = inspect(&analysis)?;
     if let Some(path) = &args.dot {
         let dot = hpp_graph::to_dot(&analysis.graph, &analysis.segmentation, fold(args));
         hpp_io::write_file(path, dot.as_bytes())?;
@@ -116,7 +118,7 @@ fn fold(args: &InspectArgs) -> Fold {
     if args.all { Fold::None } else { Fold::Equal }
 }
 
-fn inspect(a: &Analysis) -> Inspection {
+fn inspect(a: &Analysis) -> Result<Inspection, SplitError> {
     let bytes = |weights: &[ValueId]| weights.iter().filter_map(|id| a.graph.weight(*id)).map(|w| w.bytes).sum();
     // Number classes in order of first appearance.
     let mut classes = Vec::new();
@@ -139,8 +141,9 @@ fn inspect(a: &Analysis) -> Inspection {
         }),
     });
     let blocks: Vec<BlockInfo> = blocks.collect();
-    Inspection {
+    Ok(Inspection {
         model: a.name.clone(),
+        hash: model_hash(&a.model).map_err(|error| SplitError::Weights(Box::new(error)))?,
         kind: a.kind,
         layers: a.segmentation.layer_count(),
         classes: classes.len(),
@@ -151,7 +154,7 @@ fn inspect(a: &Analysis) -> Inspection {
         blocks,
         states: a.states.iter().map(|s| state(&s.state)).collect(),
         notes: a.notes.clone(),
-    }
+    })
 }
 
 /// The weights of more than one block, by the blocks that read them. Small constants are left out, as all layers may share some.

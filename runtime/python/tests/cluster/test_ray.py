@@ -14,6 +14,7 @@ import hpp
 import hpp.ray
 import ray
 import yaml
+from hpp._answers import model_hash
 from ray import serve
 from ray.cluster_utils import Cluster
 
@@ -72,7 +73,8 @@ class Jobs(unittest.TestCase):
 
         self.assertEqual(answered(), expected)
         files = sorted(work.glob("answers-*.jsonl"))
-        self.assertEqual([path for path in work.iterdir() if path not in files], [], "files of prompts are left")
+        left = [path.name for path in work.iterdir() if path not in files]
+        self.assertEqual(left, ["model-" + model_hash(LEARNED)], "files of prompts are left")
         before = [path.read_bytes() for path in files]
         self.assertEqual(answered(), expected)
         self.assertEqual([path.read_bytes() for path in sorted(work.glob("answers-*.jsonl"))], before, "computed again")
@@ -80,6 +82,9 @@ class Jobs(unittest.TestCase):
         files[0].write_bytes(before[0][:-20])
         self.assertEqual(answered(), expected)
         self.assertEqual(len(list(work.glob("answers-*.jsonl"))), len(files) + 1)
+        other = MODELS / "genai" / "llama3-fp32-cpu"
+        with self.assertRaisesRegex(Exception, "answers of another model"):
+            hpp.ray.jobs(ray.data.from_items([{"id": 0, "tokens": [1], "max_new": 1}]), other, work).take_all()
 
     def test_a_prompt_that_cannot_be_answered_is_a_row(self) -> None:
         lines = [{"id": "good", "prompt": "a", "max_new": 2}, {"id": "bad", "prompt": "b", "top_p": 7}]
