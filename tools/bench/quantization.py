@@ -1,4 +1,5 @@
-"""`hpp-split --quantize`: how far the tokens' distributions are from the original's, and the rate and memory of quantizing.
+"""`hpp-split --quantize`: how far the tokens' distributions are from the original's, the rate and memory of quantizing, and both beside ONNX
+Runtime's own tool.
 
 The trained model is compared on docstrings of Python's standard library, which it was not trained on word by word, but whose kind it knows.
 Divergences are the same in every run: they have no spread.
@@ -10,11 +11,13 @@ import json
 import os
 import random
 import re
+import shutil
+import sys
 import time
 
 import measure
 from rounds import Rounds, ratios
-from table import mib, row
+from table import compared, mib, row
 from workshop import OUT, ROOT
 
 TRAINED = os.path.join(ROOT, "fixtures", "models", "genai", "learned-llama-fp32-cpu")
@@ -29,6 +32,9 @@ LENGTHS = range(200, 900)
 LARGE = ("--layers", 32, "--hidden", 4096, "--intermediate", 11008, "--heads", 32, "--kv-heads", 32, "--vocab", 32000, "--dtype", "fp16", "--sparse")
 LARGE_SMALL = ("--layers", 4, *LARGE[2:])
 BLOCK = 16 << 20
+HERE = os.path.dirname(os.path.abspath(__file__))
+# Weights that share a scale: the default of hpp-split.
+SHARED_SCALE = 32
 
 
 def paragraphs():
@@ -77,7 +83,7 @@ def divergences(shop):
     if auto_size > size:
         raise measure.Failed(f"--bits-budget {size}B gave {auto_size} bytes")
 
-    def compared(what, ours, theirs, at_most):
+    def nearer(what, ours, theirs, at_most):
         mean = [side["kl"]["mean"] for side in (ours, theirs)]
         ratio = mean[0] / mean[1]
         verdict = None if at_most is None else ratio <= at_most
@@ -85,9 +91,9 @@ def divergences(shop):
         return row(f"KL, {what}, {ours['positions']} positions", f"{mean[0]:.4f} nats", f"{mean[1]:.4f} nats", f"{ratio:.2f}x", target, verdict)
 
     return [
-        compared("int4 to the nearest over GenAI's builder, blocks of 32", ours, genai, 1.0),
-        compared("int4 with --calibration over to the nearest", compensated, ours, None),
-        compared("auto with --calibration over int4 to the nearest, the same bytes", auto, ours, 0.7),
+        nearer("int4 to the nearest over GenAI's builder, blocks of 32", ours, genai, 1.0),
+        nearer("int4 with --calibration over to the nearest", compensated, ours, None),
+        nearer("auto with --calibration over int4 to the nearest, the same bytes", auto, ours, 0.7),
     ]
 
 
@@ -125,5 +131,28 @@ def rate(shop):
     ]
 
 
+def beside_onnxruntime(shop):
+    """The same 4-bit weights by `MatMulNBitsQuantizer`, which holds the model in memory; its process includes Python and the imports."""
+    model, theirs = shop.decoder("fp32"), os.path.join(OUT, "quantized-by-onnxruntime")
+
+    def by_onnxruntime():
+        shutil.rmtree(theirs, ignore_errors=True)
+        os.makedirs(theirs)
+        arguments = (os.path.join(model, "model.onnx"), SHARED_SCALE, os.path.join(theirs, "model.onnx"))
+        return measure.run([sys.executable, os.path.join(HERE, "quantize_onnxruntime.py"), *arguments])
+
+    def by_hpp_split():
+        return shop.split(model, "quantization/beside", "--quantize", "int4", "--quantize-block", SHARED_SCALE)[1]
+
+    runs = measure.in_turns(shop.rounds, ours=by_hpp_split, theirs=by_onnxruntime)
+    shutil.rmtree(theirs)
+    seconds, peak = ([measure.values(runs[side], key) for side in ("ours", "theirs")] for key in ("seconds", "peak_rss"))
+    what = f"--quantize int4 of {os.path.getsize(os.path.join(model, 'model.onnx.data')) / 1e9:.1f} GB over MatMulNBitsQuantizer"
+    return [
+        compared(f"{what}: time", *seconds, None, "s", smaller_is_better=True),
+        row(f"{what}: peak RSS", *(mib(Rounds(side).median) for side in peak), ratios(peak[1], peak[0]).text(unit="x"), "reported"),
+    ]
+
+
 def quantization(shop):
-    return divergences(shop) + rate(shop)
+    return divergences(shop) + rate(shop) + beside_onnxruntime(shop)

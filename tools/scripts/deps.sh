@@ -20,6 +20,7 @@ WEBGPU_VERSION=0.4.0
 OPENVINO_VERSION=1.8.1
 ONNX_VERSION=1.23.2
 GENAI_VERSION=0.18.0
+ONNX_IR_VERSION=1.1.0
 LLAMA_CPP_VERSION=0.3.36
 GGUF_VERSION=0.19.0
 AUDITWHEEL_VERSION=6.8.2
@@ -120,7 +121,7 @@ case ${1:-} in
     wheel) install .deps/wheel-venv "auditwheel==$AUDITWHEEL_VERSION" ;;
     mypy) install .deps/mypy-venv "mypy==$MYPY_VERSION" "numpy==$NUMPY_VERSION" ;;
     ray) install .deps/ray-venv "ray[data,serve]==$RAY_VERSION" "onnxruntime==$ORT_VERSION" ;;
-    bench) install .deps/bench-venv "onnxruntime==$ORT_VERSION" "onnx==$ONNX_VERSION" "onnxruntime-genai==$GENAI_VERSION" ;;
+    bench) install .deps/bench-venv "onnxruntime==$ORT_VERSION" "onnx==$ONNX_VERSION" "onnxruntime-genai==$GENAI_VERSION" && install .deps/bench-venv "onnx-ir==$ONNX_IR_VERSION" ;;
     llama-cpp) install_llama_cpp ;;
     *) sed -n '2,15p' "$0" >&2; exit 2 ;;
 esac
