@@ -133,7 +133,7 @@ impl DraftChoice {
         let length = DraftLength::predicted(&predicted_passes(plan));
         let file = match self {
             DraftChoice::None => return Ok(Drafts { origin: DraftOrigin::None, length }),
-            DraftChoice::Ngram => return Ok(Drafts { origin: DraftOrigin::Ngram, length }),
+            DraftChoice::Ngram => return Ok(Drafts { origin: DraftOrigin::Ngram(Rc::default()), length }),
             DraftChoice::Model(draft) => draft.file,
         };
         let args = &RuntimeArgs { context: Some(draft_context(&file.plan, plan, args.context)), ..args.clone() };

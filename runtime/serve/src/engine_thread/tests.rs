@@ -290,7 +290,7 @@ fn drafted_tokens_have_the_logprobs_that_they_have_without_drafts() {
     };
     let (alone, single) = answer(Drafts::default);
     let (drafted, several) =
-        answer(|| Drafts { origin: DraftOrigin::Ngram, length: DraftLength::fixed(3) });
+        answer(|| Drafts { origin: DraftOrigin::Ngram(Rc::default()), length: DraftLength::fixed(3) });
     assert_eq!((alone.len(), single), (40, Some(1)));
     assert!(several > Some(1), "nothing was drafted");
     assert_eq!(drafted, alone);
