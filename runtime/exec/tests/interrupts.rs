@@ -53,26 +53,37 @@ fn finish(mut child: Child) -> Ran {
 fn the_first_ctrl_c_stops_the_text_and_keeps_it() {
     let plan = endless();
     let logits = plan.file("scores.npy");
-    let mut child = spawn(&plan, &["--tokens", "1,2,3", "--ignore-eos", "--logits", logits.to_str().unwrap()]);
-    first_byte(&mut child);
-    interrupt(&child);
-    let ran = finish(child);
-    assert_eq!(ran.code, Some(130), "{}", ran.stderr);
-    assert!(!ran.stderr.contains("error") && ran.stderr.contains("tok/s"), "{}", ran.stderr);
-    assert!(hpp_exec::tensors::read_npy(&logits).unwrap().shape[0] >= 1);
+    for drafts in [&[][..], &["--speculate", "ngram", "--draft-tokens", "4"]] {
+        let args = ["--tokens", "1,2,3", "--ignore-eos", "--logits", logits.to_str().unwrap()];
+        let mut child = spawn(&plan, &[&args[..], drafts].concat());
+        first_byte(&mut child);
+        interrupt(&child);
+        let ran = finish(child);
+        assert_eq!(ran.code, Some(130), "{}", ran.stderr);
+        assert!(!ran.stderr.contains("error") && ran.stderr.contains("tok/s"), "{}", ran.stderr);
+        assert!(hpp_exec::tensors::read_npy(&logits).unwrap().shape[0] >= 1);
+    }
 }
 
 #[test]
-fn json_reports_the_cancellation() {
+fn json_reports_the_cancellation_and_the_drafts_until_then() {
     let plan = endless();
-    let child = spawn(&plan, &["--tokens", "1,2,3", "--ignore-eos", "--json", "-v"]);
+    let drafts = ["--speculate", "ngram", "--draft-tokens", "4"];
+    let child = spawn(&plan, &[&["--tokens", "1,2,3", "--ignore-eos", "--json", "-v"][..], &drafts].concat());
     let mut child = child;
     let _stderr = loaded(&mut child);
     std::thread::sleep(Duration::from_millis(500));
     interrupt(&child);
     let ran = finish(child);
     assert_eq!(ran.code, Some(130));
-    assert_eq!(ran.json()["finish_reason"], "cancelled");
+    let report = ran.json();
+    assert_eq!(report["finish_reason"], "cancelled");
+    let speculation = &report["timings"]["speculation"];
+    let tokens = report["tokens"].as_array().unwrap().len() as u64;
+    assert!(speculation["drafted"].as_u64() > Some(0), "{report}");
+    // The prompt gives one token; each pass gives those that were accepted, and one more unless it is a near tie.
+    let [passes, accepted] = ["passes", "accepted"].map(|key| speculation[key].as_u64().unwrap());
+    assert!(accepted > 0 && (accepted + 1..=1 + passes + accepted).contains(&tokens), "{report}");
 }
 
 #[test]

@@ -5,14 +5,17 @@ mod support;
 use hpp_backend::{OrtBackend, OrtOptions};
 use hpp_engine::{Engine, EngineOptions, RowBatching, Silent};
 use hpp_generate::kv::{DiskSettings, EvictionPolicy, Fingerprint, PageLookup};
-use hpp_generate::sampling::{SamplingMethod, SamplingParams};
-use hpp_generate::speculate::{DraftLength, Drafter, Speculation};
+use hpp_generate::sampling::{RandomSampling, SamplingMethod, SamplingParams};
+use hpp_generate::speculate::{DraftLength, Drafter, NgramDrafter, Speculation, SuccessorTable};
+use hpp_generate::text::{SpecialTokens, TextTokenizer};
 use hpp_generate::{
     Batch, FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, KvCache, KvSettings,
     ModelInputs, Prefill, SingleSequence, generate,
 };
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use support::PlanDir;
 
@@ -403,4 +406,48 @@ fn drafted_tokens_do_not_change_the_answer() {
             assert!(stats.passes < 23, "{name}, drafts of {length}: {stats:?}");
         }
     }
+}
+
+/// Beginnings of prose that the trained model continues, each with texts of its own.
+const PROSE: [&str; 10] = [
+    "Returns the number of elements in the vector, also referred to as its length.",
+    "A trait tells the compiler about functionality a type has and can share with other types.",
+    "The scope of a name is the region of program text within which it can be used.",
+    "An iterator over the bytes of a string slice, which is created by",
+    "Removes the last element from a vector and returns it, or",
+    "A module is an organizational unit of code, and it may contain",
+    "If the value is not a number, the result is",
+    "The function is unsafe because it does not check that",
+    "A list is a sequence of values, which are changed in place by",
+    "Converts the string to its lower case, and returns",
+];
+
+/// Tokens of each pass of sampled prose with drafts of four tokens, with a table of successors for each text and with one for all.
+#[test]
+fn texts_of_an_engine_draft_for_each_other() {
+    let plan = PlanDir::new("genai/learned-llama-fp32-cpu", 256);
+    let tokenizer = TextTokenizer::open(&plan.file("tokenizer.json")).unwrap();
+    let mut sequence = sequence(&plan);
+    let mut answers = |successors: Option<Rc<RefCell<SuccessorTable>>>| {
+        let (mut tokens, mut decoded, mut passes) = (vec![], 0, 0);
+        for (seed, text) in (0..).zip(PROSE) {
+            let choice = RandomSampling { temperature: 0.7, top_k: 0, top_p: 1.0, min_p: 0.0, seed };
+            let sampling = SamplingParams { choice: SamplingMethod::Random(choice), repetition_penalty: 1.0 };
+            let request =
+                GenerationRequest { sampling, ..request(&tokenizer.encode(text, SpecialTokens::Add).unwrap(), 120) };
+            let drafter = NgramDrafter::new(successors.clone().unwrap_or_default());
+            let speculation = Speculation::with_length(Box::new(drafter), DraftLength::fixed(4));
+            sequence.clear();
+            let generation = Generation::new(request, None, usize::MAX).speculate(speculation);
+            let (generated, answer) = answer_alone(&mut sequence, generation);
+            (decoded, passes) = (decoded + answer.0.len() - 1, passes + generated.speculation.unwrap().passes);
+            tokens.push(answer.0);
+        }
+        (tokens, decoded as f64 / passes as f64)
+    };
+    let (own, apart) = answers(None);
+    let (common, together) = answers(Some(Rc::default()));
+    eprintln!("{apart:.3} tokens a pass with a table for each text, {together:.3} with one for all");
+    assert_eq!(common, own, "drafts change no answer");
+    assert!(together > 1.02 * apart, "{together} and {apart}");
 }

@@ -136,6 +136,42 @@ fn texts_end_for_the_reason_given() {
     assert_eq!((&report["finish_reason"], tokens(&report).len()), (&json!("length"), 4));
 }
 
+/// A text that the trained model continues by copying, so that drafts are accepted.
+const COPIED: &str =
+    "Repeat the text.\nThe vector is a growable array. The vector is a growable array. The vector is a";
+
+#[test]
+fn drafts_change_neither_stop_texts_nor_saved_logits() {
+    let plan = PlanDir::new("genai/learned-llama-fp32-cpu", 256);
+    let logits = |name: &str| plan.file(name).to_str().unwrap().to_owned();
+    let run = |options: &[&str]| {
+        plan.run(&[&["-p", COPIED, "-n", "32", "--ignore-eos", "--json"], options].concat()).ok().json()
+    };
+    let drafts = ["--speculate", "ngram", "--draft-tokens", "6"];
+    let (alone, drafted) = (logits("alone.npy"), logits("drafted.npy"));
+    let whole = run(&["--logits", &alone]);
+    let report = run(&[&drafts[..], &["--logits", &drafted]].concat());
+    assert!(report["timings"]["speculation"]["accepted"].as_u64() > Some(3), "{report}");
+    assert_eq!(report["tokens"], whole["tokens"]);
+    let [alone, drafted] = [alone, drafted].map(|file| read_npy(file.as_ref()).unwrap());
+    assert_eq!((&drafted.shape, drafted.shape[0]), (&alone.shape, 32));
+    let [alone, drafted] = [alone, drafted].map(|rows| rows.to_f32().unwrap());
+    let largest = alone.iter().fold(0.0f32, |largest, logit| largest.max(logit.abs()));
+    let difference = alone.iter().zip(&drafted).fold(0.0f32, |most, (a, b)| most.max((a - b).abs()));
+    assert!(difference <= 1e-5 * largest, "{difference} of {largest}");
+
+    // Within a pass of several tokens, in the middle of a token's text.
+    let text = whole["text"].as_str().unwrap();
+    let stop: String = text.chars().skip(21).take(5).collect();
+    let ends = |options: &[&str]| {
+        let report = run(&[options, &["--stop", &stop]].concat());
+        ["tokens", "text", "finish_reason"].map(|key| report[key].clone())
+    };
+    let stopped = ends(&drafts);
+    assert_eq!(stopped, ends(&[]));
+    assert_eq!((stopped[1].as_str(), &stopped[2]), (text.split(&stop).next(), &json!("stop")));
+}
+
 #[test]
 fn the_same_seed_repeats_the_text() {
     let plan = PlanDir::new(LLAMA, 64);

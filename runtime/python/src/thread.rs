@@ -8,11 +8,13 @@ use crate::load::{LoadSettings, Loaded, load};
 use crate::warnings::Warnings;
 use hpp_backend::OrtBackend;
 use hpp_engine::{CancelHandle, EngineError, LogitRows, Logits};
-use hpp_generate::speculate::{NgramDrafter, Speculation};
+use hpp_generate::speculate::{NgramDrafter, Speculation, SuccessorTable};
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{
     Generation, GenerationEvent, Input, PlanFile, SingleSequence, check_prompt, chunk_length, generate, prompt_chunk,
 };
+use std::cell::RefCell;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
@@ -23,7 +25,7 @@ pub struct ThreadSettings {
     pub load: LoadSettings,
     /// Turns tokens into text.
     pub tokenizer: Option<TextTokenizer>,
-    /// Whether to draft tokens that followed the last time a text ended as it does now.
+    /// Whether to draft tokens that followed the last time that a text ended as it does now.
     pub ngram_drafts: bool,
     /// Ends a load or a pass.
     pub cancel: CancelHandle,
@@ -50,7 +52,8 @@ pub fn start(plan: Arc<PlanFile>, settings: ThreadSettings) -> Result<EngineThre
         match load(&plan, how, cancel, &warnings) {
             Ok((sequence, known)) => {
                 let _ = sender.send(Ok(known));
-                let runner = Runner { sequence, tokenizer, ngram_drafts };
+                let successors = ngram_drafts.then(Rc::default);
+                let runner = Runner { sequence, tokenizer, successors };
                 runner.run(&inbox);
             }
             Err(failure) => drop(sender.send(Err(failure))),
@@ -64,7 +67,8 @@ pub fn start(plan: Arc<PlanFile>, settings: ThreadSettings) -> Result<EngineThre
 struct Runner {
     sequence: SingleSequence<OrtBackend>,
     tokenizer: Option<TextTokenizer>,
-    ngram_drafts: bool,
+    /// With n-gram drafts: what they know of all texts.
+    successors: Option<Rc<RefCell<SuccessorTable>>>,
 }
 
 impl Runner {
@@ -98,8 +102,9 @@ impl Runner {
         let seed = request.sampling.seed();
         let chunk = prompt_chunk(self.sequence.engine());
         let mut generation = Generation::new(request, self.tokenizer.clone(), chunk);
-        if self.ngram_drafts {
-            generation = generation.speculate(Speculation::new(Box::<NgramDrafter>::default()));
+        if let Some(successors) = &self.successors {
+            let drafter = NgramDrafter::new(Rc::clone(successors));
+            generation = generation.speculate(Speculation::new(Box::new(drafter)));
         }
         let mut logits = keep_logits.then(Logits::default);
         let on_event = &mut |event: GenerationEvent<'_>| {

@@ -73,7 +73,7 @@ impl DraftChoice {
             DraftMethod::Ngram | DraftMethod::OfPlan(WithoutDraft::Refuse) | DraftMethod::Model(_) => {
                 return Err(ExecError::Usage {
                     message: format!("speculative decoding cannot be used: {why}"),
-                    hint: "leave --speculate, --ngram and --draft out".to_owned(),
+                    hint: "leave out the options for speculative decoding".to_owned(),
                 });
             }
         }
@@ -133,17 +133,22 @@ impl DraftChoice {
         let length = DraftLength::predicted(&predicted_passes(plan));
         let file = match self {
             DraftChoice::None => return Ok(Drafts { origin: DraftOrigin::None, length }),
-            DraftChoice::Ngram => return Ok(Drafts { origin: DraftOrigin::Ngram, length }),
+            DraftChoice::Ngram => return Ok(Drafts { origin: DraftOrigin::Ngram(Rc::default()), length }),
             DraftChoice::Model(draft) => draft.file,
         };
-        // A draft model with a shorter context drafts until its context is full.
-        let most = file.plan.model.context_length.unwrap_or(u64::MAX);
-        let args = &RuntimeArgs { context: args.context.map(|context| context.min(most)), ..args.clone() };
+        let args = &RuntimeArgs { context: Some(draft_context(&file.plan, plan, args.context)), ..args.clone() };
         let options = EngineOptions { sequences: Some(sequences as u64), ..args.engine_options() };
         let engine = load_engine(&file.plan, &file.dir, args, options, console, interrupt)?;
         let model = DraftModel::new(engine, sequences);
         Ok(Drafts { origin: DraftOrigin::Model(Rc::new(RefCell::new(model))), length })
     }
+}
+
+/// The context of a draft model: as many tokens as the text that it drafts for can have, or fewer if it has no room for them. Then it
+/// drafts until its context is full.
+fn draft_context(draft_plan: &Plan, plan: &Plan, asked: Option<u64>) -> u64 {
+    let most = draft_plan.model.context_length.unwrap_or(u64::MAX);
+    asked.map_or(draft_plan.budgets.context.min(plan.budgets.context), |asked| asked.min(most))
 }
 
 /// Tokens and milliseconds of the passes of one sequence that a measured plan predicts.

@@ -17,7 +17,7 @@ const TIME_MEMORY: f64 = 0.7;
 /// Each pass of one token multiplies the weight of acceptances and of longer passes' times by this, so that drafts are tried again.
 const UNUSED_MEMORY: f64 = 0.99;
 /// Assumed acceptance for each confidence before anything was verified; counts as much as `PRIOR_WEIGHT` tokens.
-const PRIOR_ACCEPTANCE: [f64; CONFIDENCES] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.9];
+const PRIOR_ACCEPTANCE: [f64; CONFIDENCES] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.3];
 const PRIOR_WEIGHT: f64 = 4.0;
 /// Assumed time of each further token of a pass relative to a pass of one token, before it was measured.
 const PRIOR_SLOPE: f64 = 0.05;

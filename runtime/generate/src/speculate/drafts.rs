@@ -1,6 +1,6 @@
-//! How the generations of an engine draft: not at all, from their texts, or with a draft model that they share.
+//! How the generations of an engine draft: not at all, from their texts and each other's, or with a draft model that they share.
 
-use super::{DraftLength, DraftModel, Drafter, ModelDrafter, NgramDrafter, Speculation};
+use super::{DraftLength, DraftModel, Drafter, ModelDrafter, NgramDrafter, Speculation, SuccessorTable};
 use crate::generation::Generation;
 use hpp_engine::Backend;
 use std::cell::RefCell;
@@ -10,8 +10,8 @@ use std::rc::Rc;
 pub enum DraftOrigin<B: Backend> {
     /// Nowhere: no speculation.
     None,
-    /// The text itself.
-    Ngram,
+    /// The text itself, and what the table knows of all texts.
+    Ngram(Rc<RefCell<SuccessorTable>>),
     /// A draft model.
     Model(Rc<RefCell<DraftModel<B>>>),
 }
@@ -38,7 +38,7 @@ impl<B: Backend> Drafts<B> {
     {
         let drafter: Box<dyn Drafter> = match &self.origin {
             DraftOrigin::None => return generation,
-            DraftOrigin::Ngram => Box::<NgramDrafter>::default(),
+            DraftOrigin::Ngram(successors) => Box::new(NgramDrafter::new(Rc::clone(successors))),
             DraftOrigin::Model(model) => Box::new(ModelDrafter::new(Rc::clone(model))),
         };
         generation.speculate(Speculation::with_length(drafter, self.length.clone()))

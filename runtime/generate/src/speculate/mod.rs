@@ -1,6 +1,7 @@
 //! Speculative decoding: drafts tokens that may come next, so that one pass verifies several.
 //!
-//! - [`Drafter`] proposes tokens; [`NgramDrafter`] takes them from the text itself, [`ModelDrafter`] from a smaller model.
+//! - [`Drafter`] proposes tokens; [`NgramDrafter`] takes them from the text itself and from other texts of the engine, [`ModelDrafter`]
+//!   from a smaller model.
 //! - [`DraftLength`] decides how many, from the measured acceptance and the measured time of passes.
 //! - [`Speculation`] is both for one text, with its counts; [`Drafts`] makes them for the texts of an engine.
 
@@ -9,6 +10,7 @@ mod drafts;
 mod model;
 mod ngram;
 mod speculation;
+mod successors;
 mod suffix_automaton;
 
 pub use draft_length::{DraftLength, MAX_DRAFT};
@@ -16,11 +18,16 @@ pub use drafts::{DraftOrigin, Drafts};
 pub use model::{DraftModel, ModelDrafter};
 pub use ngram::NgramDrafter;
 pub use speculation::{Speculation, SpeculationStats};
+pub use successors::SuccessorTable;
 
 use crate::error::GenerateError;
 
 /// Number of confidence levels.
-pub const CONFIDENCES: usize = 6;
+pub const CONFIDENCES: usize = 7;
+/// The highest of the levels that rise with the length of what the text repeats; also that of draft models.
+const MOST_CONFIDENT: usize = 5;
+/// The level of drafts from other texts.
+const FROM_OTHER_TEXTS: usize = 6;
 
 /// Proposes the next tokens of a text.
 pub trait Drafter {

@@ -77,7 +77,7 @@ impl<B: Backend> Drafter for ModelDrafter<B> {
     /// One level: the draft's own probabilities end it.
     fn confidence(&self) -> Option<usize> {
         let fits = (self.text.len() as u64) < self.model.borrow().engine.context();
-        fits.then_some(super::CONFIDENCES - 1)
+        fits.then_some(super::MOST_CONFIDENT)
     }
 
     fn is_free(&self) -> bool {

@@ -6,6 +6,7 @@ use hpp_engine::mock::MockBackend;
 use hpp_engine::port::Tensor;
 use hpp_generate::kv::{EvictionPolicy, Fingerprint};
 use hpp_generate::sampling::SamplingOverrides;
+use hpp_generate::speculate::{DraftLength, DraftOrigin};
 use hpp_generate::{KvSettings, ModelInputs};
 use hpp_schema::SamplingDefaults;
 use std::rc::Rc;
@@ -30,7 +31,7 @@ impl EngineEvents for Ignored {
     fn ended(&self) {}
 }
 
-/// A thread with the toy model, and the tokens of each run of its first partition. The second run with one token waits for `gate`.
+/// A thread with the toy model, and the tokens of each run of its first partition. A run before which it `waits` meets the gate twice.
 struct ToyThread {
     queue: EngineQueue,
     thread: std::thread::JoinHandle<()>,
@@ -40,10 +41,19 @@ struct ToyThread {
 }
 
 impl ToyThread {
+    /// The second run with one token waits.
     fn start() -> Self {
+        Self::start_with(8, second_single, Drafts::default)
+    }
+
+    /// With room for so many sequences.
+    fn start_with(sequences: usize, waits: fn(&[usize]) -> bool, drafts: fn() -> Drafts<MockBackend>) -> Self {
         let (runs, gate) = (Arc::<Mutex<Vec<usize>>>::default(), Arc::new(Barrier::new(2)));
-        let (recorded, waits) = (Arc::clone(&runs), Arc::clone(&gate));
-        let load = move |_| Ok(load(Arc::clone(&recorded), Arc::clone(&waits)));
+        let (recorded, meets) = (Arc::clone(&runs), Arc::clone(&gate));
+        let load = move |_| {
+            let toy = load(Arc::clone(&recorded), Arc::clone(&meets), waits);
+            Ok(LoadedEngine { max_sequences: sequences, drafts: drafts(), ..toy })
+        };
         let metrics = Metrics::new();
         let setup = EngineSetup {
             metrics: metrics.model("toy"),
@@ -71,6 +81,15 @@ impl ToyThread {
 
     /// Asks for `answer` tokens after a prompt.
     fn ask(&self, prompt: Vec<u32>, answer: u64) -> UnboundedReceiver<RequestEvent> {
+        self.ask_for_logprobs(prompt, answer, None)
+    }
+
+    fn ask_for_logprobs(
+        &self,
+        prompt: Vec<u32>,
+        answer: u64,
+        top_logprobs: Option<usize>,
+    ) -> UnboundedReceiver<RequestEvent> {
         let (events, receiver) = unbounded_channel();
         let request = GenerationRequest {
             prompt,
@@ -82,7 +101,7 @@ impl ToyThread {
             visible_tokens: vec![],
             prompt_logits: false,
         };
-        let task = GenerateTask { request, top_logprobs: None, hints: CacheHints::default() };
+        let task = GenerateTask { request, top_logprobs, hints: CacheHints::default() };
         let client = Client { events, deadline: None, arrived: Instant::now() };
         let place = QueuePlace::take(&Arc::default(), 1, 1).unwrap().remove(0);
         let submission = Submission { task: EngineTask::Generate(Box::new(task)), client };
@@ -93,22 +112,27 @@ impl ToyThread {
 
 /// The toy model, loaded.
 pub(crate) fn load_toy() -> LoadedEngine<MockBackend> {
-    load(Arc::default(), Arc::new(Barrier::new(1)))
+    load(Arc::default(), Arc::new(Barrier::new(1)), |_| false)
+}
+
+/// Whether the last run is the second with one token.
+fn second_single(runs: &[usize]) -> bool {
+    runs.last() == Some(&1) && runs.iter().filter(|tokens| **tokens == 1).count() == 2
 }
 
 /// The toy model with a cache of pages of `CHUNK` tokens, so that its prompts have chunks of so many.
-fn load(runs: Arc<Mutex<Vec<usize>>>, gate: Arc<Barrier>) -> LoadedEngine<MockBackend> {
+fn load(runs: Arc<Mutex<Vec<usize>>>, gate: Arc<Barrier>, waits: fn(&[usize]) -> bool) -> LoadedEngine<MockBackend> {
     let toy = toy::Toy::new();
     let mut first = toy::first(toy::DEVICE);
     let kernel = Rc::clone(&first.kernel);
     first.kernel = Rc::new(move |frame| {
         let tokens = frame.input(0)?.shape()[1] as usize;
-        let single = {
+        let waits = {
             let mut runs = runs.lock().unwrap();
             runs.push(tokens);
-            runs.iter().filter(|tokens| **tokens == 1).count()
+            waits(&runs)
         };
-        if tokens == 1 && single == 2 {
+        if waits {
             gate.wait();
             gate.wait();
         }
@@ -214,4 +238,60 @@ fn answers_stay_the_same_while_their_engine_gives_up_memory_and_gets_it_back() {
     toy.wait_for(kept, |kept| kept == 3.0);
     drop(toy.queue);
     toy.thread.join().unwrap();
+}
+
+/// The second run with one token waits, and later the middle of the second pass in which sixteen answers go on.
+fn middle_of_a_pass_of_sixteen(runs: &[usize]) -> bool {
+    let singles = |runs: &[usize]| runs.iter().rev().take_while(|tokens| **tokens == 1).count();
+    second_single(runs) || singles(runs) == 24
+}
+
+#[test]
+fn a_client_that_leaves_in_the_middle_of_a_pass_is_gone_after_it_and_the_others_go_on() {
+    let toy = ToyThread::start_with(16, middle_of_a_pass_of_sixteen, Drafts::default);
+    let prompt = |of: u32| vec![of, of * 3 % 16];
+    let first = toy.ask(prompt(0), 40);
+    toy.gate.wait();
+    let mut others: Vec<_> = (1..16).map(|of| toy.ask(prompt(of), 20)).collect();
+    toy.gate.wait();
+    toy.gate.wait();
+    // Eight of sixteen are at the first stage or past it, the one that leaves among them.
+    let mut leaver = others.remove(4);
+    let reported = std::iter::from_fn(|| leaver.try_recv().ok());
+    let reported = reported.filter(|event| matches!(event, RequestEvent::Token { .. })).count();
+    drop(leaver);
+    toy.gate.wait();
+    assert_eq!(answer(first), expected(&prompt(0), 40));
+    for (of, events) in (1..16).filter(|of| *of != 5).zip(others) {
+        assert_eq!(answer(events), expected(&prompt(of), 20), "request {of}");
+    }
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+    assert!(toy.metrics.to_text().contains("outcome=\"cancelled\"} 1"), "{}", toy.metrics.to_text());
+    // Of its tokens the first came from its prompt, and one from the pass that it left.
+    let single = toy.runs.lock().unwrap().iter().filter(|tokens| **tokens == 1).count();
+    assert_eq!(single, 39 + 14 * 19 + reported, "later passes are without it");
+}
+
+#[test]
+fn drafted_tokens_have_the_logprobs_that_they_have_without_drafts() {
+    let answer = |drafts: fn() -> Drafts<MockBackend>| {
+        let toy = ToyThread::start_with(1, |_| false, drafts);
+        let mut events = toy.ask_for_logprobs(vec![0, 0, 3, 0], 40, Some(3));
+        let reported = std::iter::from_fn(|| events.blocking_recv());
+        let logprobs = reported.filter_map(|event| match event {
+            RequestEvent::Token { id, logprobs } => Some((id, format!("{logprobs:?}"))),
+            _ => None,
+        });
+        let logprobs: Vec<(u32, String)> = logprobs.collect();
+        drop(toy.queue);
+        toy.thread.join().unwrap();
+        (logprobs, toy.runs.lock().unwrap()[1..].iter().max().copied())
+    };
+    let (alone, single) = answer(Drafts::default);
+    let (drafted, several) =
+        answer(|| Drafts { origin: DraftOrigin::Ngram(Rc::default()), length: DraftLength::fixed(3) });
+    assert_eq!((alone.len(), single), (40, Some(1)));
+    assert!(several > Some(1), "nothing was drafted");
+    assert_eq!(drafted, alone);
 }
