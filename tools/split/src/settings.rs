@@ -18,11 +18,6 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     refining(args, &mut errors);
     throughput(args, &mut errors);
     quantizing(args, &mut errors);
-    errors.require(
-        args.layers_with_host_experts().is_none() || args.planning.profile.is_none(),
-        "--profile has the times of whole layers, and --cpu-moe and --n-cpu-moe divide them",
-        "omit --profile, or give --machine the rates of this machine",
-    );
     drafting(args, &mut errors);
     provider_options(args, &mut errors);
     errors

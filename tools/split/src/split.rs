@@ -129,6 +129,11 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
         eprintln!("note: {note}");
     }
 }
+    if args.layers_with_host_experts().is_some() && costs.profile().is_some() {
+        eprintln!(
+            "note: the profile has whole layers: experts and the rest of a layer share its times by their bytes and operations"
+        );
+    }
 
 /// What the smallest block needs, where the planner can place none on a GPU.
 fn useless_gpus_note(args: &SplitArgs, request: &PlanningRequest) -> Option<String> {
