@@ -1,7 +1,7 @@
 //! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
 use crate::analysis::analyse;
-use crate::cli::SplitArgs;
+use crate::cli::{KvHomeArg, SplitArgs};
 use crate::compression::drop_useless_copies;
 use crate::costs::Costs;
 use crate::draft::{PlanDraft, draft};
@@ -39,12 +39,18 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     }
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
     let (partitioning, trials) = loop {
+    let mut with_kv_in_memory = None;
         match partition_blocks(&mut request, args, &analysis, &out_dir) {
             Err(SplitError::OverBudget { .. }) if let Some(pass) = request.shorter_pass() => {
                 let limits = Limits { longest_pass: pass, ..request.limits };
                 request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
             }
-            result => break result?,
+            Err(refusal) if refusal.may_fit_with_kv_on_disk() && request.may_move_kv_to_disk(args) => {
+                with_kv_in_memory = Some(refusal);
+                let limits = Limits { kv_on_disk: true, longest_pass: u64::MAX, ..request.limits };
+                request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
+            }
+            result => break result.map_err(|refusal| refusal.or_smaller(with_kv_in_memory))?,
         }
     };
     let partitioning = match drop_useless_copies(&mut request, args, &analysis, &costs, &partitioning) {
@@ -58,6 +64,9 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         eprintln!("note: {note}");
     }
     if let Some(path) = &args.planning.trace {
+    if args.kv == KvHomeArg::Auto && request.problem.budget.host_kv_on_disk {
+        eprintln!("note: {}", kv_on_disk_note(&request));
+    }
         trace::write(&request, &partitioning, path)?;
     }
     let plan = write(args, &analysis, own_draft.as_ref(), &parts, plan, &out_dir)?;
@@ -129,10 +138,19 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
         eprintln!("note: {note}");
     }
 }
-    if args.layers_with_host_experts().is_some() && costs.profile().is_some() {
-        eprintln!(
-            "note: the profile has whole layers: experts and the rest of a layer share its times by their bytes and operations"
-        );
+
+/// Why KV caches lie on disk that nobody asked for.
+fn kv_on_disk_note(request: &PlanningRequest) -> String {
+    let (context, sequences) = (request.scenario.context, request.problem.load.sequences);
+    match request.limits.kv_on_disk {
+        true => format!(
+            "host memory is too small for {context} tokens of context, so KV caches of layers on the CPU lie on disk, where each token reads \
+             them; more --ram or a shorter --context keeps them in memory"
+        ),
+        false => format!(
+            "KV caches of layers on the CPU lie on disk, because with {sequences} sequences together that is faster; --kv follow keeps \
+             them in memory"
+        ),
     }
 
 /// What the smallest block needs, where the planner can place none on a GPU.
