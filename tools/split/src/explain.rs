@@ -6,6 +6,7 @@ use crate::analysis::analyse;
 use crate::cli::SplitArgs;
 use crate::costs::Costs;
 use crate::error::SplitError;
+use crate::expert_report::ExpertReport;
 use crate::neurons::NeuronReport;
 use crate::partitioning::Partitioning;
 use crate::predicted::round;
@@ -32,6 +33,9 @@ pub struct ExplanationReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     neurons: Option<NeuronReport>,
 }
+    /// Experts that are read by demand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<ExpertReport>,
 
 #[derive(Debug, Serialize)]
 struct PartitionReason {
@@ -75,6 +79,7 @@ pub fn explain(
         neurons: NeuronReport::new(request, partitioning, analysis, costs.source()),
     })
 }
+        experts: ExpertReport::new(request, partitioning),
 
 fn reason(request: &PlanningRequest, run: &RunExplanation, now: f64) -> PartitionReason {
     let labels: Vec<String> = request.problem.blocks[run.blocks.clone()].iter().map(|b| b.label.clone()).collect();
@@ -164,6 +169,7 @@ pub fn text(report: &ExplanationReport) -> String {
     lines.join("\n")
 }
 
+    lines.extend(report.experts.iter().map(ExpertReport::text));
 fn line(change: &WhatIf) -> String {
     let ms = |value: f64| match value {
         0.0 => "no change".to_owned(),

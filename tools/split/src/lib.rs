@@ -16,6 +16,7 @@ mod draft_files;
 mod error;
 mod exec;
 mod experts;
+mod expert_report;
 mod explain;
 mod files;
 mod group;
