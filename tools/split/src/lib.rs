@@ -6,6 +6,7 @@
 
 mod amount;
 mod analysis;
+mod bits_budget;
 mod calibrate;
 mod cli;
 mod compression;
@@ -15,8 +16,8 @@ mod draft;
 mod draft_files;
 mod error;
 mod exec;
-mod experts;
 mod expert_report;
+mod experts;
 mod explain;
 mod files;
 mod group;

@@ -162,11 +162,6 @@ fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
     );
     let options = &args.quantize;
     errors.require(
-        !options.is_auto() || options.bits_budget.is_some() || options.max_kl.is_some(),
-        "--quantize auto chooses bits within a limit, and none was given",
-        "give --bits-budget or --max-kl too, or --quantize int4 or int8",
-    );
-    errors.require(
         options.is_auto() || options.bits_budget.is_none() && options.max_kl.is_none(),
         "--bits-budget and --max-kl are limits for --quantize auto, which was not given",
         "give --quantize auto too, or omit them",
