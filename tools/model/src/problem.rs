@@ -193,7 +193,8 @@ pub fn problem(
                 ..budget
             },
             load: workload,
-            batches_rows: batches_rows(analysis),
+            // Layers with states on disk run one sequence after the other.
+            batches_rows: batches_rows(analysis) && !budget.host_kv_on_disk,
             expert_hits: source.expert_hits(),
             cuts: Vec::new(),
         }),

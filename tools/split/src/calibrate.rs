@@ -12,6 +12,7 @@ mod inputs;
 mod trial;
 
 use crate::amount::digits;
+use crate::bits_budget;
 use crate::cli::{DraftArg, SplitArgs};
 use crate::costs::Costs;
 use crate::error::SplitError;
@@ -34,8 +35,14 @@ pub type Formats = BTreeMap<String, Option<BlockFormat>>;
 
 /// The quantization options with what was measured, if the arguments ask for it.
 pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<QuantizeOptions>, SplitError> {
-    let Some(options) = args.quantize.options() else { return Ok(None) };
+    let Some(mut options) = args.quantize.options() else { return Ok(None) };
     let chooses_formats = args.quantize.is_auto();
+    if args.quantize.needs_budget() {
+        options.budget = bits_budget::find(args, path, costs, &options)?;
+        if options.budget.is_none() {
+            return Ok(None);
+        }
+    }
     if let Some(corpus) = args.quantize.calibration.as_ref().filter(|_| options.format.bits == Bits::Four) {
         let analysis = analyse(path, args.context, LogitsMode::Requested)?;
         costs.check_origin(&analysis, true)?;

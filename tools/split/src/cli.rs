@@ -144,7 +144,7 @@ pub struct SplitArgs {
     #[arg(long)]
     pub allow_unknown_operators: bool,
     /// What holds the KV caches.
-    #[arg(long, value_enum, default_value_t = KvHomeArg::Follow)]
+    #[arg(long, value_enum, default_value_t = KvHomeArg::Auto)]
     pub kv: KvHomeArg,
     /// Refuse a placement that needs more partitions than this.
     #[arg(long, value_name = "N")]

@@ -143,6 +143,32 @@ impl SplitError {
         ExitCode::from(if is_interrupted { 130 } else { 1 })
     }
 
+    /// Whether moving the state out of host memory could free what is missing.
+    pub(crate) fn may_fit_with_kv_on_disk(&self) -> bool {
+        let SplitError::OverBudget { source, .. } = self else { return false };
+        let missing = source.required_budget().saturating_sub(source.budget);
+        source.device == DeviceId::Cpu && source.demand.kv > missing
+    }
+
+    /// This refusal of a plan with KV caches on disk, or that of the plan with them in memory if that needs less of the same memory.
+    pub(crate) fn or_smaller(self, with_kv_in_memory: Option<SplitError>) -> SplitError {
+        match (&self, with_kv_in_memory) {
+            (
+                SplitError::OverBudget { bytes, source, .. },
+                Some(SplitError::OverBudget { what, bytes: less, needed, has_gpus, draft, source: other, .. }),
+            ) if less <= *bytes && other.device == source.device => SplitError::OverBudget {
+                what,
+                bytes: less,
+                needed,
+                has_gpus,
+                kv_can_move_to_disk: false,
+                draft,
+                source: other,
+            },
+            _ => self,
+        }
+    }
+
     fn hint(&self) -> Option<String> {
         Some(match self {
             SplitError::OverBudget { source, bytes, needed, has_gpus, kv_can_move_to_disk, draft, .. } => {
@@ -158,9 +184,7 @@ impl SplitError {
                     1.. if on_host => format!(", or omit --draft, which takes {} of it", ByteSize(*draft).human()),
                     _ => String::new(),
                 };
-                // Only where moving the state out of host memory could free what is missing.
-                let missing = source.required_budget().saturating_sub(source.budget);
-                let kv = match on_host && *kv_can_move_to_disk && source.demand.kv > missing {
+                let kv = match *kv_can_move_to_disk && self.may_fit_with_kv_on_disk() {
                     true => ", or keep KV caches on disk with --kv disk",
                     false => "",
                 };

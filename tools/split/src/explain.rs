@@ -6,6 +6,7 @@ use crate::analysis::analyse;
 use crate::cli::SplitArgs;
 use crate::costs::Costs;
 use crate::error::SplitError;
+use crate::expert_report::ExpertReport;
 use crate::neurons::NeuronReport;
 use crate::partitioning::Partitioning;
 use crate::predicted::round;
@@ -13,6 +14,7 @@ use crate::reason::{difference, is_rounding, place_name};
 use crate::request::{Limits, PlanningRequest};
 use crate::table;
 use hpp_model::Analysis;
+use hpp_onnx::QuantizeOptions;
 use hpp_partition::{BlockPlacement, Change, DeviceId, Explanation, RunExplanation, Solution, change, evaluate};
 use hpp_schema::ModelKind;
 use serde::Serialize;
@@ -31,6 +33,9 @@ pub struct ExplanationReport {
     /// Neurons that are off and read from disk all the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     neurons: Option<NeuronReport>,
+    /// Experts that are read by demand.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<ExpertReport>,
 }
 
 #[derive(Debug, Serialize)]
@@ -59,13 +64,14 @@ pub fn explain(
     args: &SplitArgs,
     analysis: &Analysis,
     costs: &Costs,
+    quantize: Option<&QuantizeOptions>,
 ) -> Result<ExplanationReport, SplitError> {
     // The same problem and cuts as for the reasons in the table, so that both show the same times.
     let cuts = |placements: &[BlockPlacement]| partitioning.cuts_for(request, placements);
     let explanation =
         hpp_partition::explain(&partitioning.problem(request), &request.options, &partitioning.solution, &cuts);
     let mut changes = more_memory(&explanation, &partitioning.solution);
-    changes.extend(other_context(request, partitioning, args, analysis, costs)?);
+    changes.extend(other_context(request, partitioning, args, analysis, costs, quantize)?);
     let now = partitioning.solution.objective_ms;
     Ok(ExplanationReport {
         partitions: explanation.runs.iter().map(|run| reason(request, run, now)).collect(),
@@ -73,6 +79,7 @@ pub fn explain(
         scarce: explanation.scarce.iter().map(DeviceId::to_string).collect(),
         changes,
         neurons: NeuronReport::new(request, partitioning, analysis, costs.source()),
+        experts: ExpertReport::new(request, partitioning),
     })
 }
 
@@ -118,6 +125,7 @@ fn other_context(
     args: &SplitArgs,
     analysis: &Analysis,
     costs: &Costs,
+    quantize: Option<&QuantizeOptions>,
 ) -> Result<Option<WhatIf>, SplitError> {
     if analysis.kind != ModelKind::Decoder || partitioning.is_manual() || analysis.context < 2 {
         return Ok(None);
@@ -125,7 +133,7 @@ fn other_context(
     let twice = analysis.context.saturating_mul(2);
     let longest = analysis.config.context_length.unwrap_or(u64::MAX);
     let other = if twice <= longest { twice } else { analysis.context / 2 };
-    let other = analyse(analysis.model.path(), Some(other), args, args.quantize.options().as_ref())?;
+    let other = analyse(analysis.model.path(), Some(other), args, quantize)?;
     let limits = Limits { longest_pass: request.scenario.prefill_chunk, ..request.limits };
     let other_request = PlanningRequest::new(args, &other, costs, &request.local, limits)?;
     let mut what = format!("{} tokens of context instead of {}", other.context, analysis.context);
@@ -161,6 +169,7 @@ pub fn text(report: &ExplanationReport) -> String {
     }
     lines.extend(report.changes.iter().map(line));
     lines.extend(report.neurons.iter().map(NeuronReport::text));
+    lines.extend(report.experts.iter().map(ExpertReport::text));
     lines.join("\n")
 }
 

@@ -6,6 +6,7 @@
 
 mod amount;
 mod analysis;
+mod bits_budget;
 mod calibrate;
 mod cli;
 mod compression;
@@ -15,6 +16,7 @@ mod draft;
 mod draft_files;
 mod error;
 mod exec;
+mod expert_report;
 mod experts;
 mod explain;
 mod files;

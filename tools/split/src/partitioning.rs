@@ -238,6 +238,15 @@ impl Partitioning {
         disk_streaming(request, &self.problem(request), &self.solution.placements, &self.solution.slots)
     }
 
+    /// Whether weights are read from disk in each pass or streamed to a GPU.
+    pub fn streams_weights(&self, request: &PlanningRequest) -> bool {
+        let is_streamed = |placement: &BlockPlacement| {
+            Phase::BOTH.into_iter().any(|phase| matches!(placement.in_phase(phase), Placement::Streamed(_)))
+        };
+        self.disk_streaming(request).is_some_and(|disk| !disk.holds_all())
+            || self.solution.placements.iter().any(is_streamed)
+    }
+
     /// The request's problem with the cuts between these partitions.
     pub fn problem(&self, request: &PlanningRequest) -> Problem {
         Problem { cuts: self.cuts(), ..request.problem.clone() }

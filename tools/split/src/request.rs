@@ -23,6 +23,9 @@ const WORKSPACE_DIVISOR: u64 = 8;
 /// Tokens that a pass on the host takes even if their activations exceed that: more than a KV page of 128.
 pub const MIN_CHUNK: u64 = 192;
 
+/// Whether this system can keep KV caches on disk.
+pub const STATES_ON_DISK: bool = cfg!(target_os = "linux");
+
 /// A planning problem and how to solve it.
 #[derive(Clone, Debug)]
 pub struct PlanningRequest {
@@ -65,11 +68,13 @@ pub struct Limits {
     pub longest_pass: u64,
     /// Bytes of the host budget that something else takes, such as the model's own draft.
     pub reserved: u64,
+    /// Whether KV caches of layers on the CPU lie on disk because host memory is too small for them.
+    pub kv_on_disk: bool,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { longest_pass: u64::MAX, reserved: 0 }
+        Limits { longest_pass: u64::MAX, reserved: 0, kv_on_disk: false }
     }
 }
 
@@ -99,7 +104,7 @@ impl PlanningRequest {
         // Beside GPUs, few blocks or none compute on the host.
         let session_copies = if scenario.on_host { session_copies(&analysis.graph) } else { 0 };
         let process = [session_copies, limits.reserved].into_iter().fold(budget.process, u64::saturating_add);
-        let budget = Budget { process, ..budget };
+        let budget = Budget { process, host_kv_on_disk: budget.host_kv_on_disk || limits.kv_on_disk, ..budget };
         let mut problem = problem(analysis, scenario, costs.source(), budget)
             .map_err(|findings| InputErrors(findings.iter().map(error).collect()))?;
         let compress_permille = match args.planning.compress {
@@ -156,6 +161,11 @@ impl PlanningRequest {
     pub fn shorter_pass(&self) -> Option<u64> {
         let Scenario { prefill_chunk, on_host, .. } = self.scenario;
         (on_host && prefill_chunk > MIN_CHUNK).then(|| (prefill_chunk / 2).max(MIN_CHUNK))
+    }
+
+    /// Whether KV caches could lie on disk, for a plan that does not fit otherwise.
+    pub fn may_move_kv_to_disk(&self, args: &SplitArgs) -> bool {
+        args.kv == KvHomeArg::Auto && STATES_ON_DISK && !self.problem.budget.host_kv_on_disk
     }
 
     /// The same request where a device may use this many bytes. The length of passes stays.

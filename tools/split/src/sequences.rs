@@ -3,42 +3,143 @@
 use crate::cli::{KvHomeArg, SplitArgs};
 use crate::error::SplitError;
 use crate::partitioning::{DecidedBy, over_budget};
-use crate::request::{PlanningRequest, max_host_bytes};
-use hpp_partition::{Budget, KvHome, Mechanisms, Options, Problem, Solution, plan_throughput, tokens_per_second};
+use crate::request::{PlanningRequest, STATES_ON_DISK, max_host_bytes};
+use hpp_partition::{
+    Budget, KvHome, Mechanisms, Options, OverBudget, Problem, Solution, plan_throughput, tokens_per_second,
+};
 use hpp_schema::ByteSize;
 
-/// Makes the request one for the number of sequences whose plan generates most tokens per second, and for the better place of their
-/// states: with the layers, or in host memory.
+/// A place of states, and the plan for the best number of sequences with it.
+struct Candidate {
+    /// The problem for one sequence.
+    single: Problem,
+    options: Options,
+    planned: Result<(Problem, Solution), OverBudget>,
+}
+
+/// Makes the request one for the number of sequences whose plan generates most tokens per second, and for the best place of their
+/// states: with the layers, in host memory, or for layers on the host on disk.
 pub fn choose_sequences(request: &mut PlanningRequest, args: &SplitArgs) -> Result<(), SplitError> {
     let mut single = request.problem.clone();
     let free = request.local.ram().filter(|_| args.ram.is_none());
     single.budget.ram = single.budget.ram.or(free);
-    let mut found =
-        plan_throughput(&single, &request.options).map(|(problem, solution)| (problem, solution, request.options));
-    if args.kv == KvHomeArg::Follow && !single.gpus.is_empty() {
-        let on_host = Problem { budget: Budget { kv: KvHome::Host, ..single.budget.clone() }, ..single.clone() };
-        let mechanisms = match request.options.mechanisms {
-            Mechanisms::All if !args.planning.requests_streaming() => Mechanisms::ResidentCpuDisk,
-            mechanisms => mechanisms,
-        };
-        let options = Options { mechanisms, ..request.options };
-        let rate = |problem: &Problem, solution: &Solution| {
-            tokens_per_second(problem, solution.prefill_ms, solution.decode_ms)
-        };
-        let other = plan_throughput(&on_host, &options).map(|(problem, solution)| (problem, solution, options));
-        let is_better = match (&found, &other) {
-            (Ok((problem, solution, _)), Ok((other, others, _))) => rate(other, others) > rate(problem, solution),
-            (Err(_), Ok(_)) => true,
-            _ => false,
-        };
-        if is_better {
-            (single, found) = (on_host, other);
-        }
+    let options = request.options;
+    let mut places = vec![(single.clone(), options)];
+    if args.kv == KvHomeArg::Auto {
+        places.extend(on_host(&single, options, args));
+        places.extend(on_disk(&single).map(|problem| (problem, options)));
     }
-    let (problem, _, options) = found.map_err(over_budget(request, DecidedBy::Planner))?;
+    let best = Candidate::best(places);
+    let (problem, _) = best.planned.map_err(over_budget(request, DecidedBy::Planner))?;
     if let Some(ram) = free.filter(|ram| *ram < max_host_bytes(&problem)) {
         request.recorded_budgets.ram = Some(ByteSize(ram));
     }
-    (request.problem, request.single, request.options) = (problem, Some(single), options);
+    (request.problem, request.single, request.options) = (problem, Some(best.single), best.options);
     Ok(())
+}
+
+/// The problem with all states in host memory; `None` where they are there anyway.
+fn on_host(single: &Problem, options: Options, args: &SplitArgs) -> Option<(Problem, Options)> {
+    let mechanisms = match options.mechanisms {
+        Mechanisms::All if !args.planning.requests_streaming() => Mechanisms::ResidentCpuDisk,
+        mechanisms => mechanisms,
+    };
+    let budget = Budget { kv: KvHome::Host, ..single.budget.clone() };
+    (!single.gpus.is_empty()).then(|| (Problem { budget, ..single.clone() }, Options { mechanisms, ..options }))
+}
+
+/// The problem with the states of layers on the host on disk; `None` where that is impossible, or they are there anyway.
+fn on_disk(single: &Problem) -> Option<Problem> {
+    let is_possible = STATES_ON_DISK && single.disk_bytes_per_ms.is_some() && !single.budget.host_kv_on_disk;
+    let budget = Budget { host_kv_on_disk: true, ..single.budget.clone() };
+    // Layers with states on disk run one sequence after the other.
+    is_possible.then(|| Problem { budget, batches_rows: false, ..single.clone() })
+}
+
+impl Candidate {
+    /// The first of the fastest.
+    fn best(places: Vec<(Problem, Options)>) -> Candidate {
+        let mut candidates = places.into_iter().map(|(single, options)| {
+            let planned = plan_throughput(&single, &options);
+            Candidate { single, options, planned }
+        });
+        let first = candidates.next().expect("states lie somewhere");
+        candidates.fold(first, |best, other| if other.rate() > best.rate() { other } else { best })
+    }
+
+    /// Tokens per second; 0 if nothing fits.
+    fn rate(&self) -> f64 {
+        let rate = |(problem, solution): &(Problem, Solution)| {
+            tokens_per_second(problem, solution.prefill_ms, solution.decode_ms)
+        };
+        self.planned.as_ref().map_or(0.0, rate)
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+    use hpp_partition::{
+        BlockRole, BlockSpec, Contention, Cost, FilledState, Objective, Planner, Streamed, Work, Workload,
+    };
+
+    const MB: u64 = 1_000_000;
+
+    /// Four layers of 100 MB on the host, read from a disk of 100 MB/s where memory is too small. A sequence may have 60 MB of state in each
+    /// layer, and uses 24 kB of it.
+    fn from_disk(ram: u64) -> Problem {
+        let block = |i: u32| BlockSpec {
+            label: format!("layers.{i}"),
+            kind: BlockRole::Layer(i),
+            weights: vec![(i, 100 * MB)],
+            streamed: Streamed::whole(100 * MB),
+            experts: None,
+            on_host: false,
+            kv_bytes: 60 * MB,
+            kv_tensors: 2,
+            kv_grows: None,
+            kv_filled: Some(FilledState { fixed: 0, token: 1000, capacity: 60_000 }),
+            workspace_bytes: MB,
+            boundary_bytes: 8,
+            boundary_tensors: 1,
+            decode: Work { flops: 1, bytes: 100 * MB },
+            prefill: Work { flops: 1, bytes: 100 * MB },
+        };
+        Problem {
+            blocks: (0..4).map(block).collect(),
+            cpu: vec![Cost { decode_ms: 10.0, short_pass_ms: vec![], prefill_ms: vec![20.0] }; 4],
+            gpus: vec![],
+            cpu_launch_ms: 0.0,
+            pass_overhead_ms: 0.0,
+            disk_bytes_per_ms: Some(1e5),
+            disk_contention: Contention::NONE,
+            decompression: None,
+            budget: Budget { ram: Some(ram), ..Budget::default() },
+            load: Workload { batch: 1, sequences: 1, prompt_tokens: 16, new_tokens: 16, passes: vec![16] },
+            batches_rows: false,
+            expert_hits: vec![],
+            cuts: vec![],
+        }
+    }
+
+    #[test]
+    fn states_on_disk_make_room_for_more_sequences_where_weights_are_read() {
+        let options = Options {
+            planner: Planner::Exact,
+            objective: Objective::Mixed,
+            mechanisms: Mechanisms::ResidentCpuDisk,
+            slots: None,
+        };
+        let best = |ram: u64| {
+            let single = from_disk(ram);
+            let disk = on_disk(&single).expect("this system can keep states on disk");
+            Candidate::best(vec![(single, options), (disk, options)])
+        };
+        // Memory holds the states of one sequence, or the window for those of any number.
+        let small = best(500 * MB);
+        let (problem, _) = small.planned.unwrap();
+        assert!(small.single.budget.host_kv_on_disk && problem.load.sequences >= 8, "{}", problem.load.sequences);
+        let large = best(100_000 * MB);
+        assert!(!large.single.budget.host_kv_on_disk && large.planned.is_ok());
+    }
 }

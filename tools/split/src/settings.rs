@@ -18,11 +18,6 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     refining(args, &mut errors);
     throughput(args, &mut errors);
     quantizing(args, &mut errors);
-    errors.require(
-        args.layers_with_host_experts().is_none() || args.planning.profile.is_none(),
-        "--profile has the times of whole layers, and --cpu-moe and --n-cpu-moe divide them",
-        "omit --profile, or give --machine the rates of this machine",
-    );
     drafting(args, &mut errors);
     provider_options(args, &mut errors);
     errors
@@ -166,11 +161,6 @@ fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
         "split without --profile first, then profile the whole.onnx of that plan and split it with the profile",
     );
     let options = &args.quantize;
-    errors.require(
-        !options.is_auto() || options.bits_budget.is_some() || options.max_kl.is_some(),
-        "--quantize auto chooses bits within a limit, and none was given",
-        "give --bits-budget or --max-kl too, or --quantize int4 or int8",
-    );
     errors.require(
         options.is_auto() || options.bits_budget.is_none() && options.max_kl.is_none(),
         "--bits-budget and --max-kl are limits for --quantize auto, which was not given",

@@ -1,7 +1,7 @@
 //! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
 use crate::analysis::analyse;
-use crate::cli::SplitArgs;
+use crate::cli::{KvHomeArg, SplitArgs};
 use crate::compression::drop_useless_copies;
 use crate::costs::Costs;
 use crate::draft::{PlanDraft, draft};
@@ -18,6 +18,7 @@ use crate::{
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, faulty_blocks};
+use hpp_onnx::QuantizeOptions;
 use hpp_partition::{Objective, useless_gpus};
 use hpp_schema::{ByteSize, Plan, Provider};
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if args.planning.machine.as_deref() == Some(Path::new(presets::LIST)) {
         return Ok(hpp_io::print_line(&presets::list())?);
     }
-    let (analysis, costs) = read_inputs(args)?;
+    let Inputs { analysis, costs, quantize } = read_inputs(args)?;
     let local = request::local_machine(args, &costs);
     let own_draft = own_draft(args, &analysis, &costs)?;
     let reserved = own_draft.as_ref().map_or(0, |draft| draft.host_memory);
@@ -38,13 +39,19 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         return sweep::run(&request, args, range, &costs.label());
     }
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
+    let mut with_kv_in_memory = None;
     let (partitioning, trials) = loop {
         match partition_blocks(&mut request, args, &analysis, &out_dir) {
             Err(SplitError::OverBudget { .. }) if let Some(pass) = request.shorter_pass() => {
                 let limits = Limits { longest_pass: pass, ..request.limits };
                 request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
             }
-            result => break result?,
+            Err(refusal) if refusal.may_fit_with_kv_on_disk() && request.may_move_kv_to_disk(args) => {
+                with_kv_in_memory = Some(refusal);
+                let limits = Limits { kv_on_disk: true, longest_pass: u64::MAX, ..request.limits };
+                request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
+            }
+            result => break result.map_err(|refusal| refusal.or_smaller(with_kv_in_memory))?,
         }
     };
     let partitioning = match drop_useless_copies(&mut request, args, &analysis, &costs, &partitioning) {
@@ -57,12 +64,15 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if let Some(note) = experts::note_of_whole_mixtures(&request, &analysis, &partitioning) {
         eprintln!("note: {note}");
     }
+    if args.kv == KvHomeArg::Auto && request.problem.budget.host_kv_on_disk {
+        eprintln!("note: {}", kv_on_disk_note(&request));
+    }
     if let Some(path) = &args.planning.trace {
         trace::write(&request, &partitioning, path)?;
     }
     let plan = write(args, &analysis, own_draft.as_ref(), &parts, plan, &out_dir)?;
     let explanation = match args.planning.explain {
-        true => Some(explain(&request, &partitioning, args, &analysis, &costs)?),
+        true => Some(explain(&request, &partitioning, args, &analysis, &costs, quantize.as_ref())?),
         false => None,
     };
     // stdout may be closed or full: print the location of the plan, which goes to stderr, before reporting that.
@@ -73,26 +83,35 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     Ok(printed?)
 }
 
+/// The model and the source of costs.
+struct Inputs {
+    analysis: Analysis,
+    costs: Costs,
+    /// How the model is quantized.
+    quantize: Option<QuantizeOptions>,
+}
+
 /// Checks the settings, reads the costs and analyses the model. Reports all errors in settings and cost files at once,
 /// before it opens the model.
-fn read_inputs(args: &SplitArgs) -> Result<(Analysis, Costs), SplitError> {
+fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     let mut errors = settings::check(args);
     let costs = Costs::read(&args.planning, &mut errors);
     errors.into_result()?;
     let hint =
         "hpp-split MODEL, an ONNX file or the directory that an exporter wrote; `hpp-split --help` lists the options";
     let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
-    let options = calibrate::options(args, path, &costs)?;
-    let analysis = analyse(path, args.context, args, options.as_ref())?;
+    let quantize = calibrate::options(args, path, &costs)?;
+    let analysis = analyse(path, args.context, args, quantize.as_ref())?;
     operators::check(&analysis, args.allow_unknown_operators)?;
-    match options {
+    let costs = match quantize {
         // Of a profile only the sensitivity of blocks counts: its times are of other weights.
-        Some(_) => Ok((analysis, costs.without_profile())),
+        Some(_) => costs.without_profile(),
         None => {
             costs.check_origin(&analysis, args.planning.allow_other_machine)?;
-            Ok((analysis, costs))
+            costs
         }
-    }
+    };
+    Ok(Inputs { analysis, costs, quantize })
 }
 
 /// The draft that the arguments ask for, planned; `None` if they ask for none.
@@ -109,6 +128,11 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     }
     for note in costs.run().iter().flat_map(|run| run.notes(&request.corrections)) {
         eprintln!("note: {note}");
+    }
+    if args.layers_with_host_experts().is_some() && costs.profile().is_some() {
+        eprintln!(
+            "note: the profile has whole layers: experts and the rest of a layer share its times by their bytes and operations"
+        );
     }
     let local = request::notes(args, request, analysis.kind);
     if let Some(note) = useless_gpus_note(args, request) {
@@ -127,6 +151,21 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     }
     for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local) {
         eprintln!("note: {note}");
+    }
+}
+
+/// Why KV caches lie on disk that nobody asked for.
+fn kv_on_disk_note(request: &PlanningRequest) -> String {
+    let (context, sequences) = (request.scenario.context, request.problem.load.sequences);
+    match request.limits.kv_on_disk {
+        true => format!(
+            "host memory is too small for {context} tokens of context, so KV caches of layers on the CPU lie on disk, where each token reads \
+             them; more --ram or a shorter --context keeps them in memory"
+        ),
+        false => format!(
+            "KV caches of layers on the CPU lie on disk, because with {sequences} sequences together that is faster; --kv follow keeps \
+             them in memory"
+        ),
     }
 }
 

@@ -1,8 +1,10 @@
-//! Costs from a profile: each block has the measured times of its class.
+//! Costs from a profile: each block has the measured times of its class. A profile has whole layers: where the experts of a layer are a
+//! block of their own, both halves share its times in proportion to their work.
 
+use super::roofline::Roofline;
 use super::{DeviceCosts, gpu_costs};
 use crate::Scenario;
-use hpp_partition::{BlockRole, BlockSpec, Cost, SHORT_PASS_TOKENS, Workload};
+use hpp_partition::{BlockRole, BlockSpec, Cost, SHORT_PASS_TOKENS, Work, Workload};
 use hpp_schema::{ClassCosts, Finding, Fit, PhaseCosts, Profile, Provider, ProviderCosts};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -68,6 +70,12 @@ impl ProviderTimes {
     }
 }
 
+/// The block of the profile that has the times of this one.
+fn measured_label(block: &BlockSpec) -> &str {
+    // Only blocks of experts that were divided from their layer are kept on the host.
+    block.label.strip_suffix(".experts").filter(|_| block.on_host).unwrap_or(&block.label)
+}
+
 struct ProfileReader<'a> {
     profile: &'a Profile,
     blocks: &'a [BlockSpec],
@@ -86,7 +94,7 @@ impl<'a> ProfileReader<'a> {
 
     /// Reports blocks that only the model or only the profile has.
     fn check_blocks(&mut self) {
-        let in_model: BTreeSet<&str> = self.blocks.iter().map(|block| block.label.as_str()).collect();
+        let in_model: BTreeSet<&str> = self.blocks.iter().map(measured_label).collect();
         let in_profile: BTreeSet<&str> = self.profile.model.blocks.iter().map(|block| block.label.as_str()).collect();
         for label in in_model.difference(&in_profile) {
             self.report(format!("model.blocks.{label}"), "the model has this block, the profile does not".to_owned());
@@ -113,20 +121,35 @@ impl<'a> ProfileReader<'a> {
             false => prefill,
         };
         let (decode, prefill) = (decode?, prefill?);
+        let [of_decode, of_prefill] = [|block: &BlockSpec| block.decode, |block: &BlockSpec| block.prefill]
+            .map(|work| self.share(block, provider, work));
         let mut past = 0;
         let pass = |tokens: &u64| {
-            let ms = pass_ms(prefill, *tokens, past, provider);
+            let ms = of_prefill * pass_ms(prefill, *tokens, past, provider);
             past += tokens;
             ms
         };
         let context = self.scenario.decode_context();
-        let short_pass = |tokens: &u64| short_pass_ms(&measured.prefill, prefill, decode, *tokens, context);
+        let short_pass = |tokens: &u64| of_decode * short_pass_ms(&measured.prefill, prefill, decode, *tokens, context);
         Some(Cost {
-            decode_ms: decode.ms(context),
+            decode_ms: of_decode * decode.ms(context),
             // Without states there is no pass over new tokens only.
             short_pass_ms: if self.has_states { SHORT_PASS_TOKENS.iter().map(short_pass).collect() } else { vec![] },
             prefill_ms: self.workload.passes.iter().map(pass).collect(),
         })
+    }
+
+    /// The share of a block in the time of the measured one that it belongs to: 1, or for a half of a layer that of its work, at the rates
+    /// of the machine.
+    fn share(&self, block: &BlockSpec, provider: Provider, work: fn(&BlockSpec) -> Work) -> f64 {
+        let label = measured_label(block);
+        let parts: Vec<&BlockSpec> = self.blocks.iter().filter(|other| measured_label(other) == label).collect();
+        let roofline = Roofline::of(self.profile.machine.rates.as_ref(), provider);
+        let all: f64 = parts.iter().map(|part| roofline.ms(work(part))).sum();
+        match all > 0.0 && parts.len() > 1 {
+            true => roofline.ms(work(block)) / all,
+            false => 1.0 / parts.len() as f64,
+        }
     }
 
     /// The cost of a block at a place where it failed to run: no plan uses it.
@@ -141,10 +164,14 @@ impl<'a> ProfileReader<'a> {
 
     /// The entry of this block, else of its class.
     fn class(&self, block: &BlockSpec) -> Option<&'a ClassCosts> {
-        let own =
-            self.profile.classes.iter().find(|entry| self.profile.settings.all_blocks && entry.block == block.label);
+        let own = self
+            .profile
+            .classes
+            .iter()
+            .find(|entry| self.profile.settings.all_blocks && entry.block == measured_label(block));
         own.or_else(|| {
-            let class = self.profile.model.blocks.iter().find(|other| other.label == block.label)?.class;
+            let label = measured_label(block);
+            let class = self.profile.model.blocks.iter().find(|other| other.label == label)?.class;
             self.profile.classes.iter().find(|entry| entry.class == class)
         })
     }
@@ -152,7 +179,8 @@ impl<'a> ProfileReader<'a> {
     fn measured(&mut self, block: &BlockSpec, provider: Provider) -> Option<&'a ProviderCosts> {
         let Some(entry) = self.class(block) else {
             // `check_blocks` reports blocks that the profile lacks entirely.
-            if let Some(known) = self.profile.model.blocks.iter().find(|other| other.label == block.label) {
+            let label = measured_label(block);
+            if let Some(known) = self.profile.model.blocks.iter().find(|other| other.label == label) {
                 let what = format!("this class was not measured ({} and identical blocks)", known.label);
                 self.report(format!("classes.{}", known.class), what);
             }

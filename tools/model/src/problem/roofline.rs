@@ -4,11 +4,11 @@
 use super::{DeviceCosts, gpu_costs, passes, per_ms};
 use crate::Analysis;
 use hpp_partition::{BlockSpec, Cost, SHORT_PASS_TOKENS, Work, Workload};
-use hpp_schema::Machine;
+use hpp_schema::{Machine, Provider};
 
 /// Rates of one processor.
 #[derive(Clone, Copy)]
-struct Roofline {
+pub(super) struct Roofline {
     /// Memory bandwidth, bytes per millisecond.
     bytes: f64,
     /// Arithmetic, operations per millisecond.
@@ -20,7 +20,20 @@ impl Roofline {
         Roofline { bytes: per_ms(memory_gb_per_s), flops: tflops * 1e9 }
     }
 
-    fn ms(self, work: Work) -> f64 {
+    /// Of the processor of a provider; without its rates only bytes count.
+    pub fn of(machine: Option<&Machine>, provider: Provider) -> Self {
+        let gpu = machine.and_then(|machine| machine.gpus.iter().find(|gpu| gpu.provider == provider));
+        match (gpu, machine) {
+            (Some(gpu), _) => Roofline::new(gpu.memory_gb_per_s, gpu.tflops),
+            (None, Some(machine)) if provider.uses_host_memory() => {
+                Roofline::new(machine.cpu.memory_gb_per_s, machine.cpu.tflops)
+            }
+            _ => Roofline { bytes: 1.0, flops: f64::INFINITY },
+        }
+    }
+
+    /// Milliseconds.
+    pub fn ms(self, work: Work) -> f64 {
         (work.bytes as f64 / self.bytes).max(work.flops as f64 / self.flops)
     }
 

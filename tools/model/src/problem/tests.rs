@@ -109,7 +109,8 @@ fn places(result: Result<Problem, Vec<Finding>>) -> Vec<String> {
 
 #[test]
 fn machine_files_give_roofline_costs() {
-    let (analysis, machine) = (llama(), machine());
+    let (analysis, mut machine) = (llama(), machine());
+    machine.disk.as_mut().unwrap().contention = Some(DiskContention { compute: 1.4, read: 1.1 });
     let problem = problem(&analysis, scenario(100, 64), CostSource::Machine(&machine), gpu_budget(1 << 30)).unwrap();
     assert_eq!(problem.load.passes, [64, 36]);
     let layer = &problem.blocks[1];
@@ -130,6 +131,7 @@ fn machine_files_give_roofline_costs() {
     assert_eq!((problem.cpu_launch_ms, problem.gpus[0].launch_ms, problem.gpus[0].latency_ms), (0.08, 0.08, 0.01));
     assert_eq!((problem.gpus[0].to_device, problem.disk_bytes_per_ms), (12.5e6, Some(4.8e6)));
     assert_eq!(problem.gpus[0].compute_contention, 1.26);
+    assert_eq!((problem.disk_contention.compute, problem.disk_contention.transfer), (1.4, 1.1));
 }
 
 /// Two layers of four experts, one with three times the visits of the other.
@@ -252,6 +254,29 @@ fn a_profile_gives_each_block_the_costs_of_its_class() {
         "the launch time of layers is preferred"
     );
     assert_eq!(problem.gpus[0].to_device, 12.5e6);
+}
+
+#[test]
+fn halves_of_a_layer_share_its_measured_times() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/genai/gpt-oss-int4-cpu");
+    let whole = analyse(&path, None, LogitsMode::Requested).unwrap();
+    let profile = profile(&whole);
+    let apart = analyse(&path, None, LogitsMode::Requested).unwrap().with_experts_apart(1).unwrap();
+    let planned = |analysis: &Analysis| {
+        problem(analysis, scenario(100, 64), CostSource::Profile(&profile), gpu_budget(1 << 30)).unwrap()
+    };
+    let (whole, apart) = (planned(&whole), planned(&apart));
+    let at = |label: &str| apart.blocks.iter().position(|block| block.label == label).unwrap();
+    let (rest, experts) = (at("layers.0"), at("layers.0.experts"));
+    let near = |a: f64, b: f64| assert!((a - b).abs() < 1e-9, "{a} is not {b}");
+    near(apart.cpu[rest].decode_ms + apart.cpu[experts].decode_ms, whole.cpu[rest].decode_ms);
+    near(apart.cpu[rest].prefill_ms[0] + apart.cpu[experts].prefill_ms[0], whole.cpu[rest].prefill_ms[0]);
+    // A token is limited by the bytes of memory that it reads.
+    let [of_rest, of_experts] = [rest, experts].map(|block| apart.blocks[block].decode.bytes as f64);
+    near(apart.cpu[experts].decode_ms / apart.cpu[rest].decode_ms, of_experts / of_rest);
+    assert!(apart.gpus[0].blocks[rest].decode_ms < whole.gpus[0].blocks[rest].decode_ms);
+    // Other layers are whole.
+    near(apart.cpu[experts + 1].decode_ms, whole.cpu[rest + 1].decode_ms);
 }
 
 #[test]

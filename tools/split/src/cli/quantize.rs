@@ -17,7 +17,7 @@ pub struct QuantizeArgs {
     /// measured divergence.
     #[arg(long, value_enum, value_name = "int4|int8|auto")]
     pub quantize: Option<BitsArg>,
-    /// Bytes that all weights of the model may have, with `--quantize auto`.
+    /// Bytes that all weights of the model may have, with `--quantize auto` [default: as many as --ram and --vram hold without streaming].
     #[arg(long, value_name = "SIZE", requires = "quantize", value_parser = values::memory)]
     pub bits_budget: Option<ByteSize>,
     /// Prompts like those the model is for, one JSON object a line as for `hpp-exec verify --kl`. hpp-exec observes with them what
@@ -131,6 +131,11 @@ impl QuantizeArgs {
     /// Whether the bits of each matrix are chosen.
     pub fn is_auto(&self) -> bool {
         self.quantize == Some(BitsArg::Auto)
+    }
+
+    /// Whether the bits are chosen and no option limits them.
+    pub fn needs_budget(&self) -> bool {
+        self.is_auto() && self.bits_budget.is_none() && self.max_kl.is_none()
     }
 
     /// The options; `None` without `--quantize`.

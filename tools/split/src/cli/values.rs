@@ -52,6 +52,9 @@ impl FromStr for LayerCount {
 /// `--kv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvHomeArg {
+    /// The device that computes the layer. If host memory is too small for the context, layers on the CPU keep theirs in a file, as with
+    /// `disk`.
+    Auto,
     /// The device that computes the layer.
     Follow,
     /// The GPU; refused when a layer with state computes on the CPU.

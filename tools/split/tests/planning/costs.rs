@@ -48,6 +48,26 @@ fn each_partition_costs_one_launch_per_pass() {
 }
 
 #[test]
+fn a_profile_of_whole_layers_plans_experts_on_the_host() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = "genai/gpt-oss-int4-cpu";
+    let file = saved(&dir, &profile(name, 10.0, 1.0));
+    let model = fixture(name);
+    let run = |more: &[&str]| {
+        let arguments = [model.to_str().unwrap(), "--dry-run", "--json", "--profile", &file, "--vram", "8G"];
+        let done = split(&[&arguments[..], more].concat()).success();
+        (serde_json::from_str::<Plan>(&done.stdout).unwrap(), done.stderr)
+    };
+    let (on_host, _) = run(&["--gpu-layers", "0"]);
+    let (on_gpu, _) = run(&["--gpu-layers", "all"]);
+    let (apart, said) = run(&["--cpu-moe", "--gpu-layers", "all"]);
+    assert!(said.contains("share its times"), "{said}");
+    assert!(places(&apart).contains("cpu:layers.0.experts gpu0:"), "{}", places(&apart));
+    let [slowest, fastest, between] = [&on_host, &on_gpu, &apart].map(|plan| plan.predictions.decode_ms);
+    assert!(fastest < between && between < slowest, "{fastest} {between} {slowest}");
+}
+
+#[test]
 fn a_profile_of_another_model_or_machine_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut profile = profile(LLAMA, 1.0, 1.0);

@@ -1,0 +1,144 @@
+//! The bytes that `--quantize auto` may use where no option says: as many as the memory of the plan holds without reading weights from disk or
+//! streaming them to a GPU, because only bytes that are moved for each pass cost time.
+
+use crate::analysis::analyse;
+use crate::cli::SplitArgs;
+use crate::costs::Costs;
+use crate::error::SplitError;
+use crate::local_machine::LocalMachine;
+use crate::partitioning::place_blocks;
+use crate::request::{Limits, PlanningRequest, local_machine};
+use crate::sequences::choose_sequences;
+use hpp_model::quantization_candidates;
+use hpp_onnx::QuantizeOptions;
+use hpp_partition::Objective;
+use hpp_schema::ByteSize;
+use std::path::Path;
+
+/// The search ends where the range of sizes is at most this part of all weights.
+const PRECISION: u64 = 128;
+
+/// The bytes of all weights; `None` if nothing is streamed of the model as it is. Says on stderr which it is.
+pub fn find(
+    args: &SplitArgs,
+    path: &Path,
+    costs: &Costs,
+    options: &QuantizeOptions,
+) -> Result<Option<u64>, SplitError> {
+    // A profile has the times of other weights.
+    let costs = costs.clone().without_profile();
+    let planner = TrialPlanner { args, path, local: local_machine(args, &costs), costs };
+    if !planner.streams(None)? {
+        eprintln!(
+            "note: memory holds all weights as they are, so --quantize auto leaves them: give --bits-budget, --quantize int8 or int4 for \
+             fewer bytes all the same"
+        );
+        return Ok(None);
+    }
+    let whole = analyse(path, args.context, args, None)?;
+    let candidates = quantization_candidates(&whole, options)?;
+    let streams = &mut |bytes: u64| {
+        let formats = candidates.choose(bytes, |_| 1.0).map_err(|error| SplitError::Model(error.into()))?;
+        planner.streams(Some(&QuantizeOptions { budget: None, formats: Some(formats), ..options.clone() }))
+    };
+    let found = largest_without_streaming(candidates.smallest(), candidates.all, streams)?;
+    let bytes = ByteSize(found.bytes()).human();
+    match found {
+        Found::HeldInMemory(_) => {
+            eprintln!(
+                "quantization: weights of {bytes} at most, of which memory holds all; --bits-budget for another size"
+            );
+        }
+        Found::Smallest(_) => eprintln!(
+            "note: memory does not even hold all of the smallest weights, {bytes}: the rest is streamed; more --ram or --vram, or another \
+             --bits-budget, changes that"
+        ),
+    }
+    Ok(Some(found.bytes()))
+}
+
+/// Plans a model to see whether its weights are streamed.
+struct TrialPlanner<'a> {
+    args: &'a SplitArgs,
+    path: &'a Path,
+    costs: Costs,
+    local: LocalMachine,
+}
+
+impl TrialPlanner<'_> {
+    /// Whether a plan of the model with these options, or as it is, reads weights from disk in each pass or streams them to a GPU. True if
+    /// there is no plan at all.
+    fn streams(&self, options: Option<&QuantizeOptions>) -> Result<bool, SplitError> {
+        let analysis = analyse(self.path, self.args.context, self.args, options)?;
+        let mut request = PlanningRequest::new(self.args, &analysis, &self.costs, &self.local, Limits::default())?;
+        let is_for_many = request.options.objective == Objective::Throughput && !self.args.has_manual_placement();
+        let chosen = if is_for_many { choose_sequences(&mut request, self.args) } else { Ok(()) };
+        match chosen.and_then(|()| place_blocks(&request, self.args)) {
+            Ok(partitioning) => Ok(partitioning.streams_weights(&request)),
+            Err(SplitError::OverBudget { .. }) => Ok(true),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// A size of all weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// The largest of which memory holds all.
+    HeldInMemory(u64),
+    /// The smallest there is, of which memory holds a part.
+    Smallest(u64),
+}
+
+impl Found {
+    fn bytes(self) -> u64 {
+        match self {
+            Found::HeldInMemory(bytes) | Found::Smallest(bytes) => bytes,
+        }
+    }
+}
+
+/// The largest size below `all` at which nothing is streamed, found by halving the range.
+fn largest_without_streaming(
+    smallest: u64,
+    all: u64,
+    streams: &mut dyn FnMut(u64) -> Result<bool, SplitError>,
+) -> Result<Found, SplitError> {
+    if streams(smallest)? {
+        return Ok(Found::Smallest(smallest));
+    }
+    let (mut held, mut too_large) = (smallest, all);
+    while too_large.saturating_sub(held) > all / PRECISION + 1 {
+        let middle = held + (too_large - held) / 2;
+        match streams(middle)? {
+            true => too_large = middle,
+            false => held = middle,
+        }
+    }
+    Ok(Found::HeldInMemory(held))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_largest_size_that_memory_holds_is_found() {
+        let find = |memory: u64| {
+            let mut tried = 0;
+            let streams = &mut |bytes: u64| {
+                tried += 1;
+                assert!((100..1000).contains(&bytes));
+                Ok(bytes > memory)
+            };
+            let found = largest_without_streaming(100, 1000, streams).unwrap();
+            assert!(tried <= 9);
+            found
+        };
+        assert_eq!(find(99), Found::Smallest(100));
+        for memory in [100, 107, 523, 990] {
+            let Found::HeldInMemory(bytes) = find(memory) else { panic!("{memory} bytes hold some sizes") };
+            assert!(bytes <= memory && memory - bytes <= 8, "{bytes} of {memory}");
+        }
+    }
+}
