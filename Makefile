@@ -21,7 +21,7 @@ PREFIX ?= /usr/local
 COMMANDS := hpp-split hpp-profile hpp-exec hpp-fixtures
 SHARE = $(DESTDIR)$(PREFIX)/share
 
-.PHONY: help deps demo demo-disk serve install completions shell-files wheel test test-ray fuzz kill schemas bench bench-deps bench-llama-cpp clean-deps
+.PHONY: help deps demo demo-disk serve install completions shell-files wheel wheel-test test test-ray fuzz kill schemas bench bench-deps bench-llama-cpp clean-deps
 
 help:
 	@echo "make demo    fetch ONNX Runtime, build, split a small model, run it"
@@ -31,6 +31,7 @@ help:
 	@echo "make test-ray    the tests on a local Ray cluster of two nodes (installs Ray into .deps: 750 MB)"
 	@echo "make install PREFIX=DIR  commands, shell completions and man pages (ONNX Runtime comes from pip or ORT_DYLIB_PATH)"
 	@echo "make wheel   a Python wheel with the module and the commands, in out/wheels (docs/PYTHON.md)"
+	@echo "make wheel-test  the wheel in a new environment without cargo: splits, answers; its size and import time"
 	@echo "make completions         shell completions and man pages alone, in out/share"
 	@echo "make fuzz    mutated models, plans, templates and more against every reader, MINUTES=10 of it (docs/CAMPAIGNS.md)"
 	@echo "make kill    kill -9 against everything that writes, MINUTES=10 of it (docs/CAMPAIGNS.md)"
@@ -80,6 +81,9 @@ install: shell-files
 wheel:
 	@tools/scripts/deps.sh wheel
 	@tools/scripts/wheel.sh
+
+wheel-test: wheel
+	@python3 tools/scripts/wheel_test.py
 
 test:
 	@tools/scripts/deps.sh test
