@@ -42,7 +42,8 @@ def prompts(count, new, every=1):
 
 
 def run(shop, model, plan, limit, sequences, count=None, new=NEW, rows="exact", every=1):
-    """Answers every `every`th of `count` prompts, `sequences` at once, under a memory limit, with a cold page cache; tokens per second without loading."""
+    """Answers every `every`th of `count` prompts, `sequences` at once, under a memory limit, with a cold page cache; tokens per second without
+    loading."""
     answers = os.path.join(OUT, "answers.jsonl")
     if os.path.exists(answers):
         os.remove(answers)
