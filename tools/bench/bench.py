@@ -3,7 +3,7 @@
     bench.py --target DIR [--before DIR] [--threads N] [--rounds N] [--small] [NAME ...]
 
 NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, compressed, fits, experts, jobs, rows, speculation, quantization, serving, streaming, before,
-llama-cpp or disk-llama-cpp.
+llama-cpp, disk-llama-cpp, jobs-llama-cpp, experts-llama-cpp or serving-llama-cpp.
 Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp) and before (which needs --before).
 Results are kept in out/bench/results.json after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
 """
@@ -13,10 +13,12 @@ import os
 import sys
 
 import before
+import beside_llama_cpp
 import disk
 import equal
 import experts
 import jobs
+import llama_server
 import measure
 import planning
 import quantization
@@ -51,8 +53,11 @@ MEASUREMENTS = {
     "serving": serving.serving,
     "streaming": streaming.on_webgpu,
     "before": before.against_before,
-    "llama-cpp": speed.against_llama_cpp,
-    "disk-llama-cpp": disk.beside_llama_cpp,
+    "llama-cpp": beside_llama_cpp.in_memory,
+    "disk-llama-cpp": beside_llama_cpp.from_disk,
+    "jobs-llama-cpp": beside_llama_cpp.in_a_batch,
+    "experts-llama-cpp": beside_llama_cpp.with_experts,
+    "serving-llama-cpp": llama_server.beside_llama_server,
 }
 
 
