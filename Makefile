@@ -35,9 +35,9 @@ help:
 	@echo "make completions         shell completions and man pages alone, in out/share"
 	@echo "make fuzz    mutated models, plans, templates and more against every reader, MINUTES=10 of it (docs/CAMPAIGNS.md)"
 	@echo "make kill    kill -9 against everything that writes, MINUTES=10 of it (docs/CAMPAIGNS.md)"
-	@echo "make bench   the measurements of docs/BENCHMARKS.md, as one table (a few GB of disk, half an hour)"
+	@echo "make bench   the measurements of docs/BENCHMARKS.md, as one table: hours, tens of GB of disk; BENCH=NAME for one (tools/bench/bench.py)"
 	@echo "make bench-gpu   those that need a GPU: ONNX Runtime with CUDA in ORT_DYLIB_PATH (docs/measurements/README.md)"
-	@echo "make bench-llama-cpp   the llama.cpp rows (builds llama-cpp-python first)"
+	@echo "make bench-llama-cpp   the llama.cpp rows (builds llama-cpp-python and llama-server first)"
 	@echo "make schemas rewrite the JSON Schemas from the types, and the types of ONNX files from schemas/onnx.proto"
 
 deps:
@@ -136,10 +136,13 @@ bench-gpu:
 	@if [ -n "$$ORT_DYLIB_PATH" ]; then python3 tools/bench/gpu.py --target $(TARGET)/release $(BENCH); \
 	else tools/scripts/with-deps.sh python3 tools/bench/gpu.py --target $(TARGET)/release $(BENCH); fi
 
+LLAMA_CPP_ROWS := llama-cpp disk-llama-cpp jobs-llama-cpp experts-llama-cpp serving-llama-cpp
+
 bench-llama-cpp: bench-deps
 	@tools/scripts/deps.sh llama-cpp
+	@tools/scripts/deps.sh llama-server
 	cargo build --release --locked -p hpp-split -p hpp-exec -p hpp-fixtures
-	@tools/scripts/with-deps.sh .deps/bench-venv/bin/python tools/bench/bench.py --target $(TARGET)/release llama-cpp disk-llama-cpp
+	@tools/scripts/with-deps.sh .deps/bench-venv/bin/python tools/bench/bench.py --target $(TARGET)/release $(BENCH) $(LLAMA_CPP_ROWS)
 
 clean-deps:
 	rm -rf .deps out

@@ -12,11 +12,13 @@ import os
 import sys
 
 import before
+import beside_llama_cpp
 import changing
 import disk
 import equal
 import experts
 import jobs
+import llama_server
 import measure
 import planning
 import quantization
@@ -53,8 +55,11 @@ MEASUREMENTS = {
     "serving": serving.serving,
     "streaming": streaming.on_webgpu,
     "before": before.against_before,
-    "llama-cpp": speed.against_llama_cpp,
-    "disk-llama-cpp": disk.beside_llama_cpp,
+    "llama-cpp": beside_llama_cpp.in_memory,
+    "disk-llama-cpp": beside_llama_cpp.from_disk,
+    "jobs-llama-cpp": beside_llama_cpp.in_a_batch,
+    "experts-llama-cpp": beside_llama_cpp.with_experts,
+    "serving-llama-cpp": llama_server.beside_llama_server,
 }
 
 

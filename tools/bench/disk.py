@@ -5,7 +5,6 @@ import json
 import mmap
 import os
 import statistics
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +14,6 @@ from rounds import Rounds
 from table import compared, row
 from workshop import OUT
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 PROMPT, NEW, CONTEXT = 64, 12, 256
 SHAPES = {
     "int4": ("--layers", 32, "--hidden", 2048, "--intermediate", 5632, "--heads", 32, "--kv-heads", 8, "--vocab", 32000,
@@ -102,10 +100,15 @@ def cold(shop, model, plan, limit, *options):
     return bench(shop, plan, limit, *options)
 
 
+def large_shapes(shop):
+    """Names and shapes of models, by element type."""
+    suffix = "-small" if shop.small else ""
+    return {dtype: (f"large-{dtype}{suffix}", shape) for dtype, shape in (SMALL if shop.small else SHAPES).items()}
+
+
 def large_models(shop):
     """Pairs of element type and model."""
-    suffix = "-small" if shop.small else ""
-    return [(dtype, shop.model(f"large-{dtype}{suffix}", *shape)) for dtype, shape in (SMALL if shop.small else SHAPES).items()]
+    return [(dtype, shop.model(name, *shape)) for dtype, (name, shape) in large_shapes(shop).items()]
 
 
 def larger_than_memory(shop):
@@ -206,47 +209,4 @@ def model_that_fits(shop):
                                 tiers=lambda plan=tiers: bench(shop, plan, None))
         on, off = (list(map(speed, runs[side])) for side in ("tiers", "plain"))
         rows.append(compared(f"decode of a model that fits, tiers on over off, {dtype}", on, off, 0.99, "tok/s"))
-    return rows
-
-
-def beside_llama_cpp(shop):
-    """The same shape and bytes per weight in GGUF under the same limits. llama.cpp maps its file and must not repack the weights: it is
-        killed with repacked 4-bit weights."""
-    layers = 4 if shop.small else 24
-    rows = beside(shop, "fp32 and f32", shop.decoder("fp32"), gguf_of(f"llama-{layers}-f32", "f32", layers))
-    if not shop.small:
-        shape = dict(zip(SHAPES["int4"][::2], SHAPES["int4"][1::2]))
-        sizes = [shape[f"--{name}"] for name in ("layers", "hidden", "intermediate", "heads", "kv-heads")]
-        rows += beside(shop, "int4 and q4_0", shop.model("large-int4", *SHAPES["int4"]), gguf_of("large-q4_0", "q4_0", *sizes))
-    return rows
-
-
-def gguf_of(name, kind, *shape):
-    path = os.path.join(OUT, "models", f"{name}.gguf")
-    if not os.path.exists(path):
-        measure.run([sys.executable, os.path.join(HERE, "write_gguf.py"), path, kind, *shape])
-    return path
-
-
-def beside(shop, what, model, gguf):
-    rows = []
-    for part, wanted in ((0.5, 1.5), (0.25, 1.2)):
-        limit = limit_of(model, part)
-        plan, _ = shop.split(model, f"disk/llama-{os.path.basename(gguf)}-{part}", "--context", CONTEXT, "--ram", f"{limit - KERNEL}B",
-                             "--prompt-tokens", PROMPT)
-        # Weights are prepared once, before the measurements.
-        bench(shop, plan, None)
-
-        def ours(plan=plan, limit=limit):
-            return cold(shop, model, plan, limit)
-
-        def theirs(limit=limit):
-            forget(os.path.dirname(gguf))
-            command = [sys.executable, os.path.join(HERE, "run_llama_cpp.py"), gguf, PROMPT, NEW, CONTEXT, shop.threads, "mapped"]
-            with Limit(limit) as group:
-                return json.loads(measure.run(group.command(command))["stdout"].strip().splitlines()[-1])
-
-        runs = measure.in_turns(shop.rounds, ours=ours, theirs=theirs)
-        mine, other = list(map(speed, runs["ours"])), measure.values(runs["theirs"], "decode")
-        rows.append(compared(f"decode with {part:.0%} of the model's size as memory, {what}: over llama.cpp", mine, other, wanted, "tok/s"))
     return rows

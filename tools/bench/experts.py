@@ -23,7 +23,10 @@ MIXTURE = ("--context", 2048, "--experts", 128, "--top-k", 8, "--dtype", "int4")
 ROUTERS = {"uniform": (), "skewed": ("--router-skew", 1.5)}
 WANTED = {"uniform": 4, "skewed": 8}
 # Tokens of a random model repeat each other; drawn at this temperature they are nearly uniform.
-PROMPT = ("--tokens", ",".join(str(7 * token + 11) for token in range(16)), "--temperature", 5, "--seed", 1)
+PROMPT_TOKENS = 16
+PROMPT = ("--tokens", ",".join(str(7 * token + 11) for token in range(PROMPT_TOKENS)), "--temperature", 5, "--seed", 1)
+# The memory, as a share of the model's size.
+PART = 0.25
 
 
 def by_demand(shop):
@@ -31,11 +34,27 @@ def by_demand(shop):
     return [result for router in ROUTERS for result in with_router(shop, router)]
 
 
+def name_of(shop, router):
+    return f"mixture-{'small' if shop.small else 'large'}-{router}"
+
+
+def shape(shop, router):
+    return (*(SMALL if shop.small else SHAPE), *MIXTURE, *ROUTERS[router])
+
+
+def model_of(shop, router):
+    return shop.model(name_of(shop, router), *shape(shop, router))
+
+
+def options_under(limit):
+    """What hpp-split is told for a run under `limit` bytes."""
+    return ("--context", disk.CONTEXT, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", PROMPT_TOKENS, "--new-tokens", NEW)
+
+
 def with_router(shop, router):
-    size = "small" if shop.small else "large"
-    model = shop.model(f"mixture-{size}-{router}", *(SMALL if shop.small else SHAPE), *MIXTURE, *ROUTERS[router])
-    limit = disk.limit_of(model, 0.25)
-    options = ("--context", disk.CONTEXT, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", 16, "--new-tokens", NEW)
+    model = model_of(shop, router)
+    limit = disk.limit_of(model, PART)
+    options = options_under(limit)
     plans = {side: shop.split(model, f"experts/{router}-{side}", *options, "--experts", side)[0] for side in ("auto", "all")}
     whole, _ = shop.split(model, f"experts/{router}-whole", "--context", disk.CONTEXT)
     _, right = speculation.tokens_per_second(shop, whole, None, PROMPT)

@@ -26,28 +26,32 @@ WANTED = {("int4", 0.5): 4, ("int4", 0.25): 6, ("fp32", 0.5): 6, ("fp32", 0.25):
 ROWS_NEW, WANTED_ROWS = 48, {"int4": 2, "fp32": 4}
 # Further tokens of longer answers, whose time is that of as many passes; sequences whose passes are predicted, and how well.
 MORE, PREDICTED, WANTED_ERROR = 24, (1, 8), 0.2
-# Prompts of a whole job, and what it must gain over one prompt after the other.
-JOB, WANTED_JOB = 64, {"int4": 6, "fp32": 10}
+# float32 rows from disk in one product whose sums round differently, which users may ask for.
+ROUNDED = (8, 16)
+# Prompts of a whole job, and what it must gain over one prompt after the other, of which every `MEASURED`th is measured.
+JOB, MEASURED, WANTED_JOB = 256, 32, {"int4": 6, "fp32": 10}
 
 
-def prompts(count, new):
-    """A file of `count` prompts of different lengths, about `PROMPT` tokens each, and the answers' length."""
-    path = os.path.join(OUT, f"prompts-{count}-{new}.jsonl")
+def prompts(count, new, every=1):
+    """A file of every `every`th of `count` prompts of different lengths, about `PROMPT` tokens each, and the answers' length."""
+    path = os.path.join(OUT, f"prompts-{count}-{new}-{every}.jsonl")
     chosen = random.Random(count)
     with open(path, "w", encoding="utf-8") as out:
         for number in range(count):
             tokens = [chosen.randrange(1, SMALLEST_VOCABULARY) for _ in range(chosen.randrange(PROMPT // 2, PROMPT * 3 // 2))]
-            out.write(json.dumps({"id": number, "tokens": tokens, "max_new": new, "ignore_eos": True, "temperature": 0}) + "\n")
+            if number % every == 0:
+                out.write(json.dumps({"id": number, "tokens": tokens, "max_new": new, "ignore_eos": True, "temperature": 0}) + "\n")
     return path
 
 
-def run(shop, model, plan, limit, sequences, count=None, new=NEW, rows="exact"):
-    """Answers `count` prompts, `sequences` at once, under a memory limit, with a cold page cache; tokens per second without loading."""
+def run(shop, model, plan, limit, sequences, count=None, new=NEW, rows="exact", every=1):
+    """Answers every `every`th of `count` prompts, `sequences` at once, under a memory limit, with a cold page cache; tokens per second without
+    loading."""
     answers = os.path.join(OUT, "answers.jsonl")
     if os.path.exists(answers):
         os.remove(answers)
     disk.forget(model, plan)
-    command = [shop.binary("hpp-exec"), "jobs", plan, "--in", prompts(count or sequences, new), "--out", answers, "--json",
+    command = [shop.binary("hpp-exec"), "jobs", plan, "--in", prompts(count or sequences, new, every), "--out", answers, "--json",
                "--max-sequences", sequences, "--row-batching", rows, "--threads", shop.threads, "--quiet"]
     with Limit(limit) if limit else contextlib.nullcontext() as group:
         summary = json.loads(measure.run(group.command(command) if group else command)["stdout"])
@@ -56,21 +60,32 @@ def run(shop, model, plan, limit, sequences, count=None, new=NEW, rows="exact"):
     return summary["tokens"] / summary["seconds"]
 
 
-def under(shop, dtype, model, part):
-    """The rows of one model and one limit."""
+def plan_under(shop, model, name, part):
+    """A plan for a share of the model's size as memory, with its weights prepared, and the limit."""
     limit = disk.limit_of(model, part)
     options = ("--context", CONTEXT, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", PROMPT, "--new-tokens", NEW)
-    plan, _ = shop.split(model, f"jobs/{dtype}-{part}", *options)
-    # Weights are prepared once, before the measurements.
+    plan, _ = shop.split(model, f"jobs/{name}", *options)
     run(shop, model, plan, None, 1)
-    runs = measure.in_turns(shop.rounds, **{
-        str(count): lambda count=count: run(shop, model, plan, limit, count) for count in SEQUENCES
-    })
+    return plan, limit
+
+
+def under(shop, dtype, model, part):
+    """The rows of one model and one limit."""
+    plan, limit = plan_under(shop, model, f"{dtype}-{part}", part)
+    sides = {str(count): lambda count=count: run(shop, model, plan, limit, count) for count in SEQUENCES}
+    rounded = ROUNDED if dtype == "fp32" else ()
+    sides |= {f"{count} on": lambda count=count: run(shop, model, plan, limit, count, rows="on") for count in rounded}
+    runs = measure.in_turns(shop.rounds, **sides)
     what = f"{part:.0%} of the model's size as memory, {dtype}"
     rows = [
         compared(f"{count} sequences over 1, {what}", runs[str(count)], runs["1"], WANTED[dtype, part] if count == 8 else None, "tok/s")
         for count in SEQUENCES[1:]
     ]
+    for count in rounded:
+        on = runs[f"{count} on"]
+        rows.append(compared(f"{count} sequences over 1, --row-batching on, {what}", on, runs["1"], WANTED[dtype, part] if count == 8 else None,
+                             "tok/s"))
+        rows.append(compared(f"{count} sequences, --row-batching on over exact, {what}", on, runs[str(count)], None, "tok/s"))
     steps = [ratios(runs[str(more)], runs[str(fewer)]).median for fewer, more in zip(SEQUENCES, SEQUENCES[1:])]
     rows.append(row(f"each doubling of the sequences, {what}", ", ".join(f"{step:.2f}x" for step in steps), "", "", "rising",
                     min(steps) > 1))
@@ -135,12 +150,12 @@ def batched_rows(shop):
 
 
 def whole_job(shop, dtype, model, plan, limit):
-    """A job of many prompts over the same prompts one after the other, of which every eighth is measured."""
+    """A job of many prompts over the same prompts one after the other, of which a part is measured."""
     rounds = min(shop.rounds, 3)
     runs = measure.in_turns(rounds, together=lambda: run(shop, model, plan, limit, 16, JOB),
-                            alone=lambda: run(shop, model, plan, limit, 1, JOB // 8))
+                            alone=lambda: run(shop, model, plan, limit, 1, JOB, every=MEASURED))
     rate = statistics.median(runs["together"])
-    result = compared(f"{JOB} prompts as a job over one after the other, 25% of the model's size as memory, {dtype}", runs["together"],
-                      runs["alone"], WANTED_JOB[dtype], "tok/s")
+    result = compared(f"{JOB} prompts as a job over {JOB // MEASURED} of them one after the other, 25% of the model's size as memory, {dtype}",
+                      runs["together"], runs["alone"], WANTED_JOB[dtype], "tok/s")
     result["result"] += f", {JOB * NEW / rate:.0f} s"
     return result

@@ -133,7 +133,9 @@ def rate(shop):
 
 def beside_onnxruntime(shop):
     """The same 4-bit weights by `MatMulNBitsQuantizer`, which holds the model in memory; its process includes Python and the imports."""
-    model, theirs = shop.decoder("fp32"), os.path.join(OUT, "quantized-by-onnxruntime")
+    # A model of its own: Python's onnx refuses weight files that plans link to.
+    model = shop.model("quantized-float32", *shop.decoder_shape("fp32"))
+    theirs = os.path.join(OUT, "quantized-by-onnxruntime")
 
     def by_onnxruntime():
         shutil.rmtree(theirs, ignore_errors=True)

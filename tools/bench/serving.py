@@ -14,20 +14,25 @@ import time
 
 import disk
 import measure
+import speculation
+from limit import Limit
 from table import compared, limited
 from workshop import OUT
 
 PAGE, NEW = 128, 32
 # A prompt near the model's context of 4,096 tokens.
 LONG, LONG_SMALL = 4032, 1024
+# Models larger than memory: the memory as a share of their size.
+PART = 0.5
 WAIT = 120
 
 
 class Server:
-    """A server over one plan. `kill` leaves it no time to tidy up."""
+    """A server over one plan, in a memory group if one is given. `kill` leaves it no time to tidy up."""
 
-    def __init__(self, shop, plan, *options):
+    def __init__(self, shop, plan, *options, group=None):
         command = [shop.binary("hpp-exec"), "serve", plan, "--port", "0", "--threads", str(shop.threads), *map(str, options)]
+        command = group.command(command) if group else command
         self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         for line in self.process.stderr:
             if "http://" in line:
@@ -81,9 +86,9 @@ class Server:
             time.sleep(0.05)
 
 
-def prompt(seed, tokens):
+def prompt(seed, tokens, vocabulary=30000):
     chosen = random.Random(seed)
-    return [chosen.randrange(1, 30000) for _ in range(tokens)]
+    return [chosen.randrange(1, vocabulary) for _ in range(tokens)]
 
 
 @contextlib.contextmanager
@@ -97,14 +102,17 @@ def directory(name):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def long_prompt(shop, plan, number):
-    """One round: the first token cold, from RAM and from disk after kill -9, and the rate of the pages that came from disk."""
-    tokens = LONG_SMALL if shop.small else LONG
-    pages = (tokens - 2) // PAGE
-    asked, other = prompt(number, tokens), prompt(-1 - number, 64)
-    with directory("kv") as kv:
-        options = ("--kv-dir", kv, "--kv-ram", "4G", "--kv-disk", "8G", "--max-sequences", 1)
-        server = Server(shop, plan, *options)
+def long_prompt(shop, plan, asked, other, states, limit=None):
+    """One round: the first token of the prompt `asked` cold, from RAM and from disk after kill -9, and the rate of the pages that came from
+    disk. `other` is a prompt that takes the sequence between, `states` the RAM for states. With a memory limit, weights that it
+    does not hold come from disk in each pass."""
+    pages = (len(asked) - 2) // PAGE
+    with contextlib.ExitStack() as stack:
+        kv, group = stack.enter_context(directory("kv")), stack.enter_context(Limit(limit)) if limit else None
+        options = ("--kv-dir", kv, "--kv-ram", states, "--kv-disk", "8G", "--max-sequences", 1)
+        if limit:
+            disk.forget(plan)
+        server = Server(shop, plan, *options, group=group)
         try:
             server.complete(other)
             cold, _, text, _ = server.complete(asked)
@@ -115,7 +123,9 @@ def long_prompt(shop, plan, number):
         finally:
             server.kill()
         file, = glob.glob(os.path.join(kv, "*", "pages.kv"))
-        server = Server(shop, plan, *options)
+        if limit:
+            disk.forget(plan)
+        server = Server(shop, plan, *options, group=group)
         try:
             server.complete(other)
             before = disk.direct_rate(file)
@@ -133,13 +143,43 @@ def long_prompt(shop, plan, number):
 def first_tokens(shop, dtype):
     model = shop.decoder(dtype)
     plan, _ = shop.split(model, f"serving/{dtype}", "--context", 4096)
-    runs = [long_prompt(shop, plan, number) for number in range(shop.rounds)]
+    tokens = LONG_SMALL if shop.small else LONG
+    runs = [long_prompt(shop, plan, prompt(number, tokens), prompt(-1 - number, 64), "4G") for number in range(shop.rounds)]
     cold, ram, from_disk, restored, direct = ([run[key] for run in runs] for key in ("cold", "ram", "disk", "restored", "direct"))
-    what = f"first token of a prompt of {LONG_SMALL if shop.small else LONG} tokens, 350 M {dtype}"
+    what = f"first token of a prompt of {tokens} tokens, 350 M {dtype}"
     return [
         compared(f"{what}: states in RAM over none", ram, cold, 20, "s", smaller_is_better=True),
         compared(f"{what}: on disk after kill -9 over none", from_disk, cold, 5, "s", smaller_is_better=True),
         compared(f"states restored from disk over direct reads, {dtype}", restored, direct, 0.8, "GB/s"),
+    ]
+
+
+def first_tokens_from_disk(shop):
+    """The same for models larger than memory. A prompt is a pass over the weights for every page; with its states, one pass for the rest. The
+    grown model has a context of 512 tokens, so no prompt has more than three whole pages."""
+    large = dict(disk.large_models(shop))["fp32"]
+    return (larger_than_memory(shop, "random fp32", large, 2048, 30000, 224 << 20)
+            + larger_than_memory(shop, "grown fp32", speculation.grown(shop, "fp32"), 512, 2000, 32 << 20))
+
+
+def larger_than_memory(shop, name, model, context, vocabulary, states):
+    """The rows of one model, of whose memory `states` bytes are for states in RAM."""
+    limit, tokens = disk.limit_of(model, PART), context - PAGE // 2
+    plan, _ = shop.split(model, "serving/disk", "--context", context, "--ram", f"{limit - disk.KERNEL - states}B", "--prompt-tokens", tokens)
+    asked = [[prompt(seed, length, vocabulary) for seed, length in ((number, tokens), (-1 - number, 64))] for number in range(shop.rounds)]
+    # Weights are prepared once, before the measurements.
+    server = Server(shop, plan)
+    try:
+        server.complete(asked[0][1])
+    finally:
+        server.kill()
+    runs = [long_prompt(shop, plan, *prompts, states, limit) for prompts in asked]
+    cold, ram, from_disk = (measure.values(runs, key) for key in ("cold", "ram", "disk"))
+    size = os.path.getsize(disk.weight_file(model)) / 1e9
+    what = f"first token of a prompt of {tokens} tokens, {name} of {size:.1f} GB, RAM for {PART:.0%}"
+    return [
+        compared(f"{what}: states in RAM over none", ram, cold, 20, "s", smaller_is_better=True),
+        compared(f"{what}: on disk after kill -9 over none", from_disk, cold, 5, "s", smaller_is_better=True),
     ]
 
 
@@ -207,4 +247,4 @@ def serving(shop):
     rows = []
     for dtype in ("int4", "fp32"):
         rows += first_tokens(shop, dtype) + decode(shop, dtype) + fairness(shop, dtype)
-    return rows
+    return rows + first_tokens_from_disk(shop)

@@ -8,7 +8,6 @@ import sys
 import measure
 from rounds import ratios
 from table import compared, mib, row
-from workshop import OUT
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROMPT, NEW, CONTEXT = 512, 64, 1024
@@ -77,26 +76,4 @@ def against_genai(shop):
             row(f"peak RSS over GenAI, {dtype}", *(mib(measure.median(runs[side], "peak_rss")) for side in ("ours", "theirs")),
                 memory.text(unit="x"), "<= 1.0x", memory.verdict(at_most=1.0)),
         ]
-    return rows
-
-
-def against_llama_cpp(shop):
-    """The same shape in GGUF. The weights differ, since no tool converts random ones; reported without a target."""
-    rows = []
-    layers = 4 if shop.small else 24
-    for dtype, kind in (("int4", "q4_0"), ("fp32", "f32")):
-        plan = plan_of(shop, dtype, 1)
-        gguf = os.path.join(OUT, "models", f"llama-{layers}-{kind}.gguf")
-        if not os.path.exists(gguf):
-            measure.run([sys.executable, os.path.join(HERE, "write_gguf.py"), gguf, kind, layers])
-
-        def theirs(gguf=gguf):
-            cost = measure.run([sys.executable, os.path.join(HERE, "run_llama_cpp.py"), gguf, PROMPT, NEW, CONTEXT, shop.threads])
-            return json.loads(cost["stdout"].strip().splitlines()[-1])
-
-        runs = measure.in_turns(shop.rounds, ours=lambda plan=plan: ours(shop, plan), theirs=theirs)
-        decode = [measure.values(runs[side], "decode") for side in ("ours", "theirs")]
-        prefill = [[PROMPT / seconds for seconds in measure.values(runs[side], "ttft")] for side in ("ours", "theirs")]
-        for what, sides in (("decode", decode), ("prefill", prefill)):
-            rows.append(compared(f"{what} beside llama.cpp, {dtype} and {kind}", *sides, None, "tok/s"))
     return rows

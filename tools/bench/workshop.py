@@ -63,6 +63,8 @@ class Workshop:
 
     def decoder(self, dtype):
         """The decoder of about 350 million parameters that the speed measurements use."""
-        layers = 4 if self.small else 24
-        return self.model(f"llama-{layers}-{dtype}", "--layers", layers, "--hidden", 1024, "--intermediate", 2816,
-                          "--heads", 16, "--kv-heads", 8, "--vocab", 32000, "--context", 4096, "--dtype", dtype)
+        return self.model(f"llama-{4 if self.small else 24}-{dtype}", *self.decoder_shape(dtype))
+
+    def decoder_shape(self, dtype):
+        return ("--layers", 4 if self.small else 24, "--hidden", 1024, "--intermediate", 2816, "--heads", 16, "--kv-heads", 8,
+                "--vocab", 32000, "--context", 4096, "--dtype", dtype)

@@ -12,6 +12,7 @@
 #   deps.sh ray      Ray, in an environment of its own: 750 MB    (make test-ray)
 #   deps.sh bench    onnxruntime-genai, in an environment of its own (make bench)
 #   deps.sh llama-cpp  llama-cpp-python, built from source           (make bench-llama-cpp)
+#   deps.sh llama-server  llama.cpp's server, built from the same source: 8 minutes of one core   (make bench-llama-cpp)
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -23,6 +24,8 @@ GENAI_VERSION=0.18.0
 ONNX_IR_VERSION=1.1.0
 LLAMA_CPP_VERSION=0.3.36
 GGUF_VERSION=0.19.0
+CMAKE_VERSION=4.4.5
+NINJA_VERSION=1.13.2
 AUDITWHEEL_VERSION=6.8.2
 MYPY_VERSION=2.4.1
 NUMPY_VERSION=2.4.6
@@ -102,14 +105,39 @@ fetch_chromium() {
     find_chromium || fail "the installed Chromium does not start: the browser tests are skipped"
 }
 
-# llama.cpp with this machine's instructions except AMX: its AMX kernels crash in virtual machines that report AMX and forbid it.
+# The compilers' options of llama.cpp: this machine's instructions except AMX, because its AMX kernels crash in virtual machines that report
+# AMX and forbid it.
+llama_cpp_flags() {
+    [ "$(uname -m)" = x86_64 ] && echo "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    return 0
+}
+
 install_llama_cpp() {
-    if [ "$(uname -m)" = x86_64 ]; then
-        local without_amx="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
-        export CMAKE_ARGS="-DCMAKE_C_FLAGS='$without_amx' -DCMAKE_CXX_FLAGS='$without_amx' ${CMAKE_ARGS:-}"
-    fi
+    local flags
+    flags=$(llama_cpp_flags)
+    export CMAKE_ARGS="-DCMAKE_C_FLAGS='$flags' -DCMAKE_CXX_FLAGS='$flags' ${CMAKE_ARGS:-}"
     install .deps/bench-venv "llama-cpp-python==$LLAMA_CPP_VERSION"
     install .deps/bench-venv "gguf==$GGUF_VERSION"
+}
+
+# The package of llama-cpp-python has no server but a Python one; its source has all of llama.cpp.
+build_llama_server() {
+    local dir=.deps/llama-server tools=.deps/llama-build-venv/bin flags
+    [ -e "$dir/llama-server" ] && return
+    install .deps/llama-build-venv "cmake==$CMAKE_VERSION" "ninja==$NINJA_VERSION"
+    [ -x "$tools/ninja" ] || fail "llama-server needs python3 with venv; install it (Debian: apt-get install python3-venv)"
+    say "building llama-server"
+    rm -rf "$dir" && mkdir -p "$dir/source"
+    "$tools/python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python --dest "$dir" \
+        "llama-cpp-python==$LLAMA_CPP_VERSION" </dev/null >&2
+    tar -xzf "$dir"/*.tar.gz -C "$dir/source" --strip-components 1
+    flags=$(llama_cpp_flags)
+    "$tools/cmake" -G Ninja -S "$dir/source/vendor/llama.cpp" -B "$dir/build" -DCMAKE_MAKE_PROGRAM="$PWD/$tools/ninja" -DCMAKE_BUILD_TYPE=Release \
+        -DCMAKE_C_FLAGS="$flags" -DCMAKE_CXX_FLAGS="$flags" -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF \
+        -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF >&2
+    "$tools/ninja" -C "$dir/build" llama-server >&2
+    mv "$dir/build/bin/llama-server" "$dir/"
+    rm -rf "$dir/source" "$dir/build" "$dir"/*.tar.gz
 }
 
 case ${1:-} in
@@ -123,5 +151,6 @@ case ${1:-} in
     ray) install .deps/ray-venv "ray[data,serve]==$RAY_VERSION" "onnxruntime==$ORT_VERSION" ;;
     bench) install .deps/bench-venv "onnxruntime==$ORT_VERSION" "onnx==$ONNX_VERSION" "onnxruntime-genai==$GENAI_VERSION" && install .deps/bench-venv "onnx-ir==$ONNX_IR_VERSION" ;;
     llama-cpp) install_llama_cpp ;;
-    *) sed -n '2,15p' "$0" >&2; exit 2 ;;
+    llama-server) build_llama_server ;;
+    *) sed -n '2,16p' "$0" >&2; exit 2 ;;
 esac
