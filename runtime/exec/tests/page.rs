@@ -248,16 +248,16 @@ fn the_panel_shows_where_each_layer_lies() {
     let of_other_places = "drawPlaces([
         {device: 'cpu', weights: 'mapped', bytes: 1, blocks: ['embedding']},
         {device: 'gpu0', weights: 'resident', bytes: 2, blocks: ['layers.2', 'head']},
-        {device: 'cpu', weights: 'streamed', bytes: 3, pinned_bytes: 1, blocks: ['layers.0', 'layers.10']},
+        {device: 'cpu', weights: 'streamed', bytes: 4, pinned_bytes: 2, blocks: ['layers.0', 'layers.10']},
         {device: 'gpu0', weights: 'streamed', bytes: 4, blocks: ['layers.1']}], n => n + ' bytes');
-        [[...document.querySelectorAll('#places .blocks i')].map(i => i.className),
+        [[...document.querySelectorAll('#places .blocks i')].map(i => i.className + ' ' + i.style.getPropertyValue('--in-ram')),
          [...document.querySelectorAll('#places .place')].map(p => p.innerText.trim())]";
     let expected = json!([
-        ["disk", "disk", "streamed", "vram", "disk", "vram"],
+        ["disk 0%", "disk 50%", "streamed 0%", "vram 0%", "disk 50%", "vram 0%"],
         [
             "disk, rows read as needed: embedding, 1 bytes",
             "VRAM of gpu0: layers.2, head, 2 bytes",
-            "disk, read for each pass: layers.0, layers.10, 3 bytes, 1 bytes of it stay in RAM",
+            "disk, read for each pass: layers.0, layers.10, 4 bytes, 2 bytes of it stay in RAM",
             "RAM or disk, copied to gpu0 for each pass: layers.1, 4 bytes",
         ]
     ]);

@@ -169,17 +169,22 @@ function blockNames(names) {
 /* Where each block of the model lies: a square for each, and a line for each memory. */
 function drawPlaces(placement, size) {
   const rank = name => { const number = name.match(/\d+/); return number ? Number(number[0]) : name === "embedding" ? -1 : Infinity; };
-  const blocks = placement.flatMap(p => p.blocks.map(name => ({ name, memory: memoryOf(p) })));
+  const blocks = placement.flatMap(p => p.blocks.map(name => ({ name, place: p })));
   blocks.sort((a, b) => rank(a.name) - rank(b.name) || 0);
-  const square = (kind, title) => element("i", [], { className: kind, title });
+  /* Of what is read from disk, the square shows how much stays in RAM. */
+  const square = (place, title) => {
+    const made = element("i", [], { className: memoryOf(place)[0], title });
+    made.style.setProperty("--in-ram", 100 * (place.pinned_bytes || 0) / (place.bytes || 1) + "%");
+    return made;
+  };
   const places = placement.map(p => {
-    const [kind, words] = memoryOf(p);
+    const words = memoryOf(p)[1];
     const planned = p.planned_device ? ` (planned for ${p.planned_device})` : "";
     const pinned = p.pinned_bytes === undefined ? "" : `, ${size(p.pinned_bytes)} of it stay in RAM`;
-    return element("div", [square(kind, words), element("span", [`${words}${planned}: ${blockNames(p.blocks)}, ${size(p.bytes)}${pinned}`])],
+    return element("div", [square(p, words), element("span", [`${words}${planned}: ${blockNames(p.blocks)}, ${size(p.bytes)}${pinned}`])],
       { className: "place" });
   });
-  const squares = blocks.map(b => square(b.memory[0], `${b.name}: ${b.memory[1]}`));
+  const squares = blocks.map(b => square(b.place, `${b.name}: ${memoryOf(b.place)[1]}`));
   $("places").replaceChildren(element("div", squares, { className: "blocks" }), ...places);
 }
 
