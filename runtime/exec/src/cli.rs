@@ -225,6 +225,11 @@ pub struct RuntimeArgs {
     /// plan's].
     #[arg(long, value_name = "DIR", env = "HPP_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
+    /// What may change while the plan runs. `exact`: what changes no token, which is how many weights are locked and how many sequences run
+    /// while the system allows less memory, and which weights stay on a GPU while passes are slower than planned; `devices`: also where
+    /// tokens are computed; `off`: nothing.
+    #[arg(long, value_enum, default_value_t = AdaptArg::Exact, value_name = "WHAT")]
+    pub adapt: AdaptArg,
     /// Stream to host memory where there is no GPU, instead of running the partition's file for the host.
     #[arg(long, hide = true)]
     pub slots_on_host: bool,
@@ -353,6 +358,18 @@ pub enum SpeculateArg {
     Ngram,
     /// Draft with the draft that the plan has of its model, or with another model.
     Draft,
+}
+
+/// What may change while a plan runs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AdaptArg {
+    /// Nothing.
+    Off,
+    /// What changes no token.
+    #[default]
+    Exact,
+    /// Also where tokens are computed.
+    Devices,
 }
 
 /// `--weights`.
