@@ -1,5 +1,9 @@
 //! The command line: names, help and the range of each value. Decides nothing.
 
+mod running;
+
+pub use running::{AdaptArg, WeightReadsArg};
+
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use hpp_generate::kv::EvictionPolicy;
 use hpp_generate::sampling::SettingRange;
@@ -358,30 +362,6 @@ pub enum SpeculateArg {
     Ngram,
     /// Draft with the draft that the plan has of its model, or with another model.
     Draft,
-}
-
-/// What may change while a plan runs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum AdaptArg {
-    /// Nothing.
-    Off,
-    /// What changes no token.
-    #[default]
-    Exact,
-    /// Also where tokens are computed.
-    Devices,
-}
-
-/// `--weights`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum WeightReadsArg {
-    /// While other partitions compute.
-    #[default]
-    Ahead,
-    /// When their partition is about to run (no prefetch).
-    OnTime,
-    /// Page by page from memory-mapped files; the operating system decides which pages stay in memory.
-    Mapped,
 }
 
 /// How several sequences share a pass.
