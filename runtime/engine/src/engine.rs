@@ -216,6 +216,11 @@ impl<B: Backend> Engine<B> {
         self.runtime.set_locked(&self.program, bytes)
     }
 
+    /// Bytes of the streamed weights that are locked in host memory, and the most that [`set_locked`](Self::set_locked) can lock.
+    pub fn locked(&self) -> (u64, u64) {
+        (self.runtime.locked.now, self.runtime.locked.at_load.iter().sum())
+    }
+
     fn find_partition(&self, name: &str) -> Result<(PartitionId, Vec<StageId>), EngineError> {
         let index = self.program.plan.partitions.iter().position(|partition| partition.name == name);
         let id = index.map(PartitionId::new).ok_or_else(|| cannot_move(name, "the plan has no such partition"))?;

@@ -1,5 +1,9 @@
 //! The command line: names, help and the range of each value. Decides nothing.
 
+mod running;
+
+pub use running::{AdaptArg, WeightReadsArg};
+
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use hpp_generate::kv::EvictionPolicy;
 use hpp_generate::sampling::SettingRange;
@@ -225,6 +229,11 @@ pub struct RuntimeArgs {
     /// plan's].
     #[arg(long, value_name = "DIR", env = "HPP_STATE_DIR")]
     pub state_dir: Option<PathBuf>,
+    /// What may change while the plan runs. `exact`: what changes no token, which is how many weights are locked and how many sequences run
+    /// while the system allows less memory, and which weights stay on a GPU while passes are slower than planned; `devices`: also where
+    /// tokens are computed; `off`: nothing.
+    #[arg(long, value_enum, default_value_t = AdaptArg::Exact, value_name = "WHAT")]
+    pub adapt: AdaptArg,
     /// Stream to host memory where there is no GPU, instead of running the partition's file for the host.
     #[arg(long, hide = true)]
     pub slots_on_host: bool,
@@ -353,18 +362,6 @@ pub enum SpeculateArg {
     Ngram,
     /// Draft with the draft that the plan has of its model, or with another model.
     Draft,
-}
-
-/// `--weights`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum WeightReadsArg {
-    /// While other partitions compute.
-    #[default]
-    Ahead,
-    /// When their partition is about to run (no prefetch).
-    OnTime,
-    /// Page by page from memory-mapped files; the operating system decides which pages stay in memory.
-    Mapped,
 }
 
 /// How several sequences share a pass.

@@ -1,5 +1,6 @@
 //! Many generations on one engine: each pass takes the next tokens of every one of them and fetches each stage's weights once.
 
+use crate::adapt::{Adaptation, PassSize};
 use crate::error::GenerateError;
 use crate::generation::{Generated, Generation, GenerationEvent};
 use crate::kv_cache::{KvCache, PageValue, PromptPages};
@@ -35,6 +36,7 @@ pub struct Batch<B: Backend> {
     prompt_limit: Option<usize>,
     /// Generations of which the last pass computed something.
     items: usize,
+    adaptation: Option<Adaptation>,
 }
 
 /// One generation with its sequence.
@@ -54,12 +56,37 @@ struct Member<B: Backend> {
 impl<B: Backend> Batch<B> {
     /// An empty batch on an engine.
     pub fn new(engine: Engine<B>, inputs: ModelInputs) -> Self {
-        Self { engine, inputs, cache: None, members: Vec::new(), next_id: 0, prompt_limit: None, items: 0 }
+        Self {
+            engine,
+            inputs,
+            cache: None,
+            members: Vec::new(),
+            next_id: 0,
+            prompt_limit: None,
+            items: 0,
+            adaptation: None,
+        }
     }
 
     /// Saves the states of prompts, and of sessions, in this cache from now on.
     pub fn save_in(&mut self, cache: KvCache) {
         self.cache = Some(cache);
+    }
+
+    /// Keeps the engine true to its plan from now on, between two passes.
+    pub fn adapt(&mut self, adaptation: Adaptation) {
+        self.adaptation = Some(adaptation);
+    }
+
+    /// What keeps the engine true to its plan.
+    pub fn adaptation(&self) -> Option<&Adaptation> {
+        self.adaptation.as_ref()
+    }
+
+    /// Most generations that should run at once while the system allows less memory; `None` if it does not.
+    pub fn admitted(&self) -> Option<usize> {
+        let share = self.adaptation.as_ref()?.share()?;
+        Some(usize::try_from(share.sequences).unwrap_or(usize::MAX))
     }
 
     /// Where states are saved.
@@ -197,7 +224,7 @@ impl<B: Backend> Batch<B> {
     ) -> Result<Vec<Finished<B>>, E> {
         let started = Instant::now();
         self.hold_prompts();
-        self.run_pass().map_err(GenerateError::from)?;
+        let size = self.run_pass().map_err(GenerateError::from)?;
         let cost_ms = started.elapsed().as_secs_f64() * 1e3 / self.members.len().max(1) as f64;
         for member in self.members.iter_mut().filter(|member| member.is_running() && !member.is_waiting) {
             member.advance(&mut self.engine, on_event)?;
@@ -206,6 +233,12 @@ impl<B: Backend> Batch<B> {
             {
                 let is_last = member.generation.is_finished();
                 cache.save(&mut self.engine, &mut member.sequence, PageValue { cost_ms, ..member.value }, is_last);
+            }
+        }
+        if let Some(adaptation) = &mut self.adaptation {
+            let changes = adaptation.after_pass(&mut self.engine, size, Instant::now()).map_err(GenerateError::from)?;
+            if changes {
+                self.members.iter_mut().for_each(|member| member.generation.forget_times());
             }
         }
         let is_done = |member: &mut Member<B>| !member.is_running();
@@ -232,10 +265,11 @@ impl<B: Backend> Batch<B> {
         }
     }
 
-    /// Feeds the next tokens of every generation that does not wait.
-    fn run_pass(&mut self) -> Result<(), EngineError> {
+    /// Feeds the next tokens of every generation that does not wait. Returns the size of the pass if all had as many.
+    fn run_pass(&mut self) -> Result<Option<PassSize>, EngineError> {
         let Batch { engine, inputs, members, .. } = self;
         let (mut items, mut errors) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
+        let mut sizes = Vec::with_capacity(members.len());
         for Member { generation, sequence, error, is_waiting, .. } in
             members.iter_mut().filter(|member| !member.is_waiting)
         {
@@ -247,8 +281,10 @@ impl<B: Backend> Batch<B> {
                     continue;
                 }
             };
+            let tokens = input.tokens.len() as u64;
             match sequence.work_item(engine, inputs, input) {
                 Ok(item) => {
+                    sizes.push(tokens);
                     items.push(item);
                     errors.push(error);
                 }
@@ -259,12 +295,13 @@ impl<B: Backend> Batch<B> {
         }
         self.items = items.len();
         if items.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
         for (error, outcome) in errors.into_iter().zip(engine.pass(&mut items)?) {
             *error = outcome.err().map(GenerateError::from);
         }
-        Ok(())
+        let tokens = sizes.first().copied().filter(|first| sizes.iter().all(|tokens| tokens == first));
+        Ok(tokens.map(|tokens| PassSize { sequences: sizes.len() as u64, tokens }))
     }
 }
 

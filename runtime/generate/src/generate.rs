@@ -34,6 +34,9 @@ pub fn generate<B: Backend, E: From<GenerateError>>(
         if stop {
             break;
         }
+        if sequence.take_change() {
+            generation.forget_times();
+        }
         let room = sequence.room();
         let rejected = generation.advance(sequence.logit_rows(), room, on_event)?;
         if rejected > 0 {

@@ -375,6 +375,11 @@ impl Generation {
         Ok(())
     }
 
+    /// Passes may take another time than before: the length of drafts follows soon.
+    pub(crate) fn forget_times(&mut self) {
+        self.speculation.iter_mut().for_each(Speculation::forget_times);
+    }
+
     /// Tells the speculation what was chosen since there were `before` tokens.
     fn learn(&mut self, before: usize, in_prompt: bool) {
         let Some(speculation) = &mut self.speculation else { return };

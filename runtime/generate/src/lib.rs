@@ -7,11 +7,13 @@
 //! - [`Batch`] runs many generations on one engine and fetches the weights once per pass for all.
 //! - [`KvCache`] saves the states of prompts as pages of a store, and restores them for later prompts with the same prefix.
 //! - [`SingleSequence`] and [`generate`] are the convenience for programs that run one request at a time.
+//! - [`adapt`] keeps an engine to the memory that the system allows, and near the times that its plan predicts.
 //! - [`grammar`] restricts answers to JSON that a schema describes, or to calls of tools.
 //! - [`speculate`] drafts tokens that one pass verifies.
 //!
 //! Knows no terminal, no signals, no command line and no backend. Reads only files that a model's directory holds.
 
+pub mod adapt;
 mod batch;
 mod embedding_table;
 mod error;

@@ -1,10 +1,12 @@
 //! An engine with one sequence, for programs that run one request at a time.
 
+use crate::adapt::{Adaptation, PassSize};
 use crate::error::GenerateError;
 use crate::input::{Input, chunk_length};
 use crate::kv_cache::{KvCache, PageValue};
 use crate::sequence::{ModelInputs, TokenSequence, prompt_chunk};
 use hpp_engine::{Backend, Engine, LogitRows, Logits};
+use std::time::Instant;
 
 /// The outcome of a prefill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,24 +26,44 @@ pub struct SingleSequence<B: Backend> {
     sequence: TokenSequence<B>,
     inputs: ModelInputs,
     session: Option<SavedSession>,
+    adaptation: Option<Adaptation>,
+    /// Whether passes may take another time than before.
+    has_changed: bool,
 }
 
 /// Where the states of the sequence are saved, and for which conversation.
 struct SavedSession {
     cache: KvCache,
     name: String,
+    /// Bytes of RAM for its pages.
+    ram: u64,
 }
 
 impl<B: Backend> SingleSequence<B> {
     /// An empty sequence on this engine.
     pub fn new(engine: Engine<B>, inputs: ModelInputs) -> Self {
-        Self { engine, sequence: TokenSequence::default(), inputs, session: None }
+        Self { engine, sequence: TokenSequence::default(), inputs, session: None, adaptation: None, has_changed: false }
     }
 
     /// From now on saves all states for a conversation, and starts prompts from their saved pages. Prompts must be fed in chunks
-    /// of a page ([`KvCache::page_tokens`]).
-    pub fn save_in(&mut self, cache: KvCache, session: &str) {
-        self.session = Some(SavedSession { cache, name: session.to_owned() });
+    /// of a page ([`KvCache::page_tokens`]). `ram`: bytes of RAM for pages.
+    pub fn save_in(&mut self, cache: KvCache, ram: u64, session: &str) {
+        self.session = Some(SavedSession { cache, name: session.to_owned(), ram });
+    }
+
+    /// Keeps the engine true to its plan from now on, between two feeds.
+    pub fn adapt(&mut self, adaptation: Adaptation) {
+        self.adaptation = Some(adaptation);
+    }
+
+    /// What keeps the engine true to its plan.
+    pub fn adaptation(&self) -> Option<&Adaptation> {
+        self.adaptation.as_ref()
+    }
+
+    /// Whether passes may take another time since this was last asked.
+    pub(crate) fn take_change(&mut self) -> bool {
+        std::mem::take(&mut self.has_changed)
     }
 
     /// Where states are saved.
@@ -91,7 +113,7 @@ impl<B: Backend> SingleSequence<B> {
 
     /// Keeps the prefix that the sequence or the saved pages have in common with a prompt. See [`TokenSequence::keep_prefix`].
     pub fn keep_prefix(&mut self, prompt: &[u32]) -> Result<usize, GenerateError> {
-        let Some(SavedSession { cache, name }) = &self.session else {
+        let Some(SavedSession { cache, name, .. }) = &self.session else {
             return self.sequence.keep_prefix(&mut self.engine, prompt);
         };
         let (session, page) = (Some(name.as_str()), cache.page_tokens());
@@ -121,7 +143,15 @@ impl<B: Backend> SingleSequence<B> {
 
     /// See [`TokenSequence::feed`].
     pub fn feed_input(&mut self, input: Input<'_>) -> Result<(), GenerateError> {
-        self.sequence.feed(&mut self.engine, &self.inputs, input)
+        let size = PassSize { sequences: 1, tokens: input.tokens.len() as u64 };
+        self.sequence.feed(&mut self.engine, &self.inputs, input)?;
+        let Some(adaptation) = &mut self.adaptation else { return Ok(()) };
+        let changes = adaptation.after_pass(&mut self.engine, Some(size), Instant::now())?;
+        self.has_changed |= changes;
+        if let (true, Some(SavedSession { cache, ram, .. })) = (changes, &self.session) {
+            cache.set_ram(adaptation.share().map_or(*ram, |share| share.kv));
+        }
+        Ok(())
     }
 
     /// Saves the pages that are complete. `is_last`: see [`KvCache::save`]. Call it when no token will be dropped any more.

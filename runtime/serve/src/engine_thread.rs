@@ -7,13 +7,13 @@
 
 mod embed;
 
-use crate::engine_share::EngineShare;
 use crate::error::ApiError;
 use crate::logprobs::{TokenLogprobs, token_logprobs};
 use crate::metrics::ModelMetrics;
 use crate::weight_placement::WeightPlacement;
 use embed::Embedding;
 use hpp_engine::{Backend, CancelHandle};
+use hpp_generate::adapt::{Adaptation, EngineShare};
 use hpp_generate::kv::{LoadTicket, PageLookup, StoreStats};
 use hpp_generate::speculate::Drafts;
 use hpp_generate::text::TextTokenizer;
@@ -678,6 +678,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         let last = self.batch.engine().last_pass();
         self.metrics.weight_bytes.inc_by(last.read_bytes + last.uploaded_bytes);
         self.metrics.batched_rows.inc_by(last.batched_rows);
+        self.metrics.slowdown.set(self.batch.adaptation().map_or(1.0, Adaptation::slowdown));
         match finished {
             Ok(finished) => finished.into_iter().for_each(|finished| self.finish(finished)),
             Err(error) => {

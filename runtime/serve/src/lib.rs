@@ -11,7 +11,6 @@
 mod answer;
 mod connections;
 mod engine_pool;
-mod engine_share;
 mod engine_thread;
 mod error;
 mod host_check;
@@ -27,9 +26,8 @@ mod server;
 mod weight_placement;
 
 pub use connections::ConnectionLimits;
-pub use engine_pool::{AllowedMemoryFn, EnginePool, EngineReport, EngineSource, EngineState};
-pub use engine_pool::{MemoryNeeds, PoolSettings, Reducible};
-pub use engine_share::EngineShare;
+pub use engine_pool::{EnginePool, EngineReport, EngineSource, EngineState};
+pub use engine_pool::{MemoryNeeds, PoolSettings};
 pub use engine_thread::{CacheHints, LoadContext, LoadError, LoadFn, LoadedEngine, WakeFn};
 pub use error::{ApiError, ServeError, check_address};
 pub use metrics::{Metrics, ModelMetrics};

@@ -53,6 +53,7 @@ pub struct Metrics {
     state_bytes: Family<Labels, Gauge>,
     memory_limit: Family<MemoryLabels, Gauge>,
     memory_given_up: Family<Labels, Gauge>,
+    slowdown: Family<Labels, Gauge<f64, AtomicU64>>,
     weight_bytes: Family<Labels, Counter>,
     first_token: Family<Labels, Histogram, fn() -> Histogram>,
     between_tokens: Family<Labels, Histogram, fn() -> Histogram>,
@@ -125,6 +126,8 @@ pub struct ModelMetrics {
     pub memory_limit: Gauge,
     /// Host memory that the model does without because the limit was lowered, bytes.
     pub memory_given_up: Gauge,
+    /// Time of recent passes over the planned time.
+    pub slowdown: Gauge<f64, AtomicU64>,
     /// Weights read from disk or copied to a device, bytes.
     pub weight_bytes: Counter,
     /// Seconds from the arrival of a request to its first token.
@@ -174,6 +177,7 @@ impl Metrics {
             state_bytes: Family::default(),
             memory_limit: Family::default(),
             memory_given_up: Family::default(),
+            slowdown: Family::default(),
             weight_bytes: Family::default(),
             first_token: Family::new_with_constructor(histogram),
             between_tokens: Family::new_with_constructor(histogram),
@@ -212,6 +216,8 @@ impl Metrics {
         let given_up = this.memory_given_up.clone();
         let help = "Host memory that a model does without because the limit was lowered";
         registry.register_with_unit("hpp_memory_given_up", help, Unit::Bytes, given_up);
+        let help = "Time of recent passes over the planned time, or the usual time if the plan was not measured";
+        registry.register("hpp_slowdown", help, this.slowdown.clone());
         let weight_bytes = this.weight_bytes.clone();
         registry.register_with_unit("hpp_weights_streamed", "Weights read or copied", Unit::Bytes, weight_bytes);
         let first_token = this.first_token.clone();
@@ -256,6 +262,7 @@ impl Metrics {
             state_bytes: self.state_bytes.get_or_create(&labels).clone(),
             memory_limit: self.memory_limit.get_or_create(&MemoryLabels { memory: "host".to_owned() }).clone(),
             memory_given_up: self.memory_given_up.get_or_create(&labels).clone(),
+            slowdown: self.slowdown.get_or_create(&labels).clone(),
             weight_bytes: self.weight_bytes.get_or_create(&labels).clone(),
             first_token: self.first_token.get_or_create(&labels).clone(),
             between_tokens: self.between_tokens.get_or_create(&labels).clone(),

@@ -150,6 +150,8 @@ impl StageTelemetry {
 /// The times of one pass by what took them. Reads and uploads of weights overlap the rest.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PassTelemetry {
+    /// From its start to its end, if it has succeeded.
+    pub time: Duration,
     /// Time of stage runs by their [lanes](StageTelemetry::lane).
     pub compute: Vec<(String, Duration)>,
     /// Tokens that were rows of a batch of several sequences.

@@ -221,6 +221,7 @@ impl Recorder {
         };
         passes.add(interval.duration());
         *counted += tokens;
+        self.pass.time = interval.duration();
         if let Some(timeline) = &mut self.timeline {
             let name = match phase {
                 Phase::Prefill => format!("prefill of {tokens}"),

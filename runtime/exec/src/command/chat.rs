@@ -1,5 +1,6 @@
 //! `hpp-exec PLAN` in a terminal: a conversation. Each turn reuses the sequence's state and computes only the new tokens.
 
+use super::adaptation::{BesideEngine, adaptation};
 use super::drafts::DraftChoice;
 use super::generate::{request, warn_of_unknown_tokens};
 use super::kv_cache::open_cache;
@@ -40,7 +41,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     ctx.interrupt.stop_gracefully();
     let session = settings.run.session.as_deref().map(|name| ChatSession::open(name, &settings.run.kv)).transpose()?;
     let draft = DraftChoice::open(&settings.draft_method, &plan, &encoder, ctx.console)?;
-    let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), draft.memory(), ctx)?;
+    let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), &draft, ctx)?;
     let drafts = draft.load(&plan.plan, 1, &settings.run.runtime, ctx.console, ctx.interrupt)?;
     let drafts = settings.with_fixed_length(drafts);
     ctx.interrupt.immediate();
@@ -106,19 +107,19 @@ impl ChatSession {
     }
 }
 
-/// Loads the model beside a draft of `draft_memory` bytes, with the saved states of a session. Returns also the chunks that prompts are
+/// Loads the model beside its draft, with the saved states of a session. Returns also the chunks that prompts are
 /// fed in.
 fn load(
     settings: &GenerateSettings,
     plan: &PlanFile,
     inputs: ModelInputs,
     session: Option<&ChatSession>,
-    draft_memory: u64,
+    draft: &DraftChoice,
     ctx: &CommandContext<'_>,
 ) -> Result<(SingleSequence<OrtBackend>, usize), ExecError> {
     let args = &settings.run.runtime;
-    let reserved = draft_memory.saturating_add(session.map_or(0, |session| session.kv.ram(&plan.plan)));
-    let options = EngineOptions { reserved, ..args.engine_options() };
+    let kv = session.map_or(0, |session| session.kv.ram(&plan.plan));
+    let options = EngineOptions { reserved: draft.memory().saturating_add(kv), ..args.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, args, options, ctx.console, ctx.interrupt)?;
     let mut chunk = prompt_chunk(&engine);
     let cache = match session {
@@ -133,10 +134,12 @@ fn load(
             cache => cache?,
         },
     };
+    let adaptation = adaptation(&engine, BesideEngine::new(draft, 1, kv), args, ctx.console);
     let mut sequence = SingleSequence::new(engine, inputs);
+    adaptation.into_iter().for_each(|adaptation| sequence.adapt(adaptation));
     if let Some((cache, session)) = cache.zip(session) {
         chunk = cache.page_tokens();
-        sequence.save_in(cache, &session.name);
+        sequence.save_in(cache, kv, &session.name);
     }
     Ok((sequence, chunk))
 }

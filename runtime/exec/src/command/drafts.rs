@@ -8,9 +8,10 @@ use crate::error::ExecError;
 use crate::interrupt::Interrupt;
 use crate::runtime::OrtBackend;
 use crate::settings::{DraftMethod, WithoutDraft};
-use hpp_engine::EngineOptions;
+use hpp_engine::{EngineOptions, host_memory_needed};
 use hpp_generate::speculate::{DraftLength, DraftModel, DraftOrigin, Drafts};
 use hpp_generate::{PlanFile, PromptEncoder, check_language_model};
+use hpp_schema::memory::PROCESS;
 use hpp_schema::{InputRole, Plan, Predictions};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -119,6 +120,16 @@ impl DraftChoice {
     pub fn sequence_memory(&self) -> u64 {
         let DraftChoice::Model(draft) = self else { return 0 };
         draft.sequence_memory
+    }
+
+    /// Bytes of host memory that a draft model takes on top of the plan's limit.
+    pub fn memory_on_top(&self, sequences: u64) -> u64 {
+        match self {
+            DraftChoice::Model(draft) if draft.memory == 0 => {
+                host_memory_needed(&draft.file.plan, sequences).saturating_sub(PROCESS)
+            }
+            DraftChoice::None | DraftChoice::Ngram | DraftChoice::Model(_) => 0,
+        }
     }
 
     /// Loads the draft model, if there is one, for at most `sequences` texts at once. `plan` is the plan of the model that verifies.

@@ -1,5 +1,6 @@
 //! `hpp-exec PLAN --prompt ...`: generates text after one prompt. Prints the text as it comes, or one JSON object at the end.
 
+use super::adaptation::{BesideEngine, adaptation};
 use super::drafts::DraftChoice;
 use super::{
     CommandContext, PromptFormat, context_length, load_engine, open_embeddings, open_extra_inputs, prompt_tokens,
@@ -18,6 +19,7 @@ use crate::runtime::OrtBackend;
 use crate::settings::GenerateSettings;
 use crate::tensors::LogitsFile;
 use hpp_engine::EngineOptions;
+use hpp_generate::adapt::Adaptation;
 use hpp_generate::grammar::Grammar;
 use hpp_generate::sampling::SamplingMethod;
 use hpp_generate::text::TextTokenizer;
@@ -60,7 +62,9 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let draft = DraftChoice::open(&settings.draft_method, &plan, &encoder, ctx.console)?;
     let options = EngineOptions { reserved: draft.memory(), ..args.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, args, options, ctx.console, ctx.interrupt)?;
+    let adaptation = adaptation(&engine, BesideEngine::new(&draft, 1, 0), args, ctx.console);
     let mut sequence = SingleSequence::new(engine, inputs);
+    adaptation.into_iter().for_each(|adaptation| sequence.adapt(adaptation));
     let drafts = draft.load(&plan.plan, 1, args, ctx.console, ctx.interrupt)?;
     let drafts = settings.with_fixed_length(drafts);
     let format = OutputFormat::new(settings.run.json, encoder.tokenizer.is_some());
@@ -242,7 +246,9 @@ fn report(
     if generated.finish_reason == FinishReason::Length && request.grammar.is_some() {
         ctx.console.warn("the answer ends before its JSON is complete; give a larger --max-new");
     }
-    if let Some(warning) = slow_disk_warning(&sequence.engine().plan().predictions, generated, &telemetry) {
+    let is_said = sequence.adaptation().is_some_and(Adaptation::is_reported_slow);
+    let slow_disk = slow_disk_warning(&sequence.engine().plan().predictions, generated, &telemetry);
+    if let Some(warning) = slow_disk.filter(|_| !is_said) {
         ctx.console.warn(&warning);
     }
     Ok(if generated.finish_reason == FinishReason::Cancelled { INTERRUPTED } else { 0 })

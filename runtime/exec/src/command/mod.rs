@@ -1,5 +1,6 @@
 //! The commands, one module each, and what they share: loading a plan, reading a prompt, opening inputs.
 
+mod adaptation;
 mod bench;
 mod chat;
 mod devices;

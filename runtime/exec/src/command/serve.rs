@@ -3,6 +3,7 @@
 mod memory;
 mod placement;
 
+use super::adaptation::without_memory;
 use super::drafts::DraftChoice;
 use super::kv_cache::open_cache;
 use super::sequences::fitting_sequences;
@@ -246,7 +247,11 @@ impl ModelLoader {
         let max_sequences = fitting_sequences(&engine, self.sequences, asked.is_some(), console);
         let cache = open_cache(&engine, &plan.plan, runtime, &args.kv, args.plans.len() as u64, wake, console)?;
         let placement = placement(&plan.plan, &engine.telemetry().stages);
+        let name = plan.plan.model.name.clone();
+        let report = Box::new(move |line: &str| tracing::warn!(model = name, "{line}"));
+        let adaptation = without_memory(&plan.plan, runtime, report);
         let mut batch = Batch::new(engine, model_inputs(&plan.plan)?);
+        adaptation.into_iter().for_each(|adaptation| batch.adapt(adaptation));
         cache.into_iter().for_each(|cache| batch.save_in(cache));
         let drafts = draft.load(&plan.plan, max_sequences, runtime, console, &interrupt)?;
         Ok(LoadedEngine { batch, max_sequences, tokenizer: self.tokenizer.clone(), drafts, placement })

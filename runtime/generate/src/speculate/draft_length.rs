@@ -136,6 +136,14 @@ impl DraftLength {
         self.single_seconds().or(self.predicted_single).filter(|single| *single > 0.0)
     }
 
+    /// Passes may take another time than before: what was measured counts as little as what was predicted.
+    pub fn forget_times(&mut self) {
+        let times = self.relative.iter_mut().chain([&mut self.single, &mut self.drafting]);
+        times
+            .filter(|mean| mean.weight > PREDICTED_WEIGHT)
+            .for_each(|mean| mean.forget(PREDICTED_WEIGHT / mean.weight));
+    }
+
     /// Seconds of a pass of one token, if there was one.
     pub fn single_seconds(&self) -> Option<f64> {
         self.single.average()
@@ -265,6 +273,20 @@ mod tests {
         assert!(0 < slow && slow < free, "{slow} and {free}");
         streams.drafted(10, Duration::from_millis(100_000));
         assert_eq!(streams.choose(5, 31), 0);
+    }
+
+    #[test]
+    fn after_a_change_new_times_count_more_than_old_ones() {
+        let mut length = machine(|tokens| 100 * tokens as u64);
+        (0..40).for_each(|_| length.verified(5, 3, false));
+        assert_eq!(length.choose(5, 31), 0);
+        let measure = |mut length: DraftLength| {
+            [1, 2, 4, 8, 16, 32].into_iter().for_each(|tokens| length.passed(tokens, Duration::from_millis(500)));
+            length.choose(5, 31)
+        };
+        let unaware = measure(length.clone());
+        length.forget_times();
+        assert!(measure(length) > unaware);
     }
 
     #[test]

@@ -69,6 +69,11 @@ impl Speculation {
         Ok(&self.draft_tokens[..self.used])
     }
 
+    /// Passes may take another time than before.
+    pub fn forget_times(&mut self) {
+        self.length.forget_times();
+    }
+
     /// Only the first `count` tokens of the last draft are verified.
     pub fn shorten(&mut self, count: usize) {
         self.used = self.used.min(count);

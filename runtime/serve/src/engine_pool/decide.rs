@@ -1,7 +1,7 @@
 //! Decides which engine is loaded or unloaded next: requests first, in their order; then engines that have been idle for long.
 
 use super::memory::MemoryNeeds;
-use super::share::{Reducible, cheap_bytes};
+use hpp_generate::adapt::{Reducible, cheap_bytes};
 use std::time::{Duration, Instant};
 
 /// How long a request waits for the memory of engines that have requests, before they get no more.

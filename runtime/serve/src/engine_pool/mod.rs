@@ -3,20 +3,15 @@
 //! A request for a loaded engine goes into that engine's queue. A request for another one waits here, within the same limit, until the
 //! engine is loaded; then all that wait for it are sent on in the order in which they arrived. One thread decides what is loaded and
 //! unloaded ([`decide`]); it is woken by requests and by the threads of the engines. Another asks the system every second how much memory
-//! it allows ([`limit`]): if that falls, loaded engines give up KV pages in RAM, sequences and locked weights ([`share`]).
+//! it allows ([`HostLimit`]): if that falls, loaded engines give up KV pages in RAM, sequences and locked weights ([`shares`]).
 
 mod decide;
-mod limit;
 mod memory;
-mod share;
 #[cfg(test)]
 mod tests;
 
-pub use limit::AllowedMemoryFn;
 pub use memory::MemoryNeeds;
-pub use share::Reducible;
 
-use crate::engine_share::EngineShare;
 use crate::engine_thread::{
     EngineEvents, EngineQueue, EngineSetup, LoadError, LoadFn, QueuePlace, Queued, Submission, start,
 };
@@ -25,8 +20,7 @@ use crate::metrics::ModelMetrics;
 use crate::weight_placement::WeightPlacement;
 use decide::{Decision, EngineFacts, EngineStatus, MemoryRoom, decide};
 use hpp_engine::{Backend, CancelHandle};
-use limit::{AllowedMemory, HostLimit, INTERVAL};
-use share::shares;
+use hpp_generate::adapt::{AllowedMemoryFn, EngineShare, HostLimit, MEMORY_INTERVAL, Reducible, shares};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -518,7 +512,7 @@ fn supervise(shared: &Arc<Shared>) {
 }
 
 /// Follows the memory that the system allows until the pool is closed or gone.
-fn watch_limit(pool: &Weak<Shared>, allowed: &AllowedMemory) {
+fn watch_limit(pool: &Weak<Shared>, allowed: &Arc<AllowedMemoryFn>) {
     while let Some(shared) = pool.upgrade() {
         // Outside the lock that requests take.
         let allowed = allowed();
@@ -539,7 +533,7 @@ fn watch_limit(pool: &Weak<Shared>, allowed: &AllowedMemory) {
             shared.changed.notify_all();
         }
         drop(shared);
-        std::thread::sleep(INTERVAL);
+        std::thread::sleep(MEMORY_INTERVAL);
     }
 }
 

@@ -4,6 +4,7 @@ use super::*;
 use crate::metrics::Metrics;
 use hpp_engine::mock::MockBackend;
 use hpp_engine::port::Tensor;
+use hpp_generate::adapt::EngineShare;
 use hpp_generate::kv::{EvictionPolicy, Fingerprint};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::speculate::{DraftLength, DraftOrigin};

@@ -2,6 +2,7 @@
 
 mod requests;
 
+use super::adaptation::{BesideEngine, adaptation};
 use super::drafts::DraftChoice;
 use super::sequences::{fitting_sequences, planned_sequences};
 use super::trace::TraceFile;
@@ -85,8 +86,11 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     ctx.interrupt.stop_gracefully();
     let engine = load_engine(&plan.plan, &plan.dir, &args.runtime, options, ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
+    let beside = BesideEngine::new(&draft, sequences as u64, 0);
+    let adaptation = adaptation(&engine, beside, &args.runtime, ctx.console);
     let drafts = draft.load(&plan.plan, sequences, &args.runtime, ctx.console, ctx.interrupt)?;
     let mut batch = Batch::new(engine, inputs);
+    adaptation.into_iter().for_each(|adaptation| batch.adapt(adaptation));
     batch.record_timeline(trace.is_some());
     let jobs = Jobs {
         batch,
@@ -214,7 +218,8 @@ impl Jobs {
 
     /// Starts prompts until as many run as fit, and answers lines that are no prompts.
     fn start_more(&mut self) -> Result<(), ExecError> {
-        while self.batch.len() < self.sequences {
+        let admitted = self.batch.admitted().map_or(self.sequences, |admitted| admitted.min(self.sequences));
+        while self.batch.len() < admitted {
             let next = self.prompts.next_job();
             let failed = |source| ExecError::Prompts { path: self.prompts.path().to_owned(), source };
             match next.map_err(failed)? {

@@ -6,9 +6,10 @@ use crate::error::ExecError;
 use crate::runtime::allowed_memory;
 use hpp_engine::host_memory_needed;
 use hpp_generate::PlanFile;
+use hpp_generate::adapt::Reducible;
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{ByteSize, DeviceKind, Plan, Residency};
-use hpp_serve::{MemoryNeeds, Reducible};
+use hpp_serve::MemoryNeeds;
 use std::collections::BTreeMap;
 
 /// Least sequences of a model by default, so that this many conversations can run at once whether or not they share passes.

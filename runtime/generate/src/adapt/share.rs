@@ -1,6 +1,15 @@
 //! How loaded engines share a limit that was lowered below what they take together: what is cheapest to give up goes first.
 
-use crate::engine_share::EngineShare;
+/// What an engine may take at present, of what it can do without.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EngineShare {
+    /// Bytes of RAM for KV pages.
+    pub kv: u64,
+    /// Sequences that it runs and keeps, at least one.
+    pub sequences: u64,
+    /// Bytes of locked weights.
+    pub locked: u64,
+}
 
 /// What an engine can do without, at the most.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,13 +39,13 @@ impl Reducible {
 }
 
 /// Bytes that engines can give up before one must be unloaded: pages on disk are read again, others computed again.
-pub(super) fn cheap_bytes<'a>(engines: impl IntoIterator<Item = &'a Reducible>) -> u64 {
+pub fn cheap_bytes<'a>(engines: impl IntoIterator<Item = &'a Reducible>) -> u64 {
     engines.into_iter().map(|engine| engine.kv).fold(0, u64::saturating_add)
 }
 
 /// The shares of engines that together give up `excess` bytes, as far as they can: KV pages first, then sequences, whose states are saved in
 /// pages or computed again, and last locked weights, which then cost every pass a read.
-pub(super) fn shares(engines: &[Reducible], excess: u64) -> Vec<EngineShare> {
+pub fn shares(engines: &[Reducible], excess: u64) -> Vec<EngineShare> {
     let mut shares: Vec<EngineShare> = engines.iter().map(Reducible::all).collect();
     let mut excess = excess;
     let kv: Vec<u64> = engines.iter().map(|engine| engine.kv).collect();

@@ -1,25 +1,21 @@
-//! The memory that the system allows while the server runs: follows it down at once, and up again when it has stayed for a while.
+//! The memory that the system allows while an engine runs: follows it down at once, and up again when it has stayed for a while.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How often the system is asked.
-pub(super) const INTERVAL: Duration = Duration::from_secs(1);
+pub const MEMORY_INTERVAL: Duration = Duration::from_secs(1);
 /// How long more memory must be allowed before it is used: a program that takes and frees memory in turns must not make engines
 /// evict and read the same pages in turns.
-pub(super) const RISE_AFTER: Duration = Duration::from_secs(10);
+const RISE_AFTER: Duration = Duration::from_secs(10);
 /// Changes of less than one part in `NOISE` of the memory at the start are ignored.
 const NOISE: u64 = 32;
 
-/// Asks the system how many bytes of host memory all engines together may take now; `None` if it does not say.
+/// Asks the system how many bytes of host memory may be taken now; `None` if it does not say.
 pub type AllowedMemoryFn = dyn Fn() -> Option<u64> + Send + Sync;
-
-/// What is asked, shared with the thread that asks.
-pub(super) type AllowedMemory = Arc<AllowedMemoryFn>;
 
 /// The limit that engines keep, bytes of host memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct HostLimit {
+pub struct HostLimit {
     /// The limit at the start, which is never exceeded.
     most: u64,
     now: u64,
@@ -28,6 +24,7 @@ pub(super) struct HostLimit {
 }
 
 impl HostLimit {
+    /// A limit that is never exceeded.
     pub fn new(most: u64) -> Self {
         HostLimit { most, now: most, rise: None }
     }

@@ -1,0 +1,64 @@
+//! What keeps the engine of a command true to its plan while it runs: the memory that it follows, and where its lines go.
+
+use super::drafts::DraftChoice;
+use crate::cli::{AdaptArg, RuntimeArgs};
+use crate::console::Console;
+use crate::runtime::{OrtBackend, allowed_memory};
+use hpp_engine::{Engine, host_memory_needed};
+use hpp_generate::adapt::{Adaptation, Devices, HostMemory, Reducible};
+use hpp_schema::Plan;
+use std::sync::Arc;
+
+/// Host memory that a command takes besides its engine.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BesideEngine {
+    /// Most sequences at once.
+    pub sequences: u64,
+    /// Bytes of RAM for saved KV pages.
+    pub kv: u64,
+    /// Bytes that drafting takes within the plan's limit.
+    pub draft: u64,
+    /// Bytes that it takes on top of that limit.
+    pub draft_on_top: u64,
+    /// Bytes that drafting takes for each sequence.
+    pub draft_sequence: u64,
+}
+
+impl BesideEngine {
+    /// Of a command that drafts like this.
+    pub fn new(draft: &DraftChoice, sequences: u64, kv: u64) -> Self {
+        let (draft_on_top, draft_sequence) = (draft.memory_on_top(sequences), draft.sequence_memory());
+        let draft = draft.shared_memory().saturating_add(sequences.saturating_mul(draft_sequence));
+        BesideEngine { sequences, kv, draft, draft_on_top, draft_sequence }
+    }
+}
+
+/// Keeps a process with one engine true to its plan, unless `--adapt off`.
+pub fn adaptation(
+    engine: &Engine<OrtBackend>,
+    beside: BesideEngine,
+    args: &RuntimeArgs,
+    console: &Arc<Console>,
+) -> Option<Adaptation> {
+    let console = Arc::clone(console);
+    let adaptation = without_memory(engine.plan(), args, Box::new(move |line| console.info(&format!("note: {line}"))))?;
+    let BesideEngine { sequences, kv, draft, draft_on_top, draft_sequence } = beside;
+    let plan = engine.plan();
+    let states = sequences.saturating_mul(engine.context()).div_ceil(plan.budgets.context.max(1));
+    let needed = host_memory_needed(plan, states).saturating_add(kv).saturating_add(draft);
+    // The engine keeps the limit that its plan was made for.
+    let needed = plan.budgets.ram.map_or(needed, |ram| needed.min(ram.0)).saturating_add(draft_on_top);
+    let sequence = engine.host_state_bytes().saturating_add(draft_sequence);
+    let reducible = Reducible { kv, sequences, sequence, locked: engine.locked().1 };
+    Some(adaptation.follow_memory(HostMemory { needed, reducible, allowed: Box::new(allowed_memory) }))
+}
+
+/// Keeps one of several engines of a process near the times that its plan predicts; what they take of memory is decided together.
+pub fn without_memory(plan: &Plan, args: &RuntimeArgs, report: Box<dyn Fn(&str)>) -> Option<Adaptation> {
+    let devices = match args.adapt {
+        AdaptArg::Off => return None,
+        AdaptArg::Exact => Devices::Planned,
+        AdaptArg::Devices => Devices::Other,
+    };
+    Some(Adaptation::new(plan, devices, report))
+}
