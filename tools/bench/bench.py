@@ -2,9 +2,10 @@
 
     bench.py --target DIR [--before DIR] [--threads N] [--rounds N] [--small] [NAME ...]
 
-NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, compressed, fits, experts, jobs, rows, speculation, quantization, serving, streaming, before,
-llama-cpp or disk-llama-cpp.
-Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp) and before (which needs --before).
+NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, compressed, fits, experts, jobs, rows, speculation, quantization, serving, streaming, python, openvino,
+before, llama-cpp or disk-llama-cpp.
+Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp), openvino (which needs
+tools/scripts/deps.sh openvino) and before (which needs --before).
 Results are kept in out/bench/results.json after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
 """
 
@@ -18,6 +19,7 @@ import equal
 import experts
 import jobs
 import measure
+import people
 import planning
 import quantization
 import serving
@@ -50,6 +52,8 @@ MEASUREMENTS = {
     "quantization": quantization.quantization,
     "serving": serving.serving,
     "streaming": streaming.on_webgpu,
+    "python": people.python,
+    "openvino": people.openvino,
     "before": before.against_before,
     "llama-cpp": speed.against_llama_cpp,
     "disk-llama-cpp": disk.beside_llama_cpp,
@@ -65,7 +69,7 @@ def main():
     arguments.add_argument("--small", action="store_true")
     arguments.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []])
     asked = arguments.parse_args()
-    names = asked.names or [name for name in MEASUREMENTS if "llama-cpp" not in name and name != "before"]
+    names = asked.names or [name for name in MEASUREMENTS if "llama-cpp" not in name and name not in ("before", "openvino")]
     shop = Workshop(asked.target, asked.threads, asked.rounds, asked.small, before=asked.before)
     table = Table(os.path.join(OUT, "results-small.json" if asked.small else "results.json"))
     failed = False
