@@ -126,7 +126,7 @@ bench-deps:
 	@tools/scripts/deps.sh test && tools/scripts/deps.sh vulkan || echo "bench: the streaming rows will say what is missing" >&2
 
 bench: bench-deps
-	cargo build --release --locked -p hpp-split -p hpp-profile -p hpp-exec -p hpp-fixtures
+	cargo build --release --locked -p hpp-split -p hpp-profile -p hpp-exec -p hpp-fixtures -p hpp-python
 	@tools/scripts/with-deps.sh .deps/bench-venv/bin/python tools/bench/bench.py --target $(TARGET)/release $(BENCH)
 
 # Python packages are not needed, only the library: the one of ORT_DYLIB_PATH, else that of `make deps`, which knows no CUDA.

@@ -20,6 +20,7 @@ import experts
 import jobs
 import llama_server
 import measure
+import people
 import planning
 import quantization
 import serving
@@ -54,6 +55,8 @@ MEASUREMENTS = {
     "quantization": quantization.quantization,
     "serving": serving.serving,
     "streaming": streaming.on_webgpu,
+    "python": people.python,
+    "openvino": people.openvino,
     "before": before.against_before,
     "llama-cpp": beside_llama_cpp.in_memory,
     "disk-llama-cpp": beside_llama_cpp.from_disk,
@@ -72,7 +75,7 @@ def main():
     arguments.add_argument("--small", action="store_true")
     arguments.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []])
     asked = arguments.parse_args()
-    names = asked.names or [name for name in MEASUREMENTS if "llama-cpp" not in name and name != "before"]
+    names = asked.names or [name for name in MEASUREMENTS if "llama-cpp" not in name and name not in ("before", "openvino")]
     shop = Workshop(asked.target, asked.threads, asked.rounds, asked.small, before=asked.before)
     table = Table(os.path.join(OUT, "results-small.json" if asked.small else "results.json"))
     failed = False

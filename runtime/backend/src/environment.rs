@@ -28,6 +28,8 @@ pub struct OrtOptions {
     pub waiting: IdleThreads,
     /// Libraries of providers, which come before those of the environment variables and those that are installed.
     pub provider_libraries: BTreeMap<Provider, PathBuf>,
+    /// Where OpenVINO keeps compiled models; `None` for nowhere. Nothing here bounds the directory.
+    pub compiled_models: Option<PathBuf>,
     /// Options of providers, which replace those of plans.
     pub provider_options: BTreeMap<Provider, ProviderOptions>,
     /// Waits for a CUDA device after each run and copies weights on a thread, instead of ordering runs and copies by events.
@@ -92,6 +94,8 @@ pub(crate) struct SharedRuntime {
     pub plugins: Plugins,
     /// See [`OrtOptions`].
     pub provider_options: BTreeMap<Provider, ProviderOptions>,
+    /// See [`OrtOptions`].
+    pub compiled_models: Option<PathBuf>,
     /// See [`device_lock`](Self::device_lock).
     device_locks: Mutex<BTreeMap<Provider, DeviceLock>>,
     wait_each_run: bool,
@@ -181,6 +185,7 @@ fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<SharedRunti
         threads,
         plugins,
         provider_options: options.provider_options.clone(),
+        compiled_models: options.compiled_models.clone(),
         device_locks: Mutex::default(),
         wait_each_run: options.wait_each_run,
         streams: Mutex::default(),

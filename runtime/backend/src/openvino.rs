@@ -2,6 +2,7 @@
 
 use hpp_schema::ProviderOptions;
 use serde_json::{Map, Value, json};
+use std::path::Path;
 
 /// The option that holds properties, by device.
 const LOAD_CONFIG: &str = "load_config";
@@ -10,8 +11,8 @@ const LOAD_CONFIG: &str = "load_config";
 /// stays as it is.
 ///
 /// Defaults: on the CPU the threads of this process, and sums in 32 bits: on processors with 16-bit matrix units OpenVINO's own default
-/// rounds activations to 16 bits.
-pub(crate) fn complete(options: &mut ProviderOptions, device: &str, threads: usize) {
+/// rounds activations to 16 bits. `compiled` is where it keeps compiled models.
+pub(crate) fn complete(options: &mut ProviderOptions, device: &str, threads: usize, compiled: Option<&Path>) {
     let is_property = |key: &str| key.starts_with(|c: char| c.is_ascii_uppercase());
     let given: Vec<String> = options.keys().filter(|key| is_property(key)).cloned().collect();
     if options.contains_key(LOAD_CONFIG) && given.is_empty() {
@@ -21,6 +22,9 @@ pub(crate) fn complete(options: &mut ProviderOptions, device: &str, threads: usi
     if device == "CPU" {
         properties.insert("INFERENCE_NUM_THREADS".into(), json!(threads.to_string()));
         properties.insert("INFERENCE_PRECISION_HINT".into(), json!("f32"));
+    }
+    if let Some(dir) = compiled.and_then(Path::to_str) {
+        properties.insert("CACHE_DIR".into(), json!(dir));
     }
     for key in given {
         if let Some(value) = options.remove(&key) {
@@ -38,7 +42,7 @@ mod tests {
 
     fn completed(options: &[(&str, &str)], device: &str) -> ProviderOptions {
         let mut options = options.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        complete(&mut options, device, 3);
+        complete(&mut options, device, 3, None);
         options
     }
 
@@ -50,6 +54,12 @@ mod tests {
         assert_eq!(config.get("other").map(String::as_str), Some("x"));
         assert_eq!(config.len(), 2);
         assert!(completed(&[], "GPU").is_empty(), "a GPU's defaults are OpenVINO's");
+        let (mut kept, mut given) =
+            (ProviderOptions::new(), ProviderOptions::from([("CACHE_DIR".into(), "/own".into())]));
+        complete(&mut kept, "GPU", 3, Some(Path::new("/cache")));
+        assert_eq!(kept[LOAD_CONFIG], r#"{"GPU":{"CACHE_DIR":"/cache"}}"#);
+        complete(&mut given, "GPU", 3, Some(Path::new("/cache")));
+        assert_eq!(given[LOAD_CONFIG], r#"{"GPU":{"CACHE_DIR":"/own"}}"#);
         assert_eq!(completed(&[("load_config", "{}")], "CPU")["load_config"], "{}");
     }
 }

@@ -70,7 +70,7 @@ pub(crate) fn find_device<'r>(
         return Err(absent(format!("it is used on {word} cards only, and this is {}", describe(&device))));
     }
     if provider == Provider::OPENVINO {
-        openvino::complete(&mut options, kind_name(&device), runtime.threads);
+        openvino::complete(&mut options, kind_name(&device), runtime.threads, runtime.compiled_models.as_deref());
     }
     let ort_name = device.ep().unwrap_or_default().to_owned();
     if ort_name.len() > LONGEST_ORT_NAME {

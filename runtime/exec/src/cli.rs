@@ -276,7 +276,8 @@ pub struct AutoPlanArgs {
     /// [default: $HPP_CACHE, else hpp in $XDG_CACHE_HOME or ~/.cache].
     #[arg(long, value_name = "DIR")]
     pub cache: Option<PathBuf>,
-    /// Size limit of the cache. Beyond it, hpp-exec removes the least recently used plans, except those in use and the last one used
+    /// Size limit of the plans in the cache, and of OpenVINO's compiled models there. Beyond it, hpp-exec removes the least recently used
+    /// plans, except those in use and the last one used, and the oldest compiled models
     /// [default: $HPP_CACHE_LIMIT, else 50G].
     #[arg(long, value_name = "SIZE")]
     pub cache_limit: Option<ByteSize>,

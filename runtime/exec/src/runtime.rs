@@ -3,8 +3,9 @@
 use crate::cli::{LibraryArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
+use crate::planning::compiled_models;
 use hpp_engine::{Engine, EngineOptions, is_limited_by_disk, untried, with_providers};
-use hpp_schema::{Plan, provider_libraries, provider_options};
+use hpp_schema::{Plan, Provider, provider_libraries, provider_options};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -33,7 +34,11 @@ impl OnnxRuntime {
     pub fn open_for(plan: &Plan, args: &RuntimeArgs, console: &Arc<Console>) -> Result<Self, ExecError> {
         let is_limited_by_disk = is_limited_by_disk(plan, args.engine_options().weights);
         let waiting = if is_limited_by_disk { IdleThreads::Sleep } else { IdleThreads::Spin };
-        let options = OrtOptions { wait_each_run: args.wait_each_run, waiting, ..options(&args.library) };
+        let tries_openvino =
+            !plan.is_unsplit() && untried(&with_providers(plan, &args.providers), [Provider::OPENVINO]).is_none();
+        let compiled_models = if tries_openvino { compiled_models(&args.planning)? } else { None };
+        let options =
+            OrtOptions { wait_each_run: args.wait_each_run, waiting, compiled_models, ..options(&args.library) };
         Self::open_with(&args.library, &options, console)?.check_providers(plan, args, console)
     }
 

@@ -4,6 +4,7 @@
 //! DIR/CACHEDIR.TAG        tells backup programs to skip the directory
 //! DIR/lock                the cache lock: held while a process acquires or removes a plan
 //! DIR/plans/NAME/         a plan, and the weights that hpp-exec prepares beside it
+//! DIR/openvino/           models that OpenVINO has compiled (compiled.rs)
 //! DIR/plans/NAME.lock     held shared by processes that use the plan, exclusively by the one that makes it; its time is the last use
 //! ```
 //!
@@ -28,6 +29,21 @@ const PREPARED: &str = "prepared";
 /// Contents of CACHEDIR.TAG, which backup programs look for (bford.info/cachedir).
 const TAG: &str =
     "Signature: 8a477f597d28d172789f06886806bc55\n# Plans made by hpp-exec; removing this directory is safe.\n";
+
+/// The directory of `--cache`, else HPP_CACHE, else `hpp` in the user's cache directory, and the limit of its size.
+pub(super) fn location(args: &AutoPlanArgs) -> Result<(PathBuf, u64), PlanningError> {
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+    let default_dir = || Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("hpp"));
+    let dir = args.cache.clone().or_else(|| variable("HPP_CACHE").map(PathBuf::from)).or_else(default_dir);
+    let dir = dir.ok_or(PlanningError::NoCacheDirectory)?;
+    let limit = match (args.cache_limit, variable("HPP_CACHE_LIMIT")) {
+        (Some(limit), _) => limit,
+        (None, Some(text)) => text.to_string_lossy().parse().map_err(PlanningError::CacheLimit)?,
+        (None, None) => ByteSize(DEFAULT_LIMIT),
+    };
+    let failed = |source| PlanningError::Cache { path: dir.clone(), source };
+    Ok((std::path::absolute(&dir).map_err(failed)?, limit.0))
+}
 
 /// The cache.
 pub(super) struct PlanCache {
@@ -55,20 +71,10 @@ impl LockedPlan {
 }
 
 impl PlanCache {
-    /// Opens the directory of `--cache`, else HPP_CACHE, else `hpp` in the user's cache directory. Creates it if it does not exist.
+    /// Opens the directory at its [`location`]. Creates it if it does not exist.
     pub fn open(args: &AutoPlanArgs) -> Result<Self, PlanningError> {
-        let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-        let default_dir = || Some(etcetera::choose_base_strategy().ok()?.cache_dir().join("hpp"));
-        let dir = args.cache.clone().or_else(|| variable("HPP_CACHE").map(PathBuf::from)).or_else(default_dir);
-        let dir = dir.ok_or(PlanningError::NoCacheDirectory)?;
-        let limit = match (args.cache_limit, variable("HPP_CACHE_LIMIT")) {
-            (Some(limit), _) => limit,
-            (None, Some(text)) => text.to_string_lossy().parse().map_err(PlanningError::CacheLimit)?,
-            (None, None) => ByteSize(DEFAULT_LIMIT),
-        };
-        let failed = |source| PlanningError::Cache { path: dir.clone(), source };
-        let dir = std::path::absolute(&dir).map_err(failed)?;
-        let cache = Self { dir, limit: limit.0 };
+        let (dir, limit) = location(args)?;
+        let cache = Self { dir, limit };
         let failed = |source| PlanningError::Cache { path: cache.dir.clone(), source };
         fs::create_dir_all(cache.plans()).map_err(failed)?;
         let tag = cache.dir.join("CACHEDIR.TAG");

@@ -3,10 +3,12 @@
 //! hpp-split is a child process. This module knows its command line and exit code, and nothing of graphs or planning.
 
 mod cache;
+mod compiled;
 mod error;
 mod key;
 mod planner;
 
+pub use compiled::compiled_models;
 pub use error::PlanningError;
 
 use crate::cli::RuntimeArgs;
