@@ -3,7 +3,8 @@
     bench.py --target DIR [--before DIR] [--threads N] [--rounds N] [--small] [NAME ...]
 
 NAME is one of MEASUREMENTS below (`--help` lists them).
-Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp) and before (which needs --before).
+Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp), openvino (which needs
+tools/scripts/deps.sh openvino) and before (which needs --before).
 Results are kept in out/bench/results.json after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
 """
 
