@@ -2,8 +2,8 @@
 //!
 //! A run of several rows may use other kernels than a run of one row, and their sums may round differently. So the first pass with a new
 //! number of rows computes its items both ways, and later passes batch that many rows only if every bit was the same. Where values are
-//! rounded to 16 bits, most differences of sums disappear, and one of some tens of rows shows any: there the first passes are checked,
-//! until enough rows were compared.
+//! rounded to 16 bits, that hides the differences of sums in most rows: there several passes are computed both ways, until enough rows were
+//! compared.
 
 use super::pass::PassItem;
 use super::step::{PassLogits, WorkItem};
@@ -26,7 +26,7 @@ const MIN_SHAPE_TOKENS: u64 = 256;
 /// Where batched rows need not have the same bits: the largest difference of logits that counts as rounding, relative to the largest logit.
 const ROUNDING: f32 = 0.05;
 
-/// Rows that must agree before batches of a shape are used: one pass, and where values are rounded to 16 bits.
+/// Rows that must agree before batches of a shape are used: those of one pass, or so many if values are rounded to 16 bits.
 const ROWS_CHECKED: u64 = 1;
 const ROWS_CHECKED_16_BIT: u64 = 256;
 
