@@ -223,6 +223,14 @@ fn the_disk_is_read_past_the_page_cache() {
         }
         other => panic!("{other:?}"),
     }
+    let replies = machine(MachineProbe::DiskContention { file: file.clone() });
+    match &replies[..] {
+        [Reply::Contention { compute, link }, Reply::Done] => {
+            assert!((1.0..1e3).contains(compute) && (1.0..1e3).contains(link), "{compute} {link}");
+        }
+        [Reply::Failed { reason }] => assert!(reason.contains("no direct reads"), "{reason}"),
+        other => panic!("{other:?}"),
+    }
     let replies = machine(MachineProbe::DiskRead { file, bytes: vec![1 << 30] });
     assert!(matches!(&replies[..], [Reply::Failed { reason }] if reason.contains("too few")), "{replies:?}");
     let replies = machine(MachineProbe::DiskRead { file: "no/such".into(), bytes: vec![4096] });

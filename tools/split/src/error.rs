@@ -143,11 +143,10 @@ impl SplitError {
         ExitCode::from(if is_interrupted { 130 } else { 1 })
     }
 
-    /// Whether moving the state out of host memory could free what is missing.
-    pub(crate) fn may_fit_with_kv_on_disk(&self) -> bool {
+    /// Whether host memory is too small and state takes some of it.
+    pub(crate) fn has_state_on_host(&self) -> bool {
         let SplitError::OverBudget { source, .. } = self else { return false };
-        let missing = source.required_budget().saturating_sub(source.budget);
-        source.device == DeviceId::Cpu && source.demand.kv > missing
+        source.device == DeviceId::Cpu && source.demand.kv > 0
     }
 
     /// This refusal of a plan with KV caches on disk, or that of the plan with them in memory if that needs less of the same memory.
@@ -184,7 +183,9 @@ impl SplitError {
                     1.. if on_host => format!(", or omit --draft, which takes {} of it", ByteSize(*draft).human()),
                     _ => String::new(),
                 };
-                let kv = match *kv_can_move_to_disk && self.may_fit_with_kv_on_disk() {
+                // Only where moving the state out of host memory could free what is missing.
+                let missing = source.required_budget().saturating_sub(source.budget);
+                let kv = match on_host && *kv_can_move_to_disk && source.demand.kv > missing {
                     true => ", or keep KV caches on disk with --kv disk",
                     false => "",
                 };

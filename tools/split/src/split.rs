@@ -46,7 +46,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
                 let limits = Limits { longest_pass: pass, ..request.limits };
                 request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
             }
-            Err(refusal) if refusal.may_fit_with_kv_on_disk() && request.may_move_kv_to_disk(args) => {
+            Err(refusal) if refusal.has_state_on_host() && request.may_move_kv_to_disk(args) => {
                 with_kv_in_memory = Some(refusal);
                 let limits = Limits { kv_on_disk: true, longest_pass: u64::MAX, ..request.limits };
                 request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
