@@ -2,7 +2,7 @@
 
     bench.py --target DIR [--before DIR] [--threads N] [--rounds N] [--small] [NAME ...]
 
-NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, compressed, fits, experts, jobs, rows, speculation, quantization, serving, streaming, before,
+NAME is equal, huge, extract, overhead, genai, planning, gain, profiling, predictions, disk, compressed, fits, experts, jobs, rows, speculation, quantization, serving, kv-pages, streaming, before,
 llama-cpp or disk-llama-cpp.
 Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp) and before (which needs --before).
 Results are kept in out/bench/results.json after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
@@ -49,6 +49,7 @@ MEASUREMENTS = {
     "speculation": speculation.speculation,
     "quantization": quantization.quantization,
     "serving": serving.serving,
+    "kv-pages": serving.page_sizes,
     "streaming": streaming.on_webgpu,
     "before": before.against_before,
     "llama-cpp": speed.against_llama_cpp,

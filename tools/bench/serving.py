@@ -8,16 +8,18 @@ import json
 import os
 import random
 import shutil
+import statistics
 import subprocess
 import threading
 import time
 
 import disk
 import measure
-from table import compared, limited
+from table import compared, limited, row
 from workshop import OUT
 
 PAGE, NEW = 128, 32
+PAGE_SIZES = (32, 64, PAGE, 256, 512)
 # A prompt near the model's context of 4,096 tokens.
 LONG, LONG_SMALL = 4032, 1024
 WAIT = 120
@@ -66,10 +68,22 @@ class Server:
                 yield time.monotonic(), json.loads(line[6:])
         connection.close()
 
-    def metric(self, name, **labels):
+    def get(self, path):
         connection = http.client.HTTPConnection(self.host, timeout=WAIT)
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+
+    def post(self, path, body):
+        connection = http.client.HTTPConnection(self.host, timeout=WAIT)
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        return json.loads(connection.getresponse().read())
+
+    def context(self):
+        """The context of the first model."""
+        return json.loads(self.get("/v1/models"))["data"][0]["max_model_len"]
+
+    def metric(self, name, **labels):
+        lines = self.get("/metrics").splitlines()
         found = [line for line in lines if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items())]
         return float(found[0].split()[-1]) if found else 0.0
 
@@ -97,13 +111,13 @@ def directory(name):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def long_prompt(shop, plan, number):
+def long_prompt(shop, plan, number, page=PAGE, tokens=None):
     """One round: the first token cold, from RAM and from disk after kill -9, and the rate of the pages that came from disk."""
-    tokens = LONG_SMALL if shop.small else LONG
-    pages = (tokens - 2) // PAGE
+    tokens = tokens or (LONG_SMALL if shop.small else LONG)
+    pages = (tokens - 2) // page
     asked, other = prompt(number, tokens), prompt(-1 - number, 64)
     with directory("kv") as kv:
-        options = ("--kv-dir", kv, "--kv-ram", "4G", "--kv-disk", "8G", "--max-sequences", 1)
+        options = ("--kv-dir", kv, "--kv-ram", "4G", "--kv-disk", "8G", "--kv-page", page, "--max-sequences", 1)
         server = Server(shop, plan, *options)
         try:
             server.complete(other)
@@ -124,10 +138,10 @@ def long_prompt(shop, plan, number):
         finally:
             server.kill()
         found = [answer["prompt_tokens_details"]["cached_tokens"] for answer in (usage, usage_disk)]
-        if found != [pages * PAGE] * 2 or not text == text_ram == text_disk:
+        if found != [pages * page] * 2 or not text == text_ram == text_disk:
             raise measure.Failed(f"{found} tokens were found, and the texts are {text!r}, {text_ram!r}, {text_disk!r}")
         restored = os.path.getsize(file) / (from_disk - ram)
-        return {"cold": cold, "ram": ram, "disk": from_disk, "restored": restored / 1e9, "direct": direct / 1e9}
+        return {"cold": cold, "ram": ram, "disk": from_disk, "computed": tokens - pages * page, "restored": restored / 1e9, "direct": direct / 1e9}
 
 
 def first_tokens(shop, dtype):
@@ -141,6 +155,25 @@ def first_tokens(shop, dtype):
         compared(f"{what}: on disk after kill -9 over none", from_disk, cold, 5, "s", smaller_is_better=True),
         compared(f"states restored from disk over direct reads, {dtype}", restored, direct, 0.8, "GB/s"),
     ]
+
+
+def page_sizes(shop):
+    """The first token by the size of pages. In each round all sizes have the same prompt, whose length is random."""
+    model = shop.decoder("int4")
+    plan, _ = shop.split(model, "serving/pages", "--context", 4096)
+    most, runs = LONG_SMALL if shop.small else LONG, {size: [] for size in PAGE_SIZES}
+    for number in range(shop.rounds):
+        tokens = most - random.Random(number).randrange(max(PAGE_SIZES))
+        for size in PAGE_SIZES:
+            runs[size].append(long_prompt(shop, plan, number, size, tokens))
+    values = {size: {key: [run[key] for run in of_size] for key in of_size[0]} for size, of_size in runs.items()}
+    rows = []
+    for size, own in values.items():
+        for key, what in (("cold", "none stored"), ("ram", "pages in RAM"), ("disk", "pages on disk")):
+            measured = f"first token of a prompt of {most - max(PAGE_SIZES)} to {most} tokens, {what}: pages of {size} over {PAGE} tokens"
+            rows.append(compared(measured, own[key], values[PAGE][key], None, "s", smaller_is_better=True))
+        rows.append(row(f"tokens of the prompt computed again, pages of {size}", f"{statistics.mean(own['computed']):.0f} on average"))
+    return rows
 
 
 def decode(shop, dtype):
