@@ -55,6 +55,7 @@ MEASUREMENTS = {
     "speculation": speculation.speculation,
     "quantization": quantization.quantization,
     "serving": serving.serving,
+    "kv-pages": serving.page_sizes,
     "streaming": streaming.on_webgpu,
     "python": people.python,
     "openvino": people.openvino,

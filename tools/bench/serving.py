@@ -8,6 +8,7 @@ import json
 import os
 import random
 import shutil
+import statistics
 import subprocess
 import threading
 import time
@@ -16,10 +17,11 @@ import disk
 import measure
 import speculation
 from limit import Limit
-from table import compared, limited
+from table import compared, limited, row
 from workshop import OUT
 
 PAGE, NEW = 128, 32
+PAGE_SIZES = (32, 64, PAGE, 256, 512)
 # A prompt near the model's context of 4,096 tokens.
 LONG, LONG_SMALL = 4032, 1024
 # Models larger than memory: the memory as a share of their size.
@@ -71,10 +73,22 @@ class Server:
                 yield time.monotonic(), json.loads(line[6:])
         connection.close()
 
-    def metric(self, name, **labels):
+    def get(self, path):
         connection = http.client.HTTPConnection(self.host, timeout=WAIT)
-        connection.request("GET", "/metrics")
-        lines = connection.getresponse().read().decode().splitlines()
+        connection.request("GET", path)
+        return connection.getresponse().read().decode()
+
+    def post(self, path, body):
+        connection = http.client.HTTPConnection(self.host, timeout=WAIT)
+        connection.request("POST", path, json.dumps(body), {"content-type": "application/json"})
+        return json.loads(connection.getresponse().read())
+
+    def context(self):
+        """The context of the first model."""
+        return json.loads(self.get("/v1/models"))["data"][0]["max_model_len"]
+
+    def metric(self, name, **labels):
+        lines = self.get("/metrics").splitlines()
         found = [line for line in lines if line.startswith(name + "{") and all(f'{k}="{v}"' in line for k, v in labels.items())]
         return float(found[0].split()[-1]) if found else 0.0
 
@@ -102,14 +116,14 @@ def directory(name):
         shutil.rmtree(path, ignore_errors=True)
 
 
-def long_prompt(shop, plan, asked, other, states, limit=None):
+def long_prompt(shop, plan, asked, other, states, limit=None, page=PAGE):
     """One round: the first token of the prompt `asked` cold, from RAM and from disk after kill -9, and the rate of the pages that came from
     disk. `other` is a prompt that takes the sequence between, `states` the RAM for states. With a memory limit, weights that it
     does not hold come from disk in each pass."""
-    pages = (len(asked) - 2) // PAGE
+    pages = (len(asked) - 2) // page
     with contextlib.ExitStack() as stack:
         kv, group = stack.enter_context(directory("kv")), stack.enter_context(Limit(limit)) if limit else None
-        options = ("--kv-dir", kv, "--kv-ram", states, "--kv-disk", "8G", "--max-sequences", 1)
+        options = ("--kv-dir", kv, "--kv-ram", states, "--kv-disk", "8G", "--kv-page", page, "--max-sequences", 1)
         if limit:
             disk.forget(plan)
         server = Server(shop, plan, *options, group=group)
@@ -134,10 +148,10 @@ def long_prompt(shop, plan, asked, other, states, limit=None):
         finally:
             server.kill()
         found = [answer["prompt_tokens_details"]["cached_tokens"] for answer in (usage, usage_disk)]
-        if found != [pages * PAGE] * 2 or not text == text_ram == text_disk:
+        if found != [pages * page] * 2 or not text == text_ram == text_disk:
             raise measure.Failed(f"{found} tokens were found, and the texts are {text!r}, {text_ram!r}, {text_disk!r}")
         restored = os.path.getsize(file) / (from_disk - ram)
-        return {"cold": cold, "ram": ram, "disk": from_disk, "restored": restored / 1e9, "direct": direct / 1e9}
+        return {"cold": cold, "ram": ram, "disk": from_disk, "computed": len(asked) - pages * page, "restored": restored / 1e9, "direct": direct / 1e9}
 
 
 def first_tokens(shop, dtype):
@@ -181,6 +195,25 @@ def larger_than_memory(shop, name, model, context, vocabulary, states):
         compared(f"{what}: states in RAM over none", ram, cold, 20, "s", smaller_is_better=True),
         compared(f"{what}: on disk after kill -9 over none", from_disk, cold, 5, "s", smaller_is_better=True),
     ]
+
+
+def page_sizes(shop):
+    """The first token by the size of pages. In each round all sizes have the same prompt, whose length is random."""
+    model = shop.decoder("int4")
+    plan, _ = shop.split(model, "serving/pages", "--context", 4096)
+    most, runs = LONG_SMALL if shop.small else LONG, {size: [] for size in PAGE_SIZES}
+    for number in range(shop.rounds):
+        tokens = most - random.Random(number).randrange(max(PAGE_SIZES))
+        for size in PAGE_SIZES:
+            runs[size].append(long_prompt(shop, plan, prompt(number, tokens), prompt(-1 - number, 64), "4G", page=size))
+    values = {size: {key: [run[key] for run in of_size] for key in of_size[0]} for size, of_size in runs.items()}
+    rows = []
+    for size, own in values.items():
+        for key, what in (("cold", "none stored"), ("ram", "pages in RAM"), ("disk", "pages on disk")):
+            measured = f"first token of a prompt of {most - max(PAGE_SIZES)} to {most} tokens, {what}: pages of {size} over {PAGE} tokens"
+            rows.append(compared(measured, own[key], values[PAGE][key], None, "s", smaller_is_better=True))
+        rows.append(row(f"tokens of the prompt computed again, pages of {size}", f"{statistics.mean(own['computed']):.0f} on average"))
+    return rows
 
 
 def decode(shop, dtype):
