@@ -1,5 +1,6 @@
 """Memory and bandwidth that are taken away from a running plan and given back: tokens over those of the best fixed plan for each part."""
 
+import json
 import os
 import signal
 import subprocess
@@ -8,13 +9,16 @@ import time
 
 import disk
 import measure
+from jobs import SMALLEST_VOCABULARY
 from limit import Limit, ReadRate
 from rounds import Rounds
 from table import row
+from workshop import OUT
 
-PROMPT, CONTEXT = 16, 1024
+# Caches take memory that short texts hardly touch, so that a limit can be lowered below the plan.
+PROMPT, NEW, CONTEXT = 8, 4, 512
 # Seconds of each part; memory that is given back is used after 10 seconds.
-PART, SMALL_PART = 60, 25
+PART, SMALL_PART = 60, 20
 WANTED = 0.85
 # Each step of a falling limit: as when another program grows. Version 1 of control groups refuses a limit below what is in use.
 STEPS, STEP_SECONDS = 16, 20
@@ -23,52 +27,60 @@ STEPS, STEP_SECONDS = 16, 20
 def plan_for(shop, model, limit):
     """A plan for a memory limit, with its weights prepared."""
     plan, _ = shop.split(model, f"changing/{limit >> 20}", "--context", CONTEXT, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", PROMPT)
-    measure.run(command(shop, plan, "--max-new", 2))
+    measure.run([shop.binary("hpp-exec"), plan, "--tokens", "1,2", "-n", 2, "--threads", shop.threads, "--quiet"])
     return plan
 
 
-def command(shop, plan, *options):
-    tokens = ",".join(str(1 + 7 * at) for at in range(PROMPT))
-    return [shop.binary("hpp-exec"), plan, "--tokens", tokens, "--temperature", 0, "--ignore-eos", "--threads", shop.threads, *map(str, options)]
-
-
 class Run:
-    """A run that prints a token id when it has it: when each came, and which."""
+    """`hpp-exec jobs`, one prompt after the other: when each answer of `NEW` tokens came, and which tokens it has."""
 
     def __init__(self, shop, model, plan, limit, *options):
         disk.forget(model, plan)
-        words = limit.command(command(shop, plan, "--max-new", CONTEXT - PROMPT, *options))
-        self.process = subprocess.Popen(list(map(str, words)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.text, self.times, self.said = "", [], ""
-        self.readers = [threading.Thread(target=self._tokens), threading.Thread(target=self._messages)]
-        for reader in self.readers:
-            reader.start()
+        self.answers = os.path.join(OUT, "changing-answers.jsonl")
+        if os.path.exists(self.answers):
+            os.remove(self.answers)
+        words = [shop.binary("hpp-exec"), "jobs", plan, "--in", prompts(), "--out", self.answers, "--max-sequences", 1,
+                 "--threads", shop.threads, "--quiet", *options]
+        self.process = subprocess.Popen(list(map(str, limit.command(words))), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.times, self.is_over = [], False
+        self.reader = threading.Thread(target=self._watch)
+        self.reader.start()
         while not self.times and self.process.poll() is None:
             time.sleep(0.05)
 
-    def _tokens(self):
-        while piece := self.process.stdout.read(1):
-            self.text += piece
-            if piece == ",":
-                self.times.append(time.monotonic())
-
-    def _messages(self):
-        self.said = self.process.stderr.read()
+    def _watch(self):
+        while not self.is_over:
+            if os.path.exists(self.answers):
+                with open(self.answers, "rb") as lines:
+                    done = lines.read().count(b"\n")
+                self.times += [time.monotonic()] * (done - len(self.times))
+            time.sleep(0.02)
 
     def count(self, since, until):
         """Tokens in an interval."""
-        return sum(since <= at < until for at in self.times)
+        return NEW * sum(since <= at < until for at in self.times)
 
     def end(self):
-        """Stops it; the tokens that are complete."""
+        """Stops it; the tokens of each answer."""
         ended = self.process.poll()
         self.process.send_signal(signal.SIGINT)
-        self.process.wait()
-        for reader in self.readers:
-            reader.join()
+        said = self.process.communicate()[1]
+        self.is_over = True
+        self.reader.join()
         if ended is not None:
-            raise measure.Failed(f"a run ended early with {ended}: {self.said[-300:]}")
-        return self.text.split(",")[:-1]
+            raise measure.Failed(f"a run ended early with {ended}: {said[-300:]}")
+        with open(self.answers, encoding="utf-8") as lines:
+            return [json.loads(line)["tokens"] for line in lines]
+
+
+def prompts():
+    """A file of more prompts than any run answers."""
+    path = os.path.join(OUT, "changing-prompts.jsonl")
+    with open(path, "w", encoding="utf-8") as out:
+        for number in range(5000):
+            tokens = [1 + (number * 31 + at * 7) % SMALLEST_VOCABULARY for at in range(PROMPT)]
+            out.write(json.dumps({"id": number, "tokens": tokens, "max_new": NEW, "ignore_eos": True, "temperature": 0}) + "\n")
+    return path
 
 
 def fixed(shop, model, plan, limit, seconds):

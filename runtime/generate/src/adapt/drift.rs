@@ -358,7 +358,9 @@ pub(super) mod tests {
             let spent = [disk / passes, 0.0, host / passes, 0.0];
             let (read_bytes, read_ms) = ((read_bytes / passes) as u64, read_ms / passes);
             let pass = PassObservation { sequences: 1, tokens: 1, ms: ms / passes, spent, read_bytes, read_ms };
-            (0..passes as usize).for_each(|_| _ = detector.observe(&pass));
+            for _ in 0..passes as usize {
+                detector.observe(&pass);
+            }
             slow.extend(detector.drift().map(|_| at));
             causes.extend(detector.drift().map(|drift| drift.cause));
         }
