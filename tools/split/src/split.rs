@@ -39,13 +39,18 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     }
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
     let (partitioning, trials) = loop {
-        match partition_blocks(&mut request, args, &analysis, &out_dir) {
-            Err(SplitError::OverBudget { .. }) if let Some(pass) = request.shorter_pass() => {
-                let limits = Limits { longest_pass: pass, ..request.limits };
-                request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
+        let result = partition_blocks(&mut request, args, &analysis, &out_dir);
+        let shorter = match &result {
+            Err(SplitError::OverBudget { .. }) => request.shorter_pass(),
+            // What was measured stays.
+            Ok((found, trials)) if trials.is_empty() => {
+                request.shorter_pass_on_host(&analysis, &found.solution.placements)
             }
-            result => break result?,
-        }
+            _ => None,
+        };
+        let Some(longest_pass) = shorter else { break result? };
+        let limits = Limits { longest_pass, ..request.limits };
+        request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
     };
     let partitioning = match drop_useless_copies(&mut request, args, &analysis, &costs, &partitioning) {
         true => partition_blocks(&mut request, args, &analysis, &out_dir)?.0,
