@@ -138,7 +138,9 @@ fn the_policy_hits_as_often_as_lru_and_nearly_as_often_as_with_foresight() {
         let routes = routes(Routing { skew, drift });
         for percent in [25, 50] {
             let [ours, lru, best] = shares_of_hits(&routes, EXPERTS, percent);
-            eprintln!("skew {skew}, drift {drift}, room for {percent} %: {ours:.3}, LRU {lru:.3}, with foresight {best:.3}");
+            eprintln!(
+                "skew {skew}, drift {drift}, room for {percent} %: {ours:.3}, LRU {lru:.3}, with foresight {best:.3}"
+            );
             assert!(ours >= 0.97 * lru, "{ours} hits, LRU has {lru}");
             assert!(ours >= 0.85 * best, "{ours} hits, with foresight {best}");
         }
