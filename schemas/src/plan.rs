@@ -331,7 +331,7 @@ impl Plan {
         let mut by_partition: BTreeMap<&str, u64> = BTreeMap::new();
         for state in self.states.iter().filter(|state| state.on_disk) {
             let bytes = by_partition.entry(&state.partition).or_default();
-            *bytes = bytes.saturating_add(state.bytes.0.saturating_mul(self.budgets.batch));
+            *bytes = bytes.saturating_add(state.memory().saturating_mul(self.budgets.batch));
         }
         state_window(by_partition.into_values().max().unwrap_or(0))
     }

@@ -31,14 +31,14 @@ pub(crate) fn uses_f16(session: &Session) -> bool {
 /// Runs an addition in float16 on the device; its error if that fails.
 pub(crate) fn computes_in_f16(runtime: &SharedRuntime, device: Device<'_>) -> Result<(), BackendError> {
     let doing = "compute in float16";
-    add(builder(runtime, device, doing)?, DType::Float16, &OrtControl::new()?, doing)
+    add(builder(runtime, device, doing)?, DType::Float16, OrtBinding::run, doing)
 }
 
 /// Frees the unused memory of the shared arena. ONNX Runtime does so only at the end of a run whose options request it.
 pub(crate) fn trim_memory(runtime: &SharedRuntime) -> Result<(), BackendError> {
     let doing = "free memory that the arena keeps for later runs";
     let builder = builder(runtime, processor(runtime)?, doing)?.with_env_allocators().map_err(failed(doing))?;
-    add(builder, DType::Float32, &OrtControl::shrinking_arena()?, doing)
+    add(builder, DType::Float32, OrtBinding::run_and_shrink, doing)
 }
 
 fn builder(runtime: &SharedRuntime, device: Device<'_>, doing: &str) -> Result<SessionBuilder, BackendError> {
@@ -46,8 +46,11 @@ fn builder(runtime: &SharedRuntime, device: Device<'_>, doing: &str) -> Result<S
     builder.with_devices([device], None).map_err(failed(doing))
 }
 
+/// A way to run a session.
+type Run = fn(&mut OrtBinding, &mut Session, &OrtControl) -> Result<(), BackendError>;
+
 /// Runs a model that adds one number to itself.
-fn add(mut builder: SessionBuilder, dtype: DType, control: &OrtControl, doing: &str) -> Result<(), BackendError> {
+fn add(mut builder: SessionBuilder, dtype: DType, run: Run, doing: &str) -> Result<(), BackendError> {
     let mut session = builder.commit_from_memory(&model(dtype)).map_err(failed(doing))?;
     let host = MemorySpace::host();
     let memory = Memory::Host(Rc::new(HostPages::reserve(8)?));
@@ -55,7 +58,7 @@ fn add(mut builder: SessionBuilder, dtype: DType, control: &OrtControl, doing: &
     let mut binding = OrtBinding::new(&session)?;
     binding.input(0, c"x", &one)?;
     binding.output_unknown(0, c"y", &host)?;
-    binding.run(&mut session, control)
+    run(&mut binding, &mut session, &OrtControl::new()?)
 }
 
 /// The ONNX model `y = x + x` over one number.

@@ -1,7 +1,7 @@
 //! Compares the host memory that a plan needs with what is free.
 
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency};
+use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency, State};
 
 /// A warning if less than the plan needs is free. `free` is the number of bytes that a process can still allocate.
 pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
@@ -35,7 +35,7 @@ pub fn needed(plan: &Plan, sequences: u64) -> u64 {
         partition.variants().any(|variant| !on_host(variant.device) && variant.residency == Residency::Streamed)
     };
     let computed_on_host = plan.partitions.iter().filter(|partition| on_host(&partition.device));
-    let states = plan.states.iter().filter(|state| on_host(&state.device)).map(|state| state.bytes.0);
+    let states = plan.states.iter().filter(|state| on_host(&state.device)).map(State::memory);
     let parts = [
         sum(&mut plan.partitions.iter().map(resident_weights)),
         sum(&mut plan.devices.iter().filter_map(|device| device.window).map(|window| window.0)),

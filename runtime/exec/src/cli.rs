@@ -643,16 +643,22 @@ pub struct BenchArgs {
 
 /// Parses a number of tokens: 4096 or 4k.
 fn context(text: &str) -> Result<u64, String> {
-    let (number, scale) = text.strip_suffix(['k', 'K']).map_or((text, 1), |number| (number, 1024));
-    let tokens = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(scale));
-    tokens.filter(|tokens| *tokens > 0).ok_or_else(|| "write a number of tokens, such as 4096 or 4k".to_owned())
+    tokens(text).filter(|tokens| *tokens > 0).ok_or_else(|| "write a number of tokens, such as 4096 or 4k".to_owned())
+}
+
+/// A number of tokens: `8192`, `8k`, `1M`.
+fn tokens(text: &str) -> Option<u64> {
+    let units = [(['k', 'K'], 1 << 10), (['m', 'M'], 1 << 20)];
+    let unit = units.into_iter().find_map(|(letters, unit)| Some((text.strip_suffix(letters)?, unit)));
+    let (number, unit) = unit.unwrap_or((text, 1));
+    number.trim().parse::<u64>().ok()?.checked_mul(unit)
 }
 
 fn max_new(text: &str) -> Result<u64, String> {
     if text == "-1" {
         return Ok(u64::MAX);
     }
-    text.parse().map_err(|_| "write a number of tokens, or -1 for no limit".to_owned())
+    tokens(text).ok_or_else(|| "write a number of tokens, such as 512 or 8k, or -1 for no limit".to_owned())
 }
 
 fn token_id(text: &str) -> Result<u32, String> {

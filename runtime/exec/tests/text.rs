@@ -28,6 +28,23 @@ fn every_decoder_generates_its_recorded_tokens() {
     assert!(failed.is_empty(), "{}", failed.join("\n"));
 }
 
+/// Each pass needs slightly larger pieces of memory than all before: what those used must not add up.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_long_prompt_takes_the_memory_of_its_longest_pass() {
+    let mut plan = PlanDir::new("torch/llama-dynamo-kv", 3000);
+    plan.plan.schedule.prefill_chunk = Some(64);
+    plan.save();
+    let peak = |tokens: usize| {
+        let prompt = (0..tokens).map(|at| (5 + at % 400).to_string()).collect::<Vec<_>>().join(",");
+        let ran = plan.run(&["--tokens", &prompt, "-n", "1", "--ignore-eos", "--json"]).ok();
+        ran.json()["bytes"]["peak_rss"].as_u64().unwrap()
+    };
+    // The scores of the last pass take 64 x 2900 x 8 heads x 4 bytes: 6 MiB.
+    let grown = peak(2900).saturating_sub(peak(64));
+    assert!(grown < 48 << 20, "{} MiB", grown >> 20);
+}
+
 #[test]
 fn logits_are_saved_for_each_step() {
     let plan = PlanDir::new(LLAMA, 64);

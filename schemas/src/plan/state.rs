@@ -32,8 +32,18 @@ pub struct State {
     /// Whether it lies in a file between the runs of its partition, and not in host memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub on_disk: bool,
-    /// Bytes at full capacity for one sequence.
+    /// Bytes of `past` at full capacity for one sequence.
     pub bytes: ByteSize,
+}
+
+impl State {
+    /// Bytes of memory that it takes for one sequence: runs write a state that is not updated in place to a second buffer.
+    pub fn memory(&self) -> u64 {
+        match self.update {
+            StateUpdate::Append { .. } | StateUpdate::Replace => self.bytes.0.saturating_mul(2),
+            StateUpdate::InPlace { .. } | StateUpdate::ReadOnly => self.bytes.0,
+        }
+    }
 }
 
 /// How a state's `present` relates to its `past`.

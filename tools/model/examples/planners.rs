@@ -91,7 +91,7 @@ fn problems(analysis: &Analysis, machine: &Machine) -> Vec<Problem> {
         new_tokens: 128,
         prefill_chunk: chunk,
         threads: 8,
-        on_host: false,
+        divides_prompts: true,
     };
     let all = hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
     let total = Demand::of(&all).total();

@@ -8,8 +8,8 @@ use crate::roles;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::{
-    BranchChoice, Candidates, Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, product_inputs,
-    quantize,
+    BranchChoice, Candidates, HeadReason, Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile,
+    product_inputs, quantize,
 };
 use hpp_schema::{Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
 use std::collections::BTreeMap;
@@ -98,6 +98,7 @@ pub fn analyse_quantized(
     );
     let mut config = ModelConfig::read(model.dir())?;
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
+    notes.extend(chosen_file_note(path, model.path()));
     let (mut graph, mut segmentation) = infer_and_segment(&model)?;
     let mut quantized = None;
     if let Some(options) = options {
@@ -115,6 +116,8 @@ pub fn analyse_quantized(
                 before = Some(source);
                 (graph, segmentation) = infer_and_segment(&model)?;
             }
+            // Nothing is saved by asking for positions.
+            Some(Err(HeadReason::OnePosition)) => {}
             Some(Err(why)) => notes.push(format!("logits are computed for every position: {why}")),
             None => {}
         }
@@ -176,6 +179,14 @@ fn quantize_roles(graph: &Graph, segmentation: &Segmentation) -> Roles {
     }
 }
 
+/// Names the file that was chosen of several in a directory.
+fn chosen_file_note(path: &Path, chosen: &Path) -> Option<String> {
+    let others = hpp_onnx::passed_over(path, chosen);
+    let name = chosen.file_name()?.to_string_lossy();
+    let others = (!others.is_empty()).then(|| others.join(", "))?;
+    Some(format!("{name} is the model; to take another file, give its path (in the same directory: {others})"))
+}
+
 /// Rewrites the head of a decoder to compute requested positions only; `None` if the model is not a decoder with
 /// logits.
 fn gather_positions(
@@ -183,7 +194,7 @@ fn gather_positions(
     graph: &Graph,
     segmentation: &Segmentation,
     config: &ModelConfig,
-) -> Option<Result<Model, String>> {
+) -> Option<Result<Model, HeadReason>> {
     let is_state = |id: ValueId| segmentation.states.iter().any(|s| s.pair.present == Some(id) && is_carried(&s.pair));
     let is_past = |id: ValueId| segmentation.states.iter().any(|s| s.pair.past == id && is_carried(&s.pair));
     let inputs = roles::model_inputs(graph, is_past);
@@ -194,7 +205,7 @@ fn gather_positions(
         return None;
     }
     let logits = graph.outputs.iter().copied().filter(|id| !is_state(*id)).nth(logits)?;
-    Some(hpp_onnx::gather_logit_positions(model, graph, logits, LOGIT_POSITIONS).map_err(|e| e.to_string()))
+    Some(hpp_onnx::gather_logit_positions(model, graph, logits, LOGIT_POSITIONS))
 }
 
 /// Refuses a state whose token axis its declared shape lacks: it cannot be allocated.

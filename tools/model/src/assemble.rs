@@ -304,7 +304,12 @@ fn locked(decision: &Decision, spec: &PartitionSpec, weights: u64) -> Option<Byt
 /// Memory demand of a partition, with the weights of the nodes that it recomputes.
 fn demand(decision: &Decision, index: usize) -> Demand {
     let graph = &decision.analysis.graph;
-    let mut demand = Demand::of(&decision.blocks[decision.partitions[index].blocks.clone()]);
+    let PartitionSpec { blocks, placement } = &decision.partitions[index];
+    let blocks = &decision.blocks[blocks.clone()];
+    let mut demand = Demand::of(blocks);
+    if *placement == BlockPlacement::both(Placement::Cpu) {
+        demand.workspace = blocks.iter().map(|block| block.host_workspace(*placement)).max().unwrap_or(0);
+    }
     let read = decision.parts[index].nodes.iter().flat_map(|node| graph.node(*node).reads()).collect::<BTreeSet<_>>();
     // One block in two partitions has its states in the one that reads them.
     if decision.parts[index].states().is_empty() {

@@ -24,8 +24,8 @@ pub struct Scenario {
     pub prefill_chunk: u64,
     /// Threads that share the work of one operator on the CPU: some kernels take memory for each.
     pub threads: u64,
-    /// Whether all blocks compute on the CPU: its attention kernels write the scores of a whole pass to memory.
-    pub on_host: bool,
+    /// Whether passes take parts of a prompt. A model that runs once takes its whole input, whatever that needs.
+    pub divides_prompts: bool,
 }
 
 impl Scenario {
@@ -69,13 +69,14 @@ pub fn blocks(
                 active: mixture.active,
             }),
             weights,
-            kv_bytes: counter.state_bytes(index, u64::MAX),
+            kv_bytes: counter.state_memory(index),
             kv_tensors: counter.states_of(index).count() as u64,
             kv_grows: counter.growth(index),
             // Only `Analysis::with_experts_apart` makes such blocks.
             on_host: block.is_experts,
             kv_filled: counter.filled_state(index, scenario.context),
             workspace_bytes: counter.workspace(&block.nodes, &widest.symbols, scenario),
+            score_bytes: counter.scores(&block.nodes, &widest.symbols, scenario),
             boundary_bytes: entering().map(|id| counter.bytes(id, &one_token.symbols)).sum(),
             boundary_tensors: entering().count() as u64,
             decode: counter.work(index, &decode),
@@ -85,13 +86,15 @@ pub fn blocks(
     (0..segmentation.blocks.len()).map(block).collect()
 }
 
-/// Memory for the activations of the widest pass of a scenario, bytes: the workspace of the block that needs the most.
+/// Host memory for the activations of the widest pass of a scenario, bytes: of the block that needs the most.
 pub fn widest_workspace(analysis: &Analysis, scenario: Scenario) -> u64 {
     let Analysis { graph, segmentation, states, inputs, .. } = analysis;
     let counter = CostCounter::new(graph, segmentation, states, inputs, scenario.batch);
     let symbols = counter.widest(scenario).symbols;
     let blocks = segmentation.blocks.iter();
-    blocks.map(|block| counter.workspace(&block.nodes, &symbols, scenario)).max().unwrap_or(0)
+    let bytes =
+        |nodes| counter.workspace(nodes, &symbols, scenario).saturating_add(counter.scores(nodes, &symbols, scenario));
+    blocks.map(|block| bytes(&block.nodes)).max().unwrap_or(0)
 }
 
 /// A pass at a given length of the sequence.
@@ -143,6 +146,12 @@ impl<'a> CostCounter<'a> {
         plan::Work { flops: sum(infer::flops), bytes: sum(infer::bytes_read).saturating_add(states) }
     }
 
+    /// Bytes of memory that a block's states take, for the whole batch.
+    fn state_memory(&self, index: usize) -> u64 {
+        let held = self.states_of(index).map(|planned| planned.state.memory().saturating_mul(self.batch));
+        held.fold(0, u64::saturating_add)
+    }
+
     /// Bytes of a block's states after `tokens` tokens, at most their capacity, for the whole batch.
     fn state_bytes(&self, index: usize, tokens: u64) -> u64 {
         let bytes_of_one = |planned: &PlannedState| match planned.state.update {
@@ -186,9 +195,8 @@ impl<'a> CostCounter<'a> {
         PassPoint::new(self, scenario.prefill_chunk, scenario.context.saturating_sub(scenario.prefill_chunk))
     }
 
-    /// Memory that the operators need while they compute: the most that one of them needs, and on the host the largest scores of an
-    /// attention, whose memory the allocator keeps for the next attention. Both twice, because the allocator rounds up and other kernels
-    /// need scratch memory too.
+    /// Memory that the operators need while they compute: the most that one of them needs, twice, because the allocator rounds up and
+    /// other kernels need scratch memory too.
     fn workspace(&self, nodes: &[NodeId], symbols: &Symbols, scenario: Scenario) -> u64 {
         let needed = |id: &NodeId| {
             let node = self.graph.node(*id);
@@ -196,10 +204,13 @@ impl<'a> CostCounter<'a> {
             let scratch = infer::expert_scratch(self.graph, *id, symbols, scenario.threads).unwrap_or(0);
             operands.fold(scratch, u64::saturating_add)
         };
-        let scores =
-            |id: &NodeId| infer::score_bytes(self.graph, *id, symbols).filter(|_| scenario.on_host).unwrap_or(0);
-        let most = |bytes: &dyn Fn(&NodeId) -> u64| nodes.iter().map(bytes).max().unwrap_or(0);
-        most(&needed).saturating_add(most(&scores)).saturating_mul(2)
+        nodes.iter().map(needed).max().unwrap_or(0).saturating_mul(2)
+    }
+
+    /// The largest scores of an attention on the host, whose memory the allocator keeps for the next attention; twice, as above.
+    fn scores(&self, nodes: &[NodeId], symbols: &Symbols, scenario: Scenario) -> u64 {
+        let scores = nodes.iter().filter_map(|id| infer::score_bytes(self.graph, *id, symbols));
+        scores.filter(|_| scenario.divides_prompts).max().unwrap_or(0).saturating_mul(2)
     }
 
     /// Whether a value is a weight or state, which is stored on the device that uses it and never crosses a boundary.

@@ -35,7 +35,7 @@ pub use quantize::{
     NothingReason, QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, ScaleRule, moment_bytes,
     product_inputs, quantize,
 };
-pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate};
+pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate, passed_over};
 pub use samples::{SampledNumbers, looks_widened, sample_numbers};
 pub use store::{
     ExternaliseError, LinkError, LinkOutcome, PackError, PackProgress, PackStats, RangeReadError, RoundError, Rounding,

@@ -1,6 +1,7 @@
 //! A block as the planner sees it: the bytes it occupies and its work in each phase.
 
 use crate::experts::Experts;
+use crate::{BlockPlacement, Placement};
 use hpp_schema::memory::state_tokens;
 
 /// A planning unit: an embedding, a layer, a head, or a piece of a model without layers.
@@ -18,7 +19,7 @@ pub struct BlockSpec {
     pub experts: Option<Experts>,
     /// Whether the user keeps it on the host.
     pub on_host: bool,
-    /// State at the planned context and batch, in bytes.
+    /// Memory of its state at the planned context and batch, in bytes.
     pub kv_bytes: u64,
     /// Number of state tensors. Each is copied separately.
     pub kv_tensors: u64,
@@ -29,6 +30,8 @@ pub struct BlockSpec {
     pub kv_filled: Option<FilledState>,
     /// Largest set of activations alive at once in a prefill pass, in bytes.
     pub workspace_bytes: u64,
+    /// Bytes that such a pass takes in addition on the host, whose attention kernels write the scores of all its tokens to memory.
+    pub score_bytes: u64,
     /// Bytes of the tensors that enter the block, for one token.
     pub boundary_bytes: u64,
     /// Number of tensors that enter the block. Each is copied separately if the block before is on another device. Shape tensors are
@@ -38,6 +41,17 @@ pub struct BlockSpec {
     pub decode: Work,
     /// Work of one prefill pass of the planned prompt.
     pub prefill: Work,
+}
+
+impl BlockSpec {
+    /// The activations of a block with this placement in host memory, bytes.
+    pub fn host_workspace(&self, placement: BlockPlacement) -> u64 {
+        match (placement.prefill, placement.decode) {
+            (Placement::Cpu, _) => self.workspace_bytes.saturating_add(self.score_bytes),
+            (_, Placement::Cpu) => self.workspace_bytes,
+            _ => 0,
+        }
+    }
 }
 
 /// Size in bytes of state that grows from pass to pass.
@@ -155,6 +169,7 @@ pub(crate) mod tests {
             kv_grows: None,
             kv_filled: None,
             workspace_bytes: scale / 10,
+            score_bytes: 0,
             boundary_bytes: 8,
             boundary_tensors: 1,
             decode: Work { flops: 2 * weights, bytes: weights + kv },

@@ -7,7 +7,7 @@
 use crate::bound::PhaseWork;
 use crate::evaluate::{Evaluator, TIME_TOLERANCE};
 use crate::memory::{may_read_disk, state_on_host, window_of};
-use crate::{BlockPlacement, BlockSpec, KvHome, Phase, Placement, Problem};
+use crate::{BlockPlacement, BlockSpec, KvHome, Phase, Problem};
 
 /// Searches for better placements than the evaluator's best. Returns whether the search was complete within `max_steps` steps.
 pub(crate) fn exhaust(evaluator: &mut Evaluator, allowed: &[Vec<BlockPlacement>], max_steps: usize) -> bool {
@@ -196,9 +196,7 @@ impl PartialPlacement {
                 false => self.host_kv + block.kv_bytes,
             };
         }
-        if Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu) {
-            self.host_workspace = self.host_workspace.max(block.workspace_bytes);
-        }
+        self.host_workspace = self.host_workspace.max(block.host_workspace(placement));
     }
 
     fn fits(&self, evaluator: &Evaluator) -> bool {

@@ -79,7 +79,7 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
         host: Demand {
             weights: packed(weights_of(problem, |i| placements[i].on_host())),
             kv: host_state(problem, placements),
-            workspace: workspace(problem, placements, |place| place == Placement::Cpu),
+            workspace: host_workspace(problem, placements),
             ring: 0,
         },
         host_reads: Phase::BOTH.map(reads),
@@ -375,7 +375,7 @@ fn gpu_demand(problem: &Problem, placements: &[BlockPlacement], slots: u32, gpu:
         weights: resident + distinct_bytes(problem, |block| block.streamed.constants(), is_streamed, |_| false),
         kv: Phase::BOTH.map(shared_state).into_iter().max().unwrap_or(0)
             + Phase::BOTH.map(own_state).iter().sum::<u64>(),
-        workspace: workspace(problem, placements, |place| place.gpu() == Some(gpu)),
+        workspace: gpu_workspace(problem, placements, gpu),
         ring: slot.saturating_mul(slots.into()),
     }
 }
@@ -417,10 +417,17 @@ fn distinct_bytes(
     sum
 }
 
-/// The largest activations of the blocks that compute at a selected place in either phase.
-fn workspace(problem: &Problem, placements: &[BlockPlacement], selects: impl Fn(Placement) -> bool) -> u64 {
-    let computes =
-        |(_, placement): &(_, &BlockPlacement)| Phase::BOTH.iter().any(|phase| selects(placement.in_phase(*phase)));
+/// The largest activations of the blocks in host memory.
+fn host_workspace(problem: &Problem, placements: &[BlockPlacement]) -> u64 {
+    let blocks = problem.blocks.iter().zip(placements);
+    blocks.map(|(block, placement)| block.host_workspace(*placement)).max().unwrap_or(0)
+}
+
+/// The largest activations of the blocks that compute on a GPU in either phase.
+fn gpu_workspace(problem: &Problem, placements: &[BlockPlacement], gpu: usize) -> u64 {
+    let computes = |(_, placement): &(_, &BlockPlacement)| {
+        Phase::BOTH.iter().any(|phase| placement.in_phase(*phase).gpu() == Some(gpu))
+    };
     problem.blocks.iter().zip(placements).filter(computes).map(|(block, _)| block.workspace_bytes).max().unwrap_or(0)
 }
 

@@ -11,6 +11,23 @@ const WORST_SPREAD: f64 = 3.0;
 /// Shorter times, in milliseconds, are within the error of the clock.
 const MEASURABLE: f64 = 0.05;
 
+/// Why times should not be relied on, a sentence for each reason.
+pub fn doubts(profile: &Profile) -> Vec<String> {
+    let mut doubts: Vec<String> = profile.busy_machine().into_iter().collect();
+    for provider in &profile.settings.providers {
+        let blocks = unreliable_blocks(profile, *provider);
+        if !blocks.is_empty() {
+            doubts.push(format!(
+                "the times of {} on {} vary from run to run or contradict each other; was the machine busy? Profile again on an idle \
+                 machine before planning with them",
+                blocks.join(", "),
+                provider.id()
+            ));
+        }
+    }
+    doubts
+}
+
 /// Labels of the measured blocks whose times on this provider are unreliable.
 pub fn unreliable_blocks(profile: &Profile, provider: Provider) -> Vec<&str> {
     let is_unreliable =

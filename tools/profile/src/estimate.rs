@@ -81,7 +81,7 @@ pub fn blocks_at(analysis: &Analysis, tokens: u64) -> Vec<BlockSpec> {
         new_tokens: 0,
         prefill_chunk: tokens,
         threads: 1,
-        on_host: false,
+        divides_prompts: false,
     };
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load)
 }

@@ -58,7 +58,7 @@ fn vram_sweep(analysis: &Analysis, profile: &Profile) -> Sweep {
         new_tokens,
         prefill_chunk: context.min(DEFAULT_CHUNK),
         threads,
-        on_host: false,
+        divides_prompts: false,
     };
     let blocks = hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
     let all = hpp_partition::Demand::of(&blocks).total();

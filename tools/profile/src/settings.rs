@@ -40,8 +40,15 @@ pub struct ModelLimits {
 
 pub fn limits(analysis: &Analysis) -> ModelLimits {
     let context = analysis.config.context_length.unwrap_or(USUAL_CONTEXT).max(1);
-    let load =
-        Scenario { batch: 1, context, prompt: 1, new_tokens: 0, prefill_chunk: context, threads: 1, on_host: false };
+    let load = Scenario {
+        batch: 1,
+        context,
+        prompt: 1,
+        new_tokens: 0,
+        prefill_chunk: context,
+        threads: 1,
+        divides_prompts: false,
+    };
     let tokens = analysis.inputs.iter().find(|i| matches!(i.role, InputRole::TokenIds | InputRole::Embeddings));
     let fixed = tokens.and_then(|input| match input.shape.len() {
         0 => None,

@@ -1,7 +1,7 @@
 //! The table that the command prints at the end.
 
 use crate::derive::{PHASES, phase_costs};
-use crate::doubt::unreliable_blocks;
+use crate::doubt::doubts;
 use crate::hotness::{Evenness, verdict};
 use crate::rates::planning_point;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
@@ -20,7 +20,7 @@ pub fn summary(profile: &Profile) -> String {
         let _ = writeln!(text, "{}", of_corpus(corpus));
     }
     for doubt in doubts(profile) {
-        let _ = writeln!(text, "{doubt}");
+        let _ = writeln!(text, "warning: {doubt}");
     }
     if let Some(verdict) = verdict(profile) {
         let kind = match verdict.evenness {
@@ -84,23 +84,6 @@ fn row(profile: &Profile, class: &ClassCosts, costs: &ProviderCosts) -> Vec<Stri
     let worst = fits.map(|fit| fit.worst_relative_error).reduce(f64::max);
     row.push(worst.map_or("-".to_owned(), |worst| format!("{:.1} %", worst * 100.0)));
     row
-}
-
-/// Warnings about unreliable times.
-fn doubts(profile: &Profile) -> Vec<String> {
-    let mut doubts: Vec<String> = profile.busy_machine().into_iter().map(|busy| format!("warning: {busy}")).collect();
-    for provider in &profile.settings.providers {
-        let blocks = unreliable_blocks(profile, *provider);
-        if !blocks.is_empty() {
-            doubts.push(format!(
-                "warning: the times of {} on {} vary from run to run or contradict each other; was the machine busy? Profile again on an \
-                 idle machine before planning with them",
-                blocks.join(", "),
-                provider.id()
-            ));
-        }
-    }
-    doubts
 }
 
 /// Milliseconds with three significant digits.

@@ -50,8 +50,8 @@ pub enum SplitError {
         needed: NeededBudget,
         /// Whether blocks could be on a GPU instead.
         has_gpus: bool,
-        /// Whether --kv disk would keep state elsewhere than in host memory.
-        kv_can_move_to_disk: bool,
+        /// Host memory that --kv disk frees, bytes.
+        freed_by_kv_on_disk: u64,
         /// Host memory of the model's own draft within the demand, bytes.
         draft: u64,
         /// Demand and budget.
@@ -170,7 +170,7 @@ impl SplitError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            SplitError::OverBudget { source, bytes, needed, has_gpus, kv_can_move_to_disk, draft, .. } => {
+            SplitError::OverBudget { source, bytes, needed, has_gpus, freed_by_kv_on_disk, draft, .. } => {
                 let flag = match source.device {
                     DeviceId::Cpu => "--ram".to_owned(),
                     DeviceId::Gpu(0) => "--vram".to_owned(),
@@ -183,9 +183,8 @@ impl SplitError {
                     1.. if on_host => format!(", or omit --draft, which takes {} of it", ByteSize(*draft).human()),
                     _ => String::new(),
                 };
-                // Only where moving the state out of host memory could free what is missing.
                 let missing = source.required_budget().saturating_sub(source.budget);
-                let kv = match on_host && *kv_can_move_to_disk && source.demand.kv > missing {
+                let kv = match on_host && *freed_by_kv_on_disk >= missing {
                     true => ", or keep KV caches on disk with --kv disk",
                     false => "",
                 };

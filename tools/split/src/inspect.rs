@@ -9,7 +9,7 @@ use hpp_io::print_line;
 use hpp_model::{Analysis, LogitsMode, PlannedState, analyse, model_hash};
 use hpp_schema::{ByteSize, Shape, StateUpdate};
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -147,7 +147,7 @@ fn inspect(a: &Analysis) -> Result<Inspection, SplitError> {
         kind: a.kind,
         layers: a.segmentation.layer_count(),
         classes: classes.len(),
-        weight_bytes: a.graph.values.iter().filter_map(weight_bytes).sum(),
+        weight_bytes: bytes(&read_weights(a)),
         shared: shared_weights(a),
         kv_bytes_per_token: kv_bytes_per_token(a),
         boundaries: boundaries(a),
@@ -176,11 +176,10 @@ fn shared_weights(a: &Analysis) -> Vec<SharedWeights> {
 /// Shared weights of fewer bytes are not reported.
 const LEAST_SHARED: u64 = 1024;
 
-fn weight_bytes(value: &hpp_graph::Value) -> Option<u64> {
-    match &value.origin {
-        hpp_graph::Origin::Weight(weight) => Some(weight.bytes),
-        _ => None,
-    }
+/// The weights that blocks read, each once. A file may have others: those of a branch that is never taken.
+fn read_weights(a: &Analysis) -> Vec<ValueId> {
+    let all: BTreeSet<ValueId> = a.segmentation.blocks.iter().flat_map(|block| &block.weights).copied().collect();
+    all.into_iter().collect()
 }
 
 fn boundaries(a: &Analysis) -> Vec<BoundaryInfo> {

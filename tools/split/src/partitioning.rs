@@ -12,7 +12,7 @@ use hpp_partition::{
     OverBudget, Phase, Placement, Problem, Solution, evaluate, fits, gpu_layers, plan, stream_layers,
     usage_of_partitions,
 };
-use hpp_schema::memory::READ_AHEAD;
+use hpp_schema::memory::{READ_AHEAD, state_window};
 
 /// Slots of a ring if the user names the streamed blocks, without `--slots`: one computes, one is ready, one is being
 /// filled.
@@ -370,10 +370,18 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             DecidedBy::Both => NeededBudget::OfThisPlacement,
         };
         let (bytes, draft) = (sufficient_budget(request, &source), request.limits.reserved);
-        let kv_can_move_to_disk =
-            request.problem.budget.kv == KvHome::Device && !request.problem.budget.host_kv_on_disk;
-        SplitError::OverBudget { what, bytes, needed, has_gpus, kv_can_move_to_disk, draft, source }
+        let freed_by_kv_on_disk = freed_by_kv_on_disk(&request.problem, &source);
+        SplitError::OverBudget { what, bytes, needed, has_gpus, freed_by_kv_on_disk, draft, source }
     }
+}
+
+/// Host memory that a plan frees by keeping states on disk, bytes: what they take beside their window.
+fn freed_by_kv_on_disk(problem: &Problem, source: &OverBudget) -> u64 {
+    if problem.budget.kv != KvHome::Device || problem.budget.host_kv_on_disk {
+        return 0;
+    }
+    let largest = problem.blocks.iter().map(|block| block.kv_bytes).max().unwrap_or(0);
+    source.demand.kv.saturating_sub(state_window(largest / problem.load.sequences.max(1)))
 }
 
 /// The smallest budget of a device, bytes, that holds this demand beside what blocks may not use. The default margin grows with the budget
@@ -397,7 +405,7 @@ fn refuse_missing_gpus<'a>(
     let gpus = request.problem.gpus.len();
     match places.filter_map(|place| place.gpu()).find(|gpu| *gpu >= gpus) {
         Some(gpu) => Err(SplitError::setting(
-            format!("blocks are placed on gpu{gpu}, but there are {gpus} GPUs"),
+            format!("blocks are placed on gpu{gpu}, but the plan has {}", crate::amount::count(gpus, "GPU")),
             "give --vram one size for each GPU, such as 24G,12G",
         )),
         None => Ok(()),

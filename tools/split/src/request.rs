@@ -10,7 +10,7 @@ use hpp_model::{
     Analysis, CostSource, DEFAULT_CHUNK, ProviderPolicy, Scenario, ThisHost, avoid_faults, packing, problem,
     session_copies, widest_workspace,
 };
-use hpp_partition::{Budget, DeviceId, KvHome, Objective, Options, Packing, Problem};
+use hpp_partition::{BlockPlacement, Budget, DeviceId, KvHome, Objective, Options, Packing, Placement, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind, names_a_file, provider_options};
 
@@ -102,7 +102,8 @@ impl PlanningRequest {
             ..InputError::in_file(&costs.label(), finding)
         };
         // Beside GPUs, few blocks or none compute on the host.
-        let session_copies = if scenario.on_host { session_copies(&analysis.graph) } else { 0 };
+        let is_on_host = budget.vram.is_empty() && scenario.divides_prompts;
+        let session_copies = if is_on_host { session_copies(&analysis.graph) } else { 0 };
         let process = [session_copies, limits.reserved].into_iter().fold(budget.process, u64::saturating_add);
         let budget = Budget { process, host_kv_on_disk: budget.host_kv_on_disk || limits.kv_on_disk, ..budget };
         let mut problem = problem(analysis, scenario, costs.source(), budget)
@@ -157,10 +158,24 @@ impl PlanningRequest {
 }
 
 impl PlanningRequest {
-    /// Half of the longest pass, for a plan on the host that does not fit otherwise; `None` where passes are as short as they may be.
+    /// Half of the longest pass, for a plan that does not fit otherwise; `None` where passes are as short as they may be.
     pub fn shorter_pass(&self) -> Option<u64> {
-        let Scenario { prefill_chunk, on_host, .. } = self.scenario;
-        (on_host && prefill_chunk > MIN_CHUNK).then(|| (prefill_chunk / 2).max(MIN_CHUNK))
+        let Scenario { prefill_chunk, divides_prompts, .. } = self.scenario;
+        (divides_prompts && prefill_chunk > MIN_CHUNK).then(|| (prefill_chunk / 2).max(MIN_CHUNK))
+    }
+
+    /// The longest pass whose activations leave the host room for weights, where these placements compute prompts there and passes are
+    /// longer: beside GPUs they are planned for the memory of GPUs first.
+    pub fn shorter_pass_on_host(&self, analysis: &Analysis, placements: &[BlockPlacement]) -> Option<u64> {
+        let Scenario { prefill_chunk, divides_prompts, .. } = self.scenario;
+        let room = self.problem.budget.ram? / WORKSPACE_DIVISOR;
+        let blocks = self.problem.blocks.iter().zip(placements);
+        let on_host = blocks.filter(|(_, placement)| placement.prefill == Placement::Cpu);
+        let workspace = on_host.map(|(block, placement)| block.host_workspace(*placement)).max()?;
+        if !divides_prompts || self.problem.gpus.is_empty() || workspace <= room {
+            return None;
+        }
+        Some(chunk_within(analysis, self.scenario, room)).filter(|pass| *pass < prefill_chunk)
     }
 
     /// Whether KV caches could lie on disk, for a plan that does not fit otherwise.
@@ -308,7 +323,8 @@ pub fn max_host_bytes(problem: &Problem) -> u64 {
     let all = 0..problem.blocks.len();
     let weights = all.map(|block| problem.weight_bytes(block)).fold(0, u64::saturating_add);
     let state = problem.blocks.iter().map(|block| block.kv_bytes).fold(0, u64::saturating_add);
-    let workspace = problem.blocks.iter().map(|block| block.workspace_bytes).max().unwrap_or(0);
+    let on_host = BlockPlacement::both(Placement::Cpu);
+    let workspace = problem.blocks.iter().map(|block| block.host_workspace(on_host)).max().unwrap_or(0);
     let budget = &problem.budget;
     [state, workspace, budget.process].into_iter().fold(budget.packing.packed(weights), u64::saturating_add)
 }
@@ -379,21 +395,21 @@ fn scenario(analysis: &Analysis, args: &SplitArgs, costs: &Costs, budget: &Budge
         new_tokens: new_tokens.min(context - prompt.min(context)).max(new_tokens.min(1)),
         prefill_chunk: context,
         threads: costs.source().threads().unwrap_or_else(|| ThisHost::read().cores).into(),
-        on_host: budget.vram.is_empty() && analysis.kind != ModelKind::SingleRun,
+        divides_prompts: analysis.kind != ModelKind::SingleRun,
     };
     let chunk = match budget.ram.or(local.ram()) {
         _ if !budget.vram.is_empty() => context.min(DEFAULT_CHUNK),
-        Some(ram) if whole.on_host => chunk_within(analysis, whole, ram / WORKSPACE_DIVISOR),
+        Some(ram) if whole.divides_prompts => chunk_within(analysis, whole, ram / WORKSPACE_DIVISOR),
         _ => context,
     };
     Scenario { prefill_chunk: chunk, ..whole }
 }
 
-/// The context halved until the activations of a pass fit in `bytes`, but no less than [`MIN_CHUNK`] tokens: each pass reads the
+/// The longest pass halved until its activations fit in `bytes`, but no less than [`MIN_CHUNK`] tokens: each pass reads the
 /// streamed weights once more.
 fn chunk_within(analysis: &Analysis, whole: Scenario, bytes: u64) -> u64 {
-    let least = MIN_CHUNK.min(whole.context);
-    let mut chunk = whole.context;
+    let mut chunk = whole.prefill_chunk;
+    let least = MIN_CHUNK.min(chunk);
     while chunk > least && widest_workspace(analysis, Scenario { prefill_chunk: chunk, ..whole }) > bytes {
         chunk = (chunk / 2).max(least);
     }

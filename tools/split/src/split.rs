@@ -41,18 +41,26 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
     let mut with_kv_in_memory = None;
     let (partitioning, trials) = loop {
-        match partition_blocks(&mut request, args, &analysis, &out_dir) {
-            Err(SplitError::OverBudget { .. }) if let Some(pass) = request.shorter_pass() => {
-                let limits = Limits { longest_pass: pass, ..request.limits };
-                request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
+        let result = partition_blocks(&mut request, args, &analysis, &out_dir);
+        let shorter = match &result {
+            Err(SplitError::OverBudget { .. }) => request.shorter_pass(),
+            // What was measured stays.
+            Ok((found, trials)) if trials.is_empty() => {
+                request.shorter_pass_on_host(&analysis, &found.solution.placements)
             }
-            Err(refusal) if refusal.has_state_on_host() && request.may_move_kv_to_disk(args) => {
-                with_kv_in_memory = Some(refusal);
-                let limits = Limits { kv_on_disk: true, longest_pass: u64::MAX, ..request.limits };
-                request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
-            }
-            result => break result.map_err(|refusal| refusal.or_smaller(with_kv_in_memory))?,
+            _ => None,
+        };
+        let is_too_large = |refusal: &SplitError| refusal.has_state_on_host() && request.may_move_kv_to_disk(args);
+        let moves_kv = shorter.is_none() && result.as_ref().err().is_some_and(is_too_large);
+        let limits = match shorter {
+            Some(longest_pass) => Limits { longest_pass, ..request.limits },
+            None if moves_kv => Limits { kv_on_disk: true, longest_pass: u64::MAX, ..request.limits },
+            None => break result.map_err(|refusal| refusal.or_smaller(with_kv_in_memory))?,
+        };
+        if moves_kv {
+            with_kv_in_memory = result.err();
         }
+        request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
     };
     let partitioning = match drop_useless_copies(&mut request, args, &analysis, &costs, &partitioning) {
         true => partition_blocks(&mut request, args, &analysis, &out_dir)?.0,

@@ -10,7 +10,7 @@ use crate::print::print_json;
 use crate::request::{PlanningRequest, default_margin};
 use crate::table::table;
 use hpp_io::print_line;
-use hpp_partition::{Solution, sweep};
+use hpp_partition::{BlockPlacement, Placement, Solution, sweep};
 use hpp_schema::ByteSize;
 use serde::Serialize;
 
@@ -91,23 +91,27 @@ fn point(request: &PlanningRequest, args: &SplitArgs, vram: u64) -> Point {
 }
 
 fn expectation(solution: &Solution) -> Expectation {
-    let count = |streamed: bool| {
-        let is_counted = |placement: &&hpp_partition::BlockPlacement| match placement.decode {
-            hpp_partition::Placement::Cpu => false,
-            hpp_partition::Placement::Resident(_) => !streamed,
-            hpp_partition::Placement::Streamed(_) => streamed,
-        };
-        solution.placements.iter().filter(is_counted).count()
-    };
+    let [on_gpus, streamed] = blocks_on_gpus(&solution.placements);
     Expectation {
         tokens_per_s: round(1e3 / solution.decode_ms),
         decode_ms: round(solution.decode_ms),
         time_to_first_token_ms: round(solution.prefill_ms),
         objective_ms: round(solution.objective_ms),
         proven: solution.proven,
-        on_gpus: count(false),
-        streamed: count(true),
+        on_gpus,
+        streamed,
     }
+}
+
+/// Blocks whose weights stay on GPUs, and blocks that are streamed there for decoding or only for the prompt.
+fn blocks_on_gpus(placements: &[BlockPlacement]) -> [usize; 2] {
+    let is_streamed = |placement: &BlockPlacement| {
+        [placement.prefill, placement.decode].iter().any(|place| matches!(place, Placement::Streamed(_)))
+    };
+    let is_resident =
+        |placement: &BlockPlacement| !is_streamed(placement) && matches!(placement.decode, Placement::Resident(_));
+    let count = |selects: &dyn Fn(&BlockPlacement) -> bool| placements.iter().filter(|one| selects(one)).count();
+    [count(&is_resident), count(&is_streamed)]
 }
 
 fn text(points: &[Point], request: &PlanningRequest, source: &str) -> String {
@@ -154,6 +158,18 @@ fn bar(part: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blocks_that_are_streamed_for_the_prompt_only_count_as_streamed() {
+        let for_prompt = BlockPlacement { prefill: Placement::Streamed(0), decode: Placement::Cpu };
+        let placements = [
+            for_prompt,
+            for_prompt,
+            BlockPlacement::both(Placement::Resident(0)),
+            BlockPlacement::both(Placement::Cpu),
+        ];
+        assert_eq!(blocks_on_gpus(&placements), [1, 2]);
+    }
 
     #[test]
     fn bar_length_is_proportional() {

@@ -146,9 +146,9 @@ fn objective_line(objective: &Achieved, new_tokens: u64, significant: i32) -> St
 /// `gpu0: used of limit at N tokens of context`, with the large items.
 fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let (name, context) = (&device.name, plan.budgets.context);
-    let on_device = || plan.partitions.iter().filter(|p| p.device == *name);
+    let on_device = || plan.partitions.iter().filter(|p| p.variants().any(|variant| variant.device == *name));
     let states = || plan.states.iter().filter(|state| state.device == *name);
-    let in_memory: u64 = states().filter(|state| !state.on_disk).map(|state| state.bytes.0 * plan.budgets.batch).sum();
+    let in_memory: u64 = states().filter(|state| !state.on_disk).map(|state| state.memory() * plan.budgets.batch).sum();
     let kv = match device.kind {
         DeviceKind::Cpu => in_memory + plan.state_window(),
         DeviceKind::Gpu => states_on_gpu(plan, name),

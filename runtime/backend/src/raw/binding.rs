@@ -101,6 +101,11 @@ impl OrtBinding {
         self.run_with(session, control, control.options())
     }
 
+    /// Runs the session, waits for the result, and frees memory of the host's arena that is not in use then.
+    pub(crate) fn run_and_shrink(&mut self, session: &mut Session, control: &OrtControl) -> Result<(), BackendError> {
+        self.run_with(session, control, control.shrinking())
+    }
+
     /// Enqueues a run on the device's stream; returns before it has finished.
     pub(crate) fn enqueue(&mut self, session: &mut Session, control: &OrtControl) -> Result<(), BackendError> {
         self.run_with(session, control, control.unsynchronized())

@@ -18,6 +18,8 @@ struct ControlState {
     options: NonNull<OrtRunOptions>,
     /// The options of runs that return before the device has finished.
     unsynchronized: NonNull<OrtRunOptions>,
+    /// The options of runs after which the host's arena frees unused memory.
+    shrinking: NonNull<OrtRunOptions>,
     /// Whether a stop was requested. A run that fails while this is set was stopped, whatever ONNX Runtime's message says.
     stopped: AtomicBool,
     /// The load in progress, if any.
@@ -33,19 +35,14 @@ unsafe impl Sync for ControlState {}
 impl OrtControl {
     pub(crate) fn new() -> Result<Self, BackendError> {
         let stopped = AtomicBool::new(false);
-        let (options, unsynchronized) = (new_options()?, new_options()?);
-        let state = ControlState { options, unsynchronized, stopped, load: Mutex::new(None) };
+        let (options, unsynchronized, shrinking) = (new_options()?, new_options()?, new_options()?);
+        let state = ControlState { options, unsynchronized, shrinking, stopped, load: Mutex::new(None) };
         // SAFETY: fresh options that no run uses yet.
-        unsafe { configure(state.unsynchronized, c"disable_synchronize_execution_providers", c"1") }?;
+        unsafe {
+            configure(state.unsynchronized, c"disable_synchronize_execution_providers", c"1")?;
+            configure(state.shrinking, c"memory.enable_memory_arena_shrinkage", c"cpu:0")?;
+        }
         Ok(OrtControl(Arc::new(state)))
-    }
-
-    /// Options of a run after which the host's arena frees unused memory.
-    pub(crate) fn shrinking_arena() -> Result<Self, BackendError> {
-        let control = Self::new()?;
-        // SAFETY: fresh options that no run uses yet.
-        unsafe { configure(control.0.options, c"memory.enable_memory_arena_shrinkage", c"cpu:0") }?;
-        Ok(control)
     }
 
     pub(crate) fn options(&self) -> *const OrtRunOptions {
@@ -55,6 +52,11 @@ impl OrtControl {
     /// The options of runs that return before the device has finished.
     pub(crate) fn unsynchronized(&self) -> *const OrtRunOptions {
         self.0.unsynchronized.as_ptr()
+    }
+
+    /// The options of runs after which the host's arena frees unused memory.
+    pub(crate) fn shrinking(&self) -> *const OrtRunOptions {
+        self.0.shrinking.as_ptr()
     }
 
     /// Whether a stop was requested.
@@ -77,7 +79,7 @@ impl Control for OrtControl {
     fn stop(&self) {
         // Set first, so that a run that the flags below end finds it set.
         self.0.stopped.store(true, Ordering::SeqCst);
-        for options in [self.0.options, self.0.unsynchronized] {
+        for options in self.0.all() {
             // SAFETY: the options live as long as `self`. The call fails only if memory runs out, and nothing else could stop the run.
             let _ = unsafe { check((ort::api().RunOptionsSetTerminate)(options.as_ptr()), String::new) };
         }
@@ -87,7 +89,7 @@ impl Control for OrtControl {
     }
 
     fn resume(&self) {
-        for options in [self.0.options, self.0.unsynchronized] {
+        for options in self.0.all() {
             // SAFETY: as in `stop`.
             let _ = unsafe { check((ort::api().RunOptionsUnsetTerminate)(options.as_ptr()), String::new) };
         }
@@ -95,9 +97,15 @@ impl Control for OrtControl {
     }
 }
 
+impl ControlState {
+    fn all(&self) -> [NonNull<OrtRunOptions>; 3] {
+        [self.options, self.unsynchronized, self.shrinking]
+    }
+}
+
 impl Drop for ControlState {
     fn drop(&mut self) {
-        for options in [self.options, self.unsynchronized] {
+        for options in self.all() {
             // SAFETY: the last clone is gone, so no run can use these options.
             unsafe { (ort::api().ReleaseRunOptions)(options.as_ptr()) };
         }

@@ -70,6 +70,8 @@ pub struct SessionSpec<'a> {
     /// Weights that are read from disk are compressed where that takes at most so many of 1000 bytes; `None` if the plan compresses none
     /// that kernels take as the model has them.
     pub compress_permille: Option<u32>,
+    /// Whether its values grow from run to run, because tokens are appended to states or the whole sequence is computed again.
+    pub grows: bool,
 }
 
 /// Weights on disk in the layout that kernels want, kept for later starts.

@@ -6,7 +6,7 @@ use crate::port::{Backend, WeightResidency};
 use crate::program::Program;
 use crate::reporter::Reporter;
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
-use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency};
+use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency, State};
 
 /// Host memory left free for heap and code pages that are first touched after weights are locked, bytes.
 const RESERVE: u64 = 4 << 20;
@@ -251,7 +251,7 @@ fn activations(plan: &Plan, fallen_back: &[&Partition]) -> u64 {
 fn all_on_host(plan: &Plan) -> u64 {
     let weights = plan.partitions.iter().map(|partition| partition.bytes.weights.0).fold(0, u64::saturating_add);
     let in_memory = plan.states.iter().filter(|state| !state.on_disk);
-    let states = in_memory.map(|state| state.bytes.0).fold(0, u64::saturating_add);
+    let states = in_memory.map(State::memory).fold(0, u64::saturating_add);
     let activations = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max().unwrap_or(0);
     let parts = [weights / 5, states.saturating_mul(plan.budgets.batch), activations, PROCESS];
     parts.into_iter().fold(weights, u64::saturating_add)

@@ -186,7 +186,10 @@ impl PromptReader {
     pub fn check(path: &Path) -> io::Result<()> {
         match File::open(path)?.metadata()?.is_file() {
             true => Ok(()),
-            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")),
+            false => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "it is not a regular file, and prompts are read twice: save them in a file first",
+            )),
         }
     }
 

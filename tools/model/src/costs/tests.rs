@@ -10,8 +10,15 @@ use std::path::Path;
 fn fixture(name: &str) -> (Analysis, Vec<BlockSpec>) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models").join(name);
     let a = analyse(&path, None, LogitsMode::Requested).unwrap();
-    let scenario =
-        Scenario { batch: 1, context: 512, prompt: 100, new_tokens: 40, prefill_chunk: 64, threads: 1, on_host: false };
+    let scenario = Scenario {
+        batch: 1,
+        context: 512,
+        prompt: 100,
+        new_tokens: 40,
+        prefill_chunk: 64,
+        threads: 1,
+        divides_prompts: true,
+    };
     let blocks = blocks(&a.graph, &a.segmentation, &a.states, &a.inputs, scenario);
     (a, blocks)
 }

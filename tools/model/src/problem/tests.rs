@@ -17,7 +17,7 @@ fn llama() -> Analysis {
 }
 
 fn scenario(prompt: u64, chunk: u64) -> Scenario {
-    Scenario { batch: 1, context: 512, prompt, new_tokens: 40, prefill_chunk: chunk, threads: 1, on_host: false }
+    Scenario { batch: 1, context: 512, prompt, new_tokens: 40, prefill_chunk: chunk, threads: 1, divides_prompts: true }
 }
 
 fn machine() -> Machine {

@@ -118,6 +118,17 @@ fn in_directory(dir: &Path) -> Result<PathBuf, LocateError> {
     }
 }
 
+/// The other ONNX files beside the one that [`locate`] chose in a directory by its name. None where a configuration names the file.
+pub fn passed_over(path: &Path, chosen: &Path) -> Vec<String> {
+    let dir = directory_of(chosen);
+    if !path.is_dir() || dir.join("genai_config.json").is_file() {
+        return vec![];
+    }
+    let mut names = onnx_files(dir).unwrap_or_default();
+    names.retain(|name| chosen.file_name() != Some(name.as_ref()));
+    names
+}
+
 /// The decoder's file according to the configuration of ONNX Runtime GenAI, if there is one.
 fn named_by_genai(dir: &Path) -> Result<Option<PathBuf>, LocateError> {
     let config = dir.join("genai_config.json");
@@ -182,6 +193,15 @@ mod tests {
         assert_eq!(chosen(&["decoder_model.onnx", "decoder_with_past_model.onnx"]), "decoder_with_past_model.onnx");
         assert_eq!(chosen(&["odd_name.onnx", "config.json"]), "odd_name.onnx");
         assert_eq!(chosen(&["config.json", "onnx/model.onnx", "onnx/model_q4.onnx"]), "onnx/model.onnx");
+    }
+
+    #[test]
+    fn files_that_were_passed_over_are_known() {
+        let names = ["decoder_model.onnx", "decoder_model_merged.onnx", "encoder_model.onnx"];
+        let dir = dir_with(&names);
+        let chosen = locate(dir.path()).unwrap();
+        assert_eq!(passed_over(dir.path(), &chosen), ["decoder_model.onnx", "encoder_model.onnx"]);
+        assert!(passed_over(&chosen, &chosen).is_empty(), "the user chose it");
     }
 
     #[test]

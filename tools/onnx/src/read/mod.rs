@@ -10,7 +10,7 @@ mod small;
 mod wire;
 
 pub use graph::GraphError;
-pub use locate::{LocateError, locate};
+pub use locate::{LocateError, locate, passed_over};
 pub use map::{map_file, position_in};
 pub use order::{OrderError, sort};
 pub use wire::{WireError, check_model};

@@ -76,13 +76,27 @@ pub(super) fn host_demand(program: &mut IntegerProgram) -> LinearExpr {
 /// Demand on host memory other than weights.
 pub(super) fn state_and_workspace(program: &mut IntegerProgram) -> LinearExpr {
     let problem = program.problem;
-    let workspace = program.max_over_selected(uses_host, |i| problem.blocks[i].workspace_bytes);
+    let workspace = host_workspace(program);
     let is_on_host = |placement: BlockPlacement| state_on_host(problem, placement);
     let state = match problem.budget.host_kv_on_disk {
         true => program.max_over_selected(is_on_host, |i| window_of(problem, i)),
         false => program.state(is_on_host),
     };
     workspace.plus(&state, 1.0)
+}
+
+/// The largest activations of the blocks in host memory: those that compute there in both phases or for the prompt only, and those that
+/// decode there only, take different amounts.
+fn host_workspace(program: &mut IntegerProgram) -> LinearExpr {
+    let problem = program.problem;
+    let is_for_prompt = |placement: BlockPlacement| placement.prefill == Placement::Cpu;
+    let decodes_only = |placement: BlockPlacement| uses_host(placement) && !is_for_prompt(placement);
+    let max = program.model.nonnegative(0.0);
+    program.bound_over_selected(&max, is_for_prompt, |i| {
+        problem.blocks[i].workspace_bytes.saturating_add(problem.blocks[i].score_bytes)
+    });
+    program.bound_over_selected(&max, decodes_only, |i| problem.blocks[i].workspace_bytes);
+    max
 }
 
 impl IntegerProgram<'_> {
@@ -177,6 +191,17 @@ impl IntegerProgram<'_> {
             return LinearExpr::default();
         }
         let max = self.model.nonnegative(0.0);
+        self.bound_over_selected(&max, selects, number);
+        max
+    }
+
+    /// Makes `max` at least a number of the blocks with a selected block placement.
+    fn bound_over_selected(
+        &mut self,
+        max: &LinearExpr,
+        selects: impl Fn(BlockPlacement) -> bool,
+        number: impl Fn(usize) -> u64,
+    ) {
         for (region, class) in self.classes() {
             let size = self.min_of_class(region, class, |i| number(i) as f64) / self.memory_unit;
             let count = self.count(region, class, &selects);
@@ -184,8 +209,7 @@ impl IntegerProgram<'_> {
                 continue;
             }
             let selected = self.any_selected(&count, self.regions[region].classes[class].len(), true);
-            self.model.at_least(&max, &LinearExpr::default().plus(&selected, size));
+            self.model.at_least(max, &LinearExpr::default().plus(&selected, size));
         }
-        max
     }
 }

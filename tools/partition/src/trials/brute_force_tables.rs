@@ -15,6 +15,7 @@ struct Sets {
     streamed: Set,
     on_host: Set,
     on_cpu: Set,
+    prompt_on_cpu: Set,
     on_gpu: [Set; 2],
     reads: [Set; 2],
     copies: [Set; 2],
@@ -36,6 +37,7 @@ struct Tables<'a> {
     state_tensors: Vec<u64>,
     most_state: Vec<u64>,
     workspace: Vec<u64>,
+    with_scores: Vec<u64>,
     largest: Vec<u64>,
     largest_streamed: Vec<u64>,
     constants: Vec<u64>,
@@ -100,6 +102,7 @@ impl Sets {
         put(&mut self.streamed, phases.contains(&Placement::Streamed(0)));
         put(&mut self.on_host, phases.iter().any(|place| *place != Placement::Resident(0)));
         put(&mut self.on_cpu, phases.contains(&Placement::Cpu));
+        put(&mut self.prompt_on_cpu, placement.prefill == Placement::Cpu);
         put(&mut self.state_on_host, problem.budget.kv == KvHome::Host || phases.contains(&Placement::Cpu));
         let goes_home = problem.budget.kv == KvHome::Device || placement.decode == Placement::Cpu;
         let has_state = problem.blocks[block].kv_bytes > 0 && problem.blocks[block].kv_grows.is_none();
@@ -141,6 +144,7 @@ impl<'a> Tables<'a> {
             state_tensors: sets().map(|set| members(set).map(|i| problem.blocks[i].kv_tensors).sum()).collect(),
             most_state: max(&kv),
             workspace: max(&|i| problem.blocks[i].workspace_bytes),
+            with_scores: max(&|i| problem.blocks[i].workspace_bytes + problem.blocks[i].score_bytes),
             largest: max(&|i| problem.blocks[i].weights.iter().map(|(_, bytes)| bytes).sum()),
             largest_streamed: max(&|i| problem.blocks[i].streamed.bytes()),
             own_state: sets().map(|set| members(set).filter(in_place).map(kv).sum()).collect(),
@@ -193,7 +197,8 @@ impl<'a> Tables<'a> {
         if on_gpu > 0 && on_gpu + budget.margin > budget.vram[0] {
             return None;
         }
-        let state_and_workspace = self.state[sets.state_on_host] + self.workspace[sets.on_cpu];
+        let workspace = self.workspace[sets.on_cpu].max(self.with_scores[sets.prompt_on_cpu]);
+        let state_and_workspace = self.state[sets.state_on_host] + workspace;
         let mut disk = [0.0; 2];
         if let Some(ram) = budget.host() {
             let is_table = |i: &usize| self.problem.blocks[*i].kind == BlockRole::Embedding;

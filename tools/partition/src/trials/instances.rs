@@ -101,7 +101,8 @@ pub fn disk_bound_instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
     let largest = packed(problem.blocks.iter().map(weights).max().unwrap_or(0));
     let all = packed(problem.blocks.iter().map(weights).sum());
     let state: u64 = problem.blocks.iter().map(|block| block.kv_bytes).sum();
-    let state_and_workspace = state + problem.blocks.iter().map(|block| block.workspace_bytes).max().unwrap_or(0);
+    let workspace = problem.blocks.iter().map(|block| block.workspace_bytes + block.score_bytes).max().unwrap_or(0);
+    let state_and_workspace = state + workspace;
     let room = largest + (d.between(0.0, 1.0) * (all - largest) as f64) as u64;
     problem.budget.ram = Some(problem.budget.process + problem.budget.read_ahead + state_and_workspace + room);
     problem.disk_bytes_per_ms = Some(d.between(2.0, 20.0));
@@ -131,6 +132,7 @@ fn block(d: &mut Random, i: usize) -> BlockSpec {
         on_host: false,
         kv_filled: None,
         workspace_bytes: d.below(60),
+        score_bytes: if d.one_in(3) { d.below(60) } else { 0 },
         boundary_bytes: 1 + d.below(20),
         boundary_tensors: 1 + d.below(3),
         decode: Work { flops: 2 * weights, bytes: if table { 1 } else { weights } },
@@ -310,7 +312,9 @@ fn disk_bytes_if_fits(
         .filter(|i| problem.budget.kv == KvHome::Host || changes_device(placements[*i]))
         .map(|i| blocks[i].kv_bytes)
         .sum();
-    let workspace = max(&|c| either(c, Placement::Cpu), &|i| blocks[i].workspace_bytes);
+    let on_cpu = max(&|c| either(c, Placement::Cpu), &|i| blocks[i].workspace_bytes);
+    let for_prompt = max(&|c| c.prefill == Placement::Cpu, &|i| blocks[i].workspace_bytes + blocks[i].score_bytes);
+    let workspace = on_cpu.max(for_prompt);
     let disk = mechanisms.reads_disk() && problem.disk_bytes_per_ms.is_some();
     let packed = |bytes: u64| bytes + (bytes * problem.budget.packing.growth_permille).div_ceil(1000);
     if packed(sum(&on_host)) + state + workspace <= ram {

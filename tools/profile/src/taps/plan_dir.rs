@@ -108,7 +108,7 @@ impl Draft {
             new_tokens: 0,
             prefill_chunk: context,
             threads: 1,
-            on_host: false,
+            divides_prompts: false,
         };
         let blocks = blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, load);
         let mut parts =

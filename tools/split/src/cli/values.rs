@@ -18,14 +18,13 @@ pub fn memory(text: &str) -> Result<ByteSize, String> {
     }
 }
 
-/// Parses a number of tokens: `8192`, or `8k` with k for 1024, as context lengths are counted.
+/// Parses a number of tokens: `8192`, or `8k` and `1M` with k for 1024 and M for its square, as context lengths are counted.
 pub fn tokens(text: &str) -> Result<u64, String> {
     let error = || "give a number of tokens, such as 8192 or 8k (k is 1024)".to_owned();
     let lower = text.trim().to_ascii_lowercase();
-    let (number, unit) = match lower.strip_suffix('k') {
-        Some(number) => (number, 1024),
-        None => (lower.as_str(), 1),
-    };
+    let units = [('k', 1 << 10), ('m', 1 << 20)];
+    let unit = units.into_iter().find_map(|(letter, unit)| Some((lower.strip_suffix(letter)?, unit)));
+    let (number, unit) = unit.unwrap_or((&lower, 1));
     number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(error)
 }
 
@@ -129,7 +128,7 @@ mod tests {
 
     #[test]
     fn tokens_may_be_counted_in_thousands() {
-        assert_eq!(["8192", "8k", "128K", "0"].map(tokens), [Ok(8192), Ok(8192), Ok(131072), Ok(0)]);
+        assert_eq!(["8192", "8k", "128K", "1M", "0"].map(tokens), [Ok(8192), Ok(8192), Ok(131072), Ok(1 << 20), Ok(0)]);
         for text in ["k", "8kk", "lots", "-1", "1.5k", ""] {
             assert!(tokens(text).unwrap_err().contains("8k"), "{text}");
         }

@@ -3,6 +3,7 @@
 mod costs;
 mod drafts;
 mod machine;
+mod memory;
 mod outputs;
 mod refusals;
 mod streaming;

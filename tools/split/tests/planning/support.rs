@@ -156,7 +156,7 @@ fn planner_blocks(analysis: &Analysis) -> Vec<hpp_partition::BlockSpec> {
         new_tokens: 1,
         prefill_chunk: 1,
         threads: 1,
-        on_host: false,
+        divides_prompts: false,
     };
     hpp_model::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, scenario)
 }

@@ -8,7 +8,7 @@ use hpp_engine::host_memory_needed;
 use hpp_generate::PlanFile;
 use hpp_generate::adapt::Reducible;
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{ByteSize, DeviceKind, Plan, Residency};
+use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency};
 use hpp_serve::MemoryNeeds;
 use std::collections::BTreeMap;
 
@@ -123,8 +123,9 @@ fn device_needs(plan: &Plan) -> BTreeMap<String, u64> {
     let needs = gpus.map(|device| {
         let ring = device.ring.as_ref().map_or(0, |ring| ring.slot_bytes.0.saturating_mul(ring.slots.into()));
         let states = plan.states.iter().filter(|state| state.device == device.name);
-        let states = states.map(|state| state.bytes.0.saturating_mul(plan.budgets.batch));
-        let here = plan.partitions.iter().filter(|partition| partition.device == device.name);
+        let states = states.map(|state| state.memory().saturating_mul(plan.budgets.batch));
+        let is_here = |partition: &&Partition| partition.variants().any(|variant| variant.device == device.name);
+        let here = plan.partitions.iter().filter(is_here);
         let workspace = here.map(|partition| partition.bytes.workspace.0).max().unwrap_or(0);
         let weights = plan.weights_on(&device.name).unwrap_or(u64::MAX);
         let parts = states.chain([weights, ring, workspace]);

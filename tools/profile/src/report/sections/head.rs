@@ -2,6 +2,7 @@
 
 use super::failures;
 use super::roofline::{BEYOND, WHY_BEYOND};
+use crate::doubt::doubts;
 use crate::report::number::{bytes, count, label, percent, plain, time};
 use crate::report::view::{Pass, ReportView};
 use hpp_partition::Phase;
@@ -18,6 +19,7 @@ pub fn html(view: &ReportView<'_>) -> Markup {
             ul.tiles {
                 @for (value, unit, what) in tiles(view) { li { strong { (value) } " " small { (unit) } span { (what) } } }
             }
+            @for doubt in doubts(profile) { p { strong { "Warning: " } (doubt) "." } }
             ul.sentences { @for sentence in sentences(view) { li { (sentence) } } }
             div.facts {
                 (list("Model", &model(view)))

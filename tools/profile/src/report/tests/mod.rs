@@ -140,6 +140,18 @@ fn a_device_that_gains_nothing_is_not_recommended() {
 }
 
 #[test]
+fn a_profile_that_should_not_be_relied_on_says_so() {
+    let (work, sweep) = (FULL.work(), FULL.sweep());
+    let page = |share: f64| {
+        let mut profile = FULL.profile();
+        profile.others_cpu_share = Some(share);
+        render(&ReportInput { profile: &profile, work: &work, sweep: &sweep })
+    };
+    assert!(page(0.93).contains("other programs took 93 % of the CPU time"));
+    assert!(!page(0.01).contains("other programs took"));
+}
+
+#[test]
 fn a_sweep_says_what_memory_buys() {
     let rising = page(&FULL);
     assert!(rising.contains("GiB buys nothing in decode") && rising.contains("1 budget is too small for any plan"));

@@ -1,0 +1,59 @@
+//! Memory that plans count: workspaces and states, as runs take them.
+
+use crate::support::{LLAMA, fixture, split};
+use hpp_schema::Plan;
+
+/// Caches are appended, and attention writes its scores to memory.
+const APPENDED: &str = "torch/llama-dynamo-kv";
+
+fn planned(model: &str, more: &[&str]) -> Plan {
+    let model = fixture(model);
+    let done = split(&[&[model.to_str().unwrap(), "--dry-run", "--json"], more].concat()).success();
+    serde_json::from_str(&done.stdout).unwrap()
+}
+
+/// The host computes the same, so it needs the same, whether or not there is a GPU that can hold nothing.
+#[test]
+fn the_workspace_of_the_host_is_the_same_beside_an_empty_gpu() {
+    for model in [APPENDED, LLAMA] {
+        let workspace = |vram: &str| {
+            let plan = planned(model, &["--vram", vram, "--ram", "1G", "--context", "2048"]);
+            assert!(plan.partitions.iter().all(|partition| partition.device == "cpu"));
+            let bytes = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max();
+            (bytes, plan.schedule.prefill_chunk.unwrap_or(2048))
+        };
+        assert_eq!(workspace("8k"), workspace("0"), "{model}");
+    }
+}
+
+/// Prompts are divided into smaller passes where the host lacks memory for their activations.
+#[test]
+fn passes_shrink_beside_an_empty_gpu_too() {
+    let plan = planned(APPENDED, &["--vram", "8k", "--ram", "200M", "--context", "8192"]);
+    assert!(plan.schedule.prefill_chunk.is_some_and(|chunk| chunk < 512), "{:?}", plan.schedule.prefill_chunk);
+}
+
+/// Runs write an appended cache to a second buffer.
+#[test]
+fn appended_caches_take_two_buffers() {
+    let kv = |model: &str| {
+        let plan = planned(model, &["--vram", "0", "--context", "512"]);
+        let states: u64 = plan.states.iter().map(|state| state.bytes.0).sum();
+        (plan.partitions.iter().map(|partition| partition.bytes.kv.0).sum::<u64>(), states)
+    };
+    let (counted, of_one_buffer) = kv(APPENDED);
+    assert_eq!(counted, 2 * of_one_buffer);
+    let (counted, of_one_buffer) = kv(LLAMA);
+    assert_eq!(counted, of_one_buffer);
+}
+
+/// Of four layers with caches on disk, the window takes as much as those of three.
+#[test]
+fn caches_on_disk_are_recommended_only_where_that_suffices() {
+    let model = fixture(APPENDED);
+    let arguments = [model.to_str().unwrap(), "--dry-run", "--vram", "0", "--context", "8192", "--ram"];
+    let hint = |ram: &str| split(&[&arguments[..], &[ram]].concat()).refusal(&["the smallest sufficient --ram"]).stderr;
+    assert!(!hint("181M").contains("--kv disk"), "{}", hint("181M"));
+    assert!(hint("186M").contains("--kv disk"), "{}", hint("186M"));
+    split(&[&arguments[..], &["186M", "--kv", "disk"]].concat()).success();
+}
