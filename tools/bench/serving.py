@@ -172,14 +172,16 @@ def first_tokens_from_disk(shop):
     """The same for models larger than memory. A prompt is a pass over the weights for every page; with its states, one pass for the rest. The
     grown model has a context of 512 tokens, so no prompt has more than three whole pages."""
     large = dict(disk.large_models(shop))["fp32"]
-    return (larger_than_memory(shop, "random fp32", large, 2048, 30000, 224 << 20)
+    context, states = (1024, 112 << 20) if shop.small else (2048, 224 << 20)
+    return (larger_than_memory(shop, "random fp32", large, context, 30000, states)
             + larger_than_memory(shop, "grown fp32", speculation.grown(shop, "fp32"), 512, 2000, 32 << 20))
 
 
 def larger_than_memory(shop, name, model, context, vocabulary, states):
     """The rows of one model, of whose memory `states` bytes are for states in RAM."""
     limit, tokens = disk.limit_of(model, PART), context - PAGE // 2
-    plan, _ = shop.split(model, "serving/disk", "--context", context, "--ram", f"{limit - disk.KERNEL - states}B", "--prompt-tokens", tokens)
+    plan, _ = shop.split(model, "serving/disk", "--context", context, "--ram", f"{limit - disk.KERNEL - states}B", "--prompt-tokens", tokens,
+                         "--new-tokens", context - tokens)
     asked = [[prompt(seed, length, vocabulary) for seed, length in ((number, tokens), (-1 - number, 64))] for number in range(shop.rounds)]
     # Weights are prepared once, before the measurements.
     server = Server(shop, plan)
