@@ -304,6 +304,7 @@ fn a_large_store_evicts_what_was_used_longest_ago_and_keeps_the_starts_of_chains
     for chain in &chains[125..] {
         chain.iter().for_each(|key| table.pages.get_mut(key).unwrap().facts.touch(5.0, 0));
     }
+    let mut used = None;
     for step in 0..100 {
         insert(&mut table, &chain(5_000 + step, 10), 10.0);
         transfer_all(&mut table, 10.0, true);
@@ -311,8 +312,10 @@ fn a_large_store_evicts_what_was_used_longest_ago_and_keeps_the_starts_of_chains
         if step == 50 {
             let (key, _) = *table.chosen[Eviction::FromDisk as usize].first().expect("more are chosen than leave");
             table.pages.get_mut(&key).unwrap().facts.touch(10.0, 0);
+            used = Some(key);
         }
     }
+    assert!(used.is_some_and(|key| table.contains(&key)), "what is used after it was chosen stays");
     let stats = table.stats();
     assert_eq!((stats.disk_pages, stats.disk_evictions, stats.ram_pages), (5_000, 1_000, 400));
     assert!(chains[125..].iter().all(|chain| table.stored(chain) == 20), "what was used is kept");
