@@ -160,7 +160,7 @@ impl SplitError {
                 bytes: less,
                 needed,
                 has_gpus,
-                kv_can_move_to_disk: false,
+                freed_by_kv_on_disk: 0,
                 draft,
                 source: other,
             },
