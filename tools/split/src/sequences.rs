@@ -89,7 +89,7 @@ mod tests {
     /// layer, and uses 24 kB of it.
     fn from_disk(ram: u64) -> Problem {
         let block = |i: u32| BlockSpec {
-                score_bytes: 0,
+            score_bytes: 0,
             label: format!("layers.{i}"),
             kind: BlockRole::Layer(i),
             weights: vec![(i, 100 * MB)],
