@@ -127,7 +127,7 @@ fn claimed(plan: &Plan, found: &mut Findings) {
 fn per_partition(plan: &Plan, found: &mut Findings) {
     for (at, partition) in plan.partitions.iter().enumerate() {
         let states = plan.states.iter().filter(|state| state.partition == partition.name);
-        let need = states.map(State::memory).try_fold(0u64, u64::checked_add);
+        let need = states.map(|state| state.bytes.0).try_fold(0u64, u64::checked_add);
         let need = need.and_then(|bytes| bytes.checked_mul(plan.budgets.batch));
         let place = format!("partitions[{at}].bytes.kv");
         match need {

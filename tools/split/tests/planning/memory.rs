@@ -17,10 +17,10 @@ fn planned(model: &str, more: &[&str]) -> Plan {
 fn the_workspace_of_the_host_is_the_same_beside_an_empty_gpu() {
     for model in [APPENDED, LLAMA] {
         let workspace = |vram: &str| {
-            let plan = planned(model, &["--vram", vram, "--ram", "1G", "--context", "2048"]);
+            let plan = planned(model, &["--vram", vram, "--ram", "1G", "--context", "512"]);
             assert!(plan.partitions.iter().all(|partition| partition.device == "cpu"));
             let bytes = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max();
-            (bytes, plan.schedule.prefill_chunk.unwrap_or(2048))
+            (bytes, plan.schedule.prefill_chunk.unwrap_or(512))
         };
         assert_eq!(workspace("8k"), workspace("0"), "{model}");
     }

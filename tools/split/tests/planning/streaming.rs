@@ -322,7 +322,7 @@ fn invalid_streaming_settings_are_refused() {
         (&["--stream", "2", "--gpu-layers", "auto", "--vram", "1G"], &["--gpu-layers auto"]),
         (&["--stream", "2", "--gpu-layers", "4"], &["there are none", "--gpu-layers"]),
         (&["--stream", "2", "--sweep-vram", "1M..2M"], &["manually", "--stream"]),
-        (&["--assign", "head=gpu1:stream", "--vram", "1G"], &["gpu1", "1 GPUs"]),
+        (&["--assign", "head=gpu1:stream", "--vram", "1G"], &["gpu1", "has 1 GPU"]),
         (&["--stream", "auto", "--refine", "8"], &["--refine"]),
     ] {
         run(more).refusal(words);
