@@ -18,7 +18,7 @@ pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
 }
 
 /// Bytes of host memory that a plan needs with this many sequences: resident weights, the window for weights read from disk, the cache of
-/// experts, states, activations and the process itself; and as many of the weights streamed to GPUs as the plan's budget has room for.
+/// experts, states (of those on disk the window), activations and the process itself; and as many of the weights streamed to GPUs as the plan's budget has room for.
 pub fn needed(plan: &Plan, sequences: u64) -> u64 {
     let hosts: Vec<&str> = plan.devices.iter().filter(|d| d.kind == DeviceKind::Cpu).map(|d| d.name.as_str()).collect();
     let on_host = |device: &str| hosts.contains(&device);
@@ -35,13 +35,14 @@ pub fn needed(plan: &Plan, sequences: u64) -> u64 {
         partition.variants().any(|variant| !on_host(variant.device) && variant.residency == Residency::Streamed)
     };
     let computed_on_host = plan.partitions.iter().filter(|partition| on_host(&partition.device));
-    let states = plan.states.iter().filter(|state| on_host(&state.device)).map(State::memory);
+    let states = plan.states.iter().filter(|state| on_host(&state.device) && !state.on_disk).map(State::memory);
     let parts = [
         sum(&mut plan.partitions.iter().map(resident_weights)),
         sum(&mut plan.devices.iter().filter_map(|device| device.window).map(|window| window.0)),
         sum(&mut plan.devices.iter().filter_map(|device| device.kernel_layout).map(|layout| layout.0)),
         sum(&mut plan.devices.iter().filter_map(|device| device.expert_cache).map(|cache| cache.0)),
         sum(&mut states.map(|bytes| bytes.saturating_mul(sequences))),
+        plan.state_window(),
         computed_on_host.map(|partition| partition.bytes.workspace.0).max().unwrap_or(0),
         PROCESS,
     ];
@@ -73,5 +74,21 @@ mod tests {
         let text = warning(&plan, Some(23 << 30)).unwrap();
         assert!(text.contains("49.") && text.contains("23 GiB are free"), "{text}");
         assert_eq!(warning(&plan, None), None, "the system does not report it");
+    }
+
+    #[test]
+    fn states_on_disk_take_their_window_alone() {
+        let mut plan = plan();
+        let hosts = |plan: &Plan| {
+            let is_host = |device: &str| plan.devices.iter().any(|d| d.name == device && d.kind == DeviceKind::Cpu);
+            plan.states.iter().filter(|state| is_host(&state.device)).map(State::memory).sum::<u64>()
+        };
+        let (in_memory, states) = (needed(&plan, 100), hosts(&plan));
+        assert!(states > 0);
+        for state in &mut plan.states {
+            state.on_disk = true;
+        }
+        assert!(plan.state_window() > 0);
+        assert_eq!(needed(&plan, 100), in_memory - 100 * states + plan.state_window());
     }
 }

@@ -261,7 +261,7 @@ impl Generation {
     }
 
     /// Takes the logits of the rows that [`next_input`](Self::next_input) requested, after its tokens were fed. `room` is the number of
-    /// tokens that still fit the sequence: with none, the generation finishes. Reports each token and text to `on_event`.
+    /// tokens that still fit the sequence: the last one is of the answer and not fed. Reports each token and text to `on_event`.
     ///
     /// Returns how many of the tokens fed were rejected. The caller must drop them from the end of the sequence, and say with
     /// [`set_fed`](Self::set_fed) how many tokens it holds then, which may be fewer.
@@ -369,7 +369,8 @@ impl Generation {
         if self.grammar.as_ref().is_some_and(GrammarMatcher::is_complete) {
             return self.finish(FinishReason::Grammar);
         }
-        if room == 0 || self.tokens.len() as u64 >= self.request.max_new_tokens {
+        // The context holds the prompt and the answer with its last token, which is not fed.
+        if room <= 1 || self.tokens.len() as u64 >= self.request.max_new_tokens {
             return self.finish(FinishReason::Length);
         }
         Ok(())

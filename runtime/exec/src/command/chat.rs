@@ -332,7 +332,7 @@ fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBacken
     let speed = rate(timings.decode_tokens_per_second);
     let end = match generated.finish_reason {
         FinishReason::Cancelled => ", stopped",
-        FinishReason::Length if sequence.room() == 0 => ", the context is full: /reset starts a new conversation",
+        FinishReason::Length if sequence.room() <= 1 => ", the context is full: /reset starts a new conversation",
         FinishReason::Length => ", stopped by -n/--max-new",
         FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => "",
     };

@@ -237,7 +237,7 @@ fn report(
     }
     // Begins with a line break, which ends the text in a terminal.
     ctx.console.info(&summary(generated, &telemetry, sequence.state_bytes()));
-    if generated.finish_reason == FinishReason::Length && sequence.room() == 0 {
+    if generated.finish_reason == FinishReason::Length && sequence.room() <= 1 {
         let most = sequence.engine().plan().model.context_length;
         let is_most = most.is_some_and(|most| sequence.context() >= most);
         let hint = if is_most { "the model has no more" } else { "give a larger --context" };

@@ -52,7 +52,8 @@ fn appended_caches_take_two_buffers() {
 fn caches_on_disk_are_recommended_only_where_that_suffices() {
     let model = fixture(APPENDED);
     let arguments = [model.to_str().unwrap(), "--dry-run", "--vram", "0", "--context", "8192", "--ram"];
-    let hint = |ram: &str| split(&[&arguments[..], &[ram]].concat()).refusal(&["the smallest sufficient --ram"]).stderr;
+    let in_memory = |ram: &str| split(&[&arguments[..], &[ram, "--kv", "follow"]].concat());
+    let hint = |ram: &str| in_memory(ram).refusal(&["the smallest sufficient --ram"]).stderr;
     assert!(!hint("181M").contains("--kv disk"), "{}", hint("181M"));
     assert!(hint("186M").contains("--kv disk"), "{}", hint("186M"));
     split(&[&arguments[..], &["186M", "--kv", "disk"]].concat()).success();
