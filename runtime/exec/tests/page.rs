@@ -268,6 +268,8 @@ fn the_panel_shows_where_each_layer_lies() {
         page.wait_until("document.querySelectorAll('#places .blocks i').length === 6");
         save_picture(&mut page, &format!("machine-{width}-{colors}"));
     }
+    // Chromium notes this where the page is drawn before its field has the focus.
+    page.console.retain(|line| !line.contains("Autofocus processing was blocked"));
     assert_eq!(page.console, [""; 0]);
 }
 

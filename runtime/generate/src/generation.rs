@@ -655,8 +655,8 @@ mod tests {
         assert_eq!(generation.into_result().finish_reason, FinishReason::Length);
         let mut generation = drafting(&[11, 12], 9);
         generation.next_input(2).unwrap();
-        assert_eq!(advance(&mut generation, &[11, 12, 13], 0).1, 0);
-        assert_eq!(generation.into_result().tokens, [10, 11, 12, 13], "the sequence is full after the last");
+        assert_eq!(advance(&mut generation, &[11, 12, 13], 0).1, 1);
+        assert_eq!(generation.into_result().tokens, [10, 11, 12], "the context is full with the last");
     }
 
     #[test]
