@@ -87,6 +87,9 @@ pub struct SourceModel {
     /// Longest sequence that the model supports, tokens, if its configuration says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub context_length: Option<u64>,
+    /// Positions that the plan's caches of rotary embeddings have rows for, if they were shortened: no run has a longer context.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub positions: Option<u64>,
     /// Size of the vocabulary, if known; the runtime refuses larger token ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocab_size: Option<u64>,
@@ -106,6 +109,11 @@ pub struct SourceModel {
 }
 
 impl SourceModel {
+    /// The longest context that this plan's files allow, tokens; `None` for any.
+    pub fn longest_context(&self) -> Option<u64> {
+        self.context_length.into_iter().chain(self.positions).min()
+    }
+
     /// Whether its logits are those of the last position of a pass only.
     pub fn gives_one_position(&self) -> bool {
         gives_one_position(&self.outputs)

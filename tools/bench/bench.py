@@ -50,6 +50,7 @@ MEASUREMENTS = {
     "changing": changing.changing,
     "experts": experts.by_demand,
     "jobs": jobs.many_sequences,
+    "whole-jobs": jobs.whole_jobs,
     "job-predictions": jobs.predictions,
     "rows": jobs.batched_rows,
     "speculation": speculation.speculation,

@@ -89,15 +89,22 @@ def under(shop, dtype, model, part):
     steps = [ratios(runs[str(more)], runs[str(fewer)]).median for fewer, more in zip(SEQUENCES, SEQUENCES[1:])]
     rows.append(row(f"each doubling of the sequences, {what}", ", ".join(f"{step:.2f}x" for step in steps), "", "", "rising",
                     min(steps) > 1))
-    return rows, (plan, limit)
+    return rows
 
 
 def many_sequences(shop):
     rows = []
     for dtype, model in disk.large_models(shop):
         for part in (0.5, 0.25):
-            more, (plan, limit) = under(shop, dtype, model, part)
-            rows += more
+            rows += under(shop, dtype, model, part)
+    return rows
+
+
+def whole_jobs(shop):
+    """Jobs of many prompts with RAM for 25 % of the model."""
+    rows = []
+    for dtype, model in disk.large_models(shop):
+        plan, limit = plan_under(shop, model, f"{dtype}-0.25", 0.25)
         rows.append(whole_job(shop, dtype, model, plan, limit))
     return rows
 
@@ -150,12 +157,13 @@ def batched_rows(shop):
 
 
 def whole_job(shop, dtype, model, plan, limit):
-    """A job of many prompts over the same prompts one after the other, of which a part is measured."""
-    rounds = min(shop.rounds, 3)
-    runs = measure.in_turns(rounds, together=lambda: run(shop, model, plan, limit, 16, JOB),
+    """A job of many prompts over the same prompts one after the other, of which a part is measured. float32 rows are computed together, which
+    rounds differently: computing them one by one is a row of `under`."""
+    rows = "on" if dtype == "fp32" else "exact"
+    runs = measure.in_turns(min(shop.rounds, 3), together=lambda: run(shop, model, plan, limit, 16, JOB, rows=rows),
                             alone=lambda: run(shop, model, plan, limit, 1, JOB, every=MEASURED))
     rate = statistics.median(runs["together"])
-    result = compared(f"{JOB} prompts as a job over {JOB // MEASURED} of them one after the other, 25% of the model's size as memory, {dtype}",
-                      runs["together"], runs["alone"], WANTED_JOB[dtype], "tok/s")
+    what = f"{JOB} prompts as a job (rows {rows}) over {JOB // MEASURED} of them one after the other"
+    result = compared(f"{what}, 25% of the model's size as memory, {dtype}", runs["together"], runs["alone"], WANTED_JOB[dtype], "tok/s")
     result["result"] += f", {JOB * NEW / rate:.0f} s"
     return result

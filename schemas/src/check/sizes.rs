@@ -10,6 +10,10 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
     if let Some(most) = plan.model.context_length.filter(|most| budgets.context > *most) {
         found.error("budgets.context", format!("{} tokens, but the model was built for {most}", budgets.context));
     }
+    if let Some(most) = plan.model.positions.filter(|most| budgets.context > *most) {
+        let problem = format!("{} tokens, but the plan's tables have {most} positions", budgets.context);
+        found.error("budgets.context", problem);
+    }
     found.require(plan.model.vocab_size != Some(0), "model.vocab_size", "a vocabulary cannot be empty");
     found.require(plan.schedule.prefill_chunk != Some(0), "schedule.prefill_chunk", "a pass must take a token");
     totals(plan, found);

@@ -5,6 +5,7 @@ use crate::context_limit::{ContextLimit, context_limit};
 use crate::costs::Scenario;
 use crate::error::ModelError;
 use crate::roles;
+use crate::rotary_caches;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::{
@@ -50,6 +51,8 @@ pub struct Analysis {
     pub vocab_size: Option<u64>,
     /// Context length to plan for, tokens.
     pub context: u64,
+    /// Rows of its caches of rotary embeddings, if they were shortened: the most tokens of context that a plan can have.
+    pub positions: Option<u64>,
     /// Notes for the user.
     pub notes: Vec<String>,
     /// The weights that will be quantized when a plan is written; `None` without quantization.
@@ -100,6 +103,9 @@ pub fn analyse_quantized(
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
     notes.extend(chosen_file_note(path, model.path()));
     let (mut graph, mut segmentation) = infer_and_segment(&model)?;
+    let limit = context_limit(&graph, &segmentation.states);
+    let planned = planned_context(context, config.context_length, limit.as_ref())?;
+    let positions = rotary_caches::shorten(&mut model, &mut graph, planned.unwrap_or(DEFAULT_CONTEXT));
     let mut quantized = None;
     if let Some(options) = options {
         let done = quantize(&model, &graph, &quantize_roles(&graph, &segmentation), options)?;
@@ -123,14 +129,13 @@ pub fn analyse_quantized(
         }
     }
     notes.extend(segmentation.undecided.iter().cloned());
-    let limit = context_limit(&graph, &segmentation.states);
     notes.extend(limit_note(config.context_length, limit.as_ref()));
-    let planned = planned_context(context, config.context_length, limit.as_ref())?;
     config.context_length = config.context_length.into_iter().chain(limit.map(|limit| limit.tokens)).min();
     let mut analysis = describe(model, graph, segmentation, config, planned.unwrap_or(DEFAULT_CONTEXT), notes);
     refuse_states_without_axes(&analysis)?;
     refuse_states_beyond_64_bits(&analysis)?;
     analysis.before = before;
+    analysis.positions = positions;
     analysis.quantized = quantized;
     let blocks = &analysis.segmentation.blocks;
     info!(
@@ -310,6 +315,7 @@ fn describe(
         kind,
         vocab_size,
         context,
+        positions: None,
         notes,
         quantized: None,
     }

@@ -179,6 +179,7 @@ fn model(decision: &Decision) -> SourceModel {
         kind: a.kind,
         layers: a.segmentation.layer_count() as u32,
         context_length: a.config.context_length,
+        positions: a.positions,
         vocab_size: a.vocab_size,
         inputs: a.inputs.clone(),
         outputs: a.outputs.clone(),

@@ -3,6 +3,7 @@
 mod fixed_cache;
 
 use crate::roles;
+use crate::rotary_caches::RotaryInputs;
 use hpp_graph::{BlockState, Graph, Node, NodeId, Origin, ValueId};
 use hpp_schema::InputRole;
 use std::collections::BTreeSet;
@@ -76,19 +77,14 @@ fn rows(graph: &Graph, id: ValueId) -> Option<u64> {
 /// The inputs of a node that are tables with a row for each position.
 fn position_tables(graph: &Graph, node: &Node) -> Vec<ValueId> {
     let input = |at: usize| node.inputs.get(at).copied().flatten();
-    let caches: &[usize] = match (node.domain.as_str(), node.op_type.as_str()) {
-        ("com.microsoft", "GroupQueryAttention") => &[7, 8],
-        ("com.microsoft", "RotaryEmbedding") => &[2, 3],
-        ("" | "ai.onnx", "RotaryEmbedding") if input(3).is_some() => &[1, 2],
-        ("" | "ai.onnx", "Gather") if node.int("axis").unwrap_or(0) == 0 => {
-            return input(0)
-                .filter(|_| input(1).is_some_and(|indices| are_positions(graph, indices)))
-                .into_iter()
-                .collect();
-        }
-        _ => &[],
-    };
-    caches.iter().filter_map(|at| input(*at)).collect()
+    if let Some(rotary) = RotaryInputs::of(node) {
+        return rotary.caches.into_iter().filter_map(input).collect();
+    }
+    let is_lookup = matches!(node.domain.as_str(), "" | "ai.onnx")
+        && node.op_type == "Gather"
+        && node.int("axis").unwrap_or(0) == 0;
+    let by_position = |_: &ValueId| is_lookup && input(1).is_some_and(|indices| are_positions(graph, indices));
+    input(0).filter(by_position).into_iter().collect()
 }
 
 /// Whether integers are positions of tokens: they come from a count (`Range`, `CumSum`) or from the input of positions, and depend on

@@ -18,6 +18,7 @@ mod operators;
 mod problem;
 mod providers;
 mod roles;
+mod rotary_caches;
 mod states;
 mod streams;
 mod symbols;

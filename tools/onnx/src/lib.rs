@@ -15,6 +15,7 @@ pub mod proto;
 mod quantize;
 mod read;
 mod samples;
+mod shorten;
 mod store;
 mod tensor;
 mod typed;
@@ -37,6 +38,7 @@ pub use quantize::{
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate, passed_over};
 pub use samples::{SampledNumbers, looks_widened, sample_numbers};
+pub use shorten::keep_rows;
 pub use store::{
     ExternaliseError, LinkError, LinkOutcome, PackError, PackProgress, PackStats, RangeReadError, RoundError, Rounding,
     embed_structure, externalise, externalise_virtually, link, needs_externalising, pack, pack_virtually, predict_link,

@@ -1,6 +1,5 @@
-//! Explains a solution: the cost of each run in other placements, the gain from more memory, and the bottleneck of each phase.
+//! Explains a solution: the cost of each run in other placements, and the bottleneck of each phase.
 
-use crate::plan::plan_from;
 use crate::{
     BlockPlacement, DeviceId, Mechanisms, Options, OverBudget, Phase, Placement, Planner, Problem, Simulation,
     Solution, evaluate, fits, simulate,
@@ -9,30 +8,10 @@ use hpp_schema::SpanKind;
 use std::fmt;
 use std::ops::Range;
 
-const GIB: u64 = 1 << 30;
 /// A resource is the bottleneck if it is busy at least this share of the time.
 const BUSY_SHARE: f64 = 0.99;
 /// Slots of a slot ring that the solution does not have yet.
 const NEW_RING_SLOTS: u32 = 3;
-/// Smaller relative changes of the objective are ignored.
-const NEGLIGIBLE: f64 = 1e-6;
-
-/// The explanation of a solution.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Explanation {
-    /// Runs of neighbours with one block placement, in the order of blocks.
-    pub runs: Vec<RunExplanation>,
-    /// The effect of one more GiB on each GPU; `None` if nothing fits even then.
-    pub more_vram: Vec<Option<Change>>,
-    /// The effect of one more GiB of host memory; `None` if host memory is unlimited.
-    pub more_ram: Option<Change>,
-    /// The bottleneck of a decoded token.
-    pub decode: Bottleneck,
-    /// The bottleneck of the time to the first token.
-    pub prefill: Bottleneck,
-    /// Devices on which one more GiB of memory would reduce the objective.
-    pub scarce: Vec<DeviceId>,
-}
 
 /// One run of neighbours with the same block placement.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,17 +35,6 @@ pub struct Alternative {
     pub over_budget: Option<OverBudget>,
 }
 
-/// The difference between two solutions, milliseconds; negative is faster.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Change {
-    /// Of a decoded token.
-    pub decode_ms: f64,
-    /// Of the time to the first token.
-    pub prefill_ms: f64,
-    /// Of the objective.
-    pub objective_ms: f64,
-}
-
 /// The bottleneck of a phase: the resource that is always busy, or else the one that takes the largest part of the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bottleneck {
@@ -74,7 +42,7 @@ pub enum Bottleneck {
     Compute(DeviceId),
     /// The link to this GPU.
     Link(usize),
-    /// Reading weights from disk.
+    /// Reading weights or KV caches from disk.
     Disk,
     /// Launching partitions, crossings between devices, and the overhead of a pass.
     Overhead,
@@ -89,47 +57,6 @@ impl fmt::Display for Bottleneck {
             Bottleneck::Overhead => f.write_str("overhead of starting partitions and of crossings"),
         }
     }
-}
-
-/// Explains a solution of this problem. The gain from more memory is relative to what the planner finds from the solution with the same
-/// memory, so that it is the gain of memory alone. Both are planned without cuts, because another placement has other cuts.
-pub fn explain(problem: &Problem, options: &Options, solution: &Solution, cuts: FindCuts) -> Explanation {
-    let cut = problem;
-    let problem = &Problem { cuts: Vec::new(), ..problem.clone() };
-    let planned = plan_from(problem, options, &[solution]).unwrap_or_else(|_| solution.clone());
-    let more_vram: Vec<Option<Change>> = (0..problem.budget.vram.len())
-        .map(|gpu| {
-            let mut more = problem.clone();
-            more.budget.vram[gpu] = more.budget.vram[gpu].saturating_add(GIB);
-            change(&planned, &more, options).ok()
-        })
-        .collect();
-    let more_ram = problem.budget.ram.and_then(|ram| {
-        let mut more = problem.clone();
-        more.budget.ram = Some(ram.saturating_add(GIB));
-        change(&planned, &more, options).ok()
-    });
-    let helps = |change: &Option<Change>| change.is_some_and(|c| c.objective_ms < -NEGLIGIBLE * planned.objective_ms);
-    let gpus = more_vram.iter().enumerate().filter(|(_, change)| helps(change)).map(|(gpu, _)| DeviceId::Gpu(gpu));
-    let scarce = gpus.chain(helps(&more_ram).then_some(DeviceId::Cpu)).collect();
-    Explanation {
-        runs: explain_runs(cut, options, solution, cuts),
-        decode: bottleneck(cut, solution, Phase::Decode),
-        prefill: bottleneck(cut, solution, Phase::Prefill),
-        more_vram,
-        more_ram,
-        scarce,
-    }
-}
-
-/// The difference between the plan of `other` (the same model with more memory or another context) and `solution`.
-pub fn change(solution: &Solution, other: &Problem, options: &Options) -> Result<Change, OverBudget> {
-    let new = plan_from(other, options, &[solution])?;
-    Ok(Change {
-        decode_ms: new.decode_ms - solution.decode_ms,
-        prefill_ms: new.prefill_ms - solution.prefill_ms,
-        objective_ms: new.objective_ms - solution.objective_ms,
-    })
 }
 
 /// Computes [`Problem::cuts`] of a placement.

@@ -36,9 +36,7 @@ pub use budget::{Budget, Decompression, Demand, KvHome, OverBudget, Packing};
 pub use condense::condensed;
 pub use cost::{BlockRole, BlockSpec, FilledState, GrowingState, Streamed, Work, slot};
 pub use experts::{EXPERT_WINDOW, ExpertMemory, ExpertReads, Experts};
-pub use explain::{
-    Alternative, Bottleneck, Change, Explanation, FindCuts, RunExplanation, bottleneck, change, explain, explain_runs,
-};
+pub use explain::{Alternative, Bottleneck, FindCuts, RunExplanation, bottleneck, explain_runs};
 pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
 pub use memory::{HostReads, MemoryUsage, fits, usage, usage_of_partitions};
 pub use neurons::{NeuronReads, ReadCosts};

@@ -188,6 +188,14 @@ pub fn usage_of_partitions(problem: &Problem, placements: &[BlockPlacement], slo
     }
 }
 
+/// The memory use that times are predicted from: of partitions where a problem has cuts, else with each weight counted once.
+pub(crate) fn usage_with_cuts(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
+    match problem.cuts.is_empty() {
+        true => usage(problem, placements, slots),
+        false => usage_of_partitions(problem, placements, slots),
+    }
+}
+
 /// Checks that a placement fits. The error names the first device that is too small: GPUs in order, then the host.
 pub fn fits(
     problem: &Problem,

@@ -12,7 +12,7 @@ mod pipeline;
 mod record;
 
 use crate::bound::lower_bound_beside_transfers;
-use crate::memory::{MemoryUsage, usage};
+use crate::memory::{MemoryUsage, usage_with_cuts};
 use crate::schedule::{ScheduleStep, copies, handover, merges, pass_steps, placements_in_phase, steps};
 use crate::{BlockPlacement, Decompression, DeviceId, Phase, Placement, Problem};
 use hpp_schema::{Span, SpanKind, Timeline};
@@ -55,7 +55,7 @@ pub fn simulate(problem: &Problem, placements: &[BlockPlacement], slots: &[u32],
     if !window.end.is_finite() {
         return Simulation { ms: f64::INFINITY, ..Simulation::default() };
     }
-    let usage = usage(problem, placements, slots);
+    let usage = usage_with_cuts(problem, placements, slots);
     let disk_read_bytes = usage.disk_read_bytes(problem, phase);
     let times = DiskTimes::of(problem, &usage, phase);
     let sequence_ms = window.end - window.start;
@@ -70,15 +70,16 @@ pub fn simulate(problem: &Problem, placements: &[BlockPlacement], slots: &[u32],
     extend("decompresses weights", SpanKind::Stall, beside.decompress_ms);
     extend("computes while the disk is read", SpanKind::Compute, beside.slowed_ms);
     extend("waits for the disk", SpanKind::Stall, beside.wait_ms);
-    if disk_read_bytes > 0 {
+    let state_bytes = usage.state_reads[phase as usize];
+    if disk_read_bytes + state_bytes > 0 {
         let read = (window.start, window.start + beside.disk_ms);
-        spans.push(
-            DISK.to_owned(),
-            "weights".to_owned(),
-            SpanKind::Transfer,
-            read,
-            Some(disk_read_bytes * window.passes),
-        );
+        let what = match (disk_read_bytes, state_bytes) {
+            (_, 0) => "weights",
+            (0, _) => "KV caches",
+            _ => "weights and KV caches",
+        };
+        let bytes = (disk_read_bytes + state_bytes) * window.passes;
+        spans.push(DISK.to_owned(), what.to_owned(), SpanKind::Transfer, read, Some(bytes));
     }
     if phase == Phase::Prefill {
         let mut simulator = Simulator::new(problem, vec![], slots, None, &mut spans);

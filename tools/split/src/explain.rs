@@ -3,21 +3,23 @@
 
 use crate::amount::{self, MEASURED};
 use crate::analysis::analyse;
-use crate::cli::SplitArgs;
-use crate::costs::Costs;
+use crate::choose::{Chosen, PlanInputs};
 use crate::error::SplitError;
 use crate::expert_report::ExpertReport;
 use crate::neurons::NeuronReport;
 use crate::partitioning::Partitioning;
 use crate::predicted::round;
 use crate::reason::{difference, is_rounding, place_name};
-use crate::request::{Limits, PlanningRequest};
+use crate::request::PlanningRequest;
 use crate::table;
-use hpp_model::Analysis;
 use hpp_onnx::QuantizeOptions;
-use hpp_partition::{BlockPlacement, Change, DeviceId, Explanation, RunExplanation, Solution, change, evaluate};
+use hpp_partition::{BlockPlacement, DeviceId, Phase, RunExplanation, Solution, bottleneck, explain_runs};
 use hpp_schema::ModelKind;
 use serde::Serialize;
+
+const GIB: u64 = 1 << 30;
+/// Gains below this share of the time are not worth naming a device.
+const NEGLIGIBLE: f64 = 1e-3;
 
 /// The explanation, as `--json` adds it to the plan.
 #[derive(Debug, Serialize)]
@@ -57,28 +59,31 @@ struct WhatIf {
     refused: Option<String>,
 }
 
-/// Explains a placement.
+/// Explains a placement. `planned` is the one that the planner chose of these inputs, before anything was measured: what more memory changes
+/// is told beside it.
 pub fn explain(
+    inputs: &PlanInputs,
+    planned: &Solution,
     request: &PlanningRequest,
     partitioning: &Partitioning,
-    args: &SplitArgs,
-    analysis: &Analysis,
-    costs: &Costs,
     quantize: Option<&QuantizeOptions>,
 ) -> Result<ExplanationReport, SplitError> {
     // The same problem and cuts as for the reasons in the table, so that both show the same times.
     let cuts = |placements: &[BlockPlacement]| partitioning.cuts_for(request, placements);
-    let explanation =
-        hpp_partition::explain(&partitioning.problem(request), &request.options, &partitioning.solution, &cuts);
-    let mut changes = more_memory(&explanation, &partitioning.solution);
-    changes.extend(other_context(request, partitioning, args, analysis, costs, quantize)?);
-    let now = partitioning.solution.objective_ms;
+    let (problem, solution) = (partitioning.problem(request), &partitioning.solution);
+    let runs = explain_runs(&problem, &request.options, solution, &cuts);
+    let (mut scarce, mut changes) = (vec![], vec![]);
+    if !partitioning.is_manual() {
+        (scarce, changes) = more_memory(inputs, request, planned)?;
+        changes.extend(other_context(inputs, request, planned, quantize)?);
+    }
+    let now = solution.objective_ms;
     Ok(ExplanationReport {
-        partitions: explanation.runs.iter().map(|run| reason(request, run, now)).collect(),
-        limits: [explanation.decode, explanation.prefill].map(|limit| limit.to_string()),
-        scarce: explanation.scarce.iter().map(DeviceId::to_string).collect(),
+        partitions: runs.iter().map(|run| reason(request, run, now)).collect(),
+        limits: [Phase::Decode, Phase::Prefill].map(|phase| bottleneck(&problem, solution, phase).to_string()),
+        scarce: scarce.iter().map(DeviceId::to_string).collect(),
         changes,
-        neurons: NeuronReport::new(request, partitioning, analysis, costs.source()),
+        neurons: NeuronReport::new(request, partitioning, inputs.analysis, inputs.costs.source()),
         experts: ExpertReport::new(request, partitioning),
     })
 }
@@ -100,59 +105,76 @@ fn reason(request: &PlanningRequest, run: &RunExplanation, now: f64) -> Partitio
     }
 }
 
-/// The effect of one more GiB on each device.
-fn more_memory(explanation: &Explanation, now: &Solution) -> Vec<WhatIf> {
-    let vram = explanation.more_vram.iter().enumerate();
-    let vram = vram.map(|(gpu, change)| what_if(format!("1 GiB more VRAM on gpu{gpu}"), change.as_ref(), now));
-    let ram = explanation.more_ram.as_ref().map(|change| what_if("1 GiB more RAM".to_owned(), Some(change), now));
-    vram.chain(ram).collect()
+/// The devices on which one more GiB makes a plan faster, and the effect of it on each device.
+fn more_memory(
+    inputs: &PlanInputs,
+    request: &PlanningRequest,
+    now: &Solution,
+) -> Result<(Vec<DeviceId>, Vec<WhatIf>), SplitError> {
+    let budget = &request.problem.budget;
+    let more_vram = |gpu: usize| {
+        let more = |at: usize, bytes: u64| if at == gpu { bytes.saturating_add(GIB) } else { bytes };
+        let vram = budget.vram.iter().enumerate().map(|(at, bytes)| more(at, *bytes)).collect();
+        (DeviceId::Gpu(gpu), format!("1 GiB more VRAM on gpu{gpu}"), vram, None)
+    };
+    let more_ram = |ram: u64| (DeviceId::Cpu, "1 GiB more RAM".to_owned(), vec![], Some(ram.saturating_add(GIB)));
+    let other = (0..budget.vram.len()).map(more_vram).chain(budget.ram.map(more_ram));
+    let (mut scarce, mut changes) = (Vec::new(), Vec::new());
+    for (device, what, vram, ram) in other {
+        let then = inputs.with_memory(vram, ram, |inputs| inputs.choose());
+        if then
+            .as_ref()
+            .is_ok_and(|then| then.partitioning.solution.objective_ms < now.objective_ms * (1.0 - NEGLIGIBLE))
+        {
+            scarce.push(device);
+        }
+        changes.push(what_if(what, then, now)?);
+    }
+    Ok((scarce, changes))
 }
 
-fn what_if(what: String, change: Option<&Change>, now: &Solution) -> WhatIf {
-    let ms = |change: f64, now: f64| if is_rounding(change, now) { 0.0 } else { round(change) };
-    WhatIf {
-        what,
-        decode_ms: change.map(|change| ms(change.decode_ms, now.decode_ms)),
-        time_to_first_token_ms: change.map(|change| ms(change.prefill_ms, now.prefill_ms)),
-        refused: None,
+/// What the plan of other inputs changes.
+fn what_if(what: String, then: Result<Chosen, SplitError>, now: &Solution) -> Result<WhatIf, SplitError> {
+    let ms = |then: f64, now: f64| if is_rounding(then - now, now) { 0.0 } else { round(then - now) };
+    let nothing = WhatIf { what, decode_ms: None, time_to_first_token_ms: None, refused: None };
+    match then {
+        Ok(Chosen { partitioning, .. }) => Ok(WhatIf {
+            decode_ms: Some(ms(partitioning.solution.decode_ms, now.decode_ms)),
+            time_to_first_token_ms: Some(ms(partitioning.solution.prefill_ms, now.prefill_ms)),
+            ..nothing
+        }),
+        Err(SplitError::OverBudget { source, .. }) => Ok(WhatIf { refused: Some(source.to_string()), ..nothing }),
+        Err(error) => Err(error),
     }
 }
 
 /// The effect of twice the context length, or of half of it where the model does not support more.
 fn other_context(
+    inputs: &PlanInputs,
     request: &PlanningRequest,
-    partitioning: &Partitioning,
-    args: &SplitArgs,
-    analysis: &Analysis,
-    costs: &Costs,
+    now: &Solution,
     quantize: Option<&QuantizeOptions>,
 ) -> Result<Option<WhatIf>, SplitError> {
-    if analysis.kind != ModelKind::Decoder || partitioning.is_manual() || analysis.context < 2 {
+    let analysis = inputs.analysis;
+    if analysis.kind != ModelKind::Decoder || analysis.context < 2 {
         return Ok(None);
     }
     let twice = analysis.context.saturating_mul(2);
     let longest = analysis.config.context_length.unwrap_or(u64::MAX);
     let other = if twice <= longest { twice } else { analysis.context / 2 };
-    let other = analyse(analysis.model.path(), Some(other), args, quantize)?;
-    let limits = Limits { longest_pass: request.scenario.prefill_chunk, ..request.limits };
-    let other_request = PlanningRequest::new(args, &other, costs, &request.local, limits)?;
+    let other = analyse(analysis.model.path(), Some(other), inputs.args, quantize)?;
+    let other_inputs = PlanInputs { analysis: &other, ..*inputs };
+    let then = other_inputs.with_memory(vec![], None, |inputs| inputs.choose());
     let mut what = format!("{} tokens of context instead of {}", other.context, analysis.context);
-    let (now, then) = (request.scenario, other_request.scenario);
-    if (now.prompt, now.new_tokens) != (then.prompt, then.new_tokens) {
-        what += &format!(" (prompt of {} instead of {}", then.prompt, now.prompt);
-        if now.new_tokens != then.new_tokens {
-            what += &format!(", answer of {} instead of {}", then.new_tokens, now.new_tokens);
+    let [before, after] = [request.scenario, other_inputs.request(inputs.limits())?.scenario];
+    if (before.prompt, before.new_tokens) != (after.prompt, after.new_tokens) {
+        what += &format!(" (prompt of {} instead of {}", after.prompt, before.prompt);
+        if before.new_tokens != after.new_tokens {
+            what += &format!(", answer of {} instead of {}", after.new_tokens, before.new_tokens);
         }
         what += ")";
     }
-    let options = request.options;
-    // Compare both without cuts: the other placement would have other cuts.
-    let Solution { placements, slots, .. } = partitioning.solution.clone();
-    let now = evaluate(&request.problem, &options, placements, slots);
-    Ok(Some(match change(&now, &other_request.problem, &options) {
-        Ok(change) => what_if(what, Some(&change), &now),
-        Err(over_budget) => WhatIf { refused: Some(over_budget.to_string()), ..what_if(what, None, &now) },
-    }))
+    what_if(what, then, now).map(Some)
 }
 
 /// The explanation as text.

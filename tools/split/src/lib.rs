@@ -8,6 +8,7 @@ mod amount;
 mod analysis;
 mod bits_budget;
 mod calibrate;
+mod choose;
 mod cli;
 mod compression;
 mod costs;

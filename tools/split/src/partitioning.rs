@@ -54,7 +54,7 @@ pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Parti
 
 /// A refusal names a budget for the placement that did not fit. Within it another placement may be chosen, whose cuts take more: this
 /// raises the budget until planning succeeds.
-fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: SplitError) -> SplitError {
+pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: SplitError) -> SplitError {
     for _ in 0..MOST_RAISES {
         let SplitError::OverBudget { bytes, needed, source, .. } = &mut refusal else { break };
         match place(&request.with_budget(source.device, *bytes), args) {
@@ -70,7 +70,8 @@ fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, mut refusa
     refusal
 }
 
-fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning, SplitError> {
+/// Decides where every block computes. The budget that a refusal names may be a little too small.
+pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning, SplitError> {
     let problem = &request.problem;
     let budget = &problem.budget;
     tracing::info!(

@@ -178,11 +178,6 @@ impl PlanningRequest {
         Some(chunk_within(analysis, self.scenario, room)).filter(|pass| *pass < prefill_chunk)
     }
 
-    /// Whether KV caches could lie on disk, for a plan that does not fit otherwise.
-    pub fn may_move_kv_to_disk(&self, args: &SplitArgs) -> bool {
-        args.kv == KvHomeArg::Auto && STATES_ON_DISK && !self.problem.budget.host_kv_on_disk
-    }
-
     /// The same request where a device may use this many bytes. The length of passes stays.
     pub fn with_budget(&self, device: DeviceId, bytes: u64) -> PlanningRequest {
         let mut request = self.clone();

@@ -1,25 +1,25 @@
 //! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
 use crate::analysis::analyse;
+use crate::choose::{Chosen, PlanInputs};
 use crate::cli::{KvHomeArg, SplitArgs};
-use crate::compression::drop_useless_copies;
 use crate::costs::Costs;
 use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
 use crate::own_draft::{self, OwnDraft};
-use crate::partitioning::{Partitioning, place_blocks, sufficient_budget};
-use crate::refine::{TrialRun, refine};
-use crate::request::{Limits, PlanningRequest};
-use crate::sequences::choose_sequences;
+use crate::partitioning::sufficient_budget;
+use crate::refine::refine;
+use crate::request::PlanningRequest;
 use crate::{
-    calibrate, experts, interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace,
+    amount, calibrate, experts, interrupt, operators, presets, print, quantize, request, settings, sweep, targets,
+    trace,
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, faulty_blocks};
 use hpp_onnx::QuantizeOptions;
-use hpp_partition::{Objective, useless_gpus};
+use hpp_partition::useless_gpus;
 use hpp_schema::{ByteSize, Plan, Provider};
 use std::path::{Path, PathBuf};
 
@@ -32,39 +32,23 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let local = request::local_machine(args, &costs);
     let own_draft = own_draft(args, &analysis, &costs)?;
     let reserved = own_draft.as_ref().map_or(0, |draft| draft.host_memory);
-    let mut request = PlanningRequest::new(args, &analysis, &costs, &local, Limits { reserved, ..Limits::default() })?;
-    print_notes(args, &analysis, &costs, &request);
+    let inputs = PlanInputs { args, analysis: &analysis, costs: &costs, local: &local, reserved };
+    let first = inputs.request(inputs.limits())?;
+    print_notes(args, &analysis, &costs, &first);
     own_draft.iter().for_each(|draft| eprintln!("{}", draft.note()));
     if let Some(range) = args.planning.sweep_vram {
-        return sweep::run(&request, args, range, &costs.label());
+        return sweep::run(&inputs, &first, range, &costs.label());
     }
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
-    let mut with_kv_in_memory = None;
-    let (partitioning, trials) = loop {
-        let result = partition_blocks(&mut request, args, &analysis, &out_dir);
-        let shorter = match &result {
-            Err(SplitError::OverBudget { .. }) => request.shorter_pass(),
-            // What was measured stays.
-            Ok((found, trials)) if trials.is_empty() => {
-                request.shorter_pass_on_host(&analysis, &found.solution.placements)
-            }
-            _ => None,
-        };
-        let is_too_large = |refusal: &SplitError| refusal.has_state_on_host() && request.may_move_kv_to_disk(args);
-        let moves_kv = shorter.is_none() && result.as_ref().err().is_some_and(is_too_large);
-        let limits = match shorter {
-            Some(longest_pass) => Limits { longest_pass, ..request.limits },
-            None if moves_kv => Limits { kv_on_disk: true, longest_pass: u64::MAX, ..request.limits },
-            None => break result.map_err(|refusal| refusal.or_smaller(with_kv_in_memory))?,
-        };
-        if moves_kv {
-            with_kv_in_memory = result.err();
-        }
-        request = PlanningRequest::new(args, &analysis, &costs, &local, limits)?;
-    };
-    let partitioning = match drop_useless_copies(&mut request, args, &analysis, &costs, &partitioning) {
-        true => partition_blocks(&mut request, args, &analysis, &out_dir)?.0,
-        false => partitioning,
+    let chosen = inputs.choose()?;
+    if let Some(other) = inputs.faster_with_kv_on_disk(&chosen) {
+        eprintln!("note: {}", faster_with_kv_on_disk_note(&chosen, &other));
+    }
+    let Chosen { mut request, partitioning } = chosen;
+    let planned = partitioning.solution.clone();
+    let (partitioning, trials) = match args.planning.refine {
+        Some(tokens) => refine(&mut request, args, &analysis, tokens, &out_dir)?,
+        None => (partitioning, vec![]),
     };
     let partitioning = targets::enforce(&mut request, args, partitioning)?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
@@ -80,7 +64,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     }
     let plan = write(args, &analysis, own_draft.as_ref(), &parts, plan, &out_dir)?;
     let explanation = match args.planning.explain {
-        true => Some(explain(&request, &partitioning, args, &analysis, &costs, quantize.as_ref())?),
+        true => Some(explain(&inputs, &planned, &request, &partitioning, quantize.as_ref())?),
         false => None,
     };
     // stdout may be closed or full: print the location of the plan, which goes to stderr, before reporting that.
@@ -162,6 +146,18 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     }
 }
 
+/// What `--kv disk` would gain.
+fn faster_with_kv_on_disk_note(chosen: &Chosen, other: &Chosen) -> String {
+    let speeds = [other, chosen].map(|plan| 1e3 / plan.partitioning.solution.decode_ms);
+    let [faster, now] = speeds.map(|speed| amount::digits(speed, amount::ESTIMATED));
+    format!(
+        "KV caches fit in host memory beside {} tokens of context, and take the place of weights: with --kv disk, {faster} tokens/s instead of \
+         {now} are expected at {} tokens of context; each token reads the caches, so long texts gain less",
+        chosen.request.scenario.context,
+        chosen.request.scenario.decode_context()
+    )
+}
+
 /// Why KV caches lie on disk that nobody asked for.
 fn kv_on_disk_note(request: &PlanningRequest) -> String {
     let (context, sequences) = (request.scenario.context, request.problem.load.sequences);
@@ -212,25 +208,6 @@ fn faults_note(analysis: &Analysis) -> Option<String> {
         blocks[0].label,
         blocks[blocks.len() - 1].label,
     ))
-}
-
-/// Places every block and groups the blocks into partitions: by the planner, manually, or by `--refine`. Returns also the
-/// plans that `--refine` measured.
-fn partition_blocks(
-    request: &mut PlanningRequest,
-    args: &SplitArgs,
-    analysis: &Analysis,
-    out_dir: &Path,
-) -> Result<(Partitioning, Vec<TrialRun>), SplitError> {
-    match args.planning.refine {
-        Some(tokens) => refine(request, args, analysis, tokens, out_dir),
-        None => {
-            if request.options.objective == Objective::Throughput && !args.has_manual_placement() {
-                choose_sequences(request, args)?;
-            }
-            Ok((place_blocks(request, args)?, vec![]))
-        }
-    }
 }
 
 fn default_out(analysis: &Analysis) -> PathBuf {

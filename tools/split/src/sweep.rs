@@ -2,15 +2,15 @@
 //! JSON.
 
 use crate::amount::{ESTIMATED, MEASURED, digits, time};
-use crate::cli::{SplitArgs, VramRange};
+use crate::choose::PlanInputs;
+use crate::cli::VramRange;
 use crate::error::SplitError;
-use crate::partitioning::from_planner;
 use crate::predicted::round;
 use crate::print::print_json;
-use crate::request::{PlanningRequest, default_margin};
+use crate::request::PlanningRequest;
 use crate::table::table;
 use hpp_io::print_line;
-use hpp_partition::{BlockPlacement, Placement, Solution, sweep};
+use hpp_partition::{BlockPlacement, Placement, Solution};
 use hpp_schema::ByteSize;
 use serde::Serialize;
 
@@ -52,11 +52,13 @@ struct Sweep<'a> {
     points: &'a [Point],
 }
 
-/// Plans for each budget and prints the results.
-pub fn run(request: &PlanningRequest, args: &SplitArgs, range: VramRange, source: &str) -> Result<(), SplitError> {
-    let points: Vec<Point> = range.points().into_iter().map(|vram| point(request, args, vram)).collect();
-    let scenario = request.scenario;
-    if args.json {
+/// Plans for each budget, as `hpp-split` would with this `--vram`, and prints the results. `first` is the request without budgets.
+pub fn run(inputs: &PlanInputs, first: &PlanningRequest, range: VramRange, source: &str) -> Result<(), SplitError> {
+    let gpus = first.problem.gpus.len();
+    let points = range.points().into_iter().map(|vram| point(inputs, gpus, vram));
+    let points = points.collect::<Result<Vec<Point>, SplitError>>()?;
+    let scenario = first.scenario;
+    if inputs.args.json {
         let sweep = Sweep {
             source,
             prompt_tokens: scenario.prompt,
@@ -67,26 +69,19 @@ pub fn run(request: &PlanningRequest, args: &SplitArgs, range: VramRange, source
         };
         print_json(&sweep)?;
     } else {
-        print_line(&text(&points, request, source))?;
+        print_line(&text(&points, first, source))?;
     }
     Ok(())
 }
 
-fn point(request: &PlanningRequest, args: &SplitArgs, vram: u64) -> Point {
-    let mut request = request.clone();
-    request.problem.budget.margin = args.margin.map_or(default_margin(&[vram]), |size| size.0);
-    let solution = sweep(&request.problem, &request.options, &[vram]).pop().map(|point| point.solution);
-    request.problem.budget.vram.fill(vram);
-    match solution {
-        Some(Ok(solution)) => {
-            let partitioning = from_planner(&request, args, solution);
-            Point { vram, plan: Some(expectation(&partitioning.solution)), refused: None }
+fn point(inputs: &PlanInputs, gpus: usize, vram: u64) -> Result<Point, SplitError> {
+    match inputs.with_memory(vec![vram; gpus], None, |inputs| inputs.choose()) {
+        Ok(chosen) => Ok(Point { vram, plan: Some(expectation(&chosen.partitioning.solution)), refused: None }),
+        Err(SplitError::OverBudget { source, bytes, .. }) => {
+            let refused = format!("{} needs {}", source.device, ByteSize(bytes).human_rounded_up());
+            Ok(Point { vram, plan: None, refused: Some(refused) })
         }
-        Some(Err(over_budget)) => {
-            let refused = format!("{} needs {}", over_budget.device, ByteSize(over_budget.required_budget()).human());
-            Point { vram, plan: None, refused: Some(refused) }
-        }
-        None => Point { vram, plan: None, refused: None },
+        Err(error) => Err(error),
     }
 }
 

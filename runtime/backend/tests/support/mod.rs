@@ -150,6 +150,7 @@ impl Recorded {
                 },
                 layers: 4,
                 context_length: None,
+                positions: None,
                 vocab_size: self.vocab_size().filter(|_| self.kind() != "single_run"),
                 inputs,
                 outputs: model_outputs,

@@ -173,6 +173,10 @@ fn context(plan: &Plan, options: &EngineOptions, reporter: &dyn Reporter) -> Res
         }
         _ => {}
     }
+    if let Some(most) = plan.model.positions.filter(|most| context > *most) {
+        let why = format!("the plan's tables have {most} positions; hpp-split --context {context} plans for more");
+        return Err(EngineError::Context { asked: context, why });
+    }
     if let Some(ram) = plan.budgets.ram.filter(|_| context > plan.budgets.context) {
         let planned = plan.budgets.context;
         reporter.warning(&format!(

@@ -158,7 +158,7 @@ impl DraftChoice {
 /// The context of a draft model: as many tokens as the text that it drafts for can have, or fewer if it has no room for them. Then it
 /// drafts until its context is full.
 fn draft_context(draft_plan: &Plan, plan: &Plan, asked: Option<u64>) -> u64 {
-    let most = draft_plan.model.context_length.unwrap_or(u64::MAX);
+    let most = draft_plan.model.longest_context().unwrap_or(u64::MAX);
     asked.map_or(draft_plan.budgets.context.min(plan.budgets.context), |asked| asked.min(most))
 }
 

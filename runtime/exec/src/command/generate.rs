@@ -28,7 +28,7 @@ use hpp_generate::{
     PromptEncoder, PromptError, SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::{show, show_json};
-use hpp_schema::error_line;
+use hpp_schema::{SourceModel, error_line};
 use std::io::{self, IsTerminal, Write};
 
 /// Reads the prompt, loads the plan, generates and reports.
@@ -238,9 +238,13 @@ fn report(
     // Begins with a line break, which ends the text in a terminal.
     ctx.console.info(&summary(generated, &telemetry, sequence.state_bytes()));
     if generated.finish_reason == FinishReason::Length && sequence.room() <= 1 {
-        let most = sequence.engine().plan().model.context_length;
-        let is_most = most.is_some_and(|most| sequence.context() >= most);
-        let hint = if is_most { "the model has no more" } else { "give a larger --context" };
+        let SourceModel { context_length, positions, .. } = sequence.engine().plan().model;
+        let is_most = |most: Option<u64>| most.is_some_and(|most| sequence.context() >= most);
+        let hint = match () {
+            () if is_most(context_length) => "the model has no more",
+            () if is_most(positions) => "hpp-split with a larger --context plans for more",
+            () => "give a larger --context",
+        };
         ctx.console.warn(&format!("the context is full; {hint}"));
     }
     if generated.finish_reason == FinishReason::Length && request.grammar.is_some() {

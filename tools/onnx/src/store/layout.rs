@@ -47,6 +47,12 @@ pub fn refer(tensor: &mut TensorProto, location: &str, offset: u64, length: u64)
     };
 }
 
+/// Makes a reference to a range of a file one to this many of its bytes.
+pub fn refer_to_length(tensor: &mut TensorProto, length: u64) {
+    tensor.external_data.retain(|entry| entry.key() != "length");
+    tensor.external_data.push(StringStringEntryProto { key: Some("length".into()), value: Some(length.to_string()) });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -11,7 +11,7 @@ mod source;
 
 pub use embed::embed_structure;
 pub use externalise::{ExternaliseError, externalise, externalise_virtually, needs_externalising};
-pub(crate) use layout::{Layout, refer};
+pub(crate) use layout::{Layout, refer, refer_to_length};
 pub use link::{LinkError, LinkOutcome, link, predict_link};
 pub use pack::{PackError, PackProgress, PackStats, pack, pack_virtually};
 pub use round::{RoundError, Rounding, round};

@@ -22,9 +22,9 @@ fn a_sweep_is_a_table_with_bars_and_data_as_json() {
     let ms = |point: &Value| point["objective_ms"].as_f64().unwrap();
     assert!(points.windows(2).all(|pair| ms(&pair[1]) <= ms(&pair[0]) * 1.0001), "{points:#?}");
     // Each point equals the prediction of a plan for that budget.
-    let alone = planned(&["--vram", "7M"]).predictions;
-    assert_eq!(points[2]["decode_ms"].as_f64(), Some(alone.decode_ms));
-    assert_eq!(points[2]["time_to_first_token_ms"].as_f64(), Some(alone.time_to_first_token_ms));
+    let alone = planned(&["--vram", "5M"]).predictions;
+    assert_eq!(points[0]["decode_ms"].as_f64(), Some(alone.decode_ms));
+    assert_eq!(points[0]["time_to_first_token_ms"].as_f64(), Some(alone.time_to_first_token_ms));
 }
 
 #[test]
@@ -69,13 +69,13 @@ fn a_trace_has_one_lane_per_resource() {
 
 #[test]
 fn an_explanation_lists_costs_of_other_devices() {
-    let text = run(&["--dry-run", "--vram", "7M", "--explain"]).success().stdout;
+    let text = run(&["--dry-run", "--vram", "4500K", "--explain"]).success().stdout;
     for words in
         ["on the CPU: +", "bottleneck", "1 GiB more VRAM on gpu0: per token -", "tokens of context instead of 512"]
     {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
-    let json = run(&["--dry-run", "--vram", "7M", "--explain", "--json"]).success().json();
+    let json = run(&["--dry-run", "--vram", "4500K", "--explain", "--json"]).success().json();
     assert_eq!(json["plan"]["hpp_plan"], 2);
     assert_eq!(json["explanation"]["partitions"].as_array().unwrap().len(), 2);
     let change = &json["explanation"]["changes"][0];
@@ -85,7 +85,7 @@ fn an_explanation_lists_costs_of_other_devices() {
 /// A shorter context also shortens the prompt that the predictions assume.
 #[test]
 fn a_shortened_prompt_is_named() {
-    let text = run(&["--dry-run", "--vram", "7M", "--explain"]).success().stdout;
+    let text = run(&["--dry-run", "--vram", "4500K", "--explain"]).success().stdout;
     assert!(
         text.contains(
             "256 tokens of context instead of 512 (prompt of 192 instead of 384, answer of 64 instead of 128)"
@@ -123,7 +123,7 @@ fn the_explanation_and_the_table_agree() {
     let machine = slow_host(&dir);
     // Streamed blocks are partitions of their own, each with a launch.
     let more =
-        ["--machine", &machine, "--vram", "6M", "--margin", "1B", "--mechanisms", "all", "--dry-run", "--explain"];
+        ["--machine", &machine, "--vram", "4500K", "--margin", "1B", "--mechanisms", "all", "--dry-run", "--explain"];
     let text = run(&more).success().stdout;
     let json = run(&[&more[..], &["--json"]].concat()).success().json();
     let mut compared = 0;
@@ -172,10 +172,10 @@ fn targets_that_are_met_change_nothing() {
 
 #[test]
 fn a_missed_target_reports_the_best_speed_and_a_sufficient_budget() {
-    let asked = ["--dry-run", "--vram", "6M", "--at-least", "15000", "--first-token-within", "1"];
+    let asked = ["--dry-run", "--vram", "4500K", "--at-least", "12000", "--first-token-within", "0.2"];
     let done = run(&asked).refusal(&[
-        "--at-least 15000",
-        "--first-token-within 1",
+        "--at-least 12000",
+        "--first-token-within 0.2",
         "expected",
         "MiB of VRAM",
         "is sufficient",
@@ -194,7 +194,7 @@ fn a_missed_target_reports_the_best_speed_and_a_sufficient_budget() {
 fn streaming_is_planned_and_shown() {
     let dir = tempfile::tempdir().unwrap();
     let machine = slow_host(&dir);
-    let more = ["--machine", &machine, "--vram", "6M", "--margin", "1B", "--mechanisms", "all"];
+    let more = ["--machine", &machine, "--vram", "4500K", "--margin", "1B", "--mechanisms", "all"];
     let plan = planned(&more);
     let streamed: Vec<_> = plan.partitions.iter().filter(|partition| partition.is_streamed()).collect();
     assert!(!streamed.is_empty(), "{plan:#?}");
@@ -228,7 +228,7 @@ fn a_plan_that_streams_is_written_and_valid() {
     let (out, trace) = (dir.path().join("plan"), dir.path().join("trace.json"));
     let (path, trace) = (out.to_str().unwrap(), trace.to_str().unwrap());
     let machine = slow_host(&dir);
-    let more = ["--machine", &machine, "--vram", "6M", "--margin", "1B", "--mechanisms", "all"];
+    let more = ["--machine", &machine, "--vram", "4500K", "--margin", "1B", "--mechanisms", "all"];
     run(&[&more[..], &["--trace", trace, "--out", path]].concat()).success();
     let plan = Plan::from_yaml(&fs::read_to_string(out.join("plan.yaml")).unwrap()).unwrap();
     assert_eq!(plan.check(), []);
