@@ -207,10 +207,10 @@ impl Reporter for Heard {
 fn less_is_locked_where_less_memory_may_be_used() {
     let case =
         Case { us: vec![10; 2], chunks: vec![vec![1000]; 2], window: 1000, bytes_per_ms: 100, density: 1, tokens: 1 };
-    let held = |limit: u64| {
+    let held_of = |ram: u64, limit: u64| {
         let (dir, backend, heard) = (tempfile::tempdir().unwrap(), case.backend(), Heard::default());
         let mut plan = case.plan(dir.path(), &backend);
-        plan.budgets.ram = Some(ByteSize(2000));
+        plan.budgets.ram = Some(ByteSize(ram));
         plan.partitions.iter_mut().for_each(|partition| partition.bytes.locked = Some(ByteSize(500)));
         backend.limit_memory(limit);
         let engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &heard);
@@ -220,7 +220,10 @@ fn less_is_locked_where_less_memory_may_be_used() {
         });
         (read, heard.0.into_inner().unwrap())
     };
+    let held = |limit: u64| held_of(2000, limit);
     assert_eq!(held(2000).0.unwrap(), 1000, "half of it is locked");
+    let (read, said) = held_of((64 << 10) + 1000, 64 << 10);
+    assert!(read.unwrap() == 1000 && said.is_empty(), "a control group rounds to pages: {said:?}");
     let (read, said) = held(1500);
     assert_eq!(read.unwrap(), 1500, "500 bytes less");
     assert!(said[0].contains("stay in memory instead of"), "{said:?}");

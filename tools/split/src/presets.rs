@@ -14,10 +14,11 @@ const PRESETS: [(&str, &str); 4] = [
 /// The value of `--machine` that lists the presets.
 pub const LIST: &str = "list";
 
-/// The text of the preset with this name, or of the only one whose name starts with it.
+/// The text of the preset with this name, or of the only one whose name starts with these words.
 pub fn find(name: &str) -> Option<&'static str> {
     let exact = PRESETS.iter().find(|(known, _)| *known == name);
-    let mut matches = PRESETS.iter().filter(|(known, _)| !name.is_empty() && known.starts_with(name));
+    let begins = |known: &str| known.strip_prefix(name).is_some_and(|rest| rest.starts_with('-'));
+    let mut matches = PRESETS.iter().filter(|(known, _)| begins(known));
     let only = matches.next().filter(|_| matches.next().is_none());
     exact.or(only).map(|(_, text)| *text)
 }
@@ -56,9 +57,9 @@ mod tests {
     }
 
     #[test]
-    fn a_unique_prefix_of_a_name_is_enough() {
+    fn the_first_words_of_a_name_are_enough() {
         assert_eq!(find("rtx4090"), find("rtx4090-desktop"));
         assert!(find("rtx4090").is_some_and(|text| text.contains("RTX 4090")));
-        assert_eq!([find("rtx40"), find("rtx5090"), find("")], [None; 3]);
+        assert_eq!([find("rtx409"), find("rtx40"), find("rtx5090"), find("")], [None; 4]);
     }
 }

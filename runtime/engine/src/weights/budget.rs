@@ -10,6 +10,13 @@ use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Reside
 
 /// Host memory left free for heap and code pages that are first touched after weights are locked, bytes.
 const RESERVE: u64 = 4 << 20;
+/// Bytes of a page: control groups count in pages.
+const PAGE: u64 = 4 << 10;
+
+/// Whether a limit is these bytes in whole pages, as a control group keeps them.
+fn is_rounded_down(bytes: u64, limit: u64) -> bool {
+    limit > 0 && limit == bytes / PAGE * PAGE
+}
 
 /// Decides where the weights of each partition are between its runs, and how many bytes are locked.
 #[derive(Clone, Copy)]
@@ -70,7 +77,8 @@ impl HostMemoryBudget {
         let from_disk = |partition: &Partition| is_streamed(partition) && is_on_host(plan, &partition.device);
         let streams = is_read && plan.partitions.iter().any(from_disk);
         let planned = whole.filter(|_| streams);
-        let Some((planned, limit)) = planned.zip(process_limit).filter(|(planned, limit)| limit < planned) else {
+        let is_less = |(planned, limit): &(u64, u64)| limit < planned && !is_rounded_down(*planned, *limit);
+        let Some((planned, limit)) = planned.zip(process_limit).filter(is_less) else {
             let limit = planned.or(tightest_limit.filter(|_| gpu_fallback == WeightResidency::ReadFromDisk));
             let planned = whole;
             return Ok(HostMemoryBudget {

@@ -79,30 +79,45 @@ impl EngineNeeds {
         let wanted = args.max_sequences.unwrap_or_else(planned).max(1);
         let kv = args.kv.ram(plan);
         let context = args.runtime.context.unwrap_or(plan.budgets.context);
-        let host = |sequences: u64| {
+        let host_beside = |pages: u64, sequences: u64| {
             // States as long as the context of the plan.
             let states = sequences.saturating_mul(context).div_ceil(plan.budgets.context.max(1));
-            let needed = host_memory_needed(plan, states).saturating_add(kv);
+            let needed = host_memory_needed(plan, states).saturating_add(pages);
             // The engine keeps the limit that its plan was made for.
             plan.budgets.ram.map_or(needed, |ram| needed.min(ram.0)).saturating_sub(PROCESS)
         };
+        let host = |sequences: u64| host_beside(kv, sequences);
         let limit = budget.memory.host;
         let (one, per_sequence) = (host(1), host(2).saturating_sub(host(1)));
         if budget.is_given && one > limit {
-            let [needs, most] = [one, limit].map(|bytes| ByteSize(bytes.saturating_add(PROCESS)).human());
-            return Err(ExecError::Usage {
-                message: format!(
-                    "{name} needs about {needs} of host memory, {} of it for KV pages (--kv-ram), and --memory allows {most} for all models",
-                    ByteSize(kv).human()
-                ),
-                hint: "raise --memory, give less --kv-ram, or plan this model for less: hpp-split --ram".to_owned(),
-            });
+            return Err(too_little(name, plan, one, one - host_beside(0, 1), limit));
         }
         let fitting = limit.saturating_sub(one).checked_div(per_sequence).map_or(wanted, |more| more.saturating_add(1));
         let sequences = if budget.is_given { fitting.clamp(1, wanted) } else { wanted };
         let reducible = Reducible { kv, sequences, sequence: per_sequence, locked: locked_on_host(plan) };
         let memory = MemoryNeeds { host: host(sequences), devices: device_needs(plan) };
         Ok(EngineNeeds { memory, sequences, reducible })
+    }
+}
+
+/// The refusal of a model that needs `needed` bytes of host memory beside the process for one sequence, `pages` of them for KV pages.
+fn too_little(name: &str, plan: &Plan, needed: u64, pages: u64, limit: u64) -> ExecError {
+    let human = |bytes: u64| ByteSize(bytes.saturating_add(PROCESS)).human_rounded_up();
+    let (needs, most) = (human(needed), ByteSize(limit.saturating_add(PROCESS)).human());
+    let without = needed.saturating_sub(pages);
+    let of_it = match (pages, plan.budgets.ram) {
+        (0, Some(ram)) => format!(", planned for {}", ram.human()),
+        (0, None) => String::new(),
+        _ => format!(", {} of it for KV pages (--kv-ram)", ByteSize(pages).human()),
+    };
+    let fewer = if pages > 0 && without <= limit { ", give less --kv-ram" } else { "" };
+    let ram = ByteSize(limit.saturating_add(PROCESS)).human();
+    ExecError::Usage {
+        message: format!("{name} needs about {needs} of host memory{of_it}, and --memory allows {most} for all models"),
+        hint: format!(
+            "raise --memory to {needs}{fewer}, or plan this model for less: hpp-split --ram {}",
+            ram.replace(' ', "")
+        ),
     }
 }
 
