@@ -17,8 +17,8 @@ use hpp_partition::{Mechanisms, Objective, Options, Placement, plan, tokens_per_
 /// A plan with shorter passes must take less time by at least this share.
 const LEAST_GAIN: f64 = 1e-6;
 
-/// A share of the time per token that is worth a note.
-const WORTH_A_NOTE: f64 = 0.1;
+/// A share of the time per token that is worth a note: what caches on disk cost is estimated from the bytes alone.
+const WORTH_A_NOTE: f64 = 0.33;
 
 /// What a plan is made from.
 #[derive(Clone, Copy)]

@@ -151,8 +151,8 @@ fn faster_with_kv_on_disk_note(chosen: &Chosen, other: &Chosen) -> String {
     let speeds = [other, chosen].map(|plan| 1e3 / plan.partitioning.solution.decode_ms);
     let [faster, now] = speeds.map(|speed| amount::digits(speed, amount::ESTIMATED));
     format!(
-        "KV caches fit in host memory beside {} tokens of context, and take the place of weights: with --kv disk, {faster} tokens/s instead of \
-         {now} are expected at {} tokens of context; each token reads the caches, so long texts gain less",
+        "KV caches of {} tokens fit in host memory and take the place of weights: with --kv disk, {faster} tokens/s instead of {now} are expected \
+         at {} tokens of context. Runs with caches on disk were slower than estimated, and longer texts gain less: compare both",
         chosen.request.scenario.context,
         chosen.request.scenario.decode_context()
     )

@@ -82,6 +82,26 @@ fn an_explanation_lists_costs_of_other_devices() {
     assert!(change["decode_ms"].as_f64().unwrap() < 0.0, "{change}");
 }
 
+/// What `--explain` says of more memory and of another context is what plans for those are.
+#[test]
+fn an_explanation_agrees_with_the_plans_it_speaks_of() {
+    let now = planned(&["--vram", "4500K", "--ram", "1G"]).predictions;
+    let json = run(&["--dry-run", "--vram", "4500K", "--ram", "1G", "--explain", "--json"]).success().json();
+    let vram = format!("{}B", (4500 << 10) + (1u64 << 30));
+    let plans = [
+        ("VRAM on gpu0", planned(&["--vram", &vram, "--ram", "1G"])),
+        ("more RAM", planned(&["--vram", "4500K", "--ram", "2G"])),
+        ("256 tokens of context", planned(&["--vram", "4500K", "--ram", "1G", "--context", "256"])),
+    ];
+    for (what, plan) in plans {
+        let changes = json["explanation"]["changes"].as_array().unwrap();
+        let change = changes.iter().find(|change| change["what"].as_str().unwrap().contains(what)).unwrap();
+        let said = change["decode_ms"].as_f64().unwrap();
+        let is = plan.predictions.decode_ms - now.decode_ms;
+        assert!((said - is).abs() < 0.002 * now.decode_ms, "{what}: {said} said, {is} planned");
+    }
+}
+
 /// A shorter context also shortens the prompt that the predictions assume.
 #[test]
 fn a_shortened_prompt_is_named() {

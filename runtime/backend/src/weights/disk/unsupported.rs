@@ -31,11 +31,6 @@ pub fn decompression_rate() -> f64 {
     f64::INFINITY
 }
 
-/// Infinite: nothing is decompressed.
-pub fn decompression_rate() -> f64 {
-    f64::INFINITY
-}
-
 /// A mapping of weights; none is ever listed.
 pub(crate) struct Mapping;
 
