@@ -5,6 +5,7 @@
 //! of a run. Blocks are allocated when a range is reserved: a write to a mapping of a full disk would raise SIGBUS.
 
 use crate::os::Pages;
+use hpp_schema::memory::state_window;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
@@ -29,6 +30,27 @@ struct Ranges {
     free: BTreeMap<u64, Vec<u64>>,
     /// What the last call of [`StateFile::evict`] has started to write.
     evicting: Vec<Range<u64>>,
+    /// Bytes that may be in memory: the window of the largest call.
+    window: u64,
+    /// Bytes in memory of the ranges that stay there between their turns, by start.
+    kept: BTreeMap<u64, u64>,
+}
+
+impl Ranges {
+    /// Whether the pages of a call, `resident` bytes, stay in memory: beside those that stay already, and beside three calls as large, of
+    /// which one is used, one is read and one is written.
+    fn keep(&mut self, call: &[(Range<u64>, u64)]) -> bool {
+        let length = |(range, _): &(Range<u64>, u64)| range.end - range.start;
+        self.window = self.window.max(state_window(call.iter().map(length).sum()));
+        self.kept.retain(|start, _| call.iter().all(|(range, _)| range.start != *start));
+        let resident: u64 = call.iter().map(|(_, resident)| resident).sum();
+        let kept: u64 = self.kept.values().sum();
+        let fits = kept.saturating_add(resident).saturating_add(state_window(resident)) <= self.window;
+        if fits {
+            self.kept.extend(call.iter().map(|(range, resident)| (range.start, *resident)));
+        }
+        fits
+    }
 }
 
 impl StateFile {
@@ -64,15 +86,19 @@ impl StateFile {
         Some(Ok(start))
     }
 
-    /// Starts to write what has changed in these mappings and takes their pages from the process; then removes the pages of the call before
-    /// from memory, for whose writes it waits.
+    /// Keeps the pages of these mappings if there is room for them between their turns. Else starts to write what has changed in them and
+    /// takes them from the process. Then removes the pages of the call before from memory, for whose writes it waits.
     pub fn evict(&self, mappings: &[&Pages]) {
-        let mut evicting = Vec::with_capacity(mappings.len());
-        for pages in mappings {
-            let Some(range) = pages.range() else { continue };
-            pages.unmap_pages();
-            system::start_write(&self.file, range.clone());
-            evicting.push(range);
+        let ranges = mappings.iter().filter_map(|pages| Some((*pages, pages.range()?)));
+        let call: Vec<(&Pages, Range<u64>)> = ranges.collect();
+        let sizes: Vec<_> = call.iter().map(|(pages, range)| (range.clone(), pages.resident())).collect();
+        let mut evicting = Vec::with_capacity(call.len());
+        if !self.ranges().keep(&sizes) {
+            for (pages, range) in call {
+                pages.unmap_pages();
+                system::start_write(&self.file, range.clone());
+                evicting.push(range);
+            }
         }
         let before = std::mem::replace(&mut self.ranges().evicting, evicting);
         before.into_iter().for_each(|range| system::drop_written(&self.file, range));
@@ -124,6 +150,7 @@ impl FileRange {
 
 impl Drop for FileRange {
     fn drop(&mut self) {
+        self.file.ranges().kept.remove(&self.start);
         // Its blocks go back to the file system, so that the next owner finds zeros. If they cannot, nobody else gets the range.
         if system::free(&self.file.file, self.start, self.length).is_ok() {
             self.file.ranges().free.entry(self.length).or_default().push(self.start);
@@ -210,15 +237,6 @@ mod tests {
         unsafe { std::slice::from_raw_parts_mut(pages.address(), pages.len()) }
     }
 
-    /// How many pages of a mapping are in memory.
-    fn resident(pages: &Pages) -> usize {
-        let mut found = vec![0u8; pages.len().div_ceil(4096)];
-        // SAFETY: the mapping is as long as said, and there is a byte for each page.
-        let code = unsafe { libc::mincore(pages.address().cast(), pages.len(), found.as_mut_ptr()) };
-        assert_eq!(code, 0);
-        found.iter().filter(|page| **page & 1 == 1).count()
-    }
-
     #[test]
     fn contents_survive_eviction_and_pages_leave_memory() {
         let dir = tempfile::tempdir().unwrap();
@@ -227,16 +245,46 @@ mod tests {
         assert!(bytes(&mut a).iter().all(|byte| *byte == 0));
         bytes(&mut a).iter_mut().zip(0u32..).for_each(|(byte, at)| *byte = at as u8);
         bytes(&mut b).fill(7);
-        assert_eq!((resident(&a), resident(&b)), (256, 256));
+        assert_eq!((a.resident(), b.resident()), (1 << 20, 1 << 20));
         file.evict(&[&a]);
         file.evict(&[&b]);
-        assert_eq!(resident(&a), 0, "written and dropped");
+        assert_eq!(a.resident(), 0, "written and dropped");
         a.prefetch(0, 1 << 20);
         assert!(bytes(&mut a).iter().zip(0u32..).all(|(byte, at)| *byte == at as u8));
         file.evict(&[]);
-        assert_eq!(resident(&b), 0);
+        assert_eq!(b.resident(), 0);
         assert!(bytes(&mut b).iter().all(|byte| *byte == 7));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the file has no name");
+    }
+
+    /// Of eight caches of 1 MiB, as many stay as three whole ones have room for; which they are does not change.
+    #[test]
+    fn short_states_stay_in_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::create(dir.path()).unwrap();
+        let mut caches: Vec<Pages> = (0..8).map(|_| file.reserve(1 << 20).unwrap()).collect();
+        let mut in_memory_after = |held: usize| {
+            for _ in 0..2 {
+                for (at, cache) in caches.iter_mut().enumerate() {
+                    bytes(cache)[..held].fill(at as u8);
+                    file.evict(&[cache]);
+                }
+            }
+            file.evict(&[]);
+            assert!(caches.iter_mut().enumerate().all(|(at, cache)| bytes(cache)[0] == at as u8));
+            file.evict(&[]);
+            caches.iter().map(Pages::resident).collect::<Vec<_>>()
+        };
+        let pages = |count: u64| count * 4096;
+        // 64 pages of each: eight calls and three more are 704 of 768 pages.
+        assert_eq!(in_memory_after(64 * 4096), [pages(64); 8]);
+        // 128 pages: three calls stay beside three more, the same in every round. (Reading a byte above brought a page of the others back.)
+        let stay = |resident: Vec<u64>| resident.iter().map(|bytes| *bytes == pages(128)).collect::<Vec<_>>();
+        let first = stay(in_memory_after(128 * 4096));
+        assert_eq!(first.iter().filter(|stays| **stays).count(), 3, "{first:?}");
+        assert_eq!(stay(in_memory_after(128 * 4096)), first);
+        drop(caches);
+        assert!(file.ranges().kept.is_empty());
     }
 
     #[test]

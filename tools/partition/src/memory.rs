@@ -119,7 +119,8 @@ pub(crate) fn window_of(problem: &Problem, block: usize) -> u64 {
     state_window(kv(problem, block) / problem.load.sequences.max(1))
 }
 
-/// State on disk that a pass of a phase reads, bytes: what the tokens before it take; for a prompt of several passes their mean.
+/// State on disk that a pass of a phase reads, bytes: what the tokens before it take; for a prompt of several passes their mean. The window has
+/// room for the states of some turns beside those of the three that are used, read and written: they stay in memory.
 fn state_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> u64 {
     if !problem.budget.host_kv_on_disk {
         return 0;
@@ -137,7 +138,10 @@ fn state_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -
         Some(state) => state.bytes(before).min(kv(problem, i)),
         None => kv(problem, i),
     };
-    (0..placements.len()).filter(|i| state_on_host(problem, placements[*i])).map(filled).sum()
+    let on_host = || (0..placements.len()).filter(|i| state_on_host(problem, placements[*i]));
+    let turn = on_host().map(filled).max().unwrap_or(0) / problem.load.sequences.max(1);
+    let kept = host_state(problem, placements).saturating_sub(state_window(turn));
+    on_host().map(filled).sum::<u64>().saturating_sub(kept)
 }
 
 /// The experts that the host reads by demand in a pass of a phase: those of blocks that it computes in both phases.

@@ -39,6 +39,9 @@ impl Pages {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
+        // What is read is asked for by `prefetch`: a fault on the page of a new token need not read those around it.
+        // SAFETY: advice about the mapping made above; it changes no contents.
+        unsafe { libc::madvise(at, length, libc::MADV_RANDOM) };
         Ok(Pages { at: at.cast(), length, range: Some(range) })
     }
 
@@ -79,6 +82,23 @@ impl Pages {
             // SAFETY: of a shared mapping of a file, this drops page table entries and no contents.
             unsafe { libc::madvise(self.at.cast(), self.length, libc::MADV_DONTNEED) };
         }
+    }
+
+    /// Bytes of a mapped file that are in memory here or in the page cache.
+    #[cfg(target_os = "linux")]
+    pub fn resident(&self) -> u64 {
+        let mut found = vec![0u8; self.length.div_ceil(PAGE)];
+        // SAFETY: the mapping is as long as said, and there is a byte for each of its pages (`PAGE` is the smallest there is).
+        match unsafe { libc::mincore(self.at.cast(), self.length, found.as_mut_ptr()) } {
+            0 => found.iter().filter(|page| **page & 1 == 1).count() as u64 * PAGE as u64,
+            _ => self.length as u64,
+        }
+    }
+
+    /// All of it: nothing is known here.
+    #[cfg(not(target_os = "linux"))]
+    pub fn resident(&self) -> u64 {
+        self.length as u64
     }
 
     pub fn address(&self) -> *mut u8 {

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cost::tests::{dense, problem};
-use crate::{Budget, GrowingState, Packing, Streamed};
+use crate::{Budget, FilledState, GrowingState, Packing, Streamed};
 
 /// Blocks on `gpu0` where the text has a `0`, on the host elsewhere.
 fn placed(text: &str) -> Vec<BlockPlacement> {
@@ -198,6 +198,16 @@ fn state_on_disk_takes_a_window_for_one_sequence_and_time_to_read() {
     assert_eq!(found(&many).host.kv, 3 * 600, "sequences run one after another");
     let reads = |problem: &Problem| found(problem).state_reads[Phase::Decode as usize];
     assert_eq!((reads(&problem), reads(&many)), (600 + 3 * 250, 5 * (600 + 3 * 250)));
+    let mut short = problem.clone();
+    (short.load.prompt_tokens, short.load.new_tokens) = (100, 0);
+    short
+        .blocks
+        .iter_mut()
+        .for_each(|block| block.kv_filled = Some(FilledState { fixed: 0, token: 1, capacity: 1000 }));
+    assert_eq!(reads(&short), 0, "the window holds 100 bytes of each layer");
+    short.load.prompt_tokens = 500;
+    // Laid out for 512 tokens, of which three layers hold 250.
+    assert_eq!(reads(&short), 512 + 3 * 250 - (3 * 600 - 3 * 512), "what fits beside three of the largest");
     problem.budget.host_kv_on_disk = false;
     assert_eq!((found(&problem).host.kv, reads(&problem)), (600 + 3 * 250, 0));
 }
