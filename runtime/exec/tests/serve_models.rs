@@ -84,7 +84,13 @@ fn models_take_turns_where_memory_holds_one() {
     let too_little = support::hpp_exec(["serve", &path, "--memory", "80M", "--kv-ram", "40M"]);
     too_little.fails(
         1,
-        &["needs about", "40 MiB of it for KV pages", "and --memory allows 80 MiB", "--kv-ram", "hpp-split --ram"],
+        &[
+            "needs about",
+            "40 MiB of it for KV pages",
+            "and --memory allows 80 MiB",
+            "--kv-ram",
+            "hpp-split with a smaller --ram",
+        ],
     );
     support::hpp_exec(["serve", &path, "--memory", "10M"]).fails(1, &["--memory 10 MiB is less than the 64 MiB"]);
 }

@@ -9,7 +9,7 @@ use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::partitioning::{Partitioning, place, with_confirmed_budget};
-use crate::request::{Limits, PlanningRequest, STATES_ON_DISK};
+use crate::request::{Limits, PlanningRequest, STATES_ON_DISK, WhyOnDisk};
 use crate::sequences::choose_sequences;
 use hpp_model::Analysis;
 use hpp_partition::{Mechanisms, Objective, Options, Placement, plan, tokens_per_second};
@@ -17,8 +17,9 @@ use hpp_partition::{Mechanisms, Objective, Options, Placement, plan, tokens_per_
 /// A plan with shorter passes must take less time by at least this share.
 const LEAST_GAIN: f64 = 1e-6;
 
-/// A share of the time per token that is worth a note: what caches on disk cost is estimated from the bytes alone.
-const WORTH_A_NOTE: f64 = 0.33;
+/// KV caches go to disk if a token takes less time by this share: what that costs is estimated from bytes alone, and rows of several
+/// sequences are not batched then.
+const WORTH_THE_DISK: f64 = 0.2;
 
 /// What a plan is made from.
 #[derive(Clone, Copy)]
@@ -55,7 +56,8 @@ impl PlanInputs<'_> {
         Limits { reserved: self.reserved, ..Limits::default() }
     }
 
-    /// The fastest plan, without compressed copies of weights that gain too little. KV caches that may lie anywhere are in memory if any plan has room for them there.
+    /// The fastest plan, without compressed copies of weights that gain too little. KV caches that may lie anywhere are on disk
+    /// where no plan has room for them in memory, or where weights would use that memory much better.
     pub fn choose(&self) -> Result<Chosen, SplitError> {
         let mut chosen = self.with_some_kv_home()?;
         let Chosen { request, partitioning } = &mut chosen;
@@ -66,30 +68,20 @@ impl PlanInputs<'_> {
     }
 
     fn with_some_kv_home(&self) -> Result<Chosen, SplitError> {
-        let refusal = match self.with_best_passes(self.limits()) {
-            Err(refusal) if refusal.has_state_on_host() && self.may_move_kv() => refusal,
-            result => return result,
-        };
-        let limits = Limits { kv_on_disk: true, ..self.limits() };
-        self.with_best_passes(limits).map_err(|smaller| smaller.or_smaller(Some(refusal)))
+        let in_memory = self.with_best_passes(self.limits());
+        let on_disk = |why| self.with_best_passes(Limits { kv_on_disk: Some(why), ..self.limits() });
+        match in_memory {
+            Err(refusal @ SplitError::OverBudget { .. }) if self.may_move_kv() => {
+                on_disk(WhyOnDisk::TooLittleMemory).map_err(|smaller| smaller.or_smaller(Some(refusal)))
+            }
+            Ok(chosen) if self.may_move_kv() && chosen.may_gain_from_kv_on_disk() => {
+                Ok(chosen.or_faster(on_disk(WhyOnDisk::Faster)))
+            }
+            chosen => chosen,
+        }
     }
 
-    /// How much faster the plan of one sequence is with KV caches on disk, if they are in memory only because they fit there: the memory that
-    /// they leave holds weights that `chosen` reads from disk. `None` if that gains little.
-    pub fn faster_with_kv_on_disk(&self, chosen: &Chosen) -> Option<Chosen> {
-        let Chosen { request, partitioning } = chosen;
-        let reads_disk = partitioning.disk_streaming(request).is_some_and(|disk| !disk.holds_all());
-        let is_open = self.may_move_kv()
-            && !partitioning.is_manual()
-            && !request.problem.budget.host_kv_on_disk
-            && request.options.objective != Objective::Throughput;
-        let on_disk = Limits { kv_on_disk: true, ..self.limits() };
-        let other = (is_open && reads_disk).then(|| self.with_best_passes(on_disk).ok()).flatten()?;
-        let [now, then] = [chosen, &other].map(|plan| plan.partitioning.solution.decode_ms);
-        (then < now * (1.0 - WORTH_A_NOTE)).then_some(other)
-    }
-
-    /// Whether KV caches could lie on disk, for a plan that does not fit otherwise.
+    /// Whether KV caches may lie on disk although nobody asked for it.
     fn may_move_kv(&self) -> bool {
         self.args.kv == KvHomeArg::Auto && STATES_ON_DISK
     }
@@ -173,6 +165,28 @@ impl Chosen {
         let [this, that] = [&self.partitioning.solution, &other.partitioning.solution];
         let holds_more = this.placements != that.placements || this.decode_ms < that.decode_ms;
         holds_more && self.cost() < least - LEAST_GAIN * least.abs()
+    }
+
+    /// Whether KV caches in host memory take the place of weights that are read from disk instead.
+    fn may_gain_from_kv_on_disk(&self) -> bool {
+        let Chosen { request, partitioning } = self;
+        !partitioning.is_manual()
+            && !request.problem.budget.host_kv_on_disk
+            && request.options.objective != Objective::Throughput
+            && partitioning.disk_streaming(request).is_some_and(|disk| !disk.holds_all())
+    }
+
+    /// The plan with KV caches on disk, if it is worth that; a lower bound holds for both.
+    fn or_faster(mut self, on_disk: Result<Chosen, SplitError>) -> Chosen {
+        let Ok(mut on_disk) = on_disk else { return self };
+        let [now, then] = [&mut self, &mut on_disk].map(|chosen| &mut chosen.partitioning.solution);
+        let bound_ms = now.bound_ms.min(then.bound_ms);
+        let (is_first_proven, is_faster) = (now.proven, then.objective_ms < now.objective_ms);
+        for solution in [&mut *now, &mut *then] {
+            (solution.bound_ms, solution.proven) = (bound_ms, false);
+        }
+        now.proven = is_first_proven && !is_faster;
+        if then.decode_ms < now.decode_ms * (1.0 - WORTH_THE_DISK) { on_disk } else { self }
     }
 
     /// What the objective makes small.

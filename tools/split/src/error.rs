@@ -143,12 +143,6 @@ impl SplitError {
         ExitCode::from(if is_interrupted { 130 } else { 1 })
     }
 
-    /// Whether host memory is too small and state takes some of it.
-    pub(crate) fn has_state_on_host(&self) -> bool {
-        let SplitError::OverBudget { source, .. } = self else { return false };
-        source.device == DeviceId::Cpu && source.demand.kv > 0
-    }
-
     /// This refusal of a plan with KV caches on disk, or that of the plan with them in memory if that needs less of the same memory.
     pub(crate) fn or_smaller(self, with_kv_in_memory: Option<SplitError>) -> SplitError {
         match (&self, with_kv_in_memory) {

@@ -57,15 +57,18 @@ pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Parti
 pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: SplitError) -> SplitError {
     for _ in 0..MOST_RAISES {
         let SplitError::OverBudget { bytes, needed, source, .. } = &mut refusal else { break };
-        match place(&request.with_budget(source.device, *bytes), args) {
-            Err(SplitError::OverBudget { bytes: more, source: next, .. })
-                if next.device == source.device && more > *bytes =>
-            {
-                *bytes = more;
-                *needed = NeededBudget::Enough;
-            }
-            _ => break,
+        let Err(next) = place(&request.with_budget(source.device, *bytes), args) else { break };
+        let SplitError::OverBudget { bytes: more, source: other, .. } = &next else { break };
+        if other.device != source.device {
+            // Perhaps more of this memory alone is enough.
+            let is_enough = place(&request.with_budget(other.device, *more), args).is_ok();
+            return if is_enough { next } else { refusal };
         }
+        if *more <= *bytes {
+            break;
+        }
+        *bytes = *more;
+        *needed = NeededBudget::Enough;
     }
     refusal
 }

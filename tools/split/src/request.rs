@@ -68,13 +68,22 @@ pub struct Limits {
     pub longest_pass: u64,
     /// Bytes of the host budget that something else takes, such as the model's own draft.
     pub reserved: u64,
-    /// Whether KV caches of layers on the CPU lie on disk because host memory is too small for them.
-    pub kv_on_disk: bool,
+    /// Why KV caches of layers on the CPU lie on disk that nobody asked for; `None` if they lie where the arguments say.
+    pub kv_on_disk: Option<WhyOnDisk>,
+}
+
+/// Why KV caches lie on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WhyOnDisk {
+    /// Memory is too small for them.
+    TooLittleMemory,
+    /// The memory that they leave is worth more for something else.
+    Faster,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { longest_pass: u64::MAX, reserved: 0, kv_on_disk: false }
+        Limits { longest_pass: u64::MAX, reserved: 0, kv_on_disk: None }
     }
 }
 
@@ -105,7 +114,8 @@ impl PlanningRequest {
         let is_on_host = budget.vram.is_empty() && scenario.divides_prompts;
         let session_copies = if is_on_host { session_copies(&analysis.graph) } else { 0 };
         let process = [session_copies, limits.reserved].into_iter().fold(budget.process, u64::saturating_add);
-        let budget = Budget { process, host_kv_on_disk: budget.host_kv_on_disk || limits.kv_on_disk, ..budget };
+        let budget =
+            Budget { process, host_kv_on_disk: budget.host_kv_on_disk || limits.kv_on_disk.is_some(), ..budget };
         let mut problem = problem(analysis, scenario, costs.source(), budget)
             .map_err(|findings| InputErrors(findings.iter().map(error).collect()))?;
         let compress_permille = match args.planning.compress {

@@ -3,7 +3,7 @@
 use crate::cli::{KvHomeArg, SplitArgs};
 use crate::error::SplitError;
 use crate::partitioning::{DecidedBy, over_budget};
-use crate::request::{PlanningRequest, STATES_ON_DISK, max_host_bytes};
+use crate::request::{PlanningRequest, STATES_ON_DISK, WhyOnDisk, max_host_bytes};
 use hpp_partition::{
     Budget, KvHome, Mechanisms, Options, OverBudget, Problem, Solution, plan_throughput, tokens_per_second,
 };
@@ -29,23 +29,27 @@ pub fn choose_sequences(request: &mut PlanningRequest, args: &SplitArgs) -> Resu
         places.extend(on_host(&single, options, args));
         places.extend(on_disk(&single).map(|problem| (problem, options)));
     }
-    let best = Candidate::best(places);
+    let (best, fits_in_memory) = Candidate::best(places);
     let (problem, _) = best.planned.map_err(over_budget(request, DecidedBy::Planner))?;
     if let Some(ram) = free.filter(|ram| *ram < max_host_bytes(&problem)) {
         request.recorded_budgets.ram = Some(ByteSize(ram));
+    }
+    if args.kv == KvHomeArg::Auto && problem.budget.host_kv_on_disk && !fits_in_memory {
+        request.limits.kv_on_disk = Some(WhyOnDisk::TooLittleMemory);
     }
     (request.problem, request.single, request.options) = (problem, Some(best.single), best.options);
     Ok(())
 }
 
-/// The problem with all states in host memory; `None` where they are there anyway.
+/// The problem with all states in host memory; `None` where they are there anyway, or on disk, which holds those of layers on the host only.
 fn on_host(single: &Problem, options: Options, args: &SplitArgs) -> Option<(Problem, Options)> {
     let mechanisms = match options.mechanisms {
         Mechanisms::All if !args.planning.requests_streaming() => Mechanisms::ResidentCpuDisk,
         mechanisms => mechanisms,
     };
     let budget = Budget { kv: KvHome::Host, ..single.budget.clone() };
-    (!single.gpus.is_empty()).then(|| (Problem { budget, ..single.clone() }, Options { mechanisms, ..options }))
+    (!single.gpus.is_empty() && !single.budget.host_kv_on_disk)
+        .then(|| (Problem { budget, ..single.clone() }, Options { mechanisms, ..options }))
 }
 
 /// The problem with the states of layers on the host on disk; `None` where that is impossible, or they are there anyway.
@@ -57,14 +61,15 @@ fn on_disk(single: &Problem) -> Option<Problem> {
 }
 
 impl Candidate {
-    /// The first of the fastest.
-    fn best(places: Vec<(Problem, Options)>) -> Candidate {
+    /// The first of the fastest, and whether anything fits in the first place.
+    fn best(places: Vec<(Problem, Options)>) -> (Candidate, bool) {
         let mut candidates = places.into_iter().map(|(single, options)| {
             let planned = plan_throughput(&single, &options);
             Candidate { single, options, planned }
         });
         let first = candidates.next().expect("states lie somewhere");
-        candidates.fold(first, |best, other| if other.rate() > best.rate() { other } else { best })
+        let fits_in_first = first.planned.is_ok();
+        (candidates.fold(first, |best, other| if other.rate() > best.rate() { other } else { best }), fits_in_first)
     }
 
     /// Tokens per second; 0 if nothing fits.
@@ -134,7 +139,7 @@ mod tests {
         let best = |ram: u64| {
             let single = from_disk(ram);
             let disk = on_disk(&single).expect("this system can keep states on disk");
-            Candidate::best(vec![(single, options), (disk, options)])
+            Candidate::best(vec![(single, options), (disk, options)]).0
         };
         // Memory holds the states of one sequence, or the window for those of any number.
         let small = best(500 * MB);

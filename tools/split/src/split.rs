@@ -11,10 +11,9 @@ use crate::files::{PlanWriter, WriteOptions};
 use crate::own_draft::{self, OwnDraft};
 use crate::partitioning::sufficient_budget;
 use crate::refine::refine;
-use crate::request::PlanningRequest;
+use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::{
-    amount, calibrate, experts, interrupt, operators, presets, print, quantize, request, settings, sweep, targets,
-    trace,
+    calibrate, experts, interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace,
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, faulty_blocks};
@@ -40,11 +39,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         return sweep::run(&inputs, &first, range, &costs.label());
     }
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
-    let chosen = inputs.choose()?;
-    if let Some(other) = inputs.faster_with_kv_on_disk(&chosen) {
-        eprintln!("note: {}", faster_with_kv_on_disk_note(&chosen, &other));
-    }
-    let Chosen { mut request, partitioning } = chosen;
+    let Chosen { mut request, partitioning } = inputs.choose()?;
     let planned = partitioning.solution.clone();
     let (partitioning, trials) = match args.planning.refine {
         Some(tokens) => refine(&mut request, args, &analysis, tokens, &out_dir)?,
@@ -146,29 +141,22 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     }
 }
 
-/// What `--kv disk` would gain.
-fn faster_with_kv_on_disk_note(chosen: &Chosen, other: &Chosen) -> String {
-    let speeds = [other, chosen].map(|plan| 1e3 / plan.partitioning.solution.decode_ms);
-    let [faster, now] = speeds.map(|speed| amount::digits(speed, amount::ESTIMATED));
-    format!(
-        "KV caches of {} tokens fit in host memory and take the place of weights: with --kv disk, {faster} tokens/s instead of {now} are expected \
-         at {} tokens of context. Runs with caches on disk were slower than estimated, and longer texts gain less: compare both",
-        chosen.request.scenario.context,
-        chosen.request.scenario.decode_context()
-    )
-}
-
 /// Why KV caches lie on disk that nobody asked for.
 fn kv_on_disk_note(request: &PlanningRequest) -> String {
     let (context, sequences) = (request.scenario.context, request.problem.load.sequences);
     match request.limits.kv_on_disk {
-        true => format!(
-            "host memory is too small for {context} tokens of context, so KV caches of layers on the CPU lie on disk, where each token reads \
-             them; more --ram or a shorter --context keeps them in memory"
+        Some(WhyOnDisk::TooLittleMemory) => format!(
+            "memory is too small for {context} tokens of context, so KV caches of layers on the CPU lie on disk, where each token reads \
+             what the window does not hold; more --ram or a shorter --context keeps them in memory"
         ),
-        false => format!(
+        _ if sequences > 1 => format!(
             "KV caches of layers on the CPU lie on disk, because with {sequences} sequences together that is faster; --kv follow keeps \
              them in memory"
+        ),
+        _ => format!(
+            "KV caches of layers on the CPU lie on disk: weights in their place are expected to gain more at {} tokens of context; --kv follow \
+             keeps them in memory",
+            request.scenario.decode_context()
         ),
     }
 }

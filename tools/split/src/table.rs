@@ -105,7 +105,7 @@ fn expectation(plan: &Plan) -> String {
         let _ = write!(text, "\nbottleneck: {limit}");
     }
     if let Some(objective) = &p.objective {
-        let _ = write!(text, "\n{}", objective_line(objective, p.new_tokens, significant));
+        let _ = write!(text, "\n{}", objective_line(plan, objective, significant));
     }
     text
 }
@@ -126,8 +126,15 @@ fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, signif
     format!("hpp-exec jobs, time for prompts included: {together}; {free}")
 }
 
-/// The minimised time and its proven lower bound.
-fn objective_line(objective: &Achieved, new_tokens: u64, significant: i32) -> String {
+/// The minimised time and its proven lower bound. Where weights are streamed, shorter passes would leave them more memory: the bound is for
+/// passes as long as these.
+fn objective_line(plan: &Plan, objective: &Achieved, significant: i32) -> String {
+    let new_tokens = plan.predictions.new_tokens;
+    let is_streamed = plan.partitions.iter().any(|partition| partition.residency == Residency::Streamed);
+    let passes = match plan.schedule.prefill_chunk.filter(|_| is_streamed) {
+        Some(tokens) => format!(" with passes of {tokens} tokens"),
+        None => String::new(),
+    };
     let what = match objective.kind {
         ObjectiveKind::Decode => "one token".to_owned(),
         ObjectiveKind::Prefill => "prompt to first token".to_owned(),
@@ -136,8 +143,10 @@ fn objective_line(objective: &Achieved, new_tokens: u64, significant: i32) -> St
     };
     let time = |ms| amount::time(ms, significant);
     let bound = match (objective.proven, objective.bound_ms) {
-        (true, _) => "proven to be the best plan by these estimates".to_owned(),
-        (false, bound_ms) if bound_ms > 0.0 => format!("by these estimates no plan takes less than {}", time(bound_ms)),
+        (true, _) => format!("proven to be the best plan{passes} by these estimates"),
+        (false, bound_ms) if bound_ms > 0.0 => {
+            format!("by these estimates no plan{passes} takes less than {}", time(bound_ms))
+        }
         (false, _) => "no lower bound was computed".to_owned(),
     };
     format!("{what}: {}; {bound}", time(objective.ms))

@@ -105,18 +105,17 @@ fn too_little(name: &str, plan: &Plan, needed: u64, pages: u64, limit: u64) -> E
     let human = |bytes: u64| ByteSize(bytes.saturating_add(PROCESS)).human_rounded_up();
     let (needs, most) = (human(needed), ByteSize(limit.saturating_add(PROCESS)).human());
     let without = needed.saturating_sub(pages);
-    let of_it = match (pages, plan.budgets.ram) {
-        (0, Some(ram)) => format!(", planned for {}", ram.human()),
-        (0, None) => String::new(),
-        _ => format!(", {} of it for KV pages (--kv-ram)", ByteSize(pages).human()),
+    let has_pages = pages >= 1 << 20;
+    let of_it = match plan.budgets.ram {
+        _ if has_pages => format!(", {} of it for KV pages (--kv-ram)", ByteSize(pages).human()),
+        Some(ram) => format!(", planned for {}", ram.human()),
+        None => String::new(),
     };
-    let fewer = if pages > 0 && without <= limit { ", give less --kv-ram" } else { "" };
-    let ram = ByteSize(limit.saturating_add(PROCESS)).human();
+    let fewer = if has_pages && without <= limit { ", give less --kv-ram" } else { "" };
     ExecError::Usage {
         message: format!("{name} needs about {needs} of host memory{of_it}, and --memory allows {most} for all models"),
         hint: format!(
-            "raise --memory to {needs}{fewer}, or plan this model for less: hpp-split --ram {}",
-            ram.replace(' ', "")
+            "raise --memory to {needs}{fewer}, or plan this model for less: hpp-split with a smaller --ram or --context"
         ),
     }
 }
