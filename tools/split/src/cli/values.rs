@@ -51,8 +51,8 @@ impl FromStr for LayerCount {
 /// `--kv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvHomeArg {
-    /// The device that computes the layer. If host memory is too small for the context, layers on the CPU keep theirs in a file, as with
-    /// `disk`.
+    /// The device that computes the layer. Layers on the CPU keep theirs in a file, as with `disk`, if memory is too small for the context,
+    /// or if weights that are read from disk are expected to use that memory much better.
     Auto,
     /// The device that computes the layer.
     Follow,
