@@ -144,6 +144,10 @@ fn what_if(what: String, then: Result<Chosen, SplitError>, now: &Solution) -> Re
             ..nothing
         }),
         Err(SplitError::OverBudget { source, .. }) => Ok(WhatIf { refused: Some(source.to_string()), ..nothing }),
+        // Only the budgets differ from those of the plan: the machine of the profile or of the description has no more.
+        Err(SplitError::InputErrors(_)) => {
+            Ok(WhatIf { refused: Some("this machine has no more".to_owned()), ..nothing })
+        }
         Err(error) => Err(error),
     }
 }
