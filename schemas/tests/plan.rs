@@ -36,6 +36,17 @@ fn the_valid_plan_has_no_findings() {
 }
 
 #[test]
+fn a_context_beyond_the_tables_of_positions_is_an_error() {
+    let mut plan = plan();
+    plan.model.positions = Some(plan.budgets.context);
+    assert_eq!(plan.check(), []);
+    plan.model.positions = Some(plan.budgets.context - 1);
+    let found: Vec<String> = plan.check().iter().map(ToString::to_string).collect();
+    assert!(found.len() == 1 && found[0].contains("the plan's tables have"), "{found:?}");
+    assert_eq!(plan.model.longest_context(), plan.model.positions);
+}
+
+#[test]
 fn the_committed_schema_is_current() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/plan.schema.json");
     if std::env::var_os("HPP_UPDATE_SCHEMAS").is_some() {
