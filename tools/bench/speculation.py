@@ -11,6 +11,8 @@ from table import compared
 from workshop import ROOT
 
 CONTEXT, NEW = 128, 48
+# Answers for draft models are longer: the first two passes of an answer draft nothing, or little.
+LONG_CONTEXT, LONG = 192, 128
 # Layers and width of each MLP: 1.8 GB in fp32, 0.8 GB in int4.
 GROWN = {"fp32": (64, 12288), "int4": (192, 12288)}
 # The model has no memory of long texts, but it repeats an answer that it finds in the conversation.
@@ -47,10 +49,10 @@ def editing(shop, draft):
     return ("--tokens", ",".join(map(str, question + answer["tokens"] + question)), "--temperature", 0)
 
 
-def over_off(shop, what, plan, limit, prompt, wanted, *options, exact, drafting=None):
+def over_off(shop, what, plan, limit, prompt, wanted, *options, exact, drafting=None, new=NEW):
     """A row for drafts over none, with the plan `drafting` if it is another. With `exact` the tokens must be the same; rounding of activations may decide near ties differently."""
-    runs = measure.in_turns(shop.rounds, on=lambda: tokens_per_second(shop, drafting or plan, limit, prompt, *options),
-                            off=lambda: tokens_per_second(shop, plan, limit, prompt))
+    runs = measure.in_turns(shop.rounds, on=lambda: tokens_per_second(shop, drafting or plan, limit, prompt, *options, new=new),
+                            off=lambda: tokens_per_second(shop, plan, limit, prompt, new=new))
     on, off = ([speed for speed, _ in runs[side]] for side in ("on", "off"))
     changed = sum(drafted["tokens"] != plain["tokens"] for (_, drafted), (_, plain) in zip(runs["on"], runs["off"]))
     if changed and exact:
@@ -63,10 +65,10 @@ def over_off(shop, what, plan, limit, prompt, wanted, *options, exact, drafting=
     return result
 
 
-def under(shop, model, name, part, *options):
+def under(shop, model, name, part, *options, context=CONTEXT):
     """A plan for a share of the model's size as memory, with its weights prepared."""
     limit = disk.limit_of(model, part)
-    plan, _ = shop.split(model, f"speculation/{name}", "--context", CONTEXT, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", 64, *options)
+    plan, _ = shop.split(model, f"speculation/{name}", "--context", context, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", 64, *options)
     tokens_per_second(shop, plan, None, PLAIN)
     return plan, limit
 
@@ -75,16 +77,16 @@ def own_draft(shop):
     """Rows for a draft of the model itself, inside the same memory, over the plan without a draft."""
     rows, model = [], grown(shop, "fp32")
     for part, wanted in ((0.25, 6), (0.45, 4)):
-        plain, limit = under(shop, model, f"fp32-alone-{part}", part)
-        drafting, _ = under(shop, model, f"fp32-own-draft-{part}", part, "--draft", "int4")
+        plain, limit = under(shop, model, f"fp32-alone-{part}", part, context=LONG_CONTEXT)
+        drafting, _ = under(shop, model, f"fp32-own-draft-{part}", part, "--draft", "int4", "--draft-block", 64, context=LONG_CONTEXT)
         what = f"fp32 from disk, RAM for {part:.0%}, the draft inside"
-        rows.append(over_off(shop, f"draft of the model itself over off, {what}", plain, limit, PROSE, wanted, exact=True, drafting=drafting))
+        rows.append(over_off(shop, f"draft of the model itself over off, {what}", plain, limit, PROSE, wanted, exact=True, drafting=drafting, new=LONG))
     return rows
 
 
 def speculation(shop):
     rows = own_draft(shop)
-    draft, _ = shop.split(os.path.join(ROOT, "fixtures", "models", "genai", "learned-llama-int4-cpu"), "speculation/draft", "--context", CONTEXT)
+    draft, _ = shop.split(os.path.join(ROOT, "fixtures", "models", "genai", "learned-llama-int4-cpu"), "speculation/draft", "--context", LONG_CONTEXT)
     task = editing(shop, draft)
     for dtype, wanted in (("int4", 2), ("fp32", 2.5)):
         model = grown(shop, dtype)
@@ -97,7 +99,8 @@ def speculation(shop):
             # The draft takes about 30 MB of its own.
             more = limit + (64 << 20)
             # Behind the end of a short answer the text means nothing, and no draft model knows it.
-            rows.append(over_off(shop, f"draft model over off, prose, {what}", plan, more, PROSE, 8, "--draft", draft, exact=exact))
+            long, _ = under(shop, model, f"{dtype}-disk-long", 0.25, context=LONG_CONTEXT)
+            rows.append(over_off(shop, f"draft model over off, prose, {LONG} tokens, {what}", long, more, PROSE, 8, "--draft", draft, exact=exact, new=LONG))
             rows.append(over_off(shop, f"draft model over off, beyond the end of an answer, {what}", plan, more, (*PLAIN[:3], "--temperature", 0), None, "--draft", draft, exact=exact))
         resident, _ = shop.split(model, f"speculation/{dtype}-resident", "--context", CONTEXT)
         target = 1.5 if dtype == "fp32" else None

@@ -7,6 +7,7 @@ use crate::error::ModelError;
 use crate::roles;
 use crate::rotary_caches;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
+use crate::streams::BlockFiles;
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::{
     BranchChoice, Candidates, HeadReason, Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile,
@@ -57,6 +58,8 @@ pub struct Analysis {
     pub notes: Vec<String>,
     /// The weights that will be quantized when a plan is written; `None` without quantization.
     pub quantized: Option<QuantizedWeights>,
+    /// What the file of each block would hold, once asked for: planning asks for several lengths of passes.
+    pub(crate) block_files: BlockFiles,
 }
 
 /// Weights of an analysed model that are quantized when a plan is written.
@@ -318,6 +321,7 @@ fn describe(
         positions: None,
         notes,
         quantized: None,
+        block_files: BlockFiles::default(),
     }
 }
 

@@ -7,6 +7,7 @@ use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Lifted, VirtualFiles, WeightBytes, embed_structure, lift};
 use hpp_partition::{BlockSpec, Streamed};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::OnceLock;
 
 /// Every block as a part of its own; empty if the model cannot be cut between all blocks.
 fn single_block_parts(analysis: &Analysis) -> Vec<PartitionGraph> {
@@ -40,27 +41,46 @@ fn weights(graph: &Graph, part: &PartitionGraph) -> BTreeSet<ValueId> {
     reads.filter(|id| graph.weight(*id).is_some()).collect()
 }
 
+/// What the partition file of each block alone would hold. It depends on the model only, and is computed when it is first asked for.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct BlockFiles {
+    /// Ids and bytes of the weights of each block.
+    weights: OnceLock<Vec<Vec<(u32, u64)>>>,
+    /// What is copied to a GPU, where the block can be a partition of its own.
+    streamed: OnceLock<Vec<Option<Streamed>>>,
+}
+
 /// Adds to each block the weights of nodes that each partition recomputes, such as rotary tables: every partition file
 /// contains them.
 pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [BlockSpec]) {
-    for (block, part) in blocks.iter_mut().zip(&single_block_parts(analysis)) {
-        for id in weights(&analysis.graph, part) {
-            if !block.weights.iter().any(|(known, _)| *known == id.0) {
-                block.weights.push((id.0, analysis.graph.weight(id).map_or(0, |weight| weight.bytes)));
-            }
-        }
+    let weights_of = |part: &PartitionGraph| {
+        let ids = weights(&analysis.graph, part).into_iter();
+        ids.map(|id| (id.0, analysis.graph.weight(id).map_or(0, |weight| weight.bytes))).collect()
+    };
+    let of_blocks =
+        analysis.block_files.weights.get_or_init(|| single_block_parts(analysis).iter().map(weights_of).collect());
+    for (block, weights) in blocks.iter_mut().zip(of_blocks) {
+        let known: BTreeSet<u32> = block.weights.iter().map(|(id, _)| *id).collect();
+        block.weights.extend(weights.iter().filter(|(id, _)| !known.contains(id)));
     }
 }
 
 /// Sets `streamed` of each block. A block that cannot be a partition of its own keeps its default: all its weights are
 /// copied.
 pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [BlockSpec]) {
+    let streamed = analysis.block_files.streamed.get_or_init(|| streamed(analysis));
+    for (block, streamed) in blocks.iter_mut().zip(streamed) {
+        streamed.iter().for_each(|streamed| block.streamed.clone_from(streamed));
+    }
+}
+
+fn streamed(analysis: &Analysis) -> Vec<Option<Streamed>> {
     let parts = single_block_parts(analysis);
     let shared = shared(analysis, &parts);
     let extractor = Extractor::new(&analysis.model, &analysis.graph);
     let mut files: Vec<ModelProto> = Vec::new();
-    for (block, part) in blocks.iter_mut().zip(&parts) {
-        let Some(lifted) = lifted(analysis, &extractor, part, &shared) else { continue };
+    let mut of_part = |part| {
+        let lifted = lifted(analysis, &extractor, part, &shared)?;
         let pieces = lifted.weights.iter().map(|weight| length(&weight.bytes)).collect();
         let constants = lifted.constants;
         let file = files.iter().position(|known| *known == lifted.proto).unwrap_or_else(|| {
@@ -68,8 +88,9 @@ pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [BlockSpec]) 
             files.len() - 1
         });
         let number = u32::try_from(file).expect("there are no more files than blocks");
-        block.streamed = Streamed::new(pieces, Some((number, constants)).filter(|_| constants > 0));
-    }
+        Some(Streamed::new(pieces, Some((number, constants)).filter(|_| constants > 0)))
+    };
+    parts.iter().map(&mut of_part).collect()
 }
 
 fn lifted(

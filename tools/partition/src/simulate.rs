@@ -146,7 +146,8 @@ impl DiskTimes {
     /// Of a pass of a phase.
     pub fn of(problem: &Problem, usage: &MemoryUsage, phase: Phase) -> Self {
         let state = usage.state_reads[phase as usize];
-        let read_ms = disk_ms(problem, usage.disk_read_bytes(problem, phase).saturating_add(state));
+        let read_ms =
+            disk_ms(problem, usage.disk_read_bytes(problem, phase)) + disk_ms(problem, state) / STATE_READ_RATE;
         let Some(Decompression { bytes_per_ms, host_share }) = problem.decompression else {
             return DiskTimes { shortest_ms: read_ms, host_ms: 0.0 };
         };
@@ -168,6 +169,10 @@ impl DiskTimes {
         BesideDisk { ms, decompress_ms, slowed_ms, wait_ms: ms - sequence_ms - slowed_ms, disk_ms }
     }
 }
+
+/// Rate of reading states on disk, as a share of that of weights: they are read through the page cache, a head at a time, no further ahead
+/// than the next layer. Measured on a virtual machine's disk (docs/BENCHMARKS.md, "KV caches on disk").
+const STATE_READ_RATE: f64 = 0.65;
 
 /// Time to read this many bytes from disk, milliseconds; infinite without a disk.
 fn disk_ms(problem: &Problem, bytes: u64) -> f64 {

@@ -9,17 +9,20 @@ use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::partitioning::{Partitioning, place, with_confirmed_budget};
-use crate::request::{Limits, PlanningRequest, STATES_ON_DISK, WhyOnDisk};
+use crate::request::{LEAST_CHUNK, Limits, PlanningRequest, STATES_ON_DISK, WhyOnDisk};
 use crate::sequences::choose_sequences;
 use hpp_model::Analysis;
 use hpp_partition::{Mechanisms, Objective, Options, Placement, plan, tokens_per_second};
+use std::panic::resume_unwind;
 
 /// A plan with shorter passes must take less time by at least this share.
 const LEAST_GAIN: f64 = 1e-6;
 
-/// KV caches go to disk if a token takes less time by this share: what that costs is estimated from bytes alone, and rows of several
+/// KV caches go to disk if a token takes less time by this share: reads of them are priced at one rate for every disk, and rows of several
 /// sequences are not batched then.
 const WORTH_THE_DISK: f64 = 0.2;
+/// KV caches on disk are planned only if an estimate gains at least this part of that.
+const ESTIMATED_GAIN_DIVISOR: f64 = 2.0;
 
 /// What a plan is made from.
 #[derive(Clone, Copy)]
@@ -59,7 +62,13 @@ impl PlanInputs<'_> {
     /// The fastest plan, without compressed copies of weights that gain too little. KV caches that may lie anywhere are on disk
     /// where no plan has room for them in memory, or where weights would use that memory much better.
     pub fn choose(&self) -> Result<Chosen, SplitError> {
-        let mut chosen = self.with_some_kv_home()?;
+        let mut chosen = match self.with_some_kv_home(self.limits()) {
+            // The shortest passes take many walks through a prompt's weights, and are better than no plan.
+            Err(SplitError::OverBudget { .. }) => {
+                self.with_some_kv_home(Limits { shortest_pass: LEAST_CHUNK, ..self.limits() })?
+            }
+            chosen => chosen?,
+        };
         let Chosen { request, partitioning } = &mut chosen;
         if drop_useless_copies(request, self.args, self.analysis, self.costs, partitioning) {
             *partitioning = place_sequences(request, self.args)?;
@@ -67,15 +76,21 @@ impl PlanInputs<'_> {
         Ok(chosen)
     }
 
-    fn with_some_kv_home(&self) -> Result<Chosen, SplitError> {
-        let in_memory = self.with_best_passes(self.limits());
-        let on_disk = |why| self.with_best_passes(Limits { kv_on_disk: Some(why), ..self.limits() });
-        match in_memory {
+    fn with_some_kv_home(&self, limits: Limits) -> Result<Chosen, SplitError> {
+        let on_disk = |why| self.candidates(Limits { kv_on_disk: Some(why), ..limits });
+        let candidates = self.candidates(limits)?;
+        match self.with_best_passes(&candidates) {
             Err(refusal @ SplitError::OverBudget { .. }) if self.may_move_kv() => {
-                on_disk(WhyOnDisk::TooLittleMemory).map_err(|smaller| smaller.or_smaller(Some(refusal)))
+                let found = on_disk(WhyOnDisk::TooLittleMemory).and_then(|on_disk| self.with_best_passes(&on_disk));
+                found.map_err(|smaller| smaller.or_smaller(Some(refusal)))
             }
             Ok(chosen) if self.may_move_kv() && chosen.may_gain_from_kv_on_disk() => {
-                Ok(chosen.or_faster(on_disk(WhyOnDisk::Faster)))
+                let on_disk = on_disk(WhyOnDisk::Faster)?;
+                let least_gain = WORTH_THE_DISK / ESTIMATED_GAIN_DIVISOR;
+                match on_disk.estimate.decode_ms < candidates.estimate.decode_ms * (1.0 - least_gain) {
+                    true => Ok(chosen.or_faster(self.with_best_passes(&on_disk))),
+                    false => Ok(chosen),
+                }
             }
             chosen => chosen,
         }
@@ -86,34 +101,43 @@ impl PlanInputs<'_> {
         self.args.kv == KvHomeArg::Auto && STATES_ON_DISK
     }
 
-    /// The fastest plan with these limits. Where memory is too small for all weights, shorter passes leave them more of it. Which length is
-    /// best is estimated by plans without streaming, which take a hundredth of the time to find; only the best is planned as asked.
-    fn with_best_passes(&self, limits: Limits) -> Result<Chosen, SplitError> {
-        let longest = self.with_fitting_passes(limits)?;
-        if !longest.is_short_of_memory() {
-            return Ok(longest);
-        }
-        let mut best: Option<PlanningRequest> = None;
-        let mut least = estimate(&longest.request);
-        let mut shorter = longest.request.shorter_pass();
-        while let Some(longest_pass) = shorter {
+    /// What may be planned with these limits. Where memory is too small for all weights, shorter passes leave them more of it.
+    fn candidates(&self, limits: Limits) -> Result<Candidates, SplitError> {
+        let longest = self.request(limits)?;
+        let (mut shorter, mut estimate) = (None, Estimate::of(&longest));
+        let mut next = longest.shorter_pass().filter(|_| longest.may_be_short_of_memory());
+        while let Some(longest_pass) = next {
             let request = self.request(Limits { longest_pass, ..limits })?;
-            shorter = request.shorter_pass();
-            let estimated = estimate(&request);
-            if estimated < least {
-                (best, least) = (Some(request), estimated);
+            next = request.shorter_pass();
+            let estimated = Estimate::of(&request);
+            if estimated.objective_ms < estimate.objective_ms {
+                (shorter, estimate) = (Some(request), estimated);
             }
         }
-        let planned = best.and_then(|mut request| {
-            let partitioning = place_sequences(&mut request, self.args).ok()?;
-            Some(Chosen { request, partitioning })
+        Ok(Candidates { longest, shorter, estimate })
+    }
+
+    /// The faster plan of both candidates, which are planned at the same time.
+    fn with_best_passes(&self, candidates: &Candidates) -> Result<Chosen, SplitError> {
+        let (longest, shorter) = std::thread::scope(|scope| {
+            let shorter = candidates.shorter.clone();
+            let shorter = shorter.map(|request| scope.spawn(|| self.with_these_passes(request)));
+            let longest = self.with_fitting_passes(candidates.longest.clone());
+            (longest, shorter.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))))
         });
-        Ok(planned.filter(|planned| planned.uses_memory_better_than(&longest)).unwrap_or(longest))
+        let longest = longest?;
+        let shorter = shorter.and_then(Result::ok).filter(|_| longest.is_short_of_memory());
+        Ok(shorter.filter(|shorter| shorter.uses_memory_better_than(&longest)).unwrap_or(longest))
+    }
+
+    fn with_these_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
+        let partitioning = place_sequences(&mut request, self.args)?;
+        Ok(Chosen { request, partitioning })
     }
 
     /// The plan with the longest passes that fit, and whose activations leave the host room for weights.
-    fn with_fitting_passes(&self, limits: Limits) -> Result<Chosen, SplitError> {
-        let mut request = self.request(limits)?;
+    fn with_fitting_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
+        let limits = request.limits;
         let placed = loop {
             let placed = place_sequences(&mut request, self.args);
             let shorter = match &placed {
@@ -140,14 +164,33 @@ impl PlanInputs<'_> {
     }
 }
 
-/// The objective of a plan for one sequence without streaming, milliseconds; infinite if none fits.
-fn estimate(request: &PlanningRequest) -> f64 {
-    let objective = match request.options.objective {
-        Objective::Throughput => Objective::Mixed,
-        objective => objective,
-    };
-    let options = Options { objective, mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
-    plan(request.single(), &options).map_or(f64::INFINITY, |solution| solution.objective_ms)
+/// Times of a plan for one sequence without streaming, which takes a hundredth of the time to find; infinite if none fits.
+struct Estimate {
+    objective_ms: f64,
+    decode_ms: f64,
+}
+
+impl Estimate {
+    fn of(request: &PlanningRequest) -> Self {
+        let objective = match request.options.objective {
+            Objective::Throughput => Objective::Mixed,
+            objective => objective,
+        };
+        let options = Options { objective, mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
+        let times = plan(request.single(), &options).map(|found| (found.objective_ms, found.decode_ms));
+        let (objective_ms, decode_ms) = times.unwrap_or((f64::INFINITY, f64::INFINITY));
+        Estimate { objective_ms, decode_ms }
+    }
+}
+
+/// Requests with passes of different lengths, before any of them is planned as asked.
+struct Candidates {
+    /// Passes as long as they may be.
+    longest: PlanningRequest,
+    /// Shorter passes, where they are estimated to be faster.
+    shorter: Option<PlanningRequest>,
+    /// The faster of both by the estimates.
+    estimate: Estimate,
 }
 
 /// Places the blocks: for several sequences, if the objective is their throughput.

@@ -10,7 +10,7 @@ use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::partitioning::{Partitioning, place_blocks};
 use crate::quantize;
-use crate::request::{Limits, MIN_CHUNK, PlanningRequest};
+use crate::request::{LEAST_CHUNK, Limits, PlanningRequest};
 use hpp_graph::PartitionGraph;
 use hpp_model::{Analysis, LogitsMode, analyse_quantized};
 use hpp_onnx::QuantizeOptions;
@@ -52,7 +52,7 @@ impl OwnDraft {
         let args = &arguments(args, partitions);
         // A profile and a run hold times of the model's own weights.
         let costs = &costs.of_other_model();
-        let limits = Limits { longest_pass: MIN_CHUNK, ..Limits::default() };
+        let limits = Limits { longest_pass: LEAST_CHUNK, ..Limits::default() };
         let mut request = PlanningRequest::new(args, &quantized, costs, &LocalMachine::default(), limits)?;
         request.problem.budget.ram = None;
         request.recorded_budgets.ram = None;

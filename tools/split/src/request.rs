@@ -22,6 +22,8 @@ const HOST_RESERVE_DIVISOR: u64 = 16;
 const WORKSPACE_DIVISOR: u64 = 8;
 /// Tokens that a pass on the host takes even if their activations exceed that: more than a KV page of 128.
 pub const MIN_CHUNK: u64 = 192;
+/// Tokens of the shortest passes, which are planned where nothing else fits, and for drafts of the model itself.
+pub const LEAST_CHUNK: u64 = 32;
 
 /// Whether this system can keep KV caches on disk.
 pub const STATES_ON_DISK: bool = cfg!(target_os = "linux");
@@ -66,6 +68,8 @@ pub struct PlanningRequest {
 pub struct Limits {
     /// Most tokens of a pass.
     pub longest_pass: u64,
+    /// Passes get no shorter than this many tokens to leave memory for something else.
+    pub shortest_pass: u64,
     /// Bytes of the host budget that something else takes, such as the model's own draft.
     pub reserved: u64,
     /// Why KV caches of layers on the CPU lie on disk that nobody asked for; `None` if they lie where the arguments say.
@@ -83,7 +87,7 @@ pub enum WhyOnDisk {
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { longest_pass: u64::MAX, reserved: 0, kv_on_disk: None }
+        Limits { longest_pass: u64::MAX, shortest_pass: MIN_CHUNK, reserved: 0, kv_on_disk: None }
     }
 }
 
@@ -171,7 +175,14 @@ impl PlanningRequest {
     /// Half of the longest pass, for a plan that does not fit otherwise; `None` where passes are as short as they may be.
     pub fn shorter_pass(&self) -> Option<u64> {
         let Scenario { prefill_chunk, divides_prompts, .. } = self.scenario;
-        (divides_prompts && prefill_chunk > MIN_CHUNK).then(|| (prefill_chunk / 2).max(MIN_CHUNK))
+        let least = self.limits.shortest_pass;
+        (divides_prompts && prefill_chunk > least).then(|| (prefill_chunk / 2).max(least))
+    }
+
+    /// Whether there is a GPU, or less host memory than every placement fits in.
+    pub fn may_be_short_of_memory(&self) -> bool {
+        let Problem { gpus, budget, .. } = &self.problem;
+        !gpus.is_empty() || budget.ram.is_some_and(|ram| ram < max_host_bytes(&self.problem))
     }
 
     /// The longest pass whose activations leave the host room for weights, where these placements compute prompts there and passes are

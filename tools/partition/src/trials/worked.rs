@@ -278,6 +278,18 @@ fn weights_that_exceed_memory_are_read_from_disk() {
     assert_eq!(run(&problem, [C, C, C, R], 0, Phase::Decode).disk_bytes, 20);
 }
 
+/// Three layers on the host have 130 bytes of state each, of which all are read: at 65 % of the rate of weights, 10 bytes a
+/// millisecond take 60 ms for 390 bytes, of which 31 ms pass while the layers compute.
+#[test]
+fn states_are_read_more_slowly_than_weights() {
+    let mut problem = four_layers();
+    (problem.disk_bytes_per_ms, problem.budget.host_kv_on_disk) = (Some(10.0), true);
+    problem.blocks.iter_mut().for_each(|block| block.kv_bytes = 130);
+    let simulation = run(&problem, [C, C, C, R], 0, Phase::Decode);
+    near(simulation.ms, 60.0);
+    near(simulation.stall_ms, 29.0);
+}
+
 #[test]
 fn reading_from_disk_and_computing_slow_each_other_down() {
     let mut problem = four_layers();

@@ -54,7 +54,17 @@ fn caches_on_disk_are_recommended_only_where_that_suffices() {
     let arguments = [model.to_str().unwrap(), "--dry-run", "--vram", "0", "--context", "8192", "--ram"];
     let in_memory = |ram: &str| split(&[&arguments[..], &[ram, "--kv", "follow"]].concat());
     let hint = |ram: &str| in_memory(ram).refusal(&["the smallest sufficient --ram"]).stderr;
-    assert!(!hint("181M").contains("--kv disk"), "{}", hint("181M"));
-    assert!(hint("186M").contains("--kv disk"), "{}", hint("186M"));
-    split(&[&arguments[..], &["186M", "--kv", "disk"]].concat()).success();
+    assert!(!hint("92M").contains("--kv disk"), "{}", hint("92M"));
+    assert!(hint("97M").contains("--kv disk"), "{}", hint("97M"));
+    split(&[&arguments[..], &["97M", "--kv", "disk"]].concat()).success();
+}
+
+/// Passes of fewer than 192 tokens are planned only where nothing else fits, caches on disk included: 16 MiB in memory, 12 MiB of window.
+#[test]
+fn the_shortest_passes_are_the_last_resort() {
+    let chunk = |ram: &str| {
+        let plan = planned(APPENDED, &["--vram", "0", "--ram", ram, "--context", "8192"]);
+        plan.schedule.prefill_chunk.unwrap()
+    };
+    assert_eq!(["190M", "186M", "183M", "97M"].map(chunk), [192, 192, 96, 32]);
 }
