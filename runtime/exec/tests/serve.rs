@@ -406,6 +406,12 @@ fn a_client_that_leaves_frees_its_place() {
     many["n"] = json!(31);
     let (status, error) = server.refused("/v1/completions", &many);
     assert_eq!(status, 400, "it would never find places: {error}");
+    let responses = |path: &str, status: u16| {
+        server.metric(&format!("hpp_http_responses_total{{path=\"{path}\",status=\"{status}\"}}"))
+    };
+    assert_eq!([429, 400].map(|status| responses("/v1/completions", status)), [1.0, 1.0]);
+    let (status, _) = server.refused("/v1/nothing", &json!({}));
+    assert_eq!((status, responses("other", 404)), (404, 1.0));
     drop(answers);
     // The connection is closed now; the server notices before its next pass.
     server.wait_for(&waiting, 0.0);

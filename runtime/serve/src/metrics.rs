@@ -36,10 +36,19 @@ struct FinishLabels {
     outcome: String,
 }
 
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResponseLabels {
+    /// A route of this server, or `other`.
+    path: String,
+    /// Of HTTP.
+    status: u16,
+}
+
 /// All metrics of a server.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
+    responses: Family<ResponseLabels, Counter>,
     requests: Family<FinishLabels, Counter>,
     prompt_tokens: Family<Labels, Counter>,
     cached_tokens: Family<Labels, Counter>,
@@ -164,6 +173,7 @@ impl Metrics {
         let histogram: fn() -> Histogram = || Histogram::new(SECONDS);
         let mut this = Metrics {
             registry: Registry::default(),
+            responses: Family::default(),
             requests: Family::default(),
             prompt_tokens: Family::default(),
             cached_tokens: Family::default(),
@@ -189,6 +199,8 @@ impl Metrics {
             cache: CacheFamilies::new(),
         };
         let registry = &mut this.registry;
+        let help = "HTTP responses by route and status, those to requests that no model saw included";
+        registry.register("hpp_http_responses", help, this.responses.clone());
         registry.register("hpp_requests", "Requests by outcome", this.requests.clone());
         registry.register(
             "hpp_prompt_tokens",
@@ -275,6 +287,11 @@ impl Metrics {
             restored_from_disk: restored("disk"),
             cache: CacheMetrics { model: name.to_owned(), families: self.cache.clone(), last: StoreStats::default() },
         }
+    }
+
+    /// Counts a response of a route.
+    pub fn responded(&self, path: &str, status: u16) {
+        self.responses.get_or_create(&ResponseLabels { path: path.to_owned(), status }).inc();
     }
 
     /// All metrics in the text format of OpenMetrics.

@@ -12,7 +12,7 @@ use crate::model::{RequestOptions, ServedModel};
 use crate::openai::{self, ChatRequest, CompletionRequest, EmbeddingRequest, OnePrompt, Settings};
 use crate::page::page;
 use crate::rate_limit::{RateClient, RateLimit};
-use axum::extract::{DefaultBodyLimit, FromRef, Path, Request, State};
+use axum::extract::{DefaultBodyLimit, FromRef, MatchedPath, Path, Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, header};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
@@ -163,6 +163,7 @@ fn router(app: &SharedApp) -> Router {
         .merge(with_key)
         .layer(DefaultBodyLimit::max(app.settings.max_body))
         .layer(from_fn_with_state(Arc::clone(app), check_host))
+        .layer(from_fn_with_state(Arc::clone(app), count_response))
         .with_state(Arc::clone(app))
 }
 
@@ -175,6 +176,15 @@ fn cors(origins: &[String]) -> Result<CorsLayer, ServeError> {
         origins.iter().map(|origin| origin.parse().map_err(|_| ServeError::Origin(origin.clone()))).collect();
     let values = values?;
     Ok(if values.is_empty() { layer } else { layer.allow_origin(values).allow_headers(Any).allow_methods(Any) })
+}
+
+/// Counts each response, refusals included.
+async fn count_response(State(app): State<SharedApp>, request: Request, next: Next) -> Response {
+    let route = request.extensions().get::<MatchedPath>().cloned();
+    let response = next.run(request).await;
+    let path = route.as_ref().map_or("other", MatchedPath::as_str);
+    app.metrics.responded(path, response.status().as_u16());
+    response
 }
 
 /// Refuses requests to names that are not this server's.

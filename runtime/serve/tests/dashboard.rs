@@ -21,6 +21,7 @@ fn exported() -> Exported {
     let metrics = Metrics::new();
     let mut model = metrics.model("m");
     model.ended("stop");
+    metrics.responded("/v1/models", 200);
     model.first_token.observe(1.0);
     model.items.observe(1.0);
     model.cache.report(&StoreStats::default());
