@@ -200,7 +200,8 @@ impl Jobs {
             if self.batch.is_empty() {
                 return Ok(());
             }
-            self.counts.sequences = self.counts.sequences.max(self.batch.len());
+            let running = self.batch.len();
+            self.counts.sequences = self.counts.sequences.max(running);
             let tokens = &mut self.counts.tokens;
             let finished = self.batch.pass::<ExecError>(&mut |_, event| {
                 *tokens += usize::from(matches!(event, hpp_generate::GenerationEvent::Token { .. }));
@@ -211,7 +212,7 @@ impl Jobs {
                 self.write_trace()?;
             }
             finished.into_iter().try_for_each(|finished| self.write(finished))?;
-            ctx.console.answered(done + self.answered(), total, self.progress(done, total));
+            ctx.console.answered(done + self.answered(), total, self.progress(done, total, running));
         }
         Ok(())
     }
@@ -295,7 +296,8 @@ impl Jobs {
         self.counts.tokens as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
     }
 
-    fn progress(&self, done: usize, total: usize) -> String {
+    /// `running` sequences took part in the last pass.
+    fn progress(&self, done: usize, total: usize, running: usize) -> String {
         let (answered, elapsed) = (self.answered(), self.started.elapsed());
         let left = total.saturating_sub(done + answered);
         let time_left = match answered {
@@ -303,7 +305,7 @@ impl Jobs {
             _ => format!(", about {} left", duration(elapsed.mul_f64(left as f64 / answered as f64))),
         };
         let tokens = rate(Some(self.tokens_per_second()));
-        format!("{} of {total} lines done, {} at once, {tokens} tok/s{time_left}", done + answered, self.batch.len())
+        format!("{} of {total} lines done, {running} at once, {tokens} tok/s{time_left}", done + answered)
     }
 
     fn summary(&self) -> String {
