@@ -26,8 +26,9 @@ pub fn parts(view: &ReportView<'_>, sweep: &Sweep) -> Vec<SectionItem> {
         title: format!("Predicted speed against memory of {}", label(gpu, 40)),
         caption: format!(
             "Predicted for a prompt of {prompt} and {} after it, blocks held on the device or computed by the CPU; the best plan \
-             of each budget.",
-            load.new_tokens
+             of each budget without streaming, with passes of {} at most. hpp-split --sweep-vram plans with streaming and shorter passes too.",
+            load.new_tokens,
+            count(load.passes.iter().copied().max().unwrap_or(1), "token", "tokens"),
         ),
         findings: plans.findings(points.len() - plans.solved.len()),
         legend: vec![
