@@ -1,6 +1,6 @@
 //! Evaluates placements by simulation, rejects those that do not fit, and keeps the best.
 
-use crate::memory::{usage, usage_with_cuts};
+use crate::memory::usage_with_cuts;
 use crate::schedule::{crossings, handover, placements_in_phase};
 use crate::simulate::{DiskTimes, host_ms, sequence_ms};
 use crate::transfer::StateSwap;
@@ -99,12 +99,8 @@ impl<'a> Evaluator<'a> {
     /// Evaluates a placement; `None` if it does not fit or never finishes.
     pub fn evaluate(&mut self, placements: &[BlockPlacement]) -> Option<ScoredPlacement> {
         self.evaluations += 1;
-        let usage = usage(self.problem, placements, &self.goal.slots);
+        let usage = usage_with_cuts(self.problem, placements, &self.goal.slots);
         usage.check(self.problem, self.goal.mechanisms).ok()?;
-        let usage = match self.problem.cuts.is_empty() {
-            true => usage,
-            false => usage_with_cuts(self.problem, placements, &self.goal.slots),
-        };
         let mut score = Score { objective: 0.0, crossings: 0 };
         for phase in self.goal.phases() {
             score.crossings += crossings(&placements_in_phase(placements, phase));

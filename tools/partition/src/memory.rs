@@ -192,7 +192,7 @@ pub fn usage_of_partitions(problem: &Problem, placements: &[BlockPlacement], slo
     }
 }
 
-/// The memory use that times are predicted from: of partitions where a problem has cuts, else with each weight counted once.
+/// The memory use that a search checks and predicts times from: of partitions where a problem has cuts, else with each weight counted once.
 pub(crate) fn usage_with_cuts(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     match problem.cuts.is_empty() {
         true => usage(problem, placements, slots),
@@ -207,7 +207,7 @@ pub fn fits(
     slots: &[u32],
     mechanisms: Mechanisms,
 ) -> Result<(), OverBudget> {
-    usage(problem, placements, slots).check(problem, mechanisms)
+    usage_with_cuts(problem, placements, slots).check(problem, mechanisms)
 }
 
 impl MemoryUsage {

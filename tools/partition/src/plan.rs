@@ -5,8 +5,8 @@ use crate::greedy::greedy_run;
 use crate::refuse::budget_error;
 use crate::search::{FEW_BLOCKS, MANY_BLOCKS, SLOTS, SearchResult, optimize_other_phase, search};
 use crate::{
-    BlockPlacement, Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, simulate,
-    usage,
+    BlockPlacement, Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, fits,
+    simulate,
 };
 
 /// A placement with at most this relative gap to the lower bound counts as proven optimal.
@@ -72,7 +72,7 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
 fn greedy(problem: &Problem, options: &Options) -> Result<ScoredPlacement, OverBudget> {
     let placements = greedy_run(problem);
     let slots = vec![0; problem.budget.vram.len()];
-    usage(problem, &placements, &slots).check(problem, options.mechanisms)?;
+    fits(problem, &placements, &slots, options.mechanisms)?;
     let goal = Goal { weights: weights(problem, options.objective), mechanisms: options.mechanisms, slots };
     Evaluator::new(problem, goal, 1).evaluate(&placements).ok_or_else(|| budget_error(problem, options))
 }
@@ -134,7 +134,8 @@ fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<BlockPlacemen
 }
 
 /// The allowed placements of each block. If one phase has no weight, a block has the place of the other phase in it, which needs the least
-/// memory; or the host, if that changes how state that is kept on the host is swapped.
+/// memory; or the host, if that changes how state is swapped, which also divides pipelines of several sequences; or, if the host decodes the block, a GPU for the
+/// prompt, which leaves the scores of its attention out of a limited host memory.
 fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<BlockPlacement>> {
     let both_phases_count = weights.iter().all(|weight| *weight > 0.0);
     let weighted_phase = Phase::BOTH[usize::from(weights[0] == 0.0)];
@@ -150,10 +151,19 @@ fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<B
             let usual =
                 problem.state_swap(block, BlockPlacement::both(placement.in_phase(weighted_phase)), weighted_phase);
             placement.in_phase(weighted_phase.other()) == Placement::Cpu
-                && usual.is_some()
+                && (usual.is_some() || problem.has_pipelines())
                 && problem.state_swap(block, *placement, weighted_phase) != usual
         };
-        all.into_iter().filter(|placement| placement.prefill == placement.decode || changes_swap(placement)).collect()
+        let saves_scores = |placement: &BlockPlacement| {
+            weighted_phase == Phase::Decode
+                && placement.decode == Placement::Cpu
+                && problem.budget.ram.is_some()
+                && problem.blocks[block].score_bytes > 0
+        };
+        let is_allowed = |placement: &BlockPlacement| {
+            placement.prefill == placement.decode || changes_swap(placement) || saves_scores(placement)
+        };
+        all.into_iter().filter(is_allowed).collect()
     };
     (0..problem.blocks.len()).map(allowed_for_block).collect()
 }

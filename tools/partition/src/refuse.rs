@@ -1,7 +1,7 @@
 //! The error if no placement fits: the device that is too small, its demand, and the required budget.
 
 use crate::evaluate::Goal;
-use crate::memory::usage;
+use crate::memory::usage_with_cuts;
 use crate::program::min_host_placement;
 use crate::regions::regions;
 use crate::{BlockPlacement, BlockSpec, Demand, DeviceId, Options, OverBudget, Placement, Problem};
@@ -49,7 +49,7 @@ pub(crate) fn budget_error(problem: &Problem, options: &Options) -> OverBudget {
     let regions = regions(problem, &allowed);
     let placements =
         min_host_placement(problem, &goal, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());
-    let usage = usage(problem, &placements, &slots);
+    let usage = usage_with_cuts(problem, &placements, &slots);
     let ram = problem.budget.ram.unwrap_or(u64::MAX);
     let host = OverBudget {
         device: DeviceId::Cpu,

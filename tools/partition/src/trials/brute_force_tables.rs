@@ -28,6 +28,9 @@ struct Sets {
     previous: Option<(BlockPlacement, Set)>,
     /// Bytes of all resident partitions.
     resident_bytes: u64,
+    /// The partition in host memory that the previous block belongs to, and the bytes of all of them, each with its own copies.
+    host_partition: Set,
+    host_bytes: u64,
 }
 
 struct Tables<'a> {
@@ -96,6 +99,15 @@ impl Sets {
             self.resident_bytes += tables.weights[partition | bit] - tables.weights[partition];
             partition |= bit;
         }
+        if phases.iter().any(|place| *place != Placement::Resident(0)) {
+            let joins = self.previous.is_some_and(|(previous, _)| previous == placement)
+                && !problem.cuts.contains(&block)
+                && !phases.contains(&Placement::Streamed(0))
+                && (problem.budget.kv == KvHome::Device || !phases.contains(&Placement::Resident(0)));
+            let before = if joins { self.host_partition } else { 0 };
+            self.host_partition = before | bit;
+            self.host_bytes += tables.weights[before | bit] - tables.weights[before];
+        }
         self.previous = Some((placement, partition));
         let differ = placement.prefill.gpu() != placement.decode.gpu();
         let put = |set: &mut Set, selects: bool| *set |= if selects { bit } else { 0 };
@@ -112,8 +124,8 @@ impl Sets {
             put(&mut self.reads[phase], place != Placement::Resident(0));
             put(&mut self.copies[phase], place == Placement::Streamed(0));
             let same_place = BlockPlacement::both(place);
-            let swaps_differ = !(problem.swap_transfers(block, placement, Phase::BOTH[phase]))
-                .eq(problem.swap_transfers(block, same_place, Phase::BOTH[phase]));
+            let swap = |placement| problem.state_swap(block, placement, Phase::BOTH[phase]);
+            let swaps_differ = swap(placement) != swap(same_place);
             self.code[phase] += (digit(place) + if swaps_differ { 3 } else { 0 }) * 6usize.pow(block as u32);
         }
         self
@@ -200,14 +212,20 @@ impl<'a> Tables<'a> {
         let workspace = self.workspace[sets.on_cpu].max(self.with_scores[sets.prompt_on_cpu]);
         let state_and_workspace = self.state[sets.state_on_host] + workspace;
         let mut disk = [0.0; 2];
+        if budget.ram.is_some_and(|ram| ram < budget.process) {
+            return None;
+        }
         if let Some(ram) = budget.host() {
             let is_table = |i: &usize| self.problem.blocks[*i].kind == BlockRole::Embedding;
             let tables: Set = (0..self.problem.blocks.len()).filter(is_table).map(|i| 1 << i).sum();
             let packed = |bytes: u64| (bytes * (1000 + budget.packing.growth_permille)).div_ceil(1000);
-            let fits = packed(self.weights[sets.on_host]) + state_and_workspace <= ram;
+            // Where partitions are known by their cuts, each has its own copy of the weights that several blocks read.
+            let knows_partitions = !self.problem.cuts.is_empty();
+            let on_host = if knows_partitions { sets.host_bytes } else { self.weights[sets.on_host] };
+            let fits = packed(on_host) + state_and_workspace <= ram;
             let min_weights = match self.problem.disk_bytes_per_ms {
                 Some(_) => packed(self.largest[sets.on_host & !tables]) + budget.read_ahead,
-                None => packed(self.weights[sets.on_host]),
+                None => packed(on_host),
             };
             if !fits && min_weights + state_and_workspace > ram {
                 return None;
@@ -216,8 +234,14 @@ impl<'a> Tables<'a> {
             let passes = [self.problem.load.passes.len() as f64, 1.0];
             for phase in 0..2 {
                 let read = sets.reads[phase] & !tables;
-                let (reads, largest) = (packed(self.weights[read]), packed(self.largest[read]));
+                let largest = packed(self.largest[read]);
                 let copied = packed(self.weights[sets.copies[phase] & !tables]);
+                let computed = read & !sets.copies[phase];
+                let of_each = || (0..self.problem.blocks.len()).map(|i| self.weights[computed & 1 << i]).sum();
+                let reads = match knows_partitions {
+                    true => copied + packed(of_each()),
+                    false => packed(self.weights[read]),
+                };
                 // The locked share f solves f W + (1 - f) l = R; a pass reads the rest.
                 let disk_bytes = || {
                     let room = ram - state_and_workspace - budget.read_ahead;

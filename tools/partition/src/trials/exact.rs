@@ -33,6 +33,27 @@ fn compare(problem: &Problem, options: &Options) -> Result<(), TestCaseError> {
     Ok(())
 }
 
+/// Instances on which the planner and brute force once disagreed: cuts with shared weights, scores that only the host keeps for a prompt,
+/// a budget below what the process takes, pipelines that a state swap divides; and one on which both brute-force searches disagreed.
+#[test]
+fn instances_that_once_disagreed() {
+    let check = |problem: Problem, objective: Objective, slots: Option<u32>| {
+        let compared = compare(&problem, &options(Mechanisms::All, objective, slots));
+        assert!(compared.is_ok(), "{compared:?}");
+    };
+    check(instance(7371199808648089221, 3, 1), Objective::Decode, None);
+    check(instance(15321441640681223225, 2, 1), Objective::Decode, Some(1));
+    check(instance(17529002227174057935, 2, 1), Objective::Mixed, Some(1));
+    check(instance(909380818777804226, 4, 1).with_sequences(2, false), Objective::Decode, Some(1));
+    check(disk_bound_instance(9078456354478605472, 4, 1), Objective::Decode, Some(1));
+    check(instance(10626827911489918090, 1, 1), Objective::Decode, None);
+    check(instance(6521603795650754893, 4, 1).with_sequences(3, false), Objective::Prefill, Some(1));
+    let problem = instance(4849567311616957570, 4, 1);
+    let best = brute_force(&problem, Mechanisms::All, Objective::Decode, &[1]).unwrap();
+    let with_tables = brute_force_with_tables(&problem, Objective::Decode, 1).unwrap();
+    assert!((best - with_tables).abs() <= 1e-9 * best, "{best} and {with_tables}");
+}
+
 fn objectives() -> impl Strategy<Value = Objective> {
     prop_oneof![Just(Objective::Decode), Just(Objective::Prefill), Just(Objective::Mixed)]
 }

@@ -304,6 +304,9 @@ fn disk_bytes_if_fits(
             return None;
         }
     }
+    if problem.budget.ram.is_some_and(|ram| ram < problem.budget.process) {
+        return None;
+    }
     let Some(ram) = problem.budget.host() else { return Some([0, 0]) };
     let resident = |w: Placement| matches!(w, Placement::Resident(_));
     let on_host = |c: BlockPlacement| !(resident(c.prefill) && resident(c.decode));
@@ -317,7 +320,12 @@ fn disk_bytes_if_fits(
     let workspace = on_cpu.max(for_prompt);
     let disk = mechanisms.reads_disk() && problem.disk_bytes_per_ms.is_some();
     let packed = |bytes: u64| bytes + (bytes * problem.budget.packing.growth_permille).div_ceil(1000);
-    if packed(sum(&on_host)) + state + workspace <= ram {
+    // Where partitions are known by their cuts, each has its own copy of the weights that several blocks read.
+    let on_host_bytes: u64 = match problem.cuts.is_empty() {
+        true => sum(&on_host),
+        false => host_partitions(problem, placements).into_iter().map(bytes_of_partition).sum(),
+    };
+    if packed(on_host_bytes) + state + workspace <= ram {
         return Some([0; 2]);
     }
     let read_ahead = problem.budget.read_ahead;
@@ -332,8 +340,13 @@ fn disk_bytes_if_fits(
             let of = (0..blocks.len()).filter(|i| selects(placements[*i]) && !is_table(*i));
             distinct_bytes(blocks, of)
         };
-        let (all, copied) =
-            (packed(all_of(&read)), packed(all_of(&|c| read(c) && c.in_phase(phase) != Placement::Cpu)));
+        let copied = packed(all_of(&|c| read(c) && c.in_phase(phase) != Placement::Cpu));
+        let computed_on_host = (0..blocks.len()).filter(|i| placements[*i].in_phase(phase) == Placement::Cpu);
+        let all = match problem.cuts.is_empty() {
+            true => packed(all_of(&read)),
+            // Blocks that are read from disk are partitions of their own.
+            false => copied + packed(computed_on_host.map(read_whole).sum()),
+        };
         let largest = packed(max(&read, &read_whole));
         match all <= room {
             true => 0,
@@ -356,6 +369,23 @@ pub fn from_disk(problem: &Problem, [all, copied]: [u64; 2], locked: f64) -> u64
     let decompressed = (decompressed_permille as f64 / 1000.0 * computed).min((1.0 - locked) * computed);
     let not_read = locked * all as f64 + (1.0 - read_permille as f64 / 1000.0) * decompressed;
     (all - not_read as u64).max(1)
+}
+
+/// Runs of blocks with one placement and weights in host memory that form one partition each.
+fn host_partitions(problem: &Problem, placements: &[BlockPlacement]) -> Vec<Range<usize>> {
+    let mut runs: Vec<Range<usize>> = Vec::new();
+    for (at, placement) in placements.iter().enumerate() {
+        let places = [placement.prefill, placement.decode];
+        let is_streamed = places.iter().any(|place| matches!(place, Placement::Streamed(_)));
+        let is_resident = places.iter().any(|place| matches!(place, Placement::Resident(_)));
+        let alone = is_streamed || problem.cuts.contains(&at) || (is_resident && problem.budget.kv == KvHome::Host);
+        match runs.last_mut() {
+            _ if places.iter().all(|place| matches!(place, Placement::Resident(_))) => {}
+            Some(run) if run.end == at && placements[at - 1] == *placement && !alone => run.end = at + 1,
+            _ => runs.push(at..at + 1),
+        }
+    }
+    runs
 }
 
 /// Runs of blocks that are resident on a GPU and form one partition each.
