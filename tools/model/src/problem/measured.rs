@@ -8,7 +8,8 @@ use hpp_partition::{BlockRole, BlockSpec, Cost, SHORT_PASS_TOKENS, Work, Workloa
 use hpp_schema::{ClassCosts, Finding, Fit, PhaseCosts, Profile, Provider, ProviderCosts};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Measured costs with `gpus` GPUs; reports everything that the profile lacks at once.
+/// Measured costs with `gpus` GPUs; reports everything that the profile lacks at once. A profile that only lacks measurements which
+/// `hpp-profile --resume` makes gives one finding.
 pub fn costs(
     profile: &Profile,
     blocks: &[BlockSpec],
@@ -17,7 +18,8 @@ pub fn costs(
     gpus: usize,
 ) -> Result<DeviceCosts, Vec<Finding>> {
     let has_states = blocks.iter().any(|block| block.kv_bytes > 0);
-    let mut reader = ProfileReader { profile, blocks, scenario, workload, has_states, findings: BTreeMap::new() };
+    let mut reader =
+        ProfileReader { profile, blocks, scenario, workload, has_states, findings: BTreeMap::new(), unmeasured: 0 };
     reader.check_blocks();
     if scenario.batch != 1 {
         reader.report("--batch", format!("the profile measured one sequence in a pass, not {}", scenario.batch));
@@ -33,7 +35,7 @@ pub fn costs(
     }
     match reader.findings.is_empty() {
         true => Ok(DeviceCosts { cpu, gpus: on_gpus, cpu_launch_ms }),
-        false => Err(reader.findings.into_iter().map(|(place, message)| Finding::error(place, message)).collect()),
+        false => Err(reader.into_findings()),
     }
 }
 
@@ -61,7 +63,8 @@ impl ProviderTimes {
             return None;
         }
         let has_states = blocks.iter().any(|block| block.kv_bytes > 0);
-        let mut reader = ProfileReader { profile, blocks, scenario, workload, has_states, findings: BTreeMap::new() };
+        let mut reader =
+            ProfileReader { profile, blocks, scenario, workload, has_states, findings: BTreeMap::new(), unmeasured: 0 };
         let rate = profile.machine.rates.as_ref().map(|machine| machine.cpu.launch_us);
         let launch_ms = reader.launch_ms(provider, rate);
         let costs =
@@ -85,11 +88,33 @@ struct ProfileReader<'a> {
     has_states: bool,
     /// One message for each place in the profile.
     findings: BTreeMap<String, String>,
+    /// The number of findings about measurements that were not made yet, as when a profile was interrupted.
+    unmeasured: usize,
 }
 
 impl<'a> ProfileReader<'a> {
     fn report(&mut self, place: impl Into<String>, message: String) {
         self.findings.entry(place.into()).or_insert(message);
+    }
+
+    /// Reports a measurement that was not made yet.
+    fn report_unmeasured(&mut self, place: impl Into<String>, message: String) {
+        let before = self.findings.len();
+        self.report(place, message);
+        self.unmeasured += self.findings.len() - before;
+    }
+
+    fn into_findings(self) -> Vec<Finding> {
+        if self.unmeasured == self.findings.len() {
+            let first = self.findings.keys().next().cloned().unwrap_or_default();
+            let what = format!(
+                "the profile is not complete, measurements that are missing: {}, the first at {first}: complete it with hpp-profile --resume, \
+                 with the same model and --out",
+                self.unmeasured
+            );
+            return vec![Finding::error("classes", what)];
+        }
+        self.findings.into_iter().map(|(place, message)| Finding::error(place, message)).collect()
     }
 
     /// Reports blocks that only the model or only the profile has.
@@ -182,14 +207,20 @@ impl<'a> ProfileReader<'a> {
             let label = measured_label(block);
             if let Some(known) = self.profile.model.blocks.iter().find(|other| other.label == label) {
                 let what = format!("this class was not measured ({} and identical blocks)", known.label);
-                self.report(format!("classes.{}", known.class), what);
+                self.report_unmeasured(format!("classes.{}", known.class), what);
             }
             return None;
         };
         let found = entry.providers.iter().find(|costs| costs.provider == provider);
         if found.is_none() {
-            let what = format!("{} was not measured under this provider", entry.block);
-            self.report(format!("classes.{}.{}", entry.class, provider.id()), what);
+            let (place, what) = (
+                format!("classes.{}.{}", entry.class, provider.id()),
+                format!("{} was not measured under this provider", entry.block),
+            );
+            match self.profile.settings.providers.contains(&provider) {
+                true => self.report_unmeasured(place, what),
+                false => self.report(place, what),
+            }
         }
         found
     }
@@ -205,8 +236,11 @@ impl<'a> ProfileReader<'a> {
         if costs.fit.is_none() {
             let failed =
                 measured.failure.as_ref().or_else(|| costs.points.iter().find_map(|point| point.failure.as_ref()));
-            let why = failed.map_or("too few measurements".to_owned(), String::clone);
-            self.report(format!("classes.{class}.{}.{phase}", provider.id()), format!("times are missing: {why}"));
+            let place = format!("classes.{class}.{}.{phase}", provider.id());
+            match failed {
+                Some(why) => self.report(place, format!("times are missing: {why}")),
+                None => self.report_unmeasured(place, "times are missing: too few measurements".to_owned()),
+            }
         }
         costs.fit
     }
@@ -228,7 +262,7 @@ impl<'a> ProfileReader<'a> {
         let launch = median_launch(true).or_else(|| median_launch(false)).or(rate_us.map(|us| us / 1e3));
         if launch.is_none() {
             let what = "no class has the launch time of a partition".to_owned();
-            self.report(format!("classes.launch_ms.{}", provider.id()), what);
+            self.report_unmeasured(format!("classes.launch_ms.{}", provider.id()), what);
         }
         launch.unwrap_or(0.0)
     }

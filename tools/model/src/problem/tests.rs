@@ -323,6 +323,23 @@ fn everything_missing_in_a_profile_is_reported_at_once() {
 }
 
 #[test]
+fn a_profile_that_was_interrupted_is_one_finding() {
+    let analysis = llama();
+    let mut profile = profile(&analysis);
+    profile.classes[1].providers[0].prefill = PhaseCosts::default();
+    profile.classes[1].providers[0].decode = PhaseCosts::default();
+    profile.classes.truncate(2);
+    let problem =
+        |profile: &Profile, budget| problem(&analysis, scenario(100, 64), CostSource::Profile(profile), budget);
+    let found = problem(&profile, Budget::default()).unwrap_err();
+    assert!(found.len() == 1 && found[0].message.contains("hpp-profile --resume"), "{found:?}");
+    // Resuming does not add a provider.
+    profile.settings.providers = vec![Provider::CPU];
+    profile.classes[0].providers.retain(|costs| costs.provider == Provider::CPU);
+    assert!(places(problem(&profile, gpu_budget(1 << 30))).contains(&"classes.0.cuda".to_owned()));
+}
+
+#[test]
 fn a_block_that_failed_on_a_gpu_costs_infinity_there() {
     let analysis = llama();
     let mut profile = profile(&analysis);
