@@ -28,7 +28,7 @@ pub fn find(
     // A profile has the times of other weights.
     let costs = costs.clone().without_profile();
     let planner = TrialPlanner { args, path, local: local_machine(args, &costs), costs };
-    if !planner.streams(None)? {
+    if planner.plans(None)? == Trial::Held {
         eprintln!(
             "note: memory holds all weights as they are, so --quantize auto leaves them: give --bits-budget, --quantize int8 or int4 for \
              fewer bytes all the same"
@@ -37,11 +37,11 @@ pub fn find(
     }
     let whole = analyse(path, args.context, args, None)?;
     let candidates = quantization_candidates(&whole, options)?;
-    let streams = &mut |bytes: u64| {
+    let plans = &mut |bytes: u64| {
         let formats = candidates.choose(bytes, |_| 1.0).map_err(|error| SplitError::Model(error.into()))?;
-        planner.streams(Some(&QuantizeOptions { budget: None, formats: Some(formats), ..options.clone() }))
+        planner.plans(Some(&QuantizeOptions { budget: None, formats: Some(formats), ..options.clone() }))
     };
-    let found = largest_without_streaming(candidates.smallest(), candidates.all, streams)?;
+    let found = largest_without_streaming(candidates.smallest(), candidates.all, plans)?;
     let bytes = ByteSize(found.bytes()).human();
     match found {
         Found::HeldInMemory(_) => {
@@ -49,6 +49,8 @@ pub fn find(
                 "quantization: weights of {bytes} at most, of which memory holds all; --bits-budget for another size"
             );
         }
+        // The plan itself is refused, with what it needs.
+        Found::Refused(_) => {}
         Found::Smallest(_) => eprintln!(
             "note: memory does not even hold all of the smallest weights, {bytes}: the rest is streamed; more --ram or --vram, or another \
              --bits-budget, changes that"
@@ -66,19 +68,30 @@ struct TrialPlanner<'a> {
 }
 
 impl TrialPlanner<'_> {
-    /// Whether a plan of the model with these options, or as it is, reads weights from disk in each pass or streams them to a GPU. True if
-    /// there is no plan at all.
-    fn streams(&self, options: Option<&QuantizeOptions>) -> Result<bool, SplitError> {
+    /// Plans the model with these options, or as it is.
+    fn plans(&self, options: Option<&QuantizeOptions>) -> Result<Trial, SplitError> {
         let analysis = analyse(self.path, self.args.context, self.args, options)?;
         let mut request = PlanningRequest::new(self.args, &analysis, &self.costs, &self.local, Limits::default())?;
         let is_for_many = request.options.objective == Objective::Throughput && !self.args.has_manual_placement();
         let chosen = if is_for_many { choose_sequences(&mut request, self.args) } else { Ok(()) };
         match chosen.and_then(|()| place_blocks(&request, self.args)) {
-            Ok(partitioning) => Ok(partitioning.streams_weights(&request)),
-            Err(SplitError::OverBudget { .. }) => Ok(true),
+            Ok(partitioning) if partitioning.streams_weights(&request) => Ok(Trial::Streamed),
+            Ok(_) => Ok(Trial::Held),
+            Err(SplitError::OverBudget { .. }) => Ok(Trial::Refused),
             Err(error) => Err(error),
         }
     }
+}
+
+/// What a plan of some bytes of weights does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Trial {
+    /// Memory holds all weights.
+    Held,
+    /// Reads weights from disk in each pass, or streams them to a GPU.
+    Streamed,
+    /// There is none: memory is too small.
+    Refused,
 }
 
 /// A size of all weights.
@@ -88,12 +101,14 @@ enum Found {
     HeldInMemory(u64),
     /// The smallest there is, of which memory holds a part.
     Smallest(u64),
+    /// The smallest there is, which still has no plan.
+    Refused(u64),
 }
 
 impl Found {
     fn bytes(self) -> u64 {
         match self {
-            Found::HeldInMemory(bytes) | Found::Smallest(bytes) => bytes,
+            Found::HeldInMemory(bytes) | Found::Smallest(bytes) | Found::Refused(bytes) => bytes,
         }
     }
 }
@@ -102,17 +117,19 @@ impl Found {
 fn largest_without_streaming(
     smallest: u64,
     all: u64,
-    streams: &mut dyn FnMut(u64) -> Result<bool, SplitError>,
+    plans: &mut dyn FnMut(u64) -> Result<Trial, SplitError>,
 ) -> Result<Found, SplitError> {
-    if streams(smallest)? {
-        return Ok(Found::Smallest(smallest));
+    match plans(smallest)? {
+        Trial::Held => {}
+        Trial::Streamed => return Ok(Found::Smallest(smallest)),
+        Trial::Refused => return Ok(Found::Refused(smallest)),
     }
     let (mut held, mut too_large) = (smallest, all);
     while too_large.saturating_sub(held) > all / PRECISION + 1 {
         let middle = held + (too_large - held) / 2;
-        match streams(middle)? {
-            true => too_large = middle,
-            false => held = middle,
+        match plans(middle)? {
+            Trial::Held => held = middle,
+            Trial::Streamed | Trial::Refused => too_large = middle,
         }
     }
     Ok(Found::HeldInMemory(held))
@@ -126,16 +143,21 @@ mod tests {
     fn the_largest_size_that_memory_holds_is_found() {
         let find = |memory: u64| {
             let mut tried = 0;
-            let streams = &mut |bytes: u64| {
+            let plans = &mut |bytes: u64| {
                 tried += 1;
                 assert!((100..1000).contains(&bytes));
-                Ok(bytes > memory)
+                Ok(match bytes {
+                    _ if memory < 50 => Trial::Refused,
+                    bytes if bytes > memory => Trial::Streamed,
+                    _ => Trial::Held,
+                })
             };
-            let found = largest_without_streaming(100, 1000, streams).unwrap();
+            let found = largest_without_streaming(100, 1000, plans).unwrap();
             assert!(tried <= 9);
             found
         };
         assert_eq!(find(99), Found::Smallest(100));
+        assert_eq!(find(9), Found::Refused(100));
         for memory in [100, 107, 523, 990] {
             let Found::HeldInMemory(bytes) = find(memory) else { panic!("{memory} bytes hold some sizes") };
             assert!(bytes <= memory && memory - bytes <= 8, "{bytes} of {memory}");
