@@ -151,14 +151,15 @@ impl Remaining {
         if self.expected > 0.0 { (self.done / self.expected).clamp(0.0, 1.0) } else { 0.0 }
     }
 
-    /// Remaining time; `None` until some work is done.
+    /// Remaining time; `None` until some work is done, and while a measurement takes longer than everything was expected to.
     pub fn left(&self, now: Instant) -> Option<Duration> {
         if self.done <= 0.0 {
             return None;
         }
         let pace = self.taken / self.done;
         let going_on = self.since.map_or(0.0, |since| now.saturating_duration_since(since).as_secs_f64());
-        Duration::try_from_secs_f64(((self.expected - self.done) * pace - going_on).max(0.0)).ok()
+        let left = (self.expected - self.done).max(0.0) * pace;
+        (left == 0.0 || going_on < left).then(|| Duration::try_from_secs_f64((left - going_on).max(0.0)).ok())?
     }
 }
 
@@ -188,7 +189,7 @@ mod tests {
         remaining.done(10.0, after(20));
         assert_eq!(remaining.left(after(20)).unwrap().as_secs(), 180);
         assert_eq!(remaining.left(after(50)).unwrap().as_secs(), 150, "the countdown continues");
-        assert_eq!(remaining.left(after(900)).unwrap().as_secs(), 0);
+        assert_eq!(remaining.left(after(900)), None, "nobody knows how long it still takes");
         // The next tenth took no time at all.
         remaining.done(10.0, after(20));
         assert_eq!(remaining.left(after(20)).unwrap().as_secs(), 80);
