@@ -6,7 +6,7 @@ pub use running::{AdaptArg, WeightReadsArg};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use hpp_generate::kv::EvictionPolicy;
-use hpp_generate::sampling::SettingRange;
+use hpp_generate::sampling::{SettingRange, new_seed};
 use hpp_schema::{ByteSize, Provider, ProviderLibraryArg, ProviderOptionArg};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -149,7 +149,7 @@ pub struct AnswerArgs {
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Stop generating at this text, which is left out. May be given several times.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, value_name = "TEXT", value_parser = stop_text)]
     pub stop: Vec<String>,
     /// Continue after an end-of-text token.
     #[arg(long)]
@@ -194,9 +194,9 @@ pub struct SamplingArgs {
     #[arg(long, visible_alias = "repeat-penalty", value_name = "R", value_parser = above_zero)]
     #[arg(allow_negative_numbers = true)]
     pub repetition_penalty: Option<f64>,
-    /// Seed of the random numbers; the same seed gives the same text. Without --temperature and without one that the model recommends, tokens are then
-    /// drawn at temperature 1 instead of chosen greedily.
-    #[arg(long, short = 's', value_name = "N", value_parser = seed)]
+    /// Seed of the random numbers, -1 for a new one; the same seed gives the same text. Without --temperature and without one that the model
+    /// recommends, tokens are then drawn at temperature 1 instead of chosen greedily.
+    #[arg(long, short = 's', value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
 }
 
@@ -684,7 +684,14 @@ fn above_zero(text: &str) -> Result<f64, String> {
 }
 
 fn seed(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| "it is a whole number from 0 to 18446744073709551615".to_owned())
+    match text {
+        "-1" => Ok(new_seed()),
+        _ => text.parse().map_err(|_| "it is -1 or a whole number from 0 to 18446744073709551615".to_owned()),
+    }
+}
+
+fn stop_text(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("a stop text cannot be empty".to_owned()) } else { Ok(text.to_owned()) }
 }
 
 fn not_negative(text: &str) -> Result<f64, String> {

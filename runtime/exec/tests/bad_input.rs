@@ -361,5 +361,7 @@ fn exit_codes_distinguish_a_wrong_command_line_from_a_failure() {
     let plan = PlanDir::new(LLAMA, 32);
     plan.run(&["--tokens", "1", "--inputs", "x.npz", "--outputs", "y.npz"]).fails(1, &["--outputs"]);
     plan.run(&["--tokens", "1", "--temperature", "-3"]).fails(2, &["--temperature"]);
+    plan.run(&["--tokens", "1", "--seed", "-3"]).fails(2, &["--seed", "-1"]);
+    plan.run(&["--tokens", "1", "--stop", ""]).fails(2, &["--stop", "empty"]);
     plan.command("bench", &["--prompt-tokens", "30", "--new-tokens", "30"]).fails(1, &["context of 32"]);
 }

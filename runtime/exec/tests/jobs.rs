@@ -198,6 +198,10 @@ fn files_that_hold_something_else_are_refused_and_kept() {
     std::fs::write(&files.answers, "notes of mine\n").unwrap();
     files.run(&[]).fails(1, &["line 1 of", "is not an answer", "give another --out"]);
     assert_eq!(std::fs::read_to_string(&files.answers).unwrap(), "notes of mine\n");
+    let nowhere = files.plan.file("no-such-directory/answers.jsonl");
+    let nowhere = JobFiles { answers: nowhere, prompts: files.prompts.clone(), plan: files.plan };
+    nowhere.run(&[]).fails(1, &["cannot write answers", "create it"]);
+    let files = nowhere;
     let same = JobFiles { answers: files.prompts.clone(), prompts: files.prompts.clone(), plan: files.plan };
     same.run(&[]).fails(1, &["the same file"]);
     let missing = JobFiles { prompts: "/no/prompts.jsonl".into(), answers: same.plan.file("other"), plan: same.plan };

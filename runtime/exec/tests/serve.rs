@@ -456,7 +456,12 @@ fn what_cannot_be_answered_is_refused_by_name() {
         assert_eq!((status, &error["param"]), (400, &json!("prompt")), "{error}");
     }
     assert_eq!(server.refused("/tokenize", &json!({})).1["param"], json!("content"));
-    assert_eq!(server.refused("/detokenize", &json!({"tokens": "x"})).1["param"], json!("tokens"));
+    for tokens in [json!("x"), json!([1, 9_999_999])] {
+        assert_eq!(server.refused("/detokenize", &json!({"tokens": tokens})).1["param"], json!("tokens"));
+    }
+    let best_of = |number: u64| json!({"prompt": "a", "max_tokens": 1, "best_of": number, "n": 2});
+    assert_eq!(server.refused("/v1/completions", &best_of(3)).1["param"], json!("best_of"));
+    assert_eq!(server.ok("/v1/completions", &best_of(2))["choices"].as_array().unwrap().len(), 2);
     assert_eq!(server.refused("/../etc/passwd", &json!({})).0, 404);
     let answer = server.ok(chat, &json!({"messages": user("x"), "max_tokens": 1}));
     assert_eq!(answer["usage"]["completion_tokens"], json!(1), "and it goes on");

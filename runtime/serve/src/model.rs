@@ -188,6 +188,17 @@ impl ServedModel {
         self.tokenizer()?.decode(tokens).map_err(failed)
     }
 
+    /// Checks that the tokenizer has all these tokens.
+    pub fn check_known(&self, tokens: &[u32]) -> Result<(), ApiError> {
+        let tokenizer = self.tokenizer()?;
+        match tokens.iter().find(|token| tokenizer.count_unknown(&[**token]) > 0) {
+            None => Ok(()),
+            Some(token) => {
+                Err(ApiError::Invalid { message: format!("the vocabulary has no token {token}"), param: None })
+            }
+        }
+    }
+
     /// The text of one token, the name of a special one; incomplete characters are replaced.
     pub fn token_text(&self, token: u32) -> String {
         let Ok(tokenizer) = self.tokenizer() else { return String::new() };

@@ -468,6 +468,7 @@ async fn detokenize(State(app): State<SharedApp>, JsonBody { value, room }: Json
     let model = app.model(request.model.as_deref())?;
     let decoded = blocking(move || {
         let _room = room;
+        model.check_known(&request.tokens)?;
         model.decode(&request.tokens)
     });
     let content = decoded.await.map_err(|error| error.about("tokens"))?;

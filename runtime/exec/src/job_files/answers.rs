@@ -75,6 +75,9 @@ impl AnswersError {
     /// What the user can do next.
     pub fn hint(&self) -> &'static str {
         match self {
+            AnswersError::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => {
+                "the directory does not exist: create it, or correct --out"
+            }
             AnswersError::Write { .. } => {
                 "make room or fix the path, and run the same command again: it continues after the answers that are there"
             }

@@ -133,6 +133,9 @@ impl Job {
         if self.max_new.is_some_and(|tokens| tokens < -1) {
             return Err("`max_new` must be a number of tokens, or -1 for no limit".into());
         }
+        if self.stop.clone().is_some_and(|stop| stop.into_vec().iter().any(String::is_empty)) {
+            return Err("a text of `stop` is empty".into());
+        }
         self.response_format().map_err(|error| error.to_string())?;
         self.sampling().check().map_err(|(name, expected)| format!("`{name}` must be {expected}"))
     }
@@ -372,9 +375,10 @@ mod tests {
             {"id": 9, "prompt": "untermin
             {"id": 9, "prompt" "x"}
             {"id": 9, "prompt": "x", "max_new": 1, "max_tokens": 2}
-            [1, 2]"#;
+            [1, 2]
+            {"id": 10, "prompt": "x", "stop": ["x", ""]}"#;
         let (total, jobs) = read(text, Answered::default());
-        assert_eq!((total, jobs.len()), (16, 16));
+        assert_eq!((total, jobs.len()), (17, 17));
         let good: Vec<&JobId> = jobs.iter().flatten().map(|job| &job.id).collect();
         assert_eq!(good, [&JobId::Number(1), &JobId::Text("b".into()), &JobId::Number(6)]);
         let bad: Vec<&BadLine> = jobs.iter().filter_map(|job| job.as_ref().err()).collect();
@@ -392,8 +396,10 @@ mod tests {
             "not JSON: a mistake at character 20",
             "two values for `max_new`",
             "a line is one JSON object",
+            "a text of `stop` is empty",
         ];
-        assert_eq!(bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17]);
+        let lines: Vec<u64> = bad.iter().map(|bad| bad.line).collect();
+        assert_eq!(lines, [4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18]);
         for (bad, says) in bad.iter().zip(says) {
             assert!(bad.error.contains(says), "{bad:?}");
         }

@@ -22,7 +22,8 @@ pub struct SamplingOverrides {
     pub seed: Option<u64>,
 }
 
-/// A seed in JSON: any whole number of 64 bits, with or without a sign, because clients send both.
+/// A seed in JSON: any whole number of 64 bits, with or without a sign, because clients send both. -1 asks for a new seed, as in vLLM and
+/// llama.cpp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "`seed` must be a whole number of 64 bits")]
 pub enum JsonSeed {
@@ -33,10 +34,11 @@ pub enum JsonSeed {
 }
 
 impl JsonSeed {
-    /// The seed; a negative one in two's complement.
+    /// The seed, a negative one in two's complement; of -1 a new one.
     pub fn value(self) -> u64 {
         match self {
             JsonSeed::Unsigned(seed) => seed,
+            JsonSeed::Signed(-1) => new_seed(),
             JsonSeed::Signed(seed) => seed.cast_unsigned(),
         }
     }
@@ -116,7 +118,8 @@ impl SamplingOverrides {
     }
 }
 
-fn new_seed() -> u64 {
+/// A random seed, of at most 53 bits.
+pub fn new_seed() -> u64 {
     // The keys of the standard library's hasher are random. JSON readers keep integers exact up to 53 bits.
     RandomState::new().build_hasher().finish() >> 11
 }
@@ -145,6 +148,13 @@ mod tests {
         assert!(matches!(nothing.resolve(&authors(Some(true))).choice, SamplingMethod::Random(_)));
         let zero = SamplingOverrides { temperature: Some(0.0), top_p: Some(0.5), ..Default::default() };
         assert_eq!(zero.resolve(&authors(Some(true))).choice, SamplingMethod::Greedy);
+    }
+
+    #[test]
+    fn minus_one_is_a_new_seed() {
+        let seed = |text: &str| serde_json::from_str::<JsonSeed>(text).unwrap().value();
+        assert_eq!((seed("7"), seed("-2")), (7, u64::MAX - 1));
+        assert!(seed("-1") != seed("-1") && seed("-1") < 1 << 53);
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub struct CompletionRequest {
     pub logprobs: Option<usize>,
     /// Not supported.
     pub suffix: Option<String>,
+    /// Not supported beyond `n`.
+    pub best_of: Option<u64>,
     /// The rest, read apart.
     #[serde(skip)]
     pub settings: Settings,
@@ -71,6 +73,11 @@ impl CompletionRequest {
     pub fn prompts(&self) -> Result<Vec<OnePrompt>, ApiError> {
         if self.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
             return Err(ApiError::field("suffix", "`suffix` is not supported: leave it out"));
+        }
+        let answers = self.settings.n.unwrap_or(1);
+        if self.best_of.is_some_and(|number| number > answers) {
+            let message = format!("`best_of` above `n`, here {answers}, is not supported: leave it out");
+            return Err(ApiError::field("best_of", message));
         }
         let prompts = self.prompt.each();
         match prompts.len() {
