@@ -13,6 +13,39 @@ use std::rc::Rc;
 use std::sync::Mutex;
 use std::time::Duration;
 
+/// Ten stages of which 4 MiB - 1 MiB are read, and a window that lacks a little of two: reading fills it up to two stages, and the
+/// weights that were unlocked for that are read too.
+#[test]
+fn a_window_that_lacks_a_little_of_two_stages_gets_it_from_locked_weights() {
+    const MIB: u64 = 1 << 20;
+    let (stage, window) = (4 * MIB, 6 * MIB - MIB / 5);
+    let run = |window: u64| {
+        let case = Case {
+            us: vec![10; 10],
+            chunks: vec![vec![stage / 8; 8]; 10],
+            window,
+            bytes_per_ms: 1 << 20,
+            density: 1,
+            tokens: 1,
+        };
+        let (backend, dir) = (case.backend(), tempfile::tempdir().unwrap());
+        let mut plan = case.plan(dir.path(), &backend);
+        plan.partitions.iter_mut().for_each(|partition| partition.bytes.locked = Some(ByteSize(MIB)));
+        let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+        decode(&mut engine, 3);
+        (engine.last_pass().read_bytes, backend.disk().peak_held())
+    };
+    let (read, held) = run(window);
+    let unlocked = read - 10 * (stage - MIB);
+    assert!((MIB / 5..MIB / 2).contains(&unlocked), "{unlocked} bytes unlocked");
+    assert!((2 * (stage - MIB)..=window + unlocked + 10).contains(&held), "{held} bytes in memory");
+    // One that holds two stages, and one that lacks much, stay as they are.
+    for window in [7 * MIB, 4 * MIB] {
+        let (read, held) = run(window);
+        assert!(read == 10 * (stage - MIB) && held <= window, "{read} bytes read, {held} in memory");
+    }
+}
+
 /// A chain on the host, its weights, and a disk.
 #[derive(Clone, Debug)]
 struct Case {

@@ -39,16 +39,10 @@ pub(super) fn lock_weights<B: Backend>(
     runtime.max_sequences = budget.sequences();
     let (locked, window) = (budget.locked(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
     let (states, sequences) = (in_use.states, budget.sequences());
-    let locked_bytes = locked.iter().copied().fold(0, u64::saturating_add);
-    runtime.locked = LockedWeights { at_load: locked.clone(), now: locked_bytes };
+    let locked_bytes = locked.iter().sum::<u64>();
     info!(limit = budget.limit(), rss, window, states, sequences, locked = locked_bytes, "host memory budget");
-    for (id, stage) in program.stages.entries() {
-        let locked = locked[stage.partition.index()];
-        debug!(stage = %stage.name, locked, "weights locked in host memory");
-        let warning = runtime.weights.disk.lock_and_stream(id, locked);
-        let warning = warning.map_err(|source| stage.failed("locking its weights", source))?;
-        warning.iter().for_each(|warning| reporter.warning(warning));
-    }
+    lock_stages(program, runtime, &locked)?.iter().for_each(|warning| reporter.warning(warning));
+    let window = window + widen_window(program, runtime, locked, window)?;
     let rss = runtime.pool.backend.memory_use().resident;
     let expert_cache = budget.expert_cache(plan, &is_fallback, HostMemoryInUse { rss, ..in_use });
     info!(rss, expert_cache, "weights locked");
@@ -65,6 +59,65 @@ pub(super) fn lock_weights<B: Backend>(
     warn_if_over_limit(budget.limit(), runtime.pool.backend.memory_use().resident, reporter);
     Ok(())
 }
+
+/// Locks bytes of each partition's weights. Returns warnings.
+fn lock_stages<B: Backend>(
+    program: &Program,
+    runtime: &mut Runtime<B>,
+    locked: &[u64],
+) -> Result<Vec<String>, EngineError> {
+    let mut warnings = Vec::new();
+    for (id, stage) in program.stages.entries() {
+        let locked = locked[stage.partition.index()];
+        debug!(stage = %stage.name, locked, "weights locked in host memory");
+        let warning = runtime.weights.disk.lock_and_stream(id, locked);
+        warnings.extend(warning.map_err(|source| stage.failed("locking its weights", source))?);
+    }
+    runtime.locked = LockedWeights { at_load: locked.to_vec(), now: locked.iter().sum() };
+    Ok(warnings)
+}
+
+/// Unlocks weights for a window that holds those of two stages, where it lacks little. Returns by how many bytes the window grows.
+fn widen_window<B: Backend>(
+    program: &Program,
+    runtime: &mut Runtime<B>,
+    locked: Vec<u64>,
+    window: u64,
+) -> Result<u64, EngineError> {
+    let unlocked = missing_window(runtime.weights.disk.stage_sizes(), window);
+    let all = locked.iter().sum::<u64>();
+    // The window of experts is smaller on purpose.
+    if unlocked == 0 || unlocked > all || largest_experts(&program.plan) > 0 {
+        return Ok(0);
+    }
+    let share = |bytes: u64| (u128::from(bytes) * u128::from(all - unlocked) / u128::from(all)) as u64;
+    let locked: Vec<u64> = locked.into_iter().map(share).collect();
+    info!(unlocked, "weights unlocked so that the window holds two stages");
+    // Its warnings are those of the first time.
+    lock_stages(program, runtime, &locked)?;
+    Ok(unlocked)
+}
+
+/// Bytes that a window lacks to hold, beside the weights of the stage that computes, all of the next: the last chunks of the next would be
+/// read only after the stage has computed, together with those of later stages, and the next stage would wait for all of them. 0 if it
+/// lacks none, or more than an eighth: then what is read ahead is a smaller part of a stage by plan, and unlocking costs more than it
+/// saves. `sizes`: bytes of the weights that are read of each stage.
+///
+/// Unlocking x bytes, of n stages x / n each, makes two stages 2 x / n larger: a window of W bytes for stages of s bytes lacks the x with
+/// `W + x = 2 (s + x / n)`.
+fn missing_window(mut sizes: Vec<u64>, window: u64) -> u64 {
+    let stages = sizes.len() as u64;
+    if stages < 3 {
+        return 0;
+    }
+    sizes.sort_unstable();
+    let two = 2 * (sizes[sizes.len() / 2] + CHUNK_ROUNDING);
+    let missing = two.saturating_sub(window) * stages / (stages - 2);
+    if missing > window / 8 { 0 } else { missing }
+}
+
+/// What rounding to pages may add to the chunks of a stage, bytes.
+const CHUNK_ROUNDING: u64 = 64 << 10;
 
 /// Tells the user where experts cannot be read by demand although the plan says so.
 fn warn_of_whole_mixtures<B: Backend>(program: &Program, runtime: &Runtime<B>, reporter: &dyn Reporter) {
@@ -101,4 +154,22 @@ fn warn_if_over_limit(limit: Option<u64>, rss: Option<u64>, reporter: &dyn Repor
         ByteSize(rss).human(),
         ByteSize(limit).human()
     ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_window_that_lacks_a_little_of_two_stages_is_widened_by_it() {
+        const TWO: u64 = 200 << 20;
+        let missing = |stages, window| missing_window(vec![TWO / 2; stages], window);
+        let window = TWO - (10 << 20);
+        let unlocked = missing(32, window);
+        // What is unlocked is read then, and the window holds it too.
+        let two = TWO + 2 * CHUNK_ROUNDING + 2 * unlocked / 32;
+        assert!(unlocked > 10 << 20 && (window + unlocked).abs_diff(two) <= 64, "{unlocked}");
+        assert_eq!(missing(32, TWO + 2 * CHUNK_ROUNDING), 0);
+        assert_eq!((missing(32, TWO - (40 << 20)), missing(32, 0), missing(2, window)), (0, 0, 0));
+    }
 }

@@ -91,8 +91,13 @@ impl<B: Backend> DiskTier<B> {
 
     /// Bytes of the chunks that every run of a stage needs, of the stage with most.
     pub fn largest_stage(&self) -> u64 {
+        self.stage_sizes().into_iter().max().unwrap_or(0)
+    }
+
+    /// Bytes of the chunks that every run of a stage needs, of each stage that has some.
+    pub fn stage_sizes(&self) -> Vec<u64> {
         let bytes = |stage| self.always_needed(stage).iter().map(|chunk| chunk.resident).sum();
-        self.sessions.ids().map(bytes).max().unwrap_or(0)
+        self.sessions.ids().map(bytes).filter(|bytes| *bytes > 0).collect()
     }
 
     /// Issues the reads of the selected experts that are not cached, and evicts others for them.
