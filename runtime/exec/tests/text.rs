@@ -101,6 +101,8 @@ fn streamed_text_is_the_reported_text_and_the_tokenizers() {
     let tokenizer = TextTokenizer::open(&plan.file("tokenizer.json")).unwrap();
     assert_eq!(tokenizer.decode(&tokens(&report)).unwrap(), streamed.stdout);
     assert!(streamed.stderr.contains("tok/s") && streamed.stderr.contains("memory:"), "{}", streamed.stderr);
+    let nothing = plan.run(&["--prompt", "x", "-n", "0"]).ok();
+    assert!(nothing.stderr.contains("no pass was run") && !nothing.stderr.contains("tok/s"), "{}", nothing.stderr);
 }
 
 #[test]

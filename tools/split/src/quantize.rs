@@ -25,8 +25,11 @@ pub fn summary(summary: &QuantizeSummary) -> String {
     if !summary.left.is_empty() {
         text += &format!("; left as they are: {}", summary.left_text());
     }
-    text + "\nwhat that changes: hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL"
+    text
 }
+
+/// How to measure what quantizing changes.
+pub const MEASURE: &str = "what that changes: hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL";
 
 fn format_text(format: BlockFormat, count: usize) -> String {
     let BlockFormat { bits, block_size, asymmetric, scale } = format;

@@ -134,7 +134,7 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
         );
     }
     if let Some(quantized) = &analysis.quantized {
-        eprintln!("{}", quantize::summary(&quantized.summary));
+        eprintln!("{}\n{}", quantize::summary(&quantized.summary), quantize::MEASURE);
     }
     for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local) {
         eprintln!("note: {note}");

@@ -86,7 +86,9 @@ impl DraftChoice {
         let found = plan.plan.draft.as_ref().filter(|draft| plan.resolve(&draft.plan).exists());
         let missing = plan.plan.draft.is_some() && found.is_none();
         if missing {
-            console.warn("the plan's draft is missing: hpp-split --draft writes it");
+            console.warn(
+                "the plan's draft is missing: make the plan again with the command of before, --draft included, and --force",
+            );
         }
         let Some(draft) = found else {
             return match without {

@@ -200,6 +200,11 @@ pub fn summary(generated: &Generated, telemetry: &Telemetry, state: u64) -> Stri
     let mut out = String::from("\n");
     let prompt_tokens = generated.usage.prompt_tokens;
     let _ = writeln!(out, "{} from a prompt of {prompt_tokens}", counted(generated.tokens.len() as u64, "token"));
+    if telemetry.prefill.count == 0 && telemetry.decode.count == 0 {
+        let memory = memory(&Bytes::new(telemetry, state));
+        let _ = write!(out, "load {:.0} ms, no pass was run\nmemory: {memory}", timings.load_ms);
+        return out;
+    }
     let first = timings.time_to_first_token_ms.map_or("-".to_owned(), |ms| format!("{ms:.0} ms"));
     let _ = writeln!(
         out,
