@@ -134,8 +134,8 @@ fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<BlockPlacemen
 }
 
 /// The allowed placements of each block. If one phase has no weight, a block has the place of the other phase in it, which needs the least
-/// memory; or the host, if that changes how state is swapped, which also divides pipelines of several sequences; or, if the host decodes the block, a GPU for the
-/// prompt, which leaves the scores of its attention out of a limited host memory.
+/// memory; or the host, if that changes how state is swapped, which also divides pipelines of several sequences; or, if the host decodes
+/// the block, a GPU for the prompt, which leaves the scores of its attention out of a limited host memory.
 fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<BlockPlacement>> {
     let both_phases_count = weights.iter().all(|weight| *weight > 0.0);
     let weighted_phase = Phase::BOTH[usize::from(weights[0] == 0.0)];
