@@ -1,15 +1,16 @@
 //! The command line: names, help and the range of each value. Decides nothing.
 
 mod running;
+mod values;
 
 pub use running::{AdaptArg, WeightReadsArg};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use hpp_generate::kv::EvictionPolicy;
-use hpp_generate::sampling::{SettingRange, new_seed};
 use hpp_schema::{ByteSize, Provider, ProviderLibraryArg, ProviderOptionArg};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use values::{above_zero, context, max_new, not_negative, probability, seed, stop_text, temperature, token_id};
 
 /// Run a language model that hpp-split has planned: generate text, chat, run on tensors, verify, benchmark.
 ///
@@ -639,64 +640,6 @@ pub struct BenchArgs {
     /// How to load and run.
     #[command(flatten)]
     pub runtime: RuntimeArgs,
-}
-
-/// Parses a number of tokens: 4096 or 4k.
-fn context(text: &str) -> Result<u64, String> {
-    tokens(text).filter(|tokens| *tokens > 0).ok_or_else(|| "write a number of tokens, such as 4096 or 4k".to_owned())
-}
-
-/// A number of tokens: `8192`, `8k`, `1M`.
-fn tokens(text: &str) -> Option<u64> {
-    let units = [(['k', 'K'], 1 << 10), (['m', 'M'], 1 << 20)];
-    let unit = units.into_iter().find_map(|(letters, unit)| Some((text.strip_suffix(letters)?, unit)));
-    let (number, unit) = unit.unwrap_or((text, 1));
-    number.trim().parse::<u64>().ok()?.checked_mul(unit)
-}
-
-fn max_new(text: &str) -> Result<u64, String> {
-    if text == "-1" {
-        return Ok(u64::MAX);
-    }
-    tokens(text).ok_or_else(|| "write a number of tokens, such as 512 or 8k, or -1 for no limit".to_owned())
-}
-
-fn token_id(text: &str) -> Result<u32, String> {
-    text.trim().parse().map_err(|_| "token ids are whole numbers from 0 to 4294967295, such as 1,2,3".to_owned())
-}
-
-/// Parses a number that a setting may have.
-fn setting(text: &str, range: &SettingRange) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number| range.contains(*number));
-    number.ok_or_else(|| format!("it must be {}", range.expected))
-}
-
-fn temperature(text: &str) -> Result<f64, String> {
-    setting(text, &SettingRange::TEMPERATURE)
-}
-
-fn probability(text: &str) -> Result<f64, String> {
-    setting(text, &SettingRange::PROBABILITY)
-}
-
-fn above_zero(text: &str) -> Result<f64, String> {
-    setting(text, &SettingRange::PENALTY)
-}
-
-fn seed(text: &str) -> Result<u64, String> {
-    match text {
-        "-1" => Ok(new_seed()),
-        _ => text.parse().map_err(|_| "it is -1 or a whole number from 0 to 18446744073709551615".to_owned()),
-    }
-}
-
-fn stop_text(text: &str) -> Result<String, String> {
-    if text.is_empty() { Err("a stop text cannot be empty".to_owned()) } else { Ok(text.to_owned()) }
-}
-
-fn not_negative(text: &str) -> Result<f64, String> {
-    let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number >= 0.0);
-    number.ok_or_else(|| "it must be a number from 0 up".to_owned())
 }
 
 #[cfg(test)]
