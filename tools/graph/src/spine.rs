@@ -12,8 +12,8 @@ use std::ops::Range;
 /// Where a node is relative to the spine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SpinePosition {
-    /// Computes the entry value (the first hidden state), or looks up another table by token id (per-layer
-    /// embeddings).
+    /// Computes the entry value (the first hidden state), looks up another table by token id (per-layer embeddings), or computes
+    /// on such a lookup what the entry value depends on.
     Entry,
     /// At this position in execution order: a cut after it has the node on its left.
     At(usize),
@@ -70,6 +70,7 @@ impl<'a> Spine<'a> {
         let consumers: Vec<NodeId> = flow.data_consumers(entry).filter(|c| !entry_nodes[c.0 as usize]).collect();
         let depends_on_entry = flow.downstream(&consumers);
         let from_lookups = flow.downstream(&lookups);
+        let before_entry = graph.producer(entry).map_or_else(|| vec![false; graph.nodes.len()], |p| flow.upstream(p));
         let needs_position: Vec<bool> =
             (0..graph.nodes.len()).map(|i| flow.heavy[i] || depends_on_entry[i] || from_lookups[i]).collect();
         let on_path: Vec<bool> =
@@ -80,6 +81,7 @@ impl<'a> Spine<'a> {
             .map(|n| match n.0 as usize {
                 _ if flow.weights.is_weight_only(n) => SpinePosition::WeightOnly,
                 i if entry_nodes[i] || lookups.contains(&n) => SpinePosition::Entry,
+                i if from_lookups[i] && before_entry[i] => SpinePosition::Entry,
                 i if on_path[i] => SpinePosition::At(i),
                 _ => SpinePosition::Unpositioned,
             })

@@ -178,24 +178,29 @@ fn describe(graph: &Graph, id: NodeId) -> String {
     format!("{} {}({inputs:?}) -> {outputs:?} {:?}", node.domain, node.op_type, node.attributes)
 }
 
+fn laws_hold(graph: &Graph, bits: u64) -> Result<(), TestCaseError> {
+    let s = segment(graph);
+    each_node_once(graph, &s)?;
+    crossing_values_are_in_boundaries(graph, &s)?;
+    for bits in [bits, 0, u64::MAX] {
+        let parts = cut(graph, &s, &groups(s.blocks.len(), bits)).unwrap();
+        let nodes = join(graph, &parts, |n| s.weights.is_weight_only(n));
+        prop_assert!(nodes.is_ok(), "{}", nodes.unwrap_err());
+        parts_are_tight(graph, &parts)?;
+        let (joined, read) = (rejoined(graph, &parts), unread_weight_only_nodes(graph, &s));
+        let whole: BTreeSet<String> =
+            graph.node_ids().filter(|id| !read.contains(id)).map(|id| describe(graph, id)).collect();
+        prop_assert!(joined.is_superset(&whole), "lost {:?}", whole.difference(&joined).next());
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn every_cut_joins_again(Shown(graph) in random_graph(), bits in any::<u64>()) {
-        let s = segment(&graph);
-        each_node_once(&graph, &s)?;
-        crossing_values_are_in_boundaries(&graph, &s)?;
-        for bits in [bits, 0, u64::MAX] {
-            let parts = cut(&graph, &s, &groups(s.blocks.len(), bits)).unwrap();
-            let nodes = join(&graph, &parts, |n| s.weights.is_weight_only(n));
-            prop_assert!(nodes.is_ok(), "{}", nodes.unwrap_err());
-            parts_are_tight(&graph, &parts)?;
-            let (joined, read) = (rejoined(&graph, &parts), unread_weight_only_nodes(&graph, &s));
-            let whole: BTreeSet<String> =
-                graph.node_ids().filter(|id| !read.contains(id)).map(|id| describe(&graph, id)).collect();
-            prop_assert!(joined.is_superset(&whole), "lost {:?}", whole.difference(&joined).next());
-        }
+        laws_hold(&graph, bits)?;
     }
 }
 
@@ -209,4 +214,36 @@ fn unread_weight_only_nodes(graph: &Graph, s: &Segmentation) -> BTreeSet<NodeId>
         }
     }
     idle
+}
+
+/// The first hidden state is a lookup by a value that is computed on another lookup by token: both are computed before the first layer, and
+/// a later block reads that value too.
+#[test]
+fn a_lookup_by_a_value_of_another_lookup_stays_before_the_layers() {
+    let mut b = Build::default();
+    b.input("tokens", DType::Int64, "batch, sequence, 8");
+    for state in ["past0", "past1"] {
+        b.input(state, DType::Float32, "batch, 2, past, 4");
+    }
+    b.weight("table", "8, 8");
+    b.node("Gather", &["table", "tokens"], &["first"]);
+    b.node("MatMul", &["tokens", "table"], &["side0"]);
+    b.node("MatMul", &["first", "first"], &["codes"]);
+    b.node("MatMul", &["tokens", "table"], &["side1"]);
+    b.node("MatMul", &["past0", "table"], &["keys0"]);
+    b.node("MatMul", &["past0", "table"], &["keys1"]);
+    b.node("Gather", &["table", "codes"], &["hidden"]);
+    b.node("MatMul", &["hidden", "keys1"], &["mixed"]);
+    b.node("MatMul", &["keys0", "side0"], &["beside"]);
+    b.node_with("Concat", &["past0", "tokens"], &["present0"], &[("axis", 2)]);
+    b.typed("present0", DType::Float32, "batch, 2, past + sequence, 4");
+    b.output("present0");
+    b.node("Reshape", &["codes", "tokens"], &["unread"]);
+    b.node("MatMul", &["mixed", "table"], &["projected"]);
+    b.node("MatMul", &["side1", "projected"], &["last"]);
+    b.node("MatMul", &["first", "side1"], &["other"]);
+    laws_hold(&b.graph, 0).unwrap();
+    let s = segment(&b.graph);
+    let block = |name: &str| s.block_of(b.graph.producer(b.get(name)).unwrap());
+    assert_eq!([block("first"), block("codes"), block("hidden")], [Some(0); 3]);
 }
