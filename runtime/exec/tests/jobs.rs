@@ -120,7 +120,12 @@ fn each_bad_line_has_an_error_of_its_own_and_the_others_go_on() {
     }
     // Everything is answered, errors included.
     let before = std::fs::read(&files.answers).unwrap();
-    assert!(files.run(&[]).ok().stderr.contains("have an answer already"));
+    let done = files.run(&["--json"]).ok();
+    assert!(done.stderr.contains("have an answer already"));
+    let summary = done.json();
+    assert_eq!((&summary["answers"], &summary["errors"]), (&json!(0), &json!(0)));
+    assert_eq!(summary["earlier_answers"], 2);
+    assert_eq!(summary["earlier_errors"], lines.len() - 2);
     assert_eq!(std::fs::read(&files.answers).unwrap(), before);
     // A line that was mended has no answer yet, though the file has as many answers as lines.
     std::fs::write(&files.prompts, bad.replace("no json", "{\"id\": 9, \"tokens\": [1], \"max_new\": 1}")).unwrap();

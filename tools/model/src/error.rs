@@ -36,7 +36,7 @@ impl ModelError {
             ModelError::Read(error) => error.hint(),
             ModelError::Quantize(hpp_onnx::QuantizeError::Nothing(_)) => Some("leave --quantize out".to_owned()),
             ModelError::Quantize(hpp_onnx::QuantizeError::Budget { smallest, .. }) => Some(format!(
-                "give --bits-budget {} ({smallest} bytes) or more; or let more be quantized (--quantize-head, --quantize-embedding)",
+                "give --bits-budget {} ({smallest} bytes) or more, and leave --quantize-head and --quantize-embedding out if they were given",
                 hpp_schema::ByteSize(*smallest).human_rounded_up()
             )),
             ModelError::Config(_) | ModelError::Quantize(_) => None,

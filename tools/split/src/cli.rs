@@ -79,7 +79,7 @@ pub struct SplitArgs {
     /// Tokens a sequence may grow to, such as 8192 or 8k (k is 1024) [default: the model's, 8192 at most].
     #[arg(long, short = 'c', value_name = "TOKENS", value_parser = values::tokens)]
     pub context: Option<u64>,
-    /// Sequences in one pass.
+    /// Rows of the input tensors: sequences that a program computes in step. `hpp-exec jobs` and `serve` need none.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub batch: u64,
     /// Prompt length that predictions and the objective assume.
@@ -127,7 +127,8 @@ pub struct SplitArgs {
     #[arg(long, value_name = "N|auto")]
     pub gpu_layers: Option<LayerCount>,
     /// Place blocks by hand, such as `layers.0-11=gpu,layers.12=stream,head=cpu`; overrides all other placement
-    /// options. `stream` means `gpu0:stream`.
+    /// options. `stream` means `gpu0:stream`. Of two entries for a block the later counts. The planner
+    /// places blocks without an entry; without `--vram` they stay on the CPU.
     #[arg(long, value_name = "BLOCKS=DEVICE,...")]
     pub assign: Option<Assign>,
     /// Compute the experts of all mixtures on the CPU and let the planner, or --gpu-layers, place the rest of these layers.

@@ -34,7 +34,8 @@ pub fn draft(
     operators::check_host(analysis, &partitioning, &parts, request.allow_unknown_operators)?;
     let divided = divide(request, analysis, &partitioning, parts)?;
     let reasons = reasons(request, &partitioning);
-    let throughput = (analysis.kind == ModelKind::Decoder)
+    // Sequences that share passes have a tensor each, so the rows of a larger one say nothing of them.
+    let throughput = (analysis.kind == ModelKind::Decoder && request.scenario.batch == 1)
         .then(|| throughput(&partitioning.single_problem(request), &request.options, &partitioning.solution));
     let plan = assemble(&Decision {
         analysis,

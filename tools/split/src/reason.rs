@@ -1,7 +1,7 @@
 //! The `reason` of each partition in a plan: one line on why it is on its device.
 
 use crate::amount::{self, MEASURED};
-use crate::partitioning::Partitioning;
+use crate::partitioning::{DecidedBy, Partitioning};
 use crate::request::PlanningRequest;
 use crate::table;
 use hpp_model::{DiskStreaming, PartitionSpec};
@@ -12,8 +12,11 @@ use hpp_schema::ByteSize;
 /// other devices, and share its result.
 pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<String> {
     if partitioning.is_manual() {
-        let reason =
-            |partition: &PartitionSpec| kept_on_host(request, partition).unwrap_or("placed manually").to_owned();
+        let manual = match partitioning.decided_by {
+            DecidedBy::Both => "placed manually, blocks without an entry by the planner",
+            DecidedBy::User | DecidedBy::Planner => "placed manually",
+        };
+        let reason = |partition: &PartitionSpec| kept_on_host(request, partition).unwrap_or(manual).to_owned();
         return partitioning.partitions.iter().map(reason).collect();
     }
     let disk = partitioning.disk_streaming(request);

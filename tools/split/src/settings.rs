@@ -44,6 +44,11 @@ fn sizes(args: &SplitArgs, errors: &mut InputErrors) {
     errors.require(args.batch > 0, "a batch of 0 sequences computes nothing", "give --batch 1 or more");
     let hint = "give --batch the number of sequences in one pass";
     errors.require(args.batch <= MAX_BATCH, "the largest batch is 1048576 sequences", hint);
+    errors.require(
+        args.batch == 1 || args.planning.objective != ObjectiveArg::Throughput,
+        "--objective throughput chooses how many sequences share passes, and --batch fixes the rows of one tensor",
+        "omit one of them",
+    );
     errors.require(args.partitions > 0, "0 partitions hold nothing", "give --partitions 1 or more");
     errors.require(args.prompt_tokens > 0, "a prompt of 0 tokens predicts nothing", "give --prompt-tokens 1 or more");
     errors.require(args.new_tokens > 0, "an answer of 0 tokens takes no time", "give --new-tokens 1 or more");
@@ -166,11 +171,15 @@ fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
         "--bits-budget and --max-kl are limits for --quantize auto, which was not given",
         "give --quantize auto too, or omit them",
     );
+    let uncalibrated = match options.quantize {
+        _ if options.draft == Some(DraftArg::Int4) => None,
+        None => Some("--calibration is for weights that are quantized, and --quantize was not given"),
+        Some(BitsArg::Int8) => Some("--calibration is for weights of 4 bits: with 8 there is little to gain"),
+        Some(_) => None,
+    };
     errors.require(
-        options.calibration.is_none()
-            || options.draft == Some(DraftArg::Int4)
-            || options.quantize.is_some_and(|bits| bits != BitsArg::Int8),
-        "--calibration is for weights of 4 bits: with 8 there is little to gain",
+        options.calibration.is_none() || uncalibrated.is_none(),
+        uncalibrated.unwrap_or_default(),
         "omit it, or give --quantize int4, --quantize auto or --draft int4",
     );
     errors.require(

@@ -90,8 +90,12 @@ fn expectation(plan: &Plan) -> String {
     if plan.model.kind == ModelKind::SingleRun {
         return format!("expected ({source}): {} per run", time(p.time_to_first_token_ms));
     }
+    let each = match plan.budgets.batch {
+        1 => String::new(),
+        batch => format!(" for each of {batch} sequences in one pass"),
+    };
     let mut text = format!(
-        "expected ({source}): {} tokens/s, {} per token at {} tokens of context; time to first token {} for a {}-token prompt",
+        "expected ({source}): {} tokens/s{each}, {} per token at {} tokens of context; time to first token {} for a {}-token prompt",
         amount::digits(p.decode_tokens_per_second, significant),
         time(p.decode_ms),
         p.decode_context,
@@ -130,6 +134,7 @@ fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, signif
 /// passes as long as these.
 fn objective_line(plan: &Plan, objective: &Achieved, significant: i32) -> String {
     let new_tokens = plan.predictions.new_tokens;
+    let new = |tokens| if tokens == 1 { "1 new token".to_owned() } else { format!("{tokens} new tokens") };
     let is_streamed = plan.partitions.iter().any(|partition| partition.residency == Residency::Streamed);
     let passes = match plan.schedule.prefill_chunk.filter(|_| is_streamed) {
         Some(tokens) => format!(" with passes of {tokens} tokens"),
@@ -138,8 +143,8 @@ fn objective_line(plan: &Plan, objective: &Achieved, significant: i32) -> String
     let what = match objective.kind {
         ObjectiveKind::Decode => "one token".to_owned(),
         ObjectiveKind::Prefill => "prompt to first token".to_owned(),
-        ObjectiveKind::Mixed => format!("prompt and {new_tokens} new tokens"),
-        ObjectiveKind::Throughput => format!("prompts and {new_tokens} new tokens of all sequences"),
+        ObjectiveKind::Mixed => format!("prompt and {}", new(new_tokens)),
+        ObjectiveKind::Throughput => format!("prompts and {} of all sequences", new(new_tokens)),
     };
     let time = |ms| amount::time(ms, significant);
     let bound = match (objective.proven, objective.bound_ms) {

@@ -77,8 +77,10 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
         errors.0.push(InputError::new(format!("{what}; {sufficient}"), hint));
     };
     if let Some(target) = missed_speed {
-        let what =
-            format!("--at-least {target} tokens/s is out of reach: the fastest plan is expected to reach {fastest:.2}");
+        let what = format!(
+            "--at-least {target} tokens/s is out of reach: the fastest plan is expected to reach {}",
+            amount::digits(fastest, MEASURED)
+        );
         add(what, Targets { max_first_token_ms: None, ..targets }, Objective::Decode);
     }
     if let Some(target) = missed_latency {
@@ -90,7 +92,8 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
     }
     if missed_speed.is_none() && missed_latency.is_none() {
         let what = format!(
-            "each target can be met alone, but no plan was found that meets both (best {fastest:.2} tokens/s, {})",
+            "each target can be met alone, but no plan was found that meets both (best {} tokens/s, {})",
+            amount::digits(fastest, MEASURED),
             amount::time(first, MEASURED)
         );
         add(what, targets, Objective::Mixed);

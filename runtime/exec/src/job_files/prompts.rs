@@ -254,6 +254,8 @@ impl PromptReader {
     }
 
     fn parse(&mut self, text: &[u8]) -> Result<Job, BadLine> {
+        // Editors on Windows begin a file with a byte-order mark.
+        let text = if self.line == 1 { text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text) } else { text };
         let text = text.trim_ascii();
         if !text.starts_with(b"{") {
             return Err(self.bad(None, "not a job: a line is one JSON object, {...}".into()));
@@ -404,6 +406,13 @@ mod tests {
             assert!(bad.error.contains(says), "{bad:?}");
         }
         assert_eq!((&bad[4].id, &bad[2].id), (&Some(JobId::Number(4)), &None));
+    }
+
+    #[test]
+    fn a_byte_order_mark_begins_a_file_and_no_other_line() {
+        let (_, jobs) =
+            read("\u{feff}{\"id\": 1, \"prompt\": \"a\"}\n\u{feff}{\"id\": 2, \"prompt\": \"a\"}", Answered::default());
+        assert!(jobs[0].is_ok() && jobs[1].is_err());
     }
 
     #[test]

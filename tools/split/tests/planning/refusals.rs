@@ -127,6 +127,20 @@ fn a_batch_that_overflows_64_bits_is_refused() {
     run(&["--batch", "9223372036854775807", "--context", "64"]).refusal(&["the largest batch is 1048576"]);
 }
 
+/// hpp-exec jobs gives each sequence tensors of its own, so a plan for rows of one tensor predicts nothing for it.
+#[test]
+fn a_batch_predicts_each_of_its_sequences_and_nothing_for_jobs() {
+    let text = run(&["--batch", "4", "--context", "64", "--dry-run"]).success().stdout;
+    assert!(text.contains("tokens/s for each of 4 sequences in one pass") && !text.contains("hpp-exec jobs"), "{text}");
+    run(&["--batch", "4", "--objective", "throughput"]).refusal(&["--batch fixes", "omit one of them"]);
+}
+
+#[test]
+fn calibration_without_quantizing_says_that_nothing_is_quantized() {
+    run(&["--calibration", "corpus.jsonl"]).refusal(&["--quantize was not given", "give --quantize int4"]);
+    run(&["--calibration", "corpus.jsonl", "--quantize", "int8"]).refusal(&["with 8 there is little to gain"]);
+}
+
 /// What is no model gets a hint at what to give instead.
 #[test]
 fn paths_without_a_model_get_a_hint() {

@@ -183,6 +183,9 @@ fn layers_are_streamed_by_hand() {
     let named = planned(&["--assign", "layers.0-1=stream,head=gpu1:stream,layers.3=gpu"]);
     assert_eq!(kinds(&named), "cpu gpu0~ gpu0~ cpu gpu0 gpu1~");
     assert_eq!((ring(&named, "gpu0").unwrap().slots, ring(&named, "gpu1").unwrap().slots), (3, 3));
+    let beside_planner = planned(&["--assign", "layers.1=cpu", "--vram", "1G"]);
+    let manual = "placed manually, blocks without an entry by the planner";
+    assert!(beside_planner.partitions.iter().any(|p| p.reason == manual), "{}", places(&beside_planner));
     let over = planned(&["--stream", "all", "--assign", "layers.1=cpu,embedding=stream"]);
     assert_eq!(kinds(&over), "gpu0~ gpu0~ cpu gpu0~ gpu0~ cpu");
     assert!(over.partitions.iter().all(|p| p.reason == "placed manually"));

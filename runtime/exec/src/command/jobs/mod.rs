@@ -43,6 +43,8 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     PromptReader::check(&args.input).map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
     let (answers, answered) = Answers::open(&args.output, &args.input)?;
     let (done, errors) = (answered.count(), answered.errors);
+    let counts =
+        JobCounts { earlier_answers: done.saturating_sub(errors), earlier_errors: errors, ..JobCounts::default() };
     let opened = PromptReader::open(&args.input, answered);
     let (mut prompts, total) = opened.map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
     let schema = read_schema(args.defaults.json_schema.as_deref())?;
@@ -56,14 +58,16 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     if prompts.is_done().map_err(failed)? {
         let of_errors = match errors {
             0 => String::new(),
-            _ => format!(", {errors} of them with an error"),
+            _ => format!(" ({} with an error)", counted(errors as u64, "line")),
         };
         match total {
             0 => ctx.console.warn(&format!("{} has no lines, so there is nothing to answer", args.input.display())),
-            _ => ctx.console.info(&format!("all {} have an answer already{of_errors}", counted(total as u64, "line"))),
+            _ => ctx
+                .console
+                .info(&format!("{} of {total} have an answer already{of_errors}", counted(done as u64, "line"))),
         }
         if args.json {
-            show_json(ctx.out, &JobCounts { errors, ..JobCounts::default() })?;
+            show_json(ctx.out, &counts)?;
         }
         return Ok(0);
     }
@@ -101,7 +105,8 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         requests,
         answers,
         running: HashMap::new(),
-        counts: JobCounts::default(),
+        counts,
+        answered_tokens: 0,
         first_error: None,
         started: Instant::now(),
     };
@@ -123,6 +128,8 @@ struct Jobs {
     counts: JobCounts,
     /// The first error of this run.
     first_error: Option<String>,
+    /// Tokens of finished answers.
+    answered_tokens: usize,
     started: Instant,
 }
 
@@ -132,13 +139,17 @@ struct Running {
     seed: Option<u64>,
 }
 
-/// What was done so far, printed by `--json`.
+/// What this run did so far, and how much earlier runs did. Printed by `--json`.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct JobCounts {
     /// Prompts answered with text.
     answers: usize,
     /// Prompts answered with an error.
     errors: usize,
+    /// Lines of the file of answers that earlier runs answered with text.
+    earlier_answers: usize,
+    /// Lines of it that earlier runs answered with an error.
+    earlier_errors: usize,
     /// Prompt tokens.
     prompt_tokens: usize,
     /// Tokens generated.
@@ -178,7 +189,7 @@ impl Jobs {
         }
         ctx.console.info(&self.summary());
         if is_interrupted {
-            ctx.console.info("interrupted: the same command continues with the prompts that have no answer");
+            ctx.console.info("interrupted: the same command continues with the prompts that have no answer; unfinished answers start again");
         }
         if let Some(first) = &self.first_error {
             let of = format!("{} of {}", self.counts.errors, counted(self.answered() as u64, "line"));
@@ -256,6 +267,7 @@ impl Jobs {
         };
         self.counts.answers += 1;
         self.counts.prompt_tokens += generated.usage.prompt_tokens;
+        self.answered_tokens += generated.tokens.len();
         let answer = Answer {
             id: Some(&id),
             line: None,
@@ -292,18 +304,28 @@ impl Jobs {
         self.counts.answers + self.counts.errors
     }
 
+    /// The answers so far, unfinished ones by their tokens: `running` sequences have generated what finished answers have not. `None` before
+    /// the first answer.
+    fn answers_so_far(&self, running: usize) -> Option<f64> {
+        let answers = self.counts.answers;
+        let unfinished = self.counts.tokens.saturating_sub(self.answered_tokens) as f64;
+        let per_answer = self.answered_tokens as f64 / answers as f64;
+        (answers > 0).then(|| answers as f64 + (unfinished / per_answer.max(1.0)).min(running as f64))
+    }
+
     fn tokens_per_second(&self) -> f64 {
         self.counts.tokens as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
     }
 
     /// `running` sequences took part in the last pass.
     fn progress(&self, done: usize, total: usize, running: usize) -> String {
-        let (answered, elapsed) = (self.answered(), self.started.elapsed());
-        let left = total.saturating_sub(done + answered);
-        let time_left = match answered {
-            0 => String::new(),
-            _ => format!(", about {} left", duration(elapsed.mul_f64(left as f64 / answered as f64))),
-        };
+        let answered = self.answered();
+        let left = time_left(
+            self.started.elapsed(),
+            self.answers_so_far(running),
+            total.saturating_sub(done + self.counts.errors),
+        );
+        let time_left = left.map_or_else(String::new, |left| format!(", about {} left", duration(left)));
         let tokens = rate(Some(self.tokens_per_second()));
         format!("{} of {total} lines done, {running} at once, {tokens} tok/s{time_left}", done + answered)
     }
@@ -325,6 +347,11 @@ impl Jobs {
             memory(&Bytes::new(&telemetry, state * sequences as u64))
         )
     }
+}
+
+/// The time for the rest of `prompts` answers, from the `answers` of `elapsed`.
+fn time_left(elapsed: Duration, answers: Option<f64>, prompts: usize) -> Option<Duration> {
+    answers.filter(|answers| *answers > 0.0).map(|answers| elapsed.mul_f64((prompts as f64 / answers - 1.0).max(0.0)))
 }
 
 /// How tokens were batched, and what the time went to. Stages on different devices may compute at once, so that computing alone may take
@@ -367,5 +394,13 @@ mod tests {
     fn durations_have_two_units() {
         let text = [0.26, 42.0, 200.0, 7500.0].map(|seconds| duration(Duration::from_secs_f64(seconds)));
         assert_eq!(text, ["0.3 s", "42 s", "3 min 20 s", "2 h 5 min"]);
+    }
+
+    #[test]
+    fn time_left_counts_unfinished_answers() {
+        let left = |answers, prompts| time_left(Duration::from_secs(18), answers, prompts);
+        // 16 of 60 answers are written and 16 half done.
+        assert_eq!(left(Some(24.0), 60), Some(Duration::from_secs(27)));
+        assert_eq!((left(Some(60.0), 60), left(None, 60)), (Some(Duration::ZERO), None));
     }
 }
