@@ -10,7 +10,7 @@ use crate::telemetry::StageTelemetry;
 use crate::weights::WeightTier;
 use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host, largest_experts};
 use hpp_schema::{ByteSize, Partition, Plan, Provider};
-use tracing::{debug, info};
+use tracing::info;
 
 /// Warms up, locks as many bytes of each partition as the budget says and sets the window of the disk tier. Does nothing if no
 /// partition streams.
@@ -41,7 +41,8 @@ pub(super) fn lock_weights<B: Backend>(
     let (states, sequences) = (in_use.states, budget.sequences());
     let locked_bytes = locked.iter().sum::<u64>();
     info!(limit = budget.limit(), rss, window, states, sequences, locked = locked_bytes, "host memory budget");
-    lock_stages(program, runtime, &locked)?.iter().for_each(|warning| reporter.warning(warning));
+    runtime.lock_stages(program, &locked)?.iter().for_each(|warning| reporter.warning(warning));
+    runtime.locked = LockedWeights { at_load: locked.clone(), now: locked_bytes };
     let window = window + widen_window(program, runtime, locked, window)?;
     let rss = runtime.pool.backend.memory_use().resident;
     let expert_cache = budget.expert_cache(plan, &is_fallback, HostMemoryInUse { rss, ..in_use });
@@ -58,23 +59,6 @@ pub(super) fn lock_weights<B: Backend>(
     runtime.weights.prefetch(&runtime.pool)?;
     warn_if_over_limit(budget.limit(), runtime.pool.backend.memory_use().resident, reporter);
     Ok(())
-}
-
-/// Locks bytes of each partition's weights. Returns warnings.
-fn lock_stages<B: Backend>(
-    program: &Program,
-    runtime: &mut Runtime<B>,
-    locked: &[u64],
-) -> Result<Vec<String>, EngineError> {
-    let mut warnings = Vec::new();
-    for (id, stage) in program.stages.entries() {
-        let locked = locked[stage.partition.index()];
-        debug!(stage = %stage.name, locked, "weights locked in host memory");
-        let warning = runtime.weights.disk.lock_and_stream(id, locked);
-        warnings.extend(warning.map_err(|source| stage.failed("locking its weights", source))?);
-    }
-    runtime.locked = LockedWeights { at_load: locked.to_vec(), now: locked.iter().sum() };
-    Ok(warnings)
 }
 
 /// Unlocks weights for a window that holds those of two stages, where it lacks little. Returns by how many bytes the window grows.
@@ -94,7 +78,8 @@ fn widen_window<B: Backend>(
     let locked: Vec<u64> = locked.into_iter().map(share).collect();
     info!(unlocked, "weights unlocked so that the window holds two stages");
     // Its warnings are those of the first time.
-    lock_stages(program, runtime, &locked)?;
+    runtime.lock_stages(program, &locked)?;
+    runtime.locked = LockedWeights { now: locked.iter().sum(), at_load: locked };
     Ok(unlocked)
 }
 

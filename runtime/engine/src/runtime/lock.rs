@@ -5,6 +5,7 @@ use crate::error::EngineError;
 use crate::ids::Id;
 use crate::port::Backend;
 use crate::program::Program;
+use tracing::debug;
 
 impl<B: Backend> Runtime<B> {
     /// Locks `bytes` of the streamed weights, or as many as were locked when they were loaded, if that is less: each partition the same share
@@ -16,15 +17,24 @@ impl<B: Backend> Runtime<B> {
             return Ok(wanted);
         }
         self.weights.disk.drop_fetched();
-        for (id, stage) in program.stages.entries() {
-            let own = u128::from(self.locked.at_load[stage.partition.index()]);
-            let own = (own * u128::from(wanted) / u128::from(at_load.max(1))) as u64;
-            let locked = self.weights.disk.lock_and_stream(id, own);
-            locked.map_err(|source| stage.failed("locking other bytes of its weights", source))?;
-        }
+        let share = |own: &u64| (u128::from(*own) * u128::from(wanted) / u128::from(at_load.max(1))) as u64;
+        let locked: Vec<u64> = self.locked.at_load.iter().map(share).collect();
+        self.lock_stages(program, &locked)?;
         self.locked.now = wanted;
         self.weights.set_order(&program.run_order(&self.route));
         self.weights.prefetch(&self.pool)?;
         Ok(wanted)
+    }
+
+    /// Locks bytes of each partition's weights. Returns warnings.
+    pub(crate) fn lock_stages(&mut self, program: &Program, locked: &[u64]) -> Result<Vec<String>, EngineError> {
+        let mut warnings = Vec::new();
+        for (id, stage) in program.stages.entries() {
+            let locked = locked[stage.partition.index()];
+            debug!(stage = %stage.name, locked, "weights locked in host memory");
+            let warning = self.weights.disk.lock_and_stream(id, locked);
+            warnings.extend(warning.map_err(|source| stage.failed("locking its weights", source))?);
+        }
+        Ok(warnings)
     }
 }
