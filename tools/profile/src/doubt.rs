@@ -2,7 +2,7 @@
 
 use crate::derive::{PHASES, phase_costs};
 use hpp_partition::Phase;
-use hpp_schema::{CostPoint, Profile, Provider, ProviderCosts, TimingStats};
+use hpp_schema::{CostPoint, PhaseCosts, Profile, Provider, ProviderCosts, TimingStats};
 
 /// Largest relative error of a fitted curve at which the curve still predicts the times between its points.
 const WORST_FIT: f64 = 0.25;
@@ -39,9 +39,13 @@ pub fn unreliable_blocks(profile: &Profile, provider: Provider) -> Vec<&str> {
 }
 
 fn disagrees(costs: &ProviderCosts, phase: Phase) -> bool {
-    let phase = phase_costs(costs, phase);
+    fit_error(phase_costs(costs, phase)).is_some_and(|error| error > WORST_FIT)
+}
+
+/// The largest relative error of a phase's curve; `None` if no time is long enough to be off by a known part of it.
+pub fn fit_error(phase: &PhaseCosts) -> Option<f64> {
     let longest = phase.points.iter().filter_map(|point| point.ms).fold(0.0, f64::max);
-    longest > MEASURABLE && phase.fit.is_some_and(|fit| fit.worst_relative_error > WORST_FIT)
+    phase.fit.filter(|_| longest > MEASURABLE).map(|fit| fit.worst_relative_error)
 }
 
 fn varies(costs: &ProviderCosts, phase: Phase) -> bool {

@@ -1,12 +1,12 @@
 //! The table that the command prints at the end.
 
 use crate::derive::{PHASES, phase_costs};
-use crate::doubt::doubts;
+use crate::doubt::{doubts, fit_error};
 use crate::hotness::{Evenness, verdict};
 use crate::rates::planning_point;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_partition::Phase;
-use hpp_schema::{BandwidthPath, ClassCosts, CorpusStatistics, Profile, ProviderCosts};
+use hpp_schema::{BandwidthPath, ClassCosts, CorpusStatistics, CostPoint, Profile, ProviderCosts};
 use std::fmt::Write as _;
 
 /// Text columns before the numeric columns.
@@ -75,13 +75,14 @@ fn row(profile: &Profile, class: &ClassCosts, costs: &ProviderCosts) -> Vec<Stri
             let point = phase_costs(costs, phase).points.iter().find(|point| point.tokens == *tokens);
             row.push(match point {
                 None => "-".to_owned(),
+                // What the launch of a partition takes hides the block's own time.
+                Some(CostPoint { ms: Some(0.0), .. }) => "< launch".to_owned(),
                 Some(point) => point.ms.map_or("failed".to_owned(), ms),
             });
         }
     }
     row.push(costs.launch_ms.map_or("-".to_owned(), ms));
-    let fits = PHASES.iter().filter_map(|phase| phase_costs(costs, *phase).fit);
-    let worst = fits.map(|fit| fit.worst_relative_error).reduce(f64::max);
+    let worst = PHASES.iter().filter_map(|phase| fit_error(phase_costs(costs, *phase))).reduce(f64::max);
     row.push(worst.map_or("-".to_owned(), |worst| format!("{:.1} %", worst * 100.0)));
     row
 }

@@ -61,6 +61,22 @@ fn times_that_contradict_each_other_are_doubted() {
 }
 
 #[test]
+fn a_block_that_takes_less_than_a_launch_has_no_time_and_no_fit_error() {
+    let analysis = sample::analysis("genai/llama3-fp32-cpu");
+    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
+    sample::time_all(&mut profile, Provider::CPU, 2.0);
+    derive(&mut profile);
+    for phase in PHASES {
+        let costs = crate::derive::phase_costs_mut(&mut profile.classes[0].providers[0], phase);
+        costs.points.iter_mut().for_each(|point| point.ms = Some(0.0));
+        costs.fit.as_mut().unwrap().worst_relative_error = 0.999;
+    }
+    let text = summary(&profile);
+    let row = text.lines().find(|line| line.contains(&profile.classes[0].block)).unwrap();
+    assert!(row.contains("< launch") && !row.contains("99.9 %") && row.trim_end().ends_with('-'), "{row}");
+}
+
+#[test]
 fn times_that_vary_from_run_to_run_are_doubted() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
     let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
