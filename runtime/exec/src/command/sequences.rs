@@ -24,8 +24,12 @@ pub fn fitting_sequences(engine: &Engine<OrtBackend>, wanted: u64, is_asked: boo
     let sequences = engine.max_sequences().min(in_memory).clamp(1, wanted.max(1));
     if is_asked && sequences < wanted {
         let fitting = counted(sequences, "sequence");
+        let disk = match engine.host_state_bytes() > 0 && cfg!(target_os = "linux") {
+            true => ", and so does a plan with KV caches on disk (hpp-split --kv disk)",
+            false => "",
+        };
         console.warn(&format!(
-            "memory has room for {fitting} at once, and others wait; a shorter --context makes room for more"
+            "memory has room for {fitting} at once, and others wait; a shorter --context makes room for more{disk}"
         ));
     }
     usize::try_from(sequences).unwrap_or(usize::MAX)
