@@ -121,7 +121,7 @@ fn each_bad_line_has_an_error_of_its_own_and_the_others_go_on() {
     // Everything is answered, errors included.
     let before = std::fs::read(&files.answers).unwrap();
     let done = files.run(&["--json"]).ok();
-    assert!(done.stderr.contains("have an answer already"));
+    assert!(done.stderr.contains("has an answer already"));
     let summary = done.json();
     assert_eq!((&summary["answers"], &summary["errors"]), (&json!(0), &json!(0)));
     assert_eq!(summary["earlier_answers"], 2);

@@ -62,9 +62,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         };
         match total {
             0 => ctx.console.warn(&format!("{} has no lines, so there is nothing to answer", args.input.display())),
-            _ => ctx
-                .console
-                .info(&format!("{} of {total} have an answer already{of_errors}", counted(done as u64, "line"))),
+            _ => ctx.console.info(&format!("every line of {} has an answer already{of_errors}", args.input.display())),
         }
         if args.json {
             show_json(ctx.out, &counts)?;
