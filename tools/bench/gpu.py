@@ -1,6 +1,6 @@
 """`make bench-gpu`: models that do not fit a GPU, as one table. Needs only python3, built commands and ONNX Runtime.
 
-    gpu.py --target DIR [--provider cuda|webgpu] [--dtype fp16|fp32|int4-fp16] [--rounds N] [--minutes N] [--small] [exact|decode|prompt ...]
+    gpu.py --target DIR [--provider cuda|webgpu] [--dtype fp16|fp32|int4-fp16] [--rounds N] [--minutes N] [--small] [exact|models|decode|prompt ...]
 
 ONNX Runtime is the one of ORT_DYLIB_PATH. Results are kept in results-gpu.json of out/bench, or of HPP_BENCH_OUT, after each
 measurement, and later calls add to them: `--keep-profile` reuses the profile and the models of an earlier call. Without a GPU it
@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 
+import gpu_models
 import gpu_rows
 import measure
 import streaming
@@ -21,7 +22,9 @@ from host import physical_cores, versions
 from table import Table, row
 from workshop import OUT, Workshop
 
-NAMES = ("exact", "decode", "prompt")
+NAMES = ("exact", "models", "decode", "prompt")
+# Those that measure the large model.
+LARGE = ("decode", "prompt")
 # Timeout of a command, in seconds.
 LIMIT = 400
 
@@ -69,7 +72,7 @@ def main():
     names, started = asked.names or NAMES, time.monotonic()
     shop = Workshop(asked.target, asked.threads, asked.rounds, asked.small, limit=LIMIT)
     table = Table(os.path.join(OUT, "results-gpu-small.json" if asked.small else "results-gpu.json"))
-    keys = {name: f"gpu-{name}" if name == "exact" else f"gpu-{name}-{asked.dtype}" for name in names}
+    keys = {name: f"gpu-{name}-{asked.dtype}" if name in LARGE else f"gpu-{name}" for name in names}
     try:
         about, problem = device(shop, asked.provider)
     except measure.Failed as failure:
@@ -87,7 +90,7 @@ def main():
             continue
         print(f"{keys[name]} ...", file=sys.stderr, flush=True)
         try:
-            if name != "exact" and bench is None:
+            if name in LARGE and bench is None:
                 made = gpu_rows.Bench(shop, asked.provider, asked.dtype)
                 made.measure_profile(asked.keep_profile)
                 bench = made
@@ -112,6 +115,8 @@ def not_run(table, key, why):
 def measured(name, shop, provider, bench):
     if name == "exact":
         return streaming.exactness(shop, provider)
+    if name == "models":
+        return gpu_models.models(shop, provider)
     return gpu_rows.decode(bench) if name == "decode" else gpu_rows.prompt(bench)
 
 
