@@ -56,7 +56,7 @@ def outcome(shop, provider, place, model, recorded):
     try:
         plan, _ = shop.split(model, f"models/{provider}-{place}-{name}", "--vram", "8G", *PLACES[place])
     except Exception as failure:
-        return f"failed: hpp-split: {last_line(str(failure))}"
+        return f"failed: hpp-split: {cause(str(failure))}"
     command = [*shop.around, shop.binary("hpp-exec"), plan, "--tokens", ",".join(map(str, recorded["prompt_ids"])), "--max-new",
                str(len(recorded["tokens"])), "--ignore-eos", "--temperature", "0", "--providers", f"{provider},cpu", "--json"]
     scores = f"{plan}.npy"
@@ -69,7 +69,7 @@ def outcome(shop, provider, place, model, recorded):
     except subprocess.TimeoutExpired:
         return f"failed: no answer in {shop.limit} s"
     if done.returncode != 0:
-        return f"failed: {last_line(done.stderr)}"
+        return f"failed: {cause(done.stderr)}"
     answer = json.loads(done.stdout.strip().splitlines()[-1])
     used = {stage["provider"].lower() for stage in answer["timings"]["stages"] if stage["device"].startswith("gpu")}
     if used != {provider}:
@@ -115,5 +115,8 @@ def floats(npy):
     return numbers
 
 
-def last_line(text):
-    return (text.strip().splitlines() or ["nothing was printed"])[-1][:300]
+def cause(text):
+    """The cause of a failure: the lines around a panic, or the last two."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip()] or ["nothing was printed"]
+    panic = next((number for number, line in enumerate(lines) if "panicked at" in line), None)
+    return " / ".join(lines[-2:] if panic is None else lines[panic:panic + 2])[:300]

@@ -1,6 +1,7 @@
 //! Memory spaces: the host's memory and that of each device, with the allocator and the lock of each.
 
 use super::allocator::DeviceAllocator;
+use super::check;
 use super::lock::DeviceLock;
 use super::memory::{DeviceAllocation, HostPages, Memory};
 use crate::cuda::streams::Streams;
@@ -10,7 +11,8 @@ use ort::AsPointer;
 use ort::environment::Environment;
 use ort::memory::MemoryInfo;
 use ort::sys::{self, OrtMemoryInfo};
-use std::ptr;
+use std::ffi::CStr;
+use std::ptr::{self, NonNull};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -21,7 +23,7 @@ pub(super) const FENCE_BYTES: u64 = 16;
 pub(crate) struct MemorySpace {
     pub id: MemoryId,
     pub lock: DeviceLock,
-    info: MemoryInfo<'static>,
+    description: Description,
     /// `None` for the host.
     allocator: Option<Rc<DeviceAllocator>>,
     /// For devices whose runs return early and report no timing: [`FENCE_BYTES`] on the device and on the host. Copying them waits for
@@ -31,13 +33,30 @@ pub(crate) struct MemorySpace {
     pub streams: Option<Arc<Streams>>,
 }
 
+/// ONNX Runtime's description of a memory.
+enum Description {
+    Host(MemoryInfo<'static>),
+    /// Belongs to the device, which lives as long as the environment, which the allocator keeps. It cannot be copied: ONNX Runtime copies
+    /// descriptions by name and does not know the names that plug-ins give their memory.
+    Device(NonNull<OrtMemoryInfo>),
+}
+
+impl Description {
+    /// The description of a device's memory; `None` if it has no memory of that kind.
+    fn of(device: &ort::device::Device<'_>, kind: sys::OrtDeviceMemoryType) -> Option<Self> {
+        // SAFETY: the device is alive.
+        let info = unsafe { (ort::api().EpDevice_MemoryInfo)(device.ptr(), kind) };
+        NonNull::new(info.cast_mut()).map(Description::Device)
+    }
+}
+
 impl MemorySpace {
     /// The host's memory.
     pub fn host() -> Self {
         MemorySpace {
             id: MemoryId::HOST,
             lock: DeviceLock::default(),
-            info: MemoryInfo::default(),
+            description: Description::Host(MemoryInfo::default()),
             allocator: None,
             fence: None,
             streams: None,
@@ -52,10 +71,13 @@ impl MemorySpace {
         lock: DeviceLock,
         streams: Option<Arc<Streams>>,
     ) -> Result<Self, BackendError> {
-        let info = device.memory_info(false).to_owned();
         let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_DEFAULT;
+        let description = Description::of(device, kind).ok_or_else(|| BackendError::Runtime {
+            doing: "use a device's memory".into(),
+            cause: "its provider describes none".into(),
+        })?;
         let allocator = DeviceAllocator::new(environment, device, kind, lock.clone(), streams.clone())?;
-        let mut space = MemorySpace { id, lock, info, allocator: Some(Rc::new(allocator)), fence: None, streams };
+        let mut space = MemorySpace { id, lock, description, allocator: Some(Rc::new(allocator)), fence: None, streams };
         if space.streams.is_none() {
             let host = Memory::Host(Rc::new(HostPages::reserve(FENCE_BYTES)?));
             space.fence = Some((Rc::new(space.reserve(FENCE_BYTES)?), host));
@@ -70,14 +92,10 @@ impl MemorySpace {
             return Ok(None);
         };
         let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_HOST_ACCESSIBLE;
-        // SAFETY: the device is alive. Without such memory the call returns null, which `memory_info` does not expect.
-        if unsafe { (ort::api().EpDevice_MemoryInfo)(own.device, kind) }.is_null() {
-            return Ok(None);
-        }
-        let info = device.memory_info(true).to_owned();
+        let Some(description) = Description::of(&device, kind) else { return Ok(None) };
         let allocator = DeviceAllocator::new(environment, &device, kind, self.lock.clone(), self.streams.clone())?;
         let (lock, allocator) = (self.lock.clone(), Some(Rc::new(allocator)));
-        Ok(Some(MemorySpace { id: MemoryId::HOST, lock, info, allocator, fence: None, streams: None }))
+        Ok(Some(MemorySpace { id: MemoryId::HOST, lock, description, allocator, fence: None, streams: None }))
     }
 
     /// Allocates a block with this space's allocator; its contents are undefined.
@@ -86,7 +104,10 @@ impl MemorySpace {
     }
 
     pub fn info(&self) -> *const OrtMemoryInfo {
-        self.info.ptr()
+        match &self.description {
+            Description::Host(info) => info.ptr(),
+            Description::Device(info) => info.as_ptr(),
+        }
     }
 
     /// Whether this is the memory of a device.
@@ -97,11 +118,22 @@ impl MemorySpace {
     /// The bytes in use and in total; `None` for the host.
     pub fn memory_use(&self) -> Option<hpp_engine::port::DeviceMemoryInfo> {
         let allocator = self.allocator.as_ref()?;
-        let name = format!("{}:{}", self.info.allocation_device().as_str(), self.info.device_id());
         Some(hpp_engine::port::DeviceMemoryInfo {
-            name,
+            name: self.name(),
             used: allocator.stat(c"InUse"),
             total: allocator.stat(c"Limit"),
         })
+    }
+
+    /// ONNX Runtime's name of this memory, and the number of its device.
+    fn name(&self) -> String {
+        let (mut name, mut number) = (ptr::null(), 0);
+        // SAFETY: the description is alive, and its name, a string, lives as long. Neither call fails: both read a field.
+        unsafe {
+            let _ = check((ort::api().MemoryInfoGetName)(self.info(), &mut name), String::new);
+            let _ = check((ort::api().MemoryInfoGetId)(self.info(), &mut number), String::new);
+            let name = if name.is_null() { "".into() } else { CStr::from_ptr(name).to_string_lossy() };
+            format!("{name}:{number}")
+        }
     }
 }
