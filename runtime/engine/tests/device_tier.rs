@@ -394,6 +394,24 @@ fn strict_does_not_stream_what_was_to_stay_and_nothing_helps_a_device_without_ro
     assert!(error.to_string().contains("the weights on gpu0"), "{error}");
 }
 
+/// A provider may leave an operator to the host, and then wants its weights there.
+#[test]
+fn weights_that_a_session_wants_on_the_host_stay_there() {
+    let places = [(At::Ring, At::Ring), (At::Slot, At::Slot), (At::Ring, At::Ring), (At::Ring, At::Ring)];
+    for (on_host, copied) in [(vec![1], 6 * 4), (vec![0, 2], 8 * 4), (vec![0], 12 * 4)] {
+        let chain = Chain { weights_on_host: on_host, ..chain(&places, 2, None) };
+        let says = Says::default();
+        let options = EngineOptions { poison_slots: true, ..Default::default() };
+        let mut engine = load(&chain, &queueing(700, true), options, &says).unwrap();
+        assert_eq!(scores(&mut engine, &[3, 1, 4], &[1, 5], |_| ()), expected(&chain, &[3, 1, 4], None, &[1, 5]));
+        assert_eq!(engine.last_pass().uploaded_bytes, 3 * copied);
+        let said = says.0.into_inner().unwrap();
+        let kept =
+            format!("{} B of weights of p0 to p3 stay in host memory: gpu0 leaves operators", 4 * (BYTES - copied));
+        assert!(said.len() == 1 && said[0].starts_with(&kept), "{said:?}");
+    }
+}
+
 #[test]
 fn what_cannot_be_moved_says_why() {
     let chain = chain(&[(At::Host, At::Host), (At::Constants, At::Constants), (At::Slot, At::Slot)], 0, None);

@@ -83,6 +83,8 @@ pub struct Chain {
     pub states_on_host: bool,
     /// Numbers in each weight of every part.
     pub weights: Vec<u64>,
+    /// Those of them that sessions on a GPU want in host memory.
+    pub weights_on_host: Vec<usize>,
     /// Slots of the ring of each GPU.
     pub slots: u32,
 }
@@ -103,6 +105,7 @@ impl Default for Chain {
             prefill_chunk: None,
             states_on_host: false,
             weights: vec![],
+            weights_on_host: vec![],
             slots: 0,
         }
     }
@@ -145,7 +148,10 @@ impl Chain {
         let weights = variant.inputs.map(|_| {
             let sizes = self.weights.iter().enumerate();
             let first = inputs.len();
-            inputs.extend(sizes.map(|(at, size)| port(format!("w{at}"), DType::Float32, &[Some(*size)], memory)));
+            inputs.extend(sizes.map(|(at, size)| {
+                let memory = if self.weights_on_host.contains(&at) { MemoryId::HOST } else { memory };
+                port(format!("w{at}"), DType::Float32, &[Some(*size)], memory)
+            }));
             first..inputs.len()
         });
         let states = self.states_at(number, &inputs, part.states);

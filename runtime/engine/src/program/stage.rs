@@ -114,9 +114,17 @@ impl Stage {
         memories.find(|memory| *memory != MemoryId::HOST).unwrap_or(MemoryId::HOST)
     }
 
-    /// The memory of its weights that are inputs; `None` where all weights are constants.
+    /// The memory of its weights that are inputs: another than the host's if any lies there. `None` where all weights are constants.
     pub fn weight_memory(&self) -> Option<MemoryId> {
-        let weight = self.inputs.iter().find(|input| matches!(input.source, InputSource::Weight(_)));
-        weight.map(|weight| weight.port.memory)
+        let memories = || self.weight_memories().map(|(_, memory)| memory);
+        memories().find(|memory| *memory != MemoryId::HOST).or_else(|| memories().next())
+    }
+
+    /// Each weight that is an input, by its index, and the memory in which the session wants it.
+    pub fn weight_memories(&self) -> impl Iterator<Item = (usize, MemoryId)> {
+        self.inputs.iter().filter_map(|input| match input.source {
+            InputSource::Weight(index) => Some((index, input.port.memory)),
+            _ => None,
+        })
     }
 }

@@ -1,7 +1,7 @@
 //! Reserves slots: a ring for each device that streams, then a slot for each resident stage, in the plan's order. Where the device has
 //! less memory than planned, the stages that no longer fit are streamed instead.
 
-use super::{DeviceTier, RingId, SlotRing, StageSlot, StageWeights};
+use super::{DeviceTier, RingId, SlotRing, StageSlot, StageWeights, WeightBuffer};
 use crate::buffers::{Buffer, BufferPool};
 use crate::error::{BackendError, EngineError};
 use crate::ids::{Id, IndexVec, StageId};
@@ -121,6 +121,7 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
             memories.push(weights.memory);
             tier.weights[id] = Some(weights);
         }
+        self.report_kept(tier);
         // More than one memory if some sessions fell back to the host.
         memories.sort_unstable();
         memories.dedup();
@@ -170,22 +171,67 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
             offset: weight.offset,
             bytes: bytes_of(weight),
         };
-        let locations: Vec<WeightLocation> = variant.weights.iter().map(locate).collect();
         let memory = stage.weight_memory().unwrap_or(MemoryId::HOST);
-        let source = self.pool.backend.upload_source(&locations, memory, self.host_copy(stage));
-        let source = source.map_err(|source| stage.failed("opening its weights", source))?;
+        let wants_host = |at: usize| {
+            memory != MemoryId::HOST && stage.weight_memories().any(|weight| weight == (at, MemoryId::HOST))
+        };
+        let (mut copied, mut kept, mut inputs) = (Vec::new(), Vec::new(), Vec::new());
         let order = in_slot(variant.weights);
-        let buffer_of = |at: usize| order.iter().position(|other| *other == at).unwrap_or(0);
-        let inputs =
-            variant.weights.iter().enumerate().map(|(at, weight)| (Dims::from_slice(&weight.shape), buffer_of(at)));
+        for (at, weight) in variant.weights.iter().enumerate() {
+            let buffer = if wants_host(at) {
+                kept.push(locate(weight));
+                WeightBuffer::Host(kept.len() - 1)
+            } else {
+                copied.push(locate(weight));
+                WeightBuffer::Slot(order.iter().position(|other| *other == at).unwrap_or(0))
+            };
+            inputs.push((Dims::from_slice(&weight.shape), buffer));
+        }
+        let source = self.pool.backend.upload_source(&copied, memory, self.host_copy(stage));
+        let source = source.map_err(|source| stage.failed("opening its weights", source))?;
+        let on_host =
+            self.read_to_host(&kept).map_err(|source| stage.failed("reading weights to host memory", source))?;
         Ok(StageWeights {
             source,
-            inputs: inputs.collect(),
-            slot_sizes: order.iter().map(|at| locations[*at].bytes).collect(),
-            bytes: locations.iter().map(|location| location.bytes).fold(0, u64::saturating_add),
+            inputs,
+            on_host,
+            slot_sizes: order.iter().map(|at| bytes_of(&variant.weights[*at])).collect(),
+            bytes: copied.iter().map(|location| location.bytes).fold(0, u64::saturating_add),
             memory,
             slot: StageSlot::Resident(vec![]),
         })
+    }
+
+    /// Buffers in host memory with these weights.
+    fn read_to_host(&self, locations: &[WeightLocation]) -> Result<Vec<Buffer<B>>, BackendError> {
+        let backend = &self.pool.backend;
+        let sizes: Vec<u64> = locations.iter().map(|location| location.bytes).collect();
+        let buffers = reserve_slot(self.pool, &sizes, MemoryId::HOST)?;
+        if !buffers.is_empty() {
+            let copy = HostCopy { pinned: 0, bypass_page_cache: self.host.is_short };
+            let source = backend.upload_source(locations, MemoryId::HOST, copy)?;
+            let handles: Vec<&B::Buffer> = buffers.iter().map(|buffer| &buffer.handle).collect();
+            backend.wait_upload(backend.upload(&source, &handles)?)?;
+        }
+        Ok(buffers)
+    }
+
+    /// Says which weights stay in host memory because the device's provider computes with them on the host.
+    fn report_kept(&self, tier: &DeviceTier<B>) {
+        let kept = self.stages().filter_map(|(id, stage)| {
+            let on_host = &tier.weights[id].as_ref()?.on_host;
+            let bytes = on_host.iter().map(|buffer| buffer.bytes).fold(0, u64::saturating_add);
+            (!on_host.is_empty()).then_some((&*stage.name, bytes))
+        });
+        let (names, sizes): (Vec<&str>, Vec<u64>) = kept.unzip();
+        if !names.is_empty() {
+            let bytes = ByteSize(sizes.into_iter().fold(0, u64::saturating_add)).human();
+            self.config.reporter.warning(&format!(
+                "{bytes} of weights of {} stay in host memory: {} leaves operators that use them to the host",
+                listed(&names),
+                self.device
+            ));
+        }
     }
 
     /// Reserves the slots in one memory and fills the resident ones.

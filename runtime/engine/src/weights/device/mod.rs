@@ -3,6 +3,8 @@
 //!
 //! A slot is a list of buffers, the largest weight in the first ([`hpp_schema::in_slot`]), because not every device can address the
 //! middle of a buffer.
+//!
+//! A provider may compute a node on the host and wants the weights of that node there. Those stay in host memory and are never copied.
 
 mod load;
 mod residency;
@@ -42,15 +44,27 @@ impl Id for RingId {
 
 /// The weights of one stage.
 struct StageWeights<B: Backend> {
+    /// The weights that are copied to slots.
     source: B::UploadSource,
-    /// In the order of the stage's inputs: the weight's shape, and the index of its buffer in a slot.
-    inputs: Vec<(Dims, usize)>,
+    /// In the order of the stage's inputs: the weight's shape and its buffer.
+    inputs: Vec<(Dims, WeightBuffer)>,
+    /// The weights that stay in host memory.
+    on_host: Vec<Buffer<B>>,
     /// Bytes of each buffer of a slot, largest first.
     slot_sizes: Vec<u64>,
-    /// Bytes of all weights.
+    /// Bytes of the weights that are copied to slots.
     bytes: u64,
     memory: MemoryId,
     slot: StageSlot<B>,
+}
+
+/// The buffer of one weight, by its index.
+#[derive(Clone, Copy)]
+enum WeightBuffer {
+    /// In the stage's slot.
+    Slot(usize),
+    /// In [`StageWeights::on_host`].
+    Host(usize),
 }
 
 /// Where a stage's weights lie when it runs.
@@ -62,9 +76,13 @@ enum StageSlot<B: Backend> {
 }
 
 impl<B: Backend> StageWeights<B> {
-    /// Starts to copy all weights into a slot.
+    /// Starts to copy the weights into a slot, except for those that stay in host memory.
     fn upload(&self, pool: &BufferPool<B>, slot: &[Buffer<B>]) -> Result<B::Upload, BackendError> {
-        let buffers: Vec<&B::Buffer> = self.inputs.iter().map(|(_, buffer)| &slot[*buffer].handle).collect();
+        let in_slot = self.inputs.iter().filter_map(|(_, buffer)| match buffer {
+            WeightBuffer::Slot(index) => Some(&slot[*index].handle),
+            WeightBuffer::Host(_) => None,
+        });
+        let buffers: Vec<&B::Buffer> = in_slot.collect();
         pool.backend.upload(&self.source, &buffers)
     }
 }
@@ -81,11 +99,12 @@ impl<B: Backend> DeviceTier<B> {
     pub fn input(&self, stage: StageId, index: usize) -> (&Buffer<B>, &Dims) {
         let weights = self.weights[stage].as_ref().expect("a stage with weight inputs has device weights");
         let (dims, buffer) = &weights.inputs[index];
-        let slot = match &weights.slot {
-            StageSlot::Resident(slot) => slot,
-            StageSlot::Ring(ring) => self.rings[*ring].slot_of(stage),
+        let buffer = match (*buffer, &weights.slot) {
+            (WeightBuffer::Host(index), _) => &weights.on_host[index],
+            (WeightBuffer::Slot(index), StageSlot::Resident(slot)) => &slot[index],
+            (WeightBuffer::Slot(index), StageSlot::Ring(ring)) => &self.rings[*ring].slot_of(stage)[index],
         };
-        (&slot[*buffer], dims)
+        (buffer, dims)
     }
 
     fn fill_ring(&mut self, pool: &BufferPool<B>, ring: RingId) -> Result<(), BackendError> {

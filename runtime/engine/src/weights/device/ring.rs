@@ -128,7 +128,7 @@ impl<B: Backend> SlotRing<B> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{RingId, StageSlot};
+    use super::super::{RingId, StageSlot, WeightBuffer};
     use super::*;
     use crate::mock::MockBackend;
     use crate::port::{Dims, HostCopy, WeightLocation};
@@ -142,8 +142,9 @@ mod tests {
         let pool = BufferPool::new(MockBackend::new());
         let location = [WeightLocation { file, offset: 0, bytes: 4 }];
         let source = pool.backend.upload_source(&location, memory, HostCopy::default()).unwrap();
-        let (inputs, slot) = (vec![(Dims::from_slice(&[4]), 0)], StageSlot::Ring(RingId::new(0)));
-        let weights = StageWeights { source, inputs, slot_sizes: vec![4], bytes: 4, memory, slot };
+        let inputs = vec![(Dims::from_slice(&[4]), WeightBuffer::Slot(0))];
+        let slot = StageSlot::Ring(RingId::new(0));
+        let weights = StageWeights { source, inputs, on_host: vec![], slot_sizes: vec![4], bytes: 4, memory, slot };
         let mut ring = SlotRing::new(memory, vec![vec![pool.reserve(memory, 4).unwrap()]], true);
         let [first, second] = [StageId::new(0), StageId::new(1)];
         ring.set_order(&PerPhase { prefill: vec![], decode: vec![first, second] });
