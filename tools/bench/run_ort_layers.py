@@ -8,6 +8,7 @@ is in the memory that ONNX Runtime prefers and is written in place; the tokens a
 """
 
 import ctypes
+import faulthandler
 import json
 import os
 import sys
@@ -158,6 +159,8 @@ def generate(decoder, prompt, new):
 
 
 def main():
+    # A crash in the library then names the call that it happened in.
+    faulthandler.enable()
     model, provider, gpu, cpu = sys.argv[1:5]
     prompt, new, capacity, threads, heads, size = map(int, sys.argv[5:11])
     api = Api(os.environ["ORT_DYLIB_PATH"])

@@ -372,7 +372,9 @@ fn on_device(
         Provider::CUDA => prepared.and_then(|builder| {
             let cuda = ort::ep::CUDA::default()
                 .with_device_id(i32::try_from(number).unwrap_or(i32::MAX))
-                .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested);
+                .with_arena_extend_strategy(ArenaExtendStrategy::SameAsRequested)
+                // Otherwise float32 matrices are multiplied with 10 bits of mantissa, and a token may differ from the host's.
+                .with_tf32(false);
             let cuda = match runtime.streams(provider, number) {
                 // SAFETY: the stream is one of this device and is never destroyed.
                 Some(streams) => unsafe { cuda.with_compute_stream(streams.compute()) },
