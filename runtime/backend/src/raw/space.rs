@@ -77,7 +77,8 @@ impl MemorySpace {
             cause: "its provider describes none".into(),
         })?;
         let allocator = DeviceAllocator::new(environment, device, kind, lock.clone(), streams.clone())?;
-        let mut space = MemorySpace { id, lock, description, allocator: Some(Rc::new(allocator)), fence: None, streams };
+        let mut space =
+            MemorySpace { id, lock, description, allocator: Some(Rc::new(allocator)), fence: None, streams };
         if space.streams.is_none() {
             let host = Memory::Host(Rc::new(HostPages::reserve(FENCE_BYTES)?));
             space.fence = Some((Rc::new(space.reserve(FENCE_BYTES)?), host));
