@@ -157,6 +157,8 @@ pub enum Evidence {
     InCi,
     /// Test runs where its plug-in offers a device; the suite says where it does not.
     WhereOffered,
+    /// By hand on one machine; the test suite has no such device.
+    ByHand,
     /// Never run.
     NeverRun,
 }
@@ -262,6 +264,7 @@ pub const PROVIDER_FACTS: [ProviderFacts; 6] = [
         package: Some("onnxruntime-gpu"),
         rank_on_gpus: Some(1),
         takes_options: false,
+        evidence: Evidence::ByHand,
         ..ProviderFacts::UNKNOWN
     },
     ProviderFacts {

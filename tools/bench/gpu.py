@@ -26,7 +26,7 @@ NAMES = ("exact", "models", "decode", "prompt")
 # Those that measure the large model.
 LARGE = ("decode", "prompt")
 # Timeout of a command, in seconds.
-LIMIT = 400
+LIMIT = 120
 
 
 def arguments():

@@ -19,8 +19,9 @@ MODELS = os.path.join(ROOT, "fixtures", "models")
 PLACES = {"resident": ("--gpu-layers", "all"), "streamed": ("--stream", "all")}
 # Models that run at the same time.
 AT_ONCE = 4
-# The difference of logits, relative to the largest of a step, that rounding explains: in float32, and in fewer bits.
-TOLERANCE = {False: 1e-3, True: 1e-1}
+# The difference of logits, relative to the largest of a step, that rounding explains: in float32, and in fewer bits. The recorded answers
+# of 4-bit models are the CPU's with 8-bit activations; with float32 activations the CPU itself differs from them by up to 0.12.
+TOLERANCE = {False: 1e-3, True: 1.5e-1}
 
 
 def decoders():

@@ -44,7 +44,7 @@ class Bench:
         """Profiles the model on this machine, unless `keep` is set and there is a profile; then reads the link's rate."""
         command = [self.shop.binary("hpp-profile"), self.model, "--quick", "--providers", f"cpu,{self.provider}", "--contexts",
                    f"16,{self.context}", "--prefill-tokens", f"16,{self.long}", "--out", self.profile, "--threads", self.shop.threads,
-                   "--json", "--quiet", *(["--resume"] if keep and os.path.exists(self.profile) else ["--force"])]
+                   "--timeout", 60, "--json", "--quiet", *(["--resume"] if keep and os.path.exists(self.profile) else ["--force"])]
         found = json.loads(measure.run([*self.shop.around, *command], limit=self.shop.limit)["stdout"])
         self.link = bare_link(found, self.provider)
 

@@ -148,8 +148,15 @@ fn text(report: &SystemReport) -> String {
     for (provider, problem) in failed {
         let _ = writeln!(out, "\n{} ({}) cannot be used: {problem}", provider.name(), provider.provider.id());
     }
-    for provider in report.providers.iter().filter(|p| p.problem.is_none() && p.evidence == Evidence::NeverRun) {
-        let _ = writeln!(out, "\nnote: HPP has never been run with {}", provider.name());
+    for provider in report.providers.iter().filter(|provider| provider.problem.is_none()) {
+        let name = provider.name();
+        let _ = match provider.evidence {
+            Evidence::NeverRun => writeln!(out, "\nnote: HPP has never been run with {name}"),
+            Evidence::ByHand => {
+                writeln!(out, "\nnote: HPP was run with {name} by hand on one machine; its tests do not cover it")
+            }
+            Evidence::InCi | Evidence::WhereOffered => Ok(()),
+        };
     }
     out.push('\n');
     for (provider, problem) in absent {
@@ -164,6 +171,7 @@ fn tested(evidence: Evidence) -> &'static str {
     match evidence {
         Evidence::InCi => "in every run of the tests",
         Evidence::WhereOffered => "where its plug-in offers a device",
+        Evidence::ByHand => "by hand on one machine",
         Evidence::NeverRun => "never run",
     }
 }
