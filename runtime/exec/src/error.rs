@@ -140,6 +140,9 @@ impl ExecError {
             ExecError::LogFilter(e) => e.hint(),
             ExecError::Usage { hint, .. } => hint,
             ExecError::UnsplitTooLarge { .. } => "raise the limit, or run this on a machine with more memory",
+            ExecError::Store(PageStoreError::Io { .. }) | ExecError::Session { .. } => {
+                "give --kv-dir a directory in which you can write"
+            }
             ExecError::Output(_) => "free space where stdout goes, or send it elsewhere",
             ExecError::Write(e) if e.source.kind() == io::ErrorKind::StorageFull => {
                 "free space, or write the file on another disk"

@@ -6,13 +6,13 @@ use crate::cli::{
 use crate::cli::{
     BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, RunArgs, RuntimeArgs, ServeArgs,
 };
-use crate::console::Level;
+use crate::console::{Console, Level};
 use crate::error::ExecError;
 use crate::prompt::{PromptSource, TextSource, stdin_is_piped};
 use crate::runtime::OrtBackend;
 use hpp_engine::{EngineOptions, Fallback, RowBatching, Verify, WeightReads};
 use hpp_generate::sampling::SamplingOverrides;
-use hpp_generate::speculate::{DraftLength, Drafts};
+use hpp_generate::speculate::{DraftLength, DraftOrigin, Drafts};
 use hpp_schema::Provider;
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -54,12 +54,13 @@ pub struct GenerateSettings {
 }
 
 impl GenerateSettings {
-    /// Drafts of the length that the user gave, if one was given.
-    pub fn with_fixed_length(&self, drafts: Drafts<OrtBackend>) -> Drafts<OrtBackend> {
-        match self.run.draft_tokens {
-            Some(tokens) => Drafts { length: DraftLength::fixed(usize::from(tokens)), ..drafts },
-            None => drafts,
+    /// Drafts of the length that the user gave, if one was given; warns if there are none.
+    pub fn with_fixed_length(&self, drafts: Drafts<OrtBackend>, console: &Console) -> Drafts<OrtBackend> {
+        let Some(tokens) = self.run.draft_tokens else { return drafts };
+        if matches!(drafts.origin, DraftOrigin::None) {
+            console.warn("--draft-tokens has no effect: no tokens are drafted; --speculate and --draft say how");
         }
+        Drafts { length: DraftLength::fixed(usize::from(tokens)), ..drafts }
     }
 }
 

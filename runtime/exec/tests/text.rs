@@ -324,6 +324,19 @@ fn an_empty_answer_of_a_chat_model_comes_with_a_hint() {
 }
 
 #[test]
+fn a_draft_length_without_drafts_and_a_kv_directory_that_is_a_file_are_pointed_out() {
+    let plan = PlanDir::new("genai/learned-llama-fp32-cpu", 64);
+    let one = ["-p", "What", "-n", "1", "--draft-tokens", "3"];
+    assert!(plan.run(&one).ok().stderr.contains("--draft-tokens has no effect"));
+    let drafted = plan.run(&[&one[..], &["--speculate", "ngram"]].concat()).ok();
+    assert!(!drafted.stderr.contains("no effect"), "{}", drafted.stderr);
+    let file = plan.file("a-file");
+    std::fs::write(&file, "").unwrap();
+    let taken = file.to_str().unwrap();
+    plan.run(&["--session", "a", "--kv-dir", taken, "-p", "What", "-n", "1"]).fails(1, &[taken, "hint: give --kv-dir"]);
+}
+
+#[test]
 fn a_session_goes_on_in_another_process() {
     let mut plan = PlanDir::new("genai/learned-llama-fp32-cpu", 512);
     plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());

@@ -43,7 +43,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let draft = DraftChoice::open(&settings.draft_method, &plan, &encoder, ctx.console)?;
     let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), &draft, ctx)?;
     let drafts = draft.load(&plan.plan, 1, &settings.run.runtime, ctx.console, ctx.interrupt)?;
-    let drafts = settings.with_fixed_length(drafts);
+    let drafts = settings.with_fixed_length(drafts, ctx.console);
     ctx.interrupt.immediate();
     let request = request(settings, &plan, &encoder, vec![])?;
     if encoder.template.is_none() {

@@ -66,7 +66,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let mut sequence = SingleSequence::new(engine, inputs);
     adaptation.into_iter().for_each(|adaptation| sequence.adapt(adaptation));
     let drafts = draft.load(&plan.plan, 1, args, ctx.console, ctx.interrupt)?;
-    let drafts = settings.with_fixed_length(drafts);
+    let drafts = settings.with_fixed_length(drafts, ctx.console);
     let format = OutputFormat::new(settings.run.json, encoder.tokenizer.is_some());
     ctx.console.working(format!("reading the prompt, {}", counted(request.prompt.len() as u64, "token")));
     let mut output = Output { out: ctx.out, format, logits, any_token: false, console: ctx.console };
