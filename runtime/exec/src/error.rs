@@ -140,6 +140,9 @@ impl ExecError {
             ExecError::LogFilter(e) => e.hint(),
             ExecError::Usage { hint, .. } => hint,
             ExecError::UnsplitTooLarge { .. } => "raise the limit, or run this on a machine with more memory",
+            ExecError::Session { source, .. } if source.kind() == io::ErrorKind::InvalidData => {
+                "the file is damaged: remove it, or use another name"
+            }
             ExecError::Store(PageStoreError::Io { .. }) | ExecError::Session { .. } => {
                 "give --kv-dir a directory in which you can write"
             }

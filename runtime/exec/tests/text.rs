@@ -334,6 +334,11 @@ fn a_draft_length_without_drafts_and_a_kv_directory_that_is_a_file_are_pointed_o
     std::fs::write(&file, "").unwrap();
     let taken = file.to_str().unwrap();
     plan.run(&["--session", "a", "--kv-dir", taken, "-p", "What", "-n", "1"]).fails(1, &[taken, "hint: give --kv-dir"]);
+    std::fs::create_dir_all(plan.file("kv/sessions")).unwrap();
+    std::fs::write(plan.file("kv/sessions/a.json"), "{").unwrap();
+    let damaged = plan.file("kv");
+    let args = ["--session", "a", "--kv-dir", damaged.to_str().unwrap(), "-p", "What", "-n", "1"];
+    plan.run(&args).fails(1, &["a.json", "hint: the file is damaged: remove it"]);
 }
 
 #[test]
