@@ -81,7 +81,8 @@ impl Progress {
     /// Removes the bar, and stops writing lines.
     pub fn finish(&self) {
         self.bar.finish_and_clear();
-        if let Some(lines) = lock(&self.lines).take() {
+        let lines = lock(&self.lines).take();
+        if let Some(lines) = lines {
             lines.stop();
         }
     }
