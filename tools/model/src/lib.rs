@@ -38,7 +38,7 @@ pub use host::ThisHost;
 pub use host_kernels::host_kernels;
 pub use memory::HostMemory;
 pub use operators::{machine_layouts, unknown_operators, without_cpu_kernel};
-pub use problem::{CostSource, ProviderTimes, packing, problem, session_copies};
+pub use problem::{CostSource, ProviderTimes, packing, problem, scales_beside_packed, session_copies};
 pub use providers::ProviderPolicy;
 pub use states::PlannedState;
 pub use streams::shared_weights;

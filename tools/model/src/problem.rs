@@ -17,7 +17,7 @@ use hpp_schema::{
     StateUpdate,
 };
 pub use measured::ProviderTimes;
-pub use packing::{packing, session_copies};
+pub use packing::{packing, scales_beside_packed, session_copies};
 use passes::passes;
 
 /// Steps in which hit rates of caches for experts are given to the planner.

@@ -12,7 +12,7 @@ use crate::partitioning::{Partitioning, place_blocks};
 use crate::quantize;
 use crate::request::{LEAST_CHUNK, Limits, PlanningRequest};
 use hpp_graph::PartitionGraph;
-use hpp_model::{Analysis, LogitsMode, analyse_quantized};
+use hpp_model::{Analysis, LogitsMode, analyse_quantized, scales_beside_packed};
 use hpp_onnx::QuantizeOptions;
 use hpp_partition::{Phase, usage_of_partitions};
 use hpp_schema::{ByteSize, InputRole, ModelKind, Plan, gives_one_position};
@@ -60,6 +60,7 @@ impl OwnDraft {
         let partitioning = place_blocks(&request, args)?;
         let PlanDraft { partitioning, parts, plan } = draft(&request, &quantized, partitioning, costs.label())?;
         let (host_memory, sequence_memory) = memory(&request, &partitioning);
+        let host_memory = host_memory.saturating_add(scales_beside_packed(&quantized.graph));
         let bits = args.quantize.draft.map_or(0, |bits| bits.bits().count() as u32);
         Ok(OwnDraft { analysis: quantized, parts, plan, bits, host_memory, sequence_memory })
     }

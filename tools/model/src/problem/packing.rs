@@ -52,6 +52,13 @@ pub fn session_copies(graph: &Graph) -> u64 {
     copies.fold(0, u64::saturating_add)
 }
 
+/// Bytes of scales that stay in memory beside their packed copy where weights are neither streamed nor locked: `MatMulNBits` that computes
+/// in integers packs its scales with its weights (`MlasQNBitGemmPackQuantBData`), and ONNX Runtime frees only the weights it has packed.
+pub fn scales_beside_packed(graph: &Graph) -> u64 {
+    let ids: Vec<ValueId> = scales(graph, |_| true).into_iter().collect();
+    bytes(graph, &ids)
+}
+
 /// `part / of` in thousandths, rounded down.
 fn permille(part: u64, of: u64) -> u64 {
     let share = (u128::from(part) * 1000).checked_div(u128::from(of)).unwrap_or(0);
@@ -246,6 +253,16 @@ mod tests {
         let sums = 1000 * growth / (1000 + growth);
         assert!(packing.decompressed_permille.abs_diff(2 * sums) <= 2, "{packing:?}");
         assert_eq!(packing.read_permille, 500);
+    }
+
+    #[test]
+    fn scales_of_integer_products_stay_beside_their_packed_copy() {
+        let Analysis { graph, .. } = read(&fixture("genai/llama3-int4-cpu"));
+        // A sum and a scale have the same size.
+        assert!(sums(&graph, |_| true) > 0);
+        assert_eq!(scales_beside_packed(&graph), sums(&graph, |_| true));
+        let Analysis { graph, .. } = read(&fixture("genai/llama3-fp32-cpu"));
+        assert_eq!(scales_beside_packed(&graph), 0);
     }
 
     #[test]
