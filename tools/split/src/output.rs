@@ -140,6 +140,12 @@ pub fn create_dir(path: &Path) -> Result<(), OutputError> {
     io_context("create", path, fs::create_dir_all(path))
 }
 
+/// Refuses a directory that [`OutputDir::begin`] would refuse, before anything that takes long.
+pub fn check_target(target: &Path, force: bool) -> Result<(), OutputError> {
+    let target = io_context("resolve", target, hpp_io::resolve_link(target).and_then(std::path::absolute))?;
+    refuse_existing(&target, force)
+}
+
 fn refuse_existing(target: &Path, force: bool) -> Result<(), OutputError> {
     if !target.exists() || is_empty(target) {
         return Ok(());

@@ -13,7 +13,8 @@ use crate::partitioning::sufficient_budget;
 use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::{
-    calibrate, experts, interrupt, operators, presets, print, quantize, request, settings, sweep, targets, trace,
+    calibrate, experts, interrupt, operators, output, presets, print, quantize, request, settings, sweep, targets,
+    trace,
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, faulty_blocks};
@@ -39,6 +40,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         return sweep::run(&inputs, &first, range, &costs.label());
     }
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
+    check_target(args, Some(&out_dir))?;
     let Chosen { mut request, partitioning } = inputs.choose()?;
     let planned = partitioning.solution.clone();
     let (partitioning, trials) = match args.planning.refine {
@@ -87,6 +89,7 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     let hint =
         "hpp-split MODEL, an ONNX file or the directory that an exporter wrote; `hpp-split --help` lists the options";
     let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
+    check_target(args, args.out.as_deref())?;
     let quantize = calibrate::options(args, path, &costs)?;
     let analysis = analyse(path, args.context, args, quantize.as_ref())?;
     operators::check(&analysis, args.allow_unknown_operators)?;
@@ -99,6 +102,15 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
         }
     };
     Ok(Inputs { analysis, costs, quantize })
+}
+
+/// Refuses a directory that cannot be written, before anything that takes long.
+fn check_target(args: &SplitArgs, out: Option<&Path>) -> Result<(), SplitError> {
+    let is_written = !args.dry_run && args.planning.sweep_vram.is_none();
+    match out.filter(|_| is_written) {
+        Some(out) => Ok(output::check_target(out, args.force)?),
+        None => Ok(()),
+    }
 }
 
 /// The draft that the arguments ask for, planned; `None` if they ask for none.
