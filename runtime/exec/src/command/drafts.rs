@@ -95,8 +95,9 @@ impl DraftChoice {
                 WithoutDraft::Off => Ok(DraftChoice::None),
                 WithoutDraft::Ngram => Ok(DraftChoice::Ngram),
                 WithoutDraft::Refuse => Err(ExecError::Usage {
-                    message: "--speculate draft needs a draft model, and this plan has none".to_owned(),
-                    hint: "give one with --draft PLAN, split the model with --draft int4, or use --speculate ngram"
+                    message: format!("--speculate draft needs a draft model, and {} has none", plan.path.display()),
+                    hint: "split the model with --draft int4, or use --speculate ngram; hpp-exec PLAN, but not serve, \
+                           also takes --draft PLAN"
                         .to_owned(),
                 }),
             };
