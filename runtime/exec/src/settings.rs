@@ -193,6 +193,10 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
     if run.answer.chat && matches!(prompt, PromptSource::Tokens(_)) {
         return Err(usage("--chat needs text, not tokens", "give --prompt TEXT, or leave --chat out"));
     }
+    if run.session.is_none() && run.kv.is_given() {
+        let hint = "add --session NAME to keep a conversation and its KV cache, or leave the option out";
+        return Err(usage("--kv-dir and --kv-ram are for --session and for hpp-exec serve", hint));
+    }
     if run.session.is_some() {
         if !may_chat || run.embeddings.is_some() || matches!(prompt, PromptSource::Tokens(_)) {
             let hint = "leave --json, --logits, --inputs, --embeddings and --tokens out";

@@ -330,6 +330,8 @@ fn a_draft_length_without_drafts_and_a_kv_directory_that_is_a_file_are_pointed_o
     assert!(plan.run(&one).ok().stderr.contains("--draft-tokens has no effect"));
     let drafted = plan.run(&[&one[..], &["--speculate", "ngram"]].concat()).ok();
     assert!(!drafted.stderr.contains("no effect"), "{}", drafted.stderr);
+    let forgotten = plan.run(&["-p", "What", "-n", "1", "--kv-dir", "kv"]);
+    forgotten.fails(1, &["--kv-dir and --kv-ram are for --session", "hint: add --session NAME"]);
     let file = plan.file("a-file");
     std::fs::write(&file, "").unwrap();
     let taken = file.to_str().unwrap();

@@ -8,6 +8,7 @@ use hpp_engine::{Engine, StageTelemetry};
 use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, PageStoreError};
 use hpp_generate::{KvCache, KvSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
+use std::ffi::OsStr;
 use std::sync::Arc;
 
 /// The part of a host memory limit that pages may take: the plan's, or that of all models.
@@ -18,6 +19,13 @@ const SHARE_OF_FREE: u64 = 10;
 const MOST_RAM: u64 = 4 << 30;
 
 impl KvArgs {
+    /// Whether the command line asks for a KV cache; environment variables may be meant for other commands.
+    pub fn is_given(&self) -> bool {
+        let is_variable = |name, text: &OsStr| std::env::var_os(name).is_some_and(|set| set == text);
+        let by_dir = self.kv_dir.as_ref().is_some_and(|dir| !is_variable("HPP_KV_DIR", dir.as_os_str()));
+        by_dir || (self.kv_ram.is_some() && std::env::var_os("HPP_KV_RAM").is_none())
+    }
+
     /// Bytes of RAM for pages.
     pub fn ram(&self, plan: &Plan) -> u64 {
         if let Some(asked) = self.kv_ram {
