@@ -72,6 +72,12 @@ pub fn untried(plan: &Plan, providers: impl IntoIterator<Item = Provider>) -> Op
     providers.into_iter().find(|provider| !plan.is_unsplit() && !tried.contains(&provider))
 }
 
+/// Whether these providers, if there are any, are for no partition of the plan.
+pub fn tries_none(plan: &Plan, providers: &[Provider]) -> bool {
+    let plan = with_providers(plan, providers);
+    !providers.is_empty() && providers.iter().all(|provider| untried(&plan, [*provider]).is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -4,7 +4,7 @@ use crate::cli::{LibraryArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::planning::compiled_models;
-use hpp_engine::{Engine, EngineOptions, is_limited_by_disk, untried, with_providers};
+use hpp_engine::{Engine, EngineOptions, is_limited_by_disk, tries_none, untried, with_providers};
 use hpp_schema::{Plan, Provider, provider_libraries, provider_options};
 use std::path::Path;
 use std::sync::Arc;
@@ -42,7 +42,8 @@ impl OnnxRuntime {
         Self::open_with(&args.library, &options, console)?.check_providers(plan, args, console)
     }
 
-    /// Refuses providers that do not exist here. Options of providers that no partition would try are a warning, with --strict an error.
+    /// Refuses providers that do not exist here. Providers, and options of providers, that no partition would try are a warning, with
+    /// --strict an error.
     fn check_providers(self, plan: &Plan, args: &RuntimeArgs, console: &Console) -> Result<Self, ExecError> {
         let with_options = args.library.ep_option.iter().map(|option| option.provider);
         let mut named = args.providers.iter().copied().chain(with_options.clone());
@@ -52,9 +53,17 @@ impl OnnxRuntime {
             return Err(ExecError::Usage { message, hint });
         }
         let changed = with_providers(plan, &args.providers);
-        let Some(unused) = untried(&changed, with_options) else { return Ok(self) };
-        let message = format!("--ep-option: no partition of this plan tries the provider {:?}", unused.id());
-        let hint = format!("add --providers {},cpu, or leave the option out", unused.id());
+        let unused = if tries_none(plan, &args.providers) {
+            let ids: Vec<&str> = args.providers.iter().map(Provider::id).collect();
+            let message = format!("--providers: no partition of this plan can compute with {}", ids.join(" or "));
+            (message, "make a plan for a GPU with hpp-split --vram, or leave the option out".to_owned())
+        } else if let Some(unused) = untried(&changed, with_options) {
+            let message = format!("--ep-option: no partition of this plan tries the provider {:?}", unused.id());
+            (message, format!("add --providers {},cpu, or leave the option out", unused.id()))
+        } else {
+            return Ok(self);
+        };
+        let (message, hint) = unused;
         if args.strict {
             return Err(ExecError::Usage { message, hint });
         }

@@ -276,6 +276,28 @@ fn a_missing_provider_falls_back_with_a_warning_or_is_refused() {
     plan.run(&["--tokens", "1", "--strict", "--providers", "cpu", "--max-new", "1"]).ok();
 }
 
+#[test]
+fn providers_that_no_partition_can_use_are_pointed_out() {
+    let mut plan = PlanDir::new(LLAMA, 32);
+    // Not the unsplit model, whose providers are always its own.
+    plan.plan.partitions[0].name = "cpu_0".into();
+    plan.plan.states.iter_mut().for_each(|state| state.partition = "cpu_0".into());
+    let schedule = &mut plan.plan.schedule;
+    schedule
+        .prefill
+        .iter_mut()
+        .chain(&mut schedule.decode)
+        .for_each(|step| *step = hpp_schema::Step::Run("cpu_0".into()));
+    plan.save();
+    let one = ["--tokens", "1", "--max-new", "1", "--providers"];
+    let ran = plan.run(&[&one[..], &["cuda"]].concat()).ok();
+    assert!(ran.stderr.contains("no partition of this plan can compute with cuda"), "{}", ran.stderr);
+    let strict = plan.run(&[&one[..], &["cuda,webgpu", "--strict"]].concat());
+    strict.fails(1, &["no partition of this plan can compute with cuda or webgpu", "hint: ", "--vram"]);
+    let ran = plan.run(&[&one[..], &["cuda,cpu", "--strict"]].concat()).ok();
+    assert!(!ran.stderr.contains("no partition"), "{}", ran.stderr);
+}
+
 /// The library of the test plug-in (`examples/plugin_rig.rs` of hpp-backend), if it is built.
 fn rig() -> Option<std::path::PathBuf> {
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_hpp-exec"));

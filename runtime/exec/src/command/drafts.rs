@@ -8,7 +8,7 @@ use crate::error::ExecError;
 use crate::interrupt::Interrupt;
 use crate::runtime::OrtBackend;
 use crate::settings::{DraftMethod, WithoutDraft};
-use hpp_engine::{EngineOptions, host_memory_needed};
+use hpp_engine::{EngineOptions, host_memory_needed, tries_none};
 use hpp_generate::speculate::{DraftLength, DraftModel, DraftOrigin, Drafts};
 use hpp_generate::{PlanFile, PromptEncoder, check_language_model};
 use hpp_schema::memory::PROCESS;
@@ -150,7 +150,10 @@ impl DraftChoice {
             DraftChoice::Ngram => return Ok(Drafts { origin: DraftOrigin::Ngram(Rc::default()), length }),
             DraftChoice::Model(draft) => draft.file,
         };
-        let args = &RuntimeArgs { context: Some(draft_context(&file.plan, plan, args.context)), ..args.clone() };
+        // A draft on the host is no fault where the providers are for the model on a GPU.
+        let providers = if tries_none(&file.plan, &args.providers) { vec![] } else { args.providers.clone() };
+        let context = Some(draft_context(&file.plan, plan, args.context));
+        let args = &RuntimeArgs { context, providers, ..args.clone() };
         let options = EngineOptions { sequences: Some(sequences as u64), ..args.engine_options() };
         let engine = load_engine(&file.plan, &file.dir, args, options, console, interrupt)?;
         let model = DraftModel::new(engine, sequences);
