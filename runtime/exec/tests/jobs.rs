@@ -129,7 +129,8 @@ fn each_bad_line_has_an_error_of_its_own_and_the_others_go_on() {
     assert_eq!(std::fs::read(&files.answers).unwrap(), before);
     // A line that was mended has no answer yet, though the file has as many answers as lines.
     std::fs::write(&files.prompts, bad.replace("no json", "{\"id\": 9, \"tokens\": [1], \"max_new\": 1}")).unwrap();
-    files.run(&[]).ok();
+    let said = files.run(&[]).ok().stderr;
+    assert!(said.contains(&format!("has {} answers already: lines with one are skipped", lines.len())), "{said}");
     assert!(files.lines().iter().any(|answer| answer["id"] == 9 && answer["finish"] == "length"));
 }
 

@@ -70,7 +70,9 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         return Ok(0);
     }
     if done > 0 {
-        ctx.console.info(&format!("{} of {total} have an answer already", counted(done as u64, "line")));
+        // Not "of so many lines": the file may hold answers to lines that are no longer there.
+        let answers = counted(done as u64, "answer");
+        ctx.console.info(&format!("{} has {answers} already: lines with one are skipped", args.output.display()));
     }
     let trace = TraceFile::create(args.trace.as_deref())?;
     let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES));
