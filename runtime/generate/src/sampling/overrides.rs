@@ -25,7 +25,7 @@ pub struct SamplingOverrides {
 /// A seed in JSON: any whole number of 64 bits, with or without a sign, because clients send both. -1 asks for a new seed, as in vLLM and
 /// llama.cpp.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
-#[serde(untagged, expecting = "`seed` must be a whole number of 64 bits")]
+#[serde(untagged, expecting = "expected a whole number of 64 bits")]
 pub enum JsonSeed {
     /// From 0 on.
     Unsigned(u64),

@@ -109,7 +109,9 @@ impl ChatMessage {
             }
         };
         let text = match &self.content {
-            None => String::new(),
+            // Of a message that calls functions, or was saved without its text.
+            None if role == Role::Assistant => String::new(),
+            None => return Err(wrong("content", "the message has none")),
             Some(Content::Text(text)) => text.clone(),
             Some(Content::Parts(parts)) => {
                 let text = |part: &ContentPart| part.text.clone().filter(|_| part.kind == "text");
@@ -166,6 +168,8 @@ mod tests {
         for wrong in [
             "[]",
             r#"[{"role": "function", "content": "x"}]"#,
+            r#"[{"role": "user"}]"#,
+            r#"[{"role": "system", "content": null}, {"role": "user", "content": "x"}]"#,
             r#"[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]"#,
         ] {
             assert!(request(wrong).conversation().is_err(), "{wrong}");
