@@ -55,6 +55,13 @@ impl PromptReadError {
     }
 }
 
+impl PromptSource {
+    /// Whether the prompt, or a part of it, comes from stdin.
+    pub fn reads_stdin(&self) -> bool {
+        matches!(self, PromptSource::Text(TextSource::Stdin | TextSource::StdinThenArgument(_)))
+    }
+}
+
 impl TextSource {
     /// Reads a message: as [`read`](Self::read), without the line break at the end of a file or of piped text.
     pub fn read_message(&self) -> Result<String, PromptReadError> {

@@ -41,9 +41,13 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         false => PromptFormat::Plain,
     };
     let context = context_length(&plan, &settings.run.runtime);
+    if settings.prompt.reads_stdin() {
+        ctx.console.working("reading stdin to its end, for the prompt");
+    }
     let prompt = prompt_tokens(&settings.prompt, &encoder, &format, context, &|| {
         ctx.console.warn("the prompt is empty: the model generates text from nothing; give a prompt with -p");
     })?;
+    ctx.console.idle();
     check_prompt(&prompt, context).map_err(|error| error.of_model_for(plan.plan.model.context_length))?;
     let request = request(settings, &plan, &encoder, prompt)?;
     if request.sampling.choice == SamplingMethod::Greedy && settings.run.answer.sampling.asks_for_random_choices() {
