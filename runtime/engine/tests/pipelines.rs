@@ -196,9 +196,8 @@ fn with_other_device_for_prompts(part: ChainPart, gpu: Option<usize>, micros: u6
 fn prompts_and_next_tokens_share_a_pipeline() {
     let chain = chain(vec![part_per_token(Some(0), 100), part_per_token(None, 80)]);
     let (mut engine, backend) = engine(&chain);
-    // Items of 1, 1, 4 and 4 tokens: the GPU is the bottleneck but for the last item's turn on the host. In each turn the host has the
-    // item before.
-    let (on_gpu, on_host) = ([100, 100, 400, 400, 0], [0, 80, 80, 320, 320]);
+    // Items of 4, 4, 1 and 1 tokens, the longest first. In each turn the host has the item before.
+    let (on_gpu, on_host) = ([400, 400, 100, 100, 0], [0, 320, 320, 80, 80]);
     let turns = on_gpu.iter().zip(on_host).map(|(gpu, host)| host.max(*gpu));
     assert_eq!(run_mixed(&mut engine, &backend).0, us(turns.sum()));
 }

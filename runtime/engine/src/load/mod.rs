@@ -92,6 +92,7 @@ pub(crate) fn load<B: Backend>(
         taps: Taps::default(),
         max_sequences: budget.sequences(),
         locked: LockedWeights::default(),
+        longest_item: 0,
         scratch: Vec::new(),
         watch,
         control,

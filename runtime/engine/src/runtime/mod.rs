@@ -50,6 +50,8 @@ pub(crate) struct Runtime<B: Backend> {
     pub max_sequences: u64,
     /// Streamed weights that are locked in host memory.
     pub locked: LockedWeights,
+    /// The longest item, in tokens, for which the backend has allocated since its unused memory was last freed.
+    pub longest_item: u64,
     /// Staging for logits on their way from a device to the caller.
     pub scratch: Vec<u8>,
     /// Fails if a file that sessions read is written to.

@@ -52,6 +52,7 @@ impl<B: Backend> Runtime<B> {
         if items.len() > 1 && !self.taps.wanted.is_empty() {
             return Err(EngineError::Unsupported("taps are read in passes of one sequence"));
         }
+        self.free_pieces_that_are_too_small(items)?;
         self.assign_lanes(program, items)?;
         for item in items.iter_mut() {
             item.error = self.start_item(program, item).err();
@@ -71,6 +72,20 @@ impl<B: Backend> Runtime<B> {
             item.sequence.end_pass(item.sizes.past);
         }
         self.recorder.passed(phase, tokens, self.pool.since(start));
+        Ok(())
+    }
+
+    /// Frees memory that the backend keeps for later runs, before an item that is longer than all before. An arena never joins its pieces:
+    /// each longer prompt would add larger ones, and those of all shorter prompts would stay unused.
+    fn free_pieces_that_are_too_small(&mut self, items: &[PassItem<'_, B>]) -> Result<(), EngineError> {
+        let longest = items.iter().map(|item| item.sizes.sequence).max().unwrap_or(0);
+        if longest > self.longest_item {
+            if self.longest_item > 0 {
+                let failed = |source| EngineError::Memory { what: "memory of earlier passes".into(), source };
+                self.pool.backend.trim_memory().map_err(failed)?;
+            }
+            self.longest_item = longest;
+        }
         Ok(())
     }
 

@@ -15,6 +15,7 @@ use crate::port::Backend;
 use crate::program::{PassSizes, Program};
 use crate::tensor::{HostTensor, Logits};
 use hpp_schema::{DType, Plan};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use tracing::info;
@@ -155,21 +156,26 @@ impl<B: Backend> RowBatcher<B> {
                 is_batched[member.item] = true;
             }
         }
-        let alone = items.iter_mut().zip(&errors).zip(&is_batched);
-        let alone = alone.filter(|((_, error), is_batched)| error.is_none() && !**is_batched);
+        let alone = items.iter_mut().zip(&errors).zip(&is_batched).enumerate();
+        let alone = alone.filter(|(_, ((_, error), is_batched))| error.is_none() && !**is_batched);
+        let mut alone: Vec<_> = alone.map(|(index, ((item, _), _))| (index, item.in_pass(program))).collect();
+        // The longest first, so that the others fit into the memory that it leaves in the backend's arena.
+        alone.sort_by_key(|(_, item)| Reverse(item.sizes.sequence));
+        let (order, alone): (Vec<usize>, Vec<PassItem<'_, B>>) = alone.into_iter().unzip();
         // Batches first: in an unused row between two sequences, and in those that are also computed one by one, what a batch writes is
         // overwritten before it is read.
         let mut pass: Vec<PassItem<'_, B>> = batches.iter_mut().map(|batch| batch.in_pass(program)).collect();
-        pass.extend(alone.map(|((item, _), _)| item.in_pass(program)));
+        pass.extend(alone);
         runtime.pass(program, &mut pass)?;
         let mut outcomes = pass.into_iter().map(|item| item.error);
         let of_batches: Vec<Option<EngineError>> = outcomes.by_ref().take(count).collect();
-        let rest: Vec<Option<EngineError>> = outcomes.collect();
-        let mut rest = rest.into_iter();
+        let mut of_items: Vec<Option<EngineError>> = is_batched.iter().map(|_| None).collect();
+        order.into_iter().zip(outcomes).for_each(|(index, error)| of_items[index] = error);
         let mut results = Vec::with_capacity(items.len());
-        for ((item, error), is_batched) in items.iter_mut().zip(errors.drain(..)).zip(&is_batched) {
-            let error = if error.is_some() || *is_batched { error } else { rest.next().flatten() };
-            results.push(match error {
+        for (((item, error), is_batched), of_item) in
+            items.iter_mut().zip(errors.drain(..)).zip(&is_batched).zip(of_items)
+        {
+            results.push(match error.or(of_item) {
                 Some(error) => Err(error),
                 None if *is_batched => Ok(()),
                 None => runtime.finish(program, item),
