@@ -60,6 +60,22 @@ impl fmt::Display for ByteSize {
     }
 }
 
+/// A number without a unit below this is a forgotten G or M, not bytes. The smallest budgets that errors print, for
+/// test models, are larger.
+const MIN_UNITLESS_BYTES: u64 = 100_000;
+
+impl ByteSize {
+    /// Parses a size that a person typed. Refuses a small number without a unit, with what it may mean.
+    pub fn typed(text: &str) -> Result<ByteSize, String> {
+        let size = text.parse::<ByteSize>().map_err(|error| error.to_string())?;
+        let bare = text.trim().ends_with(|last: char| last.is_ascii_digit());
+        match bare && size.0 > 0 && size.0 < MIN_UNITLESS_BYTES {
+            true => Err(format!("{0} without a unit is {size}: did you mean {0}G? Write {0}B for bytes", text.trim())),
+            false => Ok(size),
+        }
+    }
+}
+
 impl FromStr for ByteSize {
     type Err = SizeError;
     fn from_str(text: &str) -> Result<Self, SizeError> {

@@ -280,7 +280,7 @@ pub struct AutoPlanArgs {
     /// Size limit of the plans in the cache, and of OpenVINO's compiled models there. Beyond it, hpp-exec removes the least recently used
     /// plans, except those in use and the last one used, and the oldest compiled models
     /// [default: $HPP_CACHE_LIMIT, else 50G].
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", value_parser = ByteSize::typed)]
     pub cache_limit: Option<ByteSize>,
     /// Bits of the weights of a draft made of the model itself.
     #[arg(skip)]

@@ -4,18 +4,9 @@ use clap::ValueEnum;
 use hpp_schema::ByteSize;
 use std::str::FromStr;
 
-/// A number without a unit below this is a forgotten G or M, not bytes. The smallest budgets that errors print, for
-/// test models, are larger.
-const MIN_UNITLESS_BYTES: u64 = 100_000;
-
 /// Parses a memory size. Refuses a small number without a unit: `24` most likely means 24 GiB.
 pub fn memory(text: &str) -> Result<ByteSize, String> {
-    let size = text.parse::<ByteSize>().map_err(|error| error.to_string())?;
-    let bare = text.trim().ends_with(|last: char| last.is_ascii_digit());
-    match bare && size.0 > 0 && size.0 < MIN_UNITLESS_BYTES {
-        true => Err(format!("{0} without a unit is {size}: did you mean {0}G? Write {0}B for bytes", text.trim())),
-        false => Ok(size),
-    }
+    ByteSize::typed(text)
 }
 
 /// Parses a number of tokens: `8192`, or `8k` and `1M` with k for 1024 and M for its square, as context lengths are counted.
