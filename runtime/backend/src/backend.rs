@@ -357,6 +357,10 @@ impl Backend for OrtBackend {
         Ok(())
     }
 
+    fn trim_heap(&self) {
+        os::trim_heap();
+    }
+
     fn memory_use(&self) -> MemoryUse {
         let (peak_resident, resident) = os::resident();
         let devices = self.spaces.borrow().iter().filter_map(|space| space.memory_use()).collect();

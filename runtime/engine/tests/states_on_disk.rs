@@ -99,7 +99,7 @@ fn answers_are_those_of_states_in_memory() {
 }
 
 #[test]
-fn sequences_take_no_memory_and_the_window_is_theirs_together() {
+fn sequences_take_no_memory_for_states_and_the_window_is_theirs_together() {
     let (dir, backend) = (tempfile::tempdir().unwrap(), MockBackend::new());
     let mut plan = plan(dir.path(), &backend, true);
     let engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
@@ -107,9 +107,11 @@ fn sequences_take_no_memory_and_the_window_is_theirs_together() {
     let of_one = plan.states[0].bytes.0;
     assert_eq!(plan.state_window(), 3 * of_one);
     backend.set_resident(1 << 20);
-    // Room for the window and nothing else: the sequences that are wanted fit all the same.
+    // Room for the window and the tensors of each pass, and none for states: the sequences that are wanted fit all the same. The tensors of
+    // one: token ids and positions of 8 bytes, four float32 numbers that cross twice, 16 scores.
     let workspace = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max().unwrap();
-    plan.budgets.ram = Some(ByteSize((1 << 20) + (4 << 20) + workspace + 3 * of_one));
+    let lanes = 39 * plan.budgets.context * (8 + 8 + 2 * 4 * 4 + 16 * 4);
+    plan.budgets.ram = Some(ByteSize((1 << 20) + (4 << 20) + workspace + 3 * of_one + lanes));
     let options = EngineOptions { sequences: Some(40), ..EngineOptions::default() };
     assert_eq!(Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap().max_sequences(), 40);
 }

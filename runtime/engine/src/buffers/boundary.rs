@@ -23,6 +23,14 @@ pub(crate) struct BoundaryLayout {
     pub buffers: usize,
 }
 
+impl BoundaryLayout {
+    /// Its bytes in a pass of these sizes; 0 where its shape is known only after the run.
+    fn bytes(&self, sizes: &PassSizes) -> u64 {
+        let dims = self.shape.as_ref().and_then(|shape| shape.eval(sizes));
+        dims.and_then(|dims| size_of(&self.name, self.dtype, &dims).ok()).unwrap_or(0)
+    }
+}
+
 /// The boundaries of one lane.
 pub(crate) struct Boundaries<B: Backend> {
     values: IndexVec<BoundaryId, Boundary<B>>,
@@ -108,6 +116,16 @@ impl<B: Backend> Boundaries<B> {
     /// Boundaries with the layouts of these, and without buffers.
     pub fn another(&self) -> Self {
         Boundaries::new(self.values.iter().map(|boundary| boundary.layout.clone()))
+    }
+
+    /// Bytes of the buffers for a pass of these sizes, of the boundaries that `is_on_host` says are in host memory.
+    pub fn host_bytes(&self, sizes: &PassSizes, is_on_host: impl Fn(BoundaryId) -> bool) -> u64 {
+        let mut largest = vec![0; self.buffers.len()];
+        for (_, boundary) in self.values.entries().filter(|(id, _)| is_on_host(*id)) {
+            let buffer = &mut largest[boundary.layout.buffers];
+            *buffer = boundary.layout.bytes(sizes).max(*buffer);
+        }
+        largest.into_iter().fold(0, u64::saturating_add)
     }
 
     /// The boundary of this name.

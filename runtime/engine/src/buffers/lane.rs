@@ -4,7 +4,7 @@ use super::{Boundaries, BufferPool, InputBuffers};
 use crate::error::EngineError;
 use crate::ids::{BoundaryId, IndexVec, InputId};
 use crate::port::{Backend, MemoryId};
-use crate::program::{BoundaryCopy, PassSizes};
+use crate::program::{BoundaryCopy, PassSizes, Program};
 use crate::telemetry::Recorder;
 
 /// Model inputs and boundaries of one item at a time. A runtime has as many as its largest pass had items.
@@ -19,6 +19,14 @@ impl<B: Backend> Lane<B> {
         let inputs =
             self.inputs.iter().map(|input| input.another(pool, context)).collect::<Result<IndexVec<_, _>, _>>()?;
         Ok(Lane { inputs, boundaries: self.boundaries.another() })
+    }
+
+    /// Most bytes of host memory that a lane takes, from the shapes of its inputs and boundaries in the last chunk of a prompt as long as
+    /// the context. Boundaries whose shapes are known only after a run are not counted.
+    pub fn host_bytes(&self, program: &Program) -> u64 {
+        let sizes = program.largest_pass();
+        let inputs = self.inputs.iter().map(|input| input.bytes(&sizes)).fold(0, u64::saturating_add);
+        self.boundaries.host_bytes(&sizes, |boundary| program.is_on_host(boundary)).saturating_add(inputs)
     }
 
     /// Forgets the boundaries of the last pass.

@@ -98,6 +98,12 @@ impl<B: Backend> InputBuffers<B> {
         Ok(())
     }
 
+    /// Its bytes in a pass of these sizes; 0 for an input that the caller gives.
+    pub fn bytes(&self, sizes: &PassSizes) -> u64 {
+        let dims = self.shape(sizes).ok();
+        dims.and_then(|dims| size_of(&self.name, self.dtype, &dims).ok()).unwrap_or(0)
+    }
+
     /// Writes what a pass needs, from `rows_from`, the index in the pass of the first position whose logits are computed.
     pub fn write(
         &mut self,

@@ -33,14 +33,15 @@ pub(super) fn lock_weights<B: Backend>(
         info!(ms, "warm-up runs done, to see which weights runs read");
     }
     let is_fallback = gpu_fallback(program, budget, &runtime.recorder.telemetry.stages);
-    let in_use = HostMemoryInUse::of(program, &runtime.pool.backend);
+    let in_use = HostMemoryInUse::of(program, &runtime.lanes[0], &runtime.pool.backend);
     let rss = in_use.rss;
     let budget = budget.fit_sequences(plan, &is_fallback, in_use);
     runtime.max_sequences = budget.sequences();
     let (locked, window) = (budget.locked(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
     let (states, sequences) = (in_use.states, budget.sequences());
     let locked_bytes = locked.iter().sum::<u64>();
-    info!(limit = budget.limit(), rss, window, states, sequences, locked = locked_bytes, "host memory budget");
+    let lane = in_use.lane;
+    info!(limit = budget.limit(), rss, window, states, lane, sequences, locked = locked_bytes, "host memory budget");
     runtime.lock_stages(program, &locked)?.iter().for_each(|warning| reporter.warning(warning));
     runtime.locked = LockedWeights { at_load: locked.clone(), now: locked_bytes };
     let window = window + widen_window(program, runtime, locked, window)?;

@@ -71,7 +71,7 @@ pub(crate) fn load<B: Backend>(
     }
     let lane = lane(&program, &names, &symbols, &pool)?;
 
-    let in_use = HostMemoryInUse::of(&program, backend);
+    let in_use = HostMemoryInUse::of(&program, &lane, backend);
     let budget = budget.fit_sequences(plan, &vec![false; plan.partitions.len()], in_use);
     let host_memory = budget.for_devices(plan, in_use);
     let config = DeviceTierConfig { plan, dir, stages: &program.stages, options: &options, host_memory, reporter };
@@ -91,6 +91,7 @@ pub(crate) fn load<B: Backend>(
         recorder,
         taps: Taps::default(),
         max_sequences: budget.sequences(),
+        is_memory_limited: budget.is_limited(),
         locked: LockedWeights::default(),
         longest_item: 0,
         scratch: Vec::new(),

@@ -48,6 +48,7 @@ struct World {
     disk: MockDisk,
     memory_limit: Cell<Option<u64>>,
     resident: Cell<Option<u64>>,
+    heap_trims: Cell<u64>,
     absent: RefCell<Vec<Provider>>,
     copies: Cell<u64>,
     reserved: Cell<u64>,
@@ -124,6 +125,11 @@ impl MockBackend {
     /// Sets the resident set of the process, which is unknown by default.
     pub fn set_resident(&self, bytes: u64) {
         self.0.resident.set(Some(bytes));
+    }
+
+    /// How often freed pages of the heap were returned to the system.
+    pub fn heap_trims(&self) -> u64 {
+        self.0.heap_trims.get()
     }
 
     /// Lets one run fail: that of any session after `before` others.
@@ -225,6 +231,10 @@ impl Backend for MockBackend {
         let pinned = bytes.min(self.0.pinnable.get());
         self.0.pinned.set(self.0.pinned.get() + pinned);
         pinned
+    }
+
+    fn trim_heap(&self) {
+        self.0.heap_trims.set(self.0.heap_trims.get() + 1);
     }
 
     fn upload_source(

@@ -219,6 +219,9 @@ pub trait Backend: Clone {
     fn trim_memory(&self) -> Result<(), BackendError> {
         Ok(())
     }
+    /// Returns freed pages of the heap to the system, which takes a millisecond at most where
+    /// [`trim_memory`](Self::trim_memory) takes several.
+    fn trim_heap(&self) {}
     /// Names the files that stay mapped while sessions run, for the error message if one of them is truncated.
     fn name_mapped_files(&self, _files: &[&Path]) {}
     /// Memory that this process and the devices use.

@@ -55,6 +55,25 @@ impl Program {
         }
     }
 
+    /// The sizes of the last chunk of a prompt as long as the context.
+    pub fn largest_pass(&self) -> PassSizes {
+        let sequence = self.plan.schedule.prefill_chunk.unwrap_or(u64::MAX).clamp(1, self.context.max(1));
+        PassSizes { batch: 1, sequence, past: self.context.saturating_sub(sequence), rows: 1 }
+    }
+
+    /// Whether any stage writes or reads a boundary in host memory.
+    pub fn is_on_host(&self, boundary: BoundaryId) -> bool {
+        self.stages.iter().any(|stage| {
+            let reads = stage
+                .inputs
+                .iter()
+                .any(|input| input.source == InputSource::Boundary(boundary) && input.port.memory == MemoryId::HOST);
+            let writes =
+                |output: &StageOutput| output.sink.boundary() == Some(boundary) && output.port.memory == MemoryId::HOST;
+            reads || stage.outputs.iter().any(writes)
+        })
+    }
+
     /// Bytes of host memory that the states of one sequence take, without those on disk.
     pub fn host_state_bytes(&self) -> u64 {
         let on_host = self.layouts.iter().filter(|layout| layout.memory == MemoryId::HOST && !layout.on_disk);

@@ -48,6 +48,8 @@ pub(crate) struct Runtime<B: Backend> {
     pub taps: Taps,
     /// Sequences whose states fit the memory budget together.
     pub max_sequences: u64,
+    /// Whether the plan or the system limits host memory.
+    pub is_memory_limited: bool,
     /// Streamed weights that are locked in host memory.
     pub locked: LockedWeights,
     /// The longest item, in tokens, for which the backend has allocated since its unused memory was last freed.

@@ -65,6 +65,10 @@ impl<B: Backend> Runtime<B> {
         }
         self.synchronize()?;
         self.watch.check()?;
+        // Several sequences leave freed blocks between those in use: 10 to 15 MiB of heap that no sequence uses.
+        if self.is_memory_limited && items.len() > 1 {
+            self.pool.backend.trim_heap();
+        }
         let done = || items.iter().filter(|item| item.error.is_none());
         let phase = if done().all(|item| item.phase == Phase::Decode) { Phase::Decode } else { Phase::Prefill };
         let tokens = done().map(|item| item.new_tokens).sum();

@@ -1,5 +1,6 @@
 //! The host memory budget: decides how many bytes of each partition's weights stay in host memory beside everything else.
 
+use crate::buffers::Lane;
 use crate::error::EngineError;
 use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, WeightResidency};
@@ -43,15 +44,18 @@ pub(crate) struct HostMemoryInUse {
     pub rss: Option<u64>,
     /// The states of one sequence.
     pub states: u64,
+    /// The tensors that a pass needs for one more sequence ([`Lane::host_bytes`]).
+    pub lane: u64,
     /// What all sequences have in memory of states on disk.
     pub state_window: u64,
 }
 
 impl HostMemoryInUse {
     /// Once the sessions of a program are loaded.
-    pub fn of<B: Backend>(program: &Program, backend: &B) -> Self {
+    pub fn of<B: Backend>(program: &Program, lane: &Lane<B>, backend: &B) -> Self {
         let (states, state_window) = (program.host_state_bytes(), program.state_window());
-        HostMemoryInUse { rss: backend.memory_use().resident, states, state_window }
+        let lane = lane.host_bytes(program);
+        HostMemoryInUse { rss: backend.memory_use().resident, states, lane, state_window }
     }
 }
 
@@ -115,6 +119,11 @@ impl HostMemoryBudget {
         self.limit
     }
 
+    /// Whether host memory is limited, also where no weights are streamed.
+    pub fn is_limited(&self) -> bool {
+        self.limit.or(self.planned).is_some()
+    }
+
     /// Sequences whose states have room.
     pub fn sequences(&self) -> u64 {
         self.sequences
@@ -129,13 +138,21 @@ impl HostMemoryBudget {
         let activations = activations(plan, &fallen_back);
         let used = [rss, window, largest_experts(plan), activations, RESERVE, self.reserved, in_use.state_window];
         let free = used.into_iter().fold(limit, u64::saturating_sub);
-        let fitting = free.checked_div(self.of_sequence(in_use)).unwrap_or(self.sequences);
+        // The first sequence's lane counts as activations.
+        let each = self.of_sequence(in_use).saturating_add(in_use.lane);
+        let fitting = free.saturating_add(in_use.lane).checked_div(each).unwrap_or(self.sequences);
         HostMemoryBudget { sequences: fitting.clamp(1, self.sequences), ..self }
     }
 
     /// Bytes of one sequence: its states and what the caller takes for it.
     fn of_sequence(&self, in_use: HostMemoryInUse) -> u64 {
         in_use.states.saturating_add(self.reserved_per_sequence)
+    }
+
+    /// Bytes of all sequences, without the lane of the first.
+    fn of_sequences(&self, in_use: HostMemoryInUse) -> u64 {
+        let lanes = in_use.lane.saturating_mul(self.sequences.saturating_sub(1));
+        self.of_sequence(in_use).saturating_mul(self.sequences).saturating_add(lanes)
     }
 
     /// Whether partitions that fell back from a GPU to the host are streamed.
@@ -216,7 +233,7 @@ impl HostMemoryBudget {
             let missing = self.planned.map_or(0, |planned| planned.saturating_sub(limit));
             return wanted.saturating_sub(missing);
         };
-        let states = self.of_sequence(in_use).saturating_mul(self.sequences);
+        let states = self.of_sequences(in_use);
         let window = self.window_beside(plan, fallen_back);
         let activations = activations(plan, fallen_back);
         let used = [rss, window, states, in_use.state_window, activations, RESERVE, self.reserved];
@@ -229,7 +246,7 @@ impl HostMemoryBudget {
     pub fn for_devices(&self, plan: &Plan, in_use: HostMemoryInUse) -> Option<u64> {
         let limit = self.planned?.min(self.limit.unwrap_or(u64::MAX));
         let locked: u64 = plan.partitions.iter().map(planned_locked).sum();
-        let states = self.of_sequence(in_use).saturating_mul(self.sequences);
+        let states = self.of_sequences(in_use);
         let window = self.window_beside(plan, &[]);
         let cache = planned_expert_cache(plan);
         let states = states.saturating_add(in_use.state_window);
