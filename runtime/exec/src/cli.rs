@@ -594,7 +594,7 @@ pub struct VerifyArgs {
     pub embeddings: Option<PathBuf>,
     /// Compare the distributions of the next token over the prompts of this file, JSON lines as `jobs` reads them, instead of
     /// logits step by step: divergence, most likely tokens, perplexity. For plans whose weights were rounded on purpose.
-    #[arg(long, value_name = "PROMPTS.jsonl", conflicts_with_all = ["prompt", "prompt_file", "tokens", "inputs", "tolerance"])]
+    #[arg(long, value_name = "PROMPTS.jsonl", conflicts_with_all = ["prompt", "prompt_file", "tokens", "inputs", "steps", "tolerance", "seed"])]
     pub kl: Option<PathBuf>,
     /// What `--kl` compares with, such as the model before it was quantized [default: the plan's unsplit model].
     #[arg(long, value_name = "PLAN|MODEL", requires = "kl")]

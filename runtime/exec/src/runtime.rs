@@ -53,12 +53,16 @@ impl OnnxRuntime {
             return Err(ExecError::Usage { message, hint });
         }
         let changed = with_providers(plan, &args.providers);
+        let libraries = args.library.ep_lib.iter().map(|library| library.provider);
+        let unused_option = untried(&changed, with_options)
+            .map(|unused| ("--ep-option", unused))
+            .or_else(|| untried(&changed, libraries).map(|unused| ("--ep-lib", unused)));
         let unused = if tries_none(plan, &args.providers) {
             let ids: Vec<&str> = args.providers.iter().map(Provider::id).collect();
             let message = format!("--providers: no partition of this plan can compute with {}", ids.join(" or "));
             (message, "make a plan for a GPU with hpp-split --vram, or leave the option out".to_owned())
-        } else if let Some(unused) = untried(&changed, with_options) {
-            let message = format!("--ep-option: no partition of this plan tries the provider {:?}", unused.id());
+        } else if let Some((option, unused)) = unused_option {
+            let message = format!("{option}: no partition of this plan tries the provider {:?}", unused.id());
             (message, format!("add --providers {},cpu, or leave the option out", unused.id()))
         } else {
             return Ok(self);

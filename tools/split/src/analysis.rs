@@ -6,14 +6,17 @@ use hpp_model::{Analysis, analyse_quantized};
 use hpp_onnx::QuantizeOptions;
 use std::path::Path;
 
-/// Analyses a model as the settings say: quantized with these options, with experts apart.
+/// Analyses a model as the settings say: quantized with these options, which its name then says, with experts apart.
 pub fn analyse(
     path: &Path,
     context: Option<u64>,
     args: &SplitArgs,
     quantize: Option<&QuantizeOptions>,
 ) -> Result<Analysis, SplitError> {
-    let analysis = analyse_quantized(path, context, args.logits_mode(), quantize)?;
+    let mut analysis = analyse_quantized(path, context, args.logits_mode(), quantize)?;
+    if let Some(bits) = args.quantize.quantize.filter(|_| quantize.is_some()) {
+        analysis.name = format!("{}-{}", analysis.name, bits.name());
+    }
     let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
     analysis.with_experts_apart(layers).ok_or_else(|| {
         SplitError::setting(

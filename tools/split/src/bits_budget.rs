@@ -29,7 +29,7 @@ pub fn find(
     let costs = costs.clone().without_profile();
     let planner = TrialPlanner { args, path, local: local_machine(args, &costs), costs };
     if planner.plans(None)? == Trial::Held {
-        eprintln!(
+        tell!(
             "note: memory holds all weights as they are, so --quantize auto leaves them: give --bits-budget, --quantize int8 or int4 for \
              fewer bytes all the same"
         );
@@ -45,13 +45,13 @@ pub fn find(
     let bytes = ByteSize(found.bytes()).human();
     match found {
         Found::HeldInMemory(_) => {
-            eprintln!(
+            tell!(
                 "quantization: weights of {bytes} at most, of which memory holds all; --bits-budget for another size"
             );
         }
         // The plan itself is refused, with what it needs.
         Found::Refused(_) => {}
-        Found::Smallest(_) => eprintln!(
+        Found::Smallest(_) => tell!(
             "note: memory does not even hold all of the smallest weights, {bytes}: the rest is streamed; more --ram or --vram, or another \
              --bits-budget, changes that"
         ),

@@ -95,7 +95,7 @@ pub fn draft_options(
 fn read_corpus(path: &Path) -> Result<Corpus, SplitError> {
     let corpus = Corpus::read(path)?;
     if corpus.is_one_prompt() {
-        eprintln!(
+        tell!(
             "warning: --calibration has one prompt: what is chosen with it is judged by it too; give two prompts or more"
         );
     }
@@ -198,7 +198,7 @@ fn measure_importance(
     };
     let mut damage = Vec::new();
     for (at, group) in groups.iter().enumerate() {
-        eprintln!("calibration: {} of {}, {} in 4 bits", at + 1, groups.len(), group.label);
+        tell!("calibration: {} of {}, {} in 4 bits", at + 1, groups.len(), group.label);
         let in_group = candidates.matrices.iter().filter(|matrix| group.matrices.contains(&matrix.name));
         let formats = in_group.map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));
         let divergence = trials.divergence(Some(&formats.collect()), Purpose::Sensitivity)?;
@@ -236,7 +236,7 @@ impl Search<'_> {
         for (name, formats) in proposals {
             let divergence = (self.measure)(&formats)?;
             let bytes = ByteSize(self.candidates.bytes(&formats)).human();
-            eprintln!("calibration: bits by {name}: {bytes}, KL {} nats", digits(divergence, 3));
+            tell!("calibration: bits by {name}: {bytes}, KL {} nats", digits(divergence, 3));
             if best.as_ref().is_none_or(|(_, least)| divergence < *least) {
                 best = Some((formats, divergence));
             }

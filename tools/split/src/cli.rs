@@ -30,6 +30,9 @@ pub struct Cli {
     /// module, such as HPP_LOG=info,hpp_partition=debug.
     #[arg(long, short = 'v', global = true, action = ArgAction::Count)]
     pub verbose: u8,
+    /// Print only errors on stderr.
+    #[arg(long, short = 'q', global = true, conflicts_with = "verbose")]
+    pub quiet: bool,
 }
 
 /// Subcommands; without one, `hpp-split` splits.

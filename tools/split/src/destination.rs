@@ -3,6 +3,7 @@
 
 use crate::error::SplitError;
 use crate::output::{OutputDir, create_dir, write_synced};
+use crate::tell::is_quiet;
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{
     LinkOutcome, Model, PackProgress, VirtualFile, VirtualFiles, Weights, WriteError, encode, externalise,
@@ -221,7 +222,8 @@ impl Destination {
 /// A progress bar in bytes on stderr, drawn only on a terminal.
 fn progress_bar(what: &'static str) -> ProgressBar {
     let style = ProgressStyle::with_template("{msg} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-    let bar = ProgressBar::new(0).with_message(what).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    let bar = bar.with_message(what).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     BARS.add(bar)
 }
 

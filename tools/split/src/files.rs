@@ -117,7 +117,7 @@ impl<'a> PlanWriter<'a> {
             }
             Err(error) => {
                 if let Some(left) = output.abandon() {
-                    eprintln!("warning: cannot remove {}: delete it yourself", left.display());
+                    tell!("warning: cannot remove {}: delete it yourself", left.display());
                 }
                 Err(error)
             }
@@ -278,7 +278,7 @@ impl<'a> PlanWriter<'a> {
                 "choose --out on the model's file system, or use --pack",
             ));
         }
-        eprintln!(
+        tell!(
             "note: {location} cannot be linked into the output directory ({why}); hpp-exec reads it from its own directory, but \
              stock ONNX Runtime cannot open the partitions: choose --out on the model's file system, or use --pack"
         );

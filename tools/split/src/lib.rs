@@ -4,6 +4,9 @@
 //! This crate reads settings, calls one library per step and prints the result. The planner is `hpp-partition`, graph
 //! surgery is `hpp-graph` and `hpp-onnx`.
 
+#[macro_use]
+mod tell;
+
 mod amount;
 mod analysis;
 mod bits_budget;
@@ -49,6 +52,7 @@ mod sweep;
 mod table;
 mod targets;
 mod trace;
+mod unused_options;
 mod weight_inputs;
 
 pub use cli::Cli;
@@ -56,6 +60,9 @@ pub use error::SplitError;
 
 /// Runs the command that `cli` describes.
 pub fn run(cli: &Cli) -> Result<(), SplitError> {
+    if cli.quiet {
+        tell::be_quiet();
+    }
     hpp_io::log_to(cli.verbose, destination::print_above_bars)?;
     match &cli.command {
         Some(cli::Command::Inspect(args)) => inspect::run(args),

@@ -7,6 +7,10 @@ use hpp_schema::{Finding, Provider, RunTelemetry, StageTelemetry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+/// A prompt is this many times as long as a measured one before its times are doubtful: kernels that are bound by reading weights take about
+/// the same time for a few tokens, and then grow with their number.
+const SHORTER: u64 = 8;
+
 /// Size limit of the file, bytes.
 const MAX_BYTES: u64 = 64 << 20;
 const HINT: &str = "give the output of `hpp-exec bench PLAN --json > run.json` for a plan of this model";
@@ -127,11 +131,19 @@ impl MeasuredRun {
         Ok(Corrections { devices: times.into_iter().filter_map(correction).collect(), disk, overhead_ms })
     }
 
-    /// What a person should know about the run.
-    pub fn notes(&self, corrections: &Corrections) -> Vec<String> {
+    /// What a person should know about the run. `prompt`: tokens of the prompt that is planned for.
+    pub fn notes(&self, corrections: &Corrections, prompt: u64) -> Vec<String> {
         let mut notes = Vec::new();
         if let Some(percent) = self.run.others_cpu_percent {
             notes.push(format!("{}: other programs took {percent} % of the machine's processors", self.file));
+        }
+        let measured = self.run.prompt_tokens;
+        if measured.saturating_mul(SHORTER) < prompt {
+            notes.push(format!(
+                "{}: a prompt of {measured} tokens says little about one of {prompt}, the prompt planned for (--prompt-tokens); measure \
+                 with hpp-exec bench PLAN --json --prompt-tokens {prompt}",
+                self.file
+            ));
         }
         let mut parts: Vec<String> = corrections.devices.iter().map(words).collect();
         parts.extend(corrections.disk.map(|rate| format!("the disk delivers {:.2} GB/s", rate / 1e6)));

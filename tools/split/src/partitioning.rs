@@ -187,7 +187,7 @@ fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solutio
         }
         if count != u64::MAX && count > streamed as u64 {
             let layers = crate::amount::count(streamed, "layer");
-            eprintln!("note: --stream {count}: only {layers} would compute on the host, all of them are streamed");
+            tell!("note: --stream {count}: only {layers} would compute on the host, all of them are streamed");
         }
     }
     refuse_missing_gpus(request, places.iter())?;

@@ -54,8 +54,8 @@ pub fn print_json(value: &impl Serialize) -> Result<(), StdoutError> {
 /// Prints where the plan is and the command that runs it, to stderr.
 pub fn location(out_dir: &Path, plan: &Plan) {
     let path = out_dir.join(PLAN_FILE);
-    eprintln!("wrote {}", path.display());
-    eprintln!("{}", run_hint(&path, plan));
+    tell!("wrote {}", path.display());
+    tell!("{}", run_hint(&path, plan));
 }
 
 /// Predicted and measured times of each plan that was run.

@@ -91,12 +91,12 @@ impl Trials<'_> {
     fn measure(&mut self, request: &PlanningRequest, partitioning: Partitioning) -> Result<&Trial, SplitError> {
         let PlanDraft { partitioning, parts, plan } = draft(request, self.analysis, partitioning, String::new())?;
         let predicted = PredictedTimes::of(&partitioning.solution);
-        eprintln!("running plan {}: {}", self.done.len() + 1, describe(request, &partitioning));
+        tell!("running plan {}: {}", self.done.len() + 1, describe(request, &partitioning));
         let measured = self.bench.run(self.args, self.analysis, &parts, plan)?;
         let (decode_ms, prefill_ms) = (measured.times.decode_ms, measured.times.prefill_ms);
         tracing::info!(plan = self.done.len() + 1, decode_ms, prefill_ms, ?predicted, "plan measured");
         if let Some(percent) = measured.others_cpu_percent {
-            eprintln!(
+            tell!(
                 "warning: other processes took {percent} % of the CPU time while this plan ran, so its times cannot be compared; use \
                  --refine on an idle machine"
             );

@@ -14,7 +14,7 @@ use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::{
     calibrate, experts, interrupt, operators, output, presets, print, quantize, request, settings, sweep, targets,
-    trace,
+    trace, unused_options,
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, faulty_blocks};
@@ -35,7 +35,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let inputs = PlanInputs { args, analysis: &analysis, costs: &costs, local: &local, reserved };
     let first = inputs.request(inputs.limits())?;
     print_notes(args, &analysis, &costs, &first);
-    own_draft.iter().for_each(|draft| eprintln!("{}", draft.note()));
+    own_draft.iter().for_each(|draft| tell!("{}", draft.note()));
     if let Some(range) = args.planning.sweep_vram {
         return sweep::run(&inputs, &first, range, &costs.label());
     }
@@ -51,11 +51,12 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
     let PlanDraft { partitioning, parts, plan } = draft(&request, &analysis, partitioning, source)?;
     if let Some(note) = experts::note_of_whole_mixtures(&request, &analysis, &partitioning) {
-        eprintln!("note: {note}");
+        tell!("note: {note}");
     }
     if args.kv == KvHomeArg::Auto && request.problem.budget.host_kv_on_disk {
-        eprintln!("note: {}", kv_on_disk_note(&request));
+        tell!("note: {}", kv_on_disk_note(&request));
     }
+    unused_options::notes(args, &analysis, &plan).iter().for_each(|note| tell!("note: {note}"));
     if let Some(path) = &args.planning.trace {
         trace::write(&request, &partitioning, path)?;
     }
@@ -90,6 +91,10 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
         "hpp-split MODEL, an ONNX file or the directory that an exporter wrote; `hpp-split --help` lists the options";
     let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
     check_target(args, args.out.as_deref())?;
+    if args.out.is_none() && args.quantize.takes_long() {
+        let options = args.quantize.options();
+        check_target(args, Some(&default_out(&analyse(path, args.context, args, options.as_ref())?)))?;
+    }
     let quantize = calibrate::options(args, path, &costs)?;
     let analysis = analyse(path, args.context, args, quantize.as_ref())?;
     operators::check(&analysis, args.allow_unknown_operators)?;
@@ -123,33 +128,33 @@ fn own_draft(args: &SplitArgs, analysis: &Analysis, costs: &Costs) -> Result<Opt
 
 fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &PlanningRequest) {
     if let Some(note) = faults_note(analysis).filter(|_| !request.problem.gpus.is_empty()) {
-        eprintln!("note: {note}");
+        tell!("note: {note}");
     }
-    for note in costs.run().iter().flat_map(|run| run.notes(&request.corrections)) {
-        eprintln!("note: {note}");
+    for note in costs.run().iter().flat_map(|run| run.notes(&request.corrections, request.scenario.prompt)) {
+        tell!("note: {note}");
     }
     if args.layers_with_host_experts().is_some() && costs.profile().is_some() {
-        eprintln!(
+        tell!(
             "note: the profile has whole layers: experts and the rest of a layer share its times by their bytes and operations"
         );
     }
     let local = request::notes(args, request, analysis.kind);
     if let Some(note) = useless_gpus_note(args, request) {
-        eprintln!("note: {note}");
+        tell!("note: {note}");
     }
     let longest =
         analysis.config.context_length.filter(|longest| *longest > analysis.context && args.context.is_none());
     if let Some(longest) = longest {
-        eprintln!(
+        tell!(
             "note: planning for {} tokens of context, of {longest} that the model allows; --context N for another",
             analysis.context
         );
     }
     if let Some(quantized) = &analysis.quantized {
-        eprintln!("{}\n{}", quantize::summary(&quantized.summary), quantize::MEASURE);
+        tell!("{}\n{}", quantize::summary(&quantized.summary), quantize::MEASURE);
     }
     for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local) {
-        eprintln!("note: {note}");
+        tell!("note: {note}");
     }
 }
 
@@ -239,7 +244,7 @@ fn write(
     }
     let written = writer.finish(parts, plan)?;
     if let Some(first) = written.hard_links.first() {
-        eprintln!(
+        tell!(
             "note: {first} in the plan is a hard link to the model's own file; while both exist, Python's onnx.load \
              refuses the model and the plan's partitions (ONNX Runtime opens them). If that matters: --pack copies the \
              weights, or delete the plan first"

@@ -48,7 +48,7 @@ pub fn enforce(
         let partitioning = place_blocks(request, args)?;
         let times = PredictedTimes::of(&partitioning.solution);
         if targets.are_met_by(times) {
-            eprintln!(
+            tell!(
                 "note: planned for the objective {} instead of {}, which misses a target",
                 name(objective),
                 name(tried[0].0)

@@ -15,7 +15,7 @@ const MAX_TOKENS: u64 = 8;
 pub fn write(request: &PlanningRequest, partitioning: &Partitioning, path: &Path) -> Result<(), SplitError> {
     let trace = timeline(request, partitioning).to_chrome_trace();
     hpp_io::write_file(path, trace.as_bytes())?;
-    eprintln!("wrote {}: open it at https://ui.perfetto.dev", path.display());
+    tell!("wrote {}: open it at https://ui.perfetto.dev", path.display());
     Ok(())
 }
 

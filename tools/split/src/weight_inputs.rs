@@ -50,7 +50,7 @@ pub fn weights_to_inputs(
     let own: HashSet<String> = plan.partitions.iter().map(|partition| partition.file.clone()).collect();
     let mut shared_files = convert_partitions(plan, protos, shared, movable, source)?;
     size_rings(plan, &mut shared_files.notes)?;
-    shared_files.notes.iter().for_each(|note| eprintln!("note: {note}"));
+    shared_files.notes.iter().for_each(|note| tell!("note: {note}"));
     let variants = plan.partitions.iter().flat_map(Partition::variants);
     let used: HashSet<&str> = variants.flat_map(|variant| [Some(variant.file), variant.host_file]).flatten().collect();
     protos.retain(|(name, _)| !own.contains(name) || used.contains(name.as_str()));

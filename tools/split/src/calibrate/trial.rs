@@ -88,7 +88,7 @@ impl<'a> Trials<'a> {
         let compensated = self.divergence(formats, Purpose::Choice)?;
         let kept = if compensated < nearest { "kept" } else { "not kept" };
         let [with, without] = [compensated, nearest].map(|divergence| digits(divergence, 3));
-        eprintln!(
+        tell!(
             "calibration: errors compensated for the inputs of {positions} positions: KL {with} nats, to the nearest {without}: {kept}"
         );
         if compensated >= nearest {
@@ -125,7 +125,7 @@ impl<'a> Trials<'a> {
         let divergence = self.probe.compare(&reference.join(PLAN_FILE), &other.join(PLAN_FILE), prompts)?;
         if let Some(warning) = few_positions(divergence.positions, purpose).filter(|_| !self.warned) {
             self.warned = true;
-            eprintln!("warning: {warning}");
+            tell!("warning: {warning}");
         }
         let failed = |source| SplitError::Io { action: "remove", path: other.clone(), source };
         fs::remove_dir_all(&other).map_err(failed)?;

@@ -94,6 +94,17 @@ pub enum BitsArg {
     Auto,
 }
 
+impl BitsArg {
+    /// As the option has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            BitsArg::Int4 => "int4",
+            BitsArg::Int8 => "int8",
+            BitsArg::Auto => "auto",
+        }
+    }
+}
+
 /// `--quantize-head` and `--quantize-embedding`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ChoiceArg {
@@ -136,6 +147,11 @@ impl QuantizeArgs {
     /// Whether the bits are chosen and no option limits them.
     pub fn needs_budget(&self) -> bool {
         self.is_auto() && self.bits_budget.is_none() && self.max_kl.is_none()
+    }
+
+    /// Whether formats or compensation are chosen by measurements, which take minutes, before anything is planned.
+    pub fn takes_long(&self) -> bool {
+        self.is_auto() || self.calibration.is_some()
     }
 
     /// The options; `None` without `--quantize`.

@@ -287,3 +287,38 @@ fn share_a_state(source: &str) {
         assert_eq!(errors, [], "{source}, {placement:?}: {}", places(&plan));
     }
 }
+
+#[test]
+fn options_that_change_nothing_are_named() {
+    let unused =
+        run(&["--dry-run", "--vram", "0", "--margin", "1G", "--slots", "4", "--compress", "always", "--movable"]);
+    let (stderr, experts) = (unused.success().stderr, run(&["--dry-run", "--experts", "all"]).success().stderr);
+    for (words, text) in [
+        ("--margin has no effect: the plan is for no GPU", &stderr),
+        ("--slots has no effect: no weights are streamed to a GPU", &stderr),
+        ("--compress has no effect: no weights are read from disk in each pass", &stderr),
+        ("--movable has no effect: no layer computes on a GPU", &stderr),
+        ("--experts has no effect: no mixture of experts was found", &experts),
+    ] {
+        assert!(text.contains(words), "{words:?} is not in {text}");
+    }
+    let used =
+        run(&["--dry-run", "--vram", "6M", "--gpu-layers", "2", "--margin", "100K", "--movable"]).success().stderr;
+    assert!(!run(&["--dry-run"]).success().stderr.contains("no effect"));
+    assert!(!used.contains("no effect"), "{used}");
+}
+
+#[test]
+fn quiet_prints_nothing_but_the_table_and_errors() {
+    let done = run(&["--dry-run", "--vram", "0", "--movable", "-q"]).success();
+    assert_eq!(done.stderr, "");
+    assert!(done.stdout.contains("cpu"), "{}", done.stdout);
+    run(&["--dry-run", "-q", "--batch", "0"]).refusal(&["a batch of 0 sequences"]);
+}
+
+#[test]
+fn the_name_of_a_quantized_plan_says_so() {
+    let name = |plan: Plan| plan.model.name;
+    let plain = name(planned(&[]));
+    assert_eq!(name(planned(&["--quantize", "int8"])), format!("{plain}-int8"));
+}

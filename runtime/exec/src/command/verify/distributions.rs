@@ -99,10 +99,11 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
         ));
     }
     if against.is_none() {
-        let source = &plan.plan.model.source;
+        let source = plan.dir.join(&plan.plan.model.source);
         ctx.console.info(&format!(
-            "compared with {source} of the plan; --against MODEL compares with another one, such as the model before it was \
-             quantized"
+            "compared with {}, the plan's unsplit model; --against MODEL compares with another one, such as the model before it was \
+             quantized",
+            source.display()
         ));
     }
     if args.json {
