@@ -33,6 +33,10 @@ pub enum Format {
     HuggingFace,
     /// What git leaves in the place of a large file without Git LFS.
     LfsPointer,
+    /// Arrays of NumPy.
+    Numpy,
+    /// An archive that may hold a model.
+    Archive,
     /// A JSON file, such as a tokenizer or a configuration.
     Json(JsonFile),
     /// A text, such as a page saved in the place of a download.
@@ -81,6 +85,8 @@ impl fmt::Display for Format {
             Format::Torch => "a PyTorch file (weights without a graph)",
             Format::HuggingFace => "a Hugging Face checkpoint",
             Format::LfsPointer => "a Git LFS pointer (the file itself was not downloaded)",
+            Format::Numpy => "a file of NumPy arrays",
+            Format::Archive => "an archive",
             Format::Json(JsonFile::Tokenizer) => "a part of a model's tokenizer",
             Format::Json(JsonFile::Configuration) => "a model's configuration",
             Format::Json(JsonFile::GenerationSettings) => "a model's settings of text generation",
@@ -128,8 +134,19 @@ impl Format {
             [b'P', b'K', 3, 4, ..] | [0x80, 2..=5, ..] => {
                 let is_torch =
                     path.extension().is_some_and(|e| ["bin", "pt", "pth", "ckpt"].iter().any(|name| e == *name));
-                is_torch.then_some(Format::Torch)
+                match begin[0] {
+                    _ if is_torch => Some(Format::Torch),
+                    b'P' if path.extension().is_some_and(|extension| extension == "npz") => Some(Format::Numpy),
+                    b'P' => Some(Format::Archive),
+                    _ => None,
+                }
             }
+            [0x93, b'N', b'U', b'M', b'P', b'Y', ..] => Some(Format::Numpy),
+            // gzip, xz, 7-Zip, Zstandard.
+            [0x1f, 0x8b, 8, ..]
+            | [0xfd, b'7', b'z', b'X', b'Z', ..]
+            | [b'7', b'z', 0xbc, 0xaf, ..]
+            | [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Format::Archive),
             _ => None,
         }
     }
@@ -139,7 +156,9 @@ impl Format {
     pub fn of_directory(dir: &Path) -> Option<(PathBuf, Format)> {
         let mut files: Vec<PathBuf> = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).collect();
         files.sort();
-        let mut found = files.iter().filter_map(|path| Some((path, Format::of_weights(path, &first_bytes(path)?)?)));
+        let found = files.iter().filter_map(|path| Some((path, Format::of_weights(path, &first_bytes(path)?)?)));
+        // These may lie beside any model.
+        let mut found = found.filter(|(_, format)| !matches!(format, Format::Numpy | Format::Archive));
         let has_config = dir.join("config.json").is_file();
         let Some((path, format)) = found.next() else {
             let has_onnx = files.iter().any(|path| path.extension().is_some_and(|e| e == "onnx"));
@@ -169,7 +188,10 @@ impl Format {
                  made from, -i CHECKPOINT instead of -m NAME -i FILE"
             ),
             Format::LfsPointer => "download the file: git lfs install, then git lfs pull".to_owned(),
-            Format::Json(_) => "give the directory of the model, which an exporter wrote, or its .onnx file".to_owned(),
+            Format::Archive => "unpack it, and give the directory with the .onnx file".to_owned(),
+            Format::Json(_) | Format::Numpy => {
+                "give the directory of the model, which an exporter wrote, or its .onnx file".to_owned()
+            }
             Format::Text => "download the model again, and look at what this file says".to_owned(),
             Format::Safetensors | Format::Torch => format!(
                 "export the whole checkpoint, config.json and tokenizer included: {BUILDER} -i DIRECTORY -o model-onnx -p int4 -e \
@@ -195,11 +217,15 @@ mod tests {
 
     #[test]
     fn the_first_bytes_decide_not_the_name() {
-        let cases: [(&str, &[u8], Option<Format>); 13] = [
+        let cases: [(&str, &[u8], Option<Format>); 17] = [
             ("a.onnx", b"GGUF\x03\0\0\0", Some(Format::Gguf)),
             ("b", SAFETENSORS, Some(Format::Safetensors)),
             ("pytorch_model.bin", b"PK\x03\x04....", Some(Format::Torch)),
-            ("notes.zip", b"PK\x03\x04....", None),
+            ("notes.zip", b"PK\x03\x04....", Some(Format::Archive)),
+            ("model.onnx", b"PK\x03\x04....", Some(Format::Archive)),
+            ("model.tar.gz", b"\x1f\x8b\x08\x00", Some(Format::Archive)),
+            ("logits.npy", b"\x93NUMPY\x01\x00", Some(Format::Numpy)),
+            ("inputs.npz", b"PK\x03\x04....", Some(Format::Numpy)),
             ("short", b"\x08", None),
             ("empty", b"", None),
             // An ONNX model: its IR version, then its producer.
@@ -228,5 +254,8 @@ mod tests {
         let found = Format::of_directory(without_weights.path());
         assert_eq!(found, Some((without_weights.path().to_owned(), Format::HuggingFace)));
         assert_eq!(Format::of_directory(dir_with(&[("config.json", b"{}"), ("a.onnx", b"\x08")]).path()), None);
+        let with_arrays = dir_with(&[("a.npz", b"PK\x03\x04...."), ("config.json", b"{}")]);
+        let found = Format::of_directory(with_arrays.path());
+        assert_eq!(found, Some((with_arrays.path().to_owned(), Format::HuggingFace)));
     }
 }

@@ -44,7 +44,7 @@ pub enum WireError {
     #[error("the file ends inside {inside} at byte {at} of {len}: it is truncated or damaged")]
     Truncated { inside: String, at: usize, len: usize },
     #[error(
-        "{message} has a field number {number} that this build does not know (byte {at}): the model was written by a newer exporter, or is damaged"
+        "{message} has a field number {number} that this build does not know (byte {at}): the file is no ONNX model, is damaged, or was written by a newer exporter"
     )]
     UnknownField { message: &'static str, number: u32, at: usize },
     #[error(
