@@ -332,8 +332,14 @@ fn mixture(dir: &Path, backend: &MockBackend, cache: u64) -> Plan {
     let router = plan.partitions[1].inputs[0].name.clone();
     let second = &mut plan.partitions[1];
     (second.bytes.weights, second.residency) = (ByteSize(430), Residency::Streamed);
-    second.experts =
-        Some(hpp_schema::Experts { router, count: 4, active: 1, weights: vec!["w".into()], bytes: ByteSize(400) });
+    second.experts = Some(hpp_schema::Experts {
+        router,
+        count: 4,
+        active: 1,
+        by_probability: false,
+        weights: vec!["w".into()],
+        bytes: ByteSize(400),
+    });
     let host = plan.devices.iter_mut().find(|device| device.name == "cpu").unwrap();
     (host.window, host.expert_cache) = (Some(ByteSize(64)), Some(ByteSize(cache)));
     plan

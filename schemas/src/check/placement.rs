@@ -72,7 +72,7 @@ fn streamed(plan: &Plan, found: &mut Findings, place: &str, variant: &PartitionV
 
 /// The router is an input with one row of logits for each token, and the device has a cache for experts.
 fn experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, experts: &Experts) {
-    let Experts { router, count, active, weights, bytes } = experts;
+    let Experts { router, count, active, by_probability: _, weights, bytes } = experts;
     let router = partition.inputs.iter().find(|input| input.name == *router);
     match router {
         None => found.error(place, format!("{:?} is not an input of the partition", experts.router)),

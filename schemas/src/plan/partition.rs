@@ -67,6 +67,10 @@ pub struct Experts {
     pub count: u64,
     /// How many of them each token selects: those with the largest logits, of equal ones those with the larger index.
     pub active: u64,
+    /// Whether the kernel compares rounded probabilities instead of logits, so that it may select another expert whose logit is nearly
+    /// equal. The runtime then reads all that it may select.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub by_probability: bool,
     /// The weights that hold one slice for each expert, by their names in the partition's file.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub weights: Vec<String>,

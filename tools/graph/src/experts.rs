@@ -1,8 +1,5 @@
-//! Mixtures of experts whose experts can be read one by one: the operator `QMoE`, whose weights hold one slice for each expert, and the
-//! division of a block before such an operator.
-//!
-//! `MoE`, for floating-point weights, is left out: its kernel compares rounded probabilities instead of logits, so that logits that are
-//! nearly equal do not tell which expert it selects.
+//! Mixtures of experts whose experts can be read one by one: the operators `QMoE` and, for floating-point weights, `MoE`, whose weights hold
+//! one slice for each expert; and the division of a block before such an operator.
 
 use crate::segmentation::{Block, BlockKind, Segmentation};
 use crate::{ClassId, Graph, Node, NodeId, ValueId};
@@ -28,6 +25,9 @@ pub struct Mixture {
     pub count: u64,
     /// How many of them each token selects.
     pub active: u64,
+    /// Whether the kernel compares rounded probabilities instead of logits (`MoE`): of experts whose logits are nearly equal it may select
+    /// any.
+    pub by_probability: bool,
     /// Weights whose first dimension counts experts, of at least 16 KiB for each.
     pub weights: Vec<ValueId>,
 }
@@ -88,9 +88,13 @@ fn operator(graph: &Graph, block: &Block) -> Option<NodeId> {
 
 fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
     let node = graph.node(id);
-    let is_mixture = node.domain == "com.microsoft" && node.op_type == "QMoE";
+    let by_probability = match node.op_type.as_str() {
+        "QMoE" => false,
+        "MoE" => true,
+        _ => return None,
+    };
     // The sparse mixer selects experts by another rule.
-    if !is_mixture || node.int("use_sparse_mixer").unwrap_or(0) != 0 {
+    if node.domain != "com.microsoft" || node.int("use_sparse_mixer").unwrap_or(0) != 0 {
         return None;
     }
     let router = node.inputs.get(ROUTER).copied().flatten().filter(|id| graph.producer(*id).is_some())?;
@@ -105,7 +109,7 @@ fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
     weights.sort_unstable();
     weights.dedup();
     let is_possible = (1..count).contains(&active) && !weights.is_empty();
-    is_possible.then_some(Mixture { node: id, router, count, active, weights })
+    is_possible.then_some(Mixture { node: id, router, count, active, by_probability, weights })
 }
 
 /// The first size of the first weight.

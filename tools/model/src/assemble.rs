@@ -289,6 +289,7 @@ fn experts(decision: &Decision, index: usize) -> Option<Experts> {
         router: name(&mixture.router),
         count: mixture.count,
         active: mixture.active,
+        by_probability: mixture.by_probability,
         weights: mixture.weights.iter().map(name).collect(),
         bytes: ByteSize(mixture.bytes(graph)),
     })

@@ -97,8 +97,8 @@ pub fn note_of_whole_mixtures(
         (first, last) => format!("{} to {}", label(first), label(last)),
     };
     Some(format!(
-        "the experts of {blocks} are read whole in each pass: only of QMoE, with a router in the graph and constant weights, is known \
-         before it runs which experts it selects"
+        "the experts of {blocks} are read whole in each pass: only of QMoE and MoE, with a router in the graph, constant weights and 16 KiB \
+         or more for an expert, is known before it runs which experts it selects, and pays to read them alone"
     ))
 }
 

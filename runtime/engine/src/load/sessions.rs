@@ -281,6 +281,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             return Err(vec![format!("no partition before it produces the router's logits {:?}", experts.router)]);
         };
         let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        Ok(Some(Routing { router, count: size(experts.count), active: size(experts.active) }))
+        let (count, active, by_probability) = (size(experts.count), size(experts.active), experts.by_probability);
+        Ok(Some(Routing { router, count, active, by_probability }))
     }
 }

@@ -66,6 +66,8 @@ pub(crate) struct Routing {
     pub count: usize,
     /// How many of them each token selects.
     pub active: usize,
+    /// Whether the kernel compares rounded probabilities instead of logits.
+    pub by_probability: bool,
 }
 
 /// An input of a stage.

@@ -10,6 +10,13 @@ use crate::telemetry::Phase;
 use crate::tensor::floats_to_f32;
 use std::cmp::Ordering;
 
+/// A difference of logits that rounding of their probabilities cannot turn round: the difference to the largest logit, at most
+/// [`SMALLEST_PROBABILITY`], is rounded to 24 bits (5e-6), and exponential and quotient to a few units in the last place (5e-7).
+const NEARLY_EQUAL: f32 = 1e-4;
+/// The difference to the largest logit from which on a probability, e^-80 = 2e-35 of the largest, comes near the smallest normal float32,
+/// 1e-38, below which it loses bits and becomes zero.
+const SMALLEST_PROBABILITY: f32 = 80.0;
+
 impl<B: Backend> Runtime<B> {
     /// The experts that the items of `phases` select in a stage, in order, each once.
     pub(super) fn routed_experts(
@@ -62,14 +69,21 @@ fn indices(selected: &[bool]) -> Vec<u32> {
 }
 
 impl Routing {
-    /// Marks the experts that a token with these logits selects: those with the largest logits, of equal ones those with the larger
-    /// index, as ONNX Runtime sorts pairs of logit and index (`moe_quantization_cpu.cc`). A token whose logits cannot be ordered may
-    /// select any expert.
+    /// Marks the experts that a token with these logits selects, or may select where rounding decides. A token whose logits cannot be
+    /// ordered may select any expert.
     fn select(&self, logits: &[f32], selected: &mut [bool]) {
         if logits.iter().any(|logit| logit.is_nan()) {
             selected.fill(true);
-            return;
+        } else if self.by_probability {
+            self.select_by_probability(logits, selected);
+        } else {
+            self.select_by_logit(logits, selected);
         }
+    }
+
+    /// Those with the largest logits, of equal ones those with the larger index, as ONNX Runtime sorts pairs of logit and index
+    /// (`moe_quantization_cpu.cc`).
+    fn select_by_logit(&self, logits: &[f32], selected: &mut [bool]) {
         let mut order: Vec<usize> = (0..logits.len()).collect();
         let by_logit =
             |a: &usize, b: &usize| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal).then(b.cmp(a));
@@ -79,6 +93,26 @@ impl Routing {
         }
         order[..active].iter().for_each(|expert| selected[*expert] = true);
     }
+
+    /// All whose logit is at most [`NEARLY_EQUAL`] below the smallest of the largest ones: ONNX Runtime sorts probabilities in float32
+    /// (`moe_cpu.cc`), whose rounding cannot put an expert with a smaller logit first. All experts where probabilities are zero or no
+    /// numbers.
+    fn select_by_probability(&self, logits: &[f32], selected: &mut [bool]) {
+        let mut descending = logits.to_vec();
+        descending.sort_unstable_by(|a, b| b.total_cmp(a));
+        let (Some(&largest), Some(&smallest)) =
+            (descending.first(), descending.get(self.active.saturating_sub(1).min(descending.len() - 1)))
+        else {
+            return;
+        };
+        if !largest.is_finite() || smallest < largest - SMALLEST_PROBABILITY {
+            selected.fill(true);
+            return;
+        }
+        for (logit, selected) in logits.iter().zip(selected) {
+            *selected |= *logit >= smallest - NEARLY_EQUAL;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -87,7 +121,11 @@ mod tests {
     use crate::ids::{BoundaryId, Id};
 
     fn selected(active: usize, rows: &[&[f32]]) -> Vec<usize> {
-        let routing = Routing { router: BoundaryId::new(0), count: rows[0].len(), active };
+        select(active, false, rows)
+    }
+
+    fn select(active: usize, by_probability: bool, rows: &[&[f32]]) -> Vec<usize> {
+        let routing = Routing { router: BoundaryId::new(0), count: rows[0].len(), active, by_probability };
         let mut selected = vec![false; routing.count];
         rows.iter().for_each(|row| routing.select(row, &mut selected));
         (0..routing.count).filter(|expert| selected[*expert]).collect()
@@ -107,5 +145,41 @@ mod tests {
     #[test]
     fn logits_that_are_no_numbers_select_all() {
         assert_eq!(selected(1, &[&[0.0, f32::NAN, 1.0]]), [0, 1, 2]);
+        assert_eq!(select(1, true, &[&[0.0, f32::NAN, 1.0]]), [0, 1, 2]);
+        assert_eq!(select(1, true, &[&[0.0, f32::INFINITY, 1.0]]), [0, 1, 2]);
+    }
+
+    #[test]
+    fn by_probability_all_that_rounding_may_select_are_marked() {
+        let select = |active, rows| select(active, true, rows);
+        assert_eq!(select(2, &[&[0.5, -1.0, 3.0, 0.25]]), [0, 2]);
+        assert_eq!(select(2, &[&[1.0, 1.000001, 0.5, 0.99999]]), [0, 1, 3]);
+        assert_eq!(select(2, &[&[1.0, 1.0, 1.0, 0.999]]), [0, 1, 2]);
+        assert_eq!(select(3, &[&[0.0, 1.0, 2.0]]), [0, 1, 2]);
+        // Probabilities of the second are zero or nearly so.
+        assert_eq!(select(2, &[&[0.0, -90.0, -100.0]]), [0, 1, 2]);
+        assert_eq!(select(1, &[&[0.0, -90.0, f32::NEG_INFINITY]]), [0]);
+    }
+
+    /// Probabilities as ONNX Runtime computes them: whatever it may put first is marked.
+    #[test]
+    fn what_a_sort_of_probabilities_puts_first_is_marked() {
+        let mut state = 1u64;
+        let mut random = || {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 40) as f32 / (1 << 24) as f32
+        };
+        for round in 0..2000 {
+            // Many nearly equal logits, near and far from the largest.
+            let base: f32 = if round % 2 == 0 { 0.0 } else { -75.0 * random() };
+            let mut logits: Vec<f32> = (0..16).map(|_| base + 1e-6 * random()).collect();
+            logits[0] = 0.0;
+            let exponentials: Vec<f32> = logits.iter().map(|logit| logit.exp()).collect();
+            let sum: f32 = exponentials.iter().sum();
+            let mut sorted: Vec<(f32, usize)> = exponentials.iter().map(|value| value / sum).zip(0..).collect();
+            sorted.sort_unstable_by(|a, b| b.partial_cmp(a).unwrap());
+            let marked = select(4, true, &[&logits]);
+            assert!(sorted[..4].iter().all(|(_, expert)| marked.contains(expert)), "{logits:?}");
+        }
     }
 }

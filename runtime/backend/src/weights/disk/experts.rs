@@ -10,6 +10,9 @@ use std::path::{Path, PathBuf};
 /// Slices with fewer bytes are not worth mappings of their own and are treated like other weights.
 const MIN_SLICE: u64 = 16 << 10;
 
+/// What ONNX Runtime puts before the name of a weight that it has converted to another type (1.31).
+const CONVERTED: [&str; 2] = ["FusedBack_", "InsertedPrecisionFreeCast_"];
+
 /// Weights that hold one slice for each expert.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ExpertTensors {
@@ -28,10 +31,15 @@ struct FileRange {
 
 impl ExpertTensors {
     /// Finds the weights of these names that a model file stores in other files under `dir`. Of a weight that a kernel has packed the
-    /// packed copy counts, which has the slices in the same order and of the same size.
+    /// packed copy counts, which has the slices in the same order and of the same size; of one that ONNX Runtime has converted to float32,
+    /// the converted copy.
     pub fn find(model: &Path, dir: &Path, weights: ExpertWeights<'_>) -> io::Result<Self> {
         let all = tensors(&std::fs::read(model)?)?;
-        let wanted = all.into_iter().filter(|tensor| weights.names.contains(&tensor.name));
+        let is_wanted = |name: &str| weights.names.iter().any(|wanted| wanted == name);
+        let wanted = all.into_iter().filter(|tensor| {
+            let original = CONVERTED.iter().find_map(|prefix| tensor.name.strip_prefix(prefix));
+            is_wanted(&tensor.name) || original.is_some_and(is_wanted)
+        });
         let range = |tensor: Tensor| {
             let (offset, length) = tensor.packed.or(tensor.stored)?;
             let path = dir.join(tensor.location).canonicalize().ok()?;
