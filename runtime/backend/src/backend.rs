@@ -227,8 +227,7 @@ impl Backend for OrtBackend {
         };
         let spaces = self.spaces.borrow().clone();
         let provider = provided.provider;
-        let parts =
-            SessionParts { session, weights, spaces, lock, streams, mapped: stays_mapped, grows: spec.grows, provider };
+        let parts = SessionParts { session, weights, spaces, lock, streams, mapped: stays_mapped, provider };
         let (session, weights) = OrtSession::new(parts)?;
         let (provider, refused) = (provided.provider, provided.refused);
         Ok(Loaded { session, weights, provider, processor, packs_weights, refused })

@@ -43,8 +43,6 @@ pub struct OrtSession {
     streams: Option<Arc<Streams>>,
     /// A prepared file that stays mapped.
     mapped: Option<PathBuf>,
-    /// Whether runs need a little more memory than the runs before.
-    grows: bool,
     /// For a plug-in whose tensors lie in host memory.
     host_tensors: Option<HostTensors>,
 }
@@ -57,13 +55,12 @@ pub(crate) struct SessionParts {
     pub lock: DeviceLock,
     pub streams: Option<Arc<Streams>>,
     pub mapped: Option<PathBuf>,
-    pub grows: bool,
     pub provider: Provider,
 }
 
 impl OrtSession {
     pub(crate) fn new(parts: SessionParts) -> Result<(Self, OrtWeightPager), BackendError> {
-        let SessionParts { session, mut weights, spaces, lock, streams, mapped, grows, provider } = parts;
+        let SessionParts { session, mut weights, spaces, lock, streams, mapped, provider } = parts;
         let tensors = provider.facts().tensors;
         let (input_memories, output_memories) = match tensors {
             TensorMemory::Device => tensor_memories(&session, &spaces)?,
@@ -90,7 +87,6 @@ impl OrtSession {
             lock,
             streams,
             mapped,
-            grows,
             host_tensors,
         };
         Ok((session, pager))
@@ -238,12 +234,7 @@ impl Session for OrtSession {
         let session = &mut *self.core.session.borrow_mut();
         let Some(streams) = &self.streams else {
             let _lock = self.lock.acquire();
-            // The arena never joins two of its pieces. Where each run needs larger ones than all before, those would stay unused.
-            let ran = match self.grows {
-                true => binding.run_and_shrink(session, control),
-                false => binding.run(session, control),
-            };
-            return ran.map(|()| None);
+            return binding.run(session, control).map(|()| None);
         };
         let start = streams.record_compute()?;
         binding.enqueue(session, control)?;
@@ -252,6 +243,20 @@ impl Session for OrtSession {
             streams.wait_for_runs()?;
         }
         Ok(Some(token))
+    }
+
+    fn run_and_return_memory(
+        &mut self,
+        binding: &mut OrtBinding,
+        control: &OrtControl,
+    ) -> Result<Option<TimingToken>, BackendError> {
+        if self.streams.is_some() {
+            return self.run(binding, control);
+        }
+        self.core.weights.borrow().check()?;
+        let session = &mut *self.core.session.borrow_mut();
+        let _lock = self.lock.acquire();
+        binding.run_and_shrink(session, control).map(|()| None)
     }
 
     fn take_output(&self, binding: &mut OrtBinding, index: usize) -> Result<OrtTensor, BackendError> {

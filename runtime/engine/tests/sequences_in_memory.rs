@@ -14,10 +14,11 @@ const RESERVE: u64 = 4 << 20;
 
 /// Tokens of a chunk of a prompt.
 const CHUNK: u64 = 8;
-/// What one more sequence needs for a chunk, bytes: token ids and positions of 8 bytes, four float32 numbers that cross, 16 scores.
-const LANE: u64 = CHUNK * (8 + 8 + 4 * 4 + 16 * 4);
+/// What one more sequence needs for a chunk, bytes: token ids and positions of 8 bytes, four float32 numbers that cross, 16 scores; and
+/// 16 KiB for its bindings to each of two partitions.
+const LANE: u64 = CHUNK * (8 + 8 + 4 * 4 + 16 * 4) + 2 * (16 << 10);
 
-/// Sequences that fit, of 100, in `room` bytes of host memory; `room` and `reserve` are given the bytes of the states of one.
+/// Sequences that fit, of 100, in `room` bytes of host memory; `room` is given the bytes of the states of one, `reserve` all bytes of one.
 fn fitting(room: impl Fn(u64) -> u64, reserve: impl Fn(u64) -> EngineOptions) -> u64 {
     let part = || ChainPart { states: 3, ..ChainPart::new(None, Rc::new(|_| Duration::ZERO)) };
     let chain = Chain { parts: vec![part(), part()], prefill_chunk: Some(CHUNK), ..Chain::default() };
@@ -29,7 +30,7 @@ fn fitting(room: impl Fn(u64) -> u64, reserve: impl Fn(u64) -> EngineOptions) ->
     backend.set_resident(RESIDENT);
     let workspace = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max().unwrap();
     plan.budgets.ram = Some(ByteSize(RESIDENT + RESERVE + workspace + room(states)));
-    let options = EngineOptions { sequences: Some(100), ..reserve(states) };
+    let options = EngineOptions { sequences: Some(100), ..reserve(states + LANE) };
     Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap().max_sequences()
 }
 
@@ -43,11 +44,11 @@ fn what_the_caller_takes_is_reserved_for_the_sequences_that_fit_not_for_those_wa
     let options =
         |reserved, reserved_per_sequence| EngineOptions { reserved, reserved_per_sequence, ..EngineOptions::default() };
     assert_eq!(fitting(room_for(12), |_| options(0, 0)), 12);
-    assert_eq!(fitting(room_for(12), |states| options(0, states)), 6);
-    assert_eq!(fitting(room_for(12), |states| options(0, 2 * states)), 4);
-    assert_eq!(fitting(room_for(12), |states| options(6 * states, states)), 3);
-    assert_eq!(fitting(room_for(12), |states| options(20 * states, states)), 1, "one always runs");
-    assert_eq!(fitting(room_for(500), |states| options(0, states)), 100);
+    assert_eq!(fitting(room_for(12), |one| options(0, one)), 6);
+    assert_eq!(fitting(room_for(12), |one| options(0, 2 * one)), 4);
+    assert_eq!(fitting(room_for(12), |one| options(6 * one, one)), 3);
+    assert_eq!(fitting(room_for(12), |one| options(20 * one, one)), 1, "one always runs");
+    assert_eq!(fitting(room_for(500), |one| options(0, one)), 100);
 }
 
 #[test]
@@ -57,9 +58,10 @@ fn every_sequence_but_the_first_needs_room_for_the_tensors_of_a_chunk() {
     assert_eq!(fitting(|states| states, |_| EngineOptions::default()), 1);
 }
 
-/// How often the heap is trimmed in a pass of this many sequences.
-fn heap_trims(sequences: usize, ram: Option<ByteSize>) -> u64 {
-    let chain = Chain { parts: vec![ChainPart::new(None, Rc::new(|_| Duration::ZERO))], ..Chain::default() };
+/// How often the heap is trimmed in a pass of this many sequences of so many tokens through two partitions.
+fn heap_trims(sequences: usize, tokens: usize, ram: Option<ByteSize>) -> u64 {
+    let part = || ChainPart::new(None, Rc::new(|_| Duration::ZERO));
+    let chain = Chain { parts: vec![part(), part()], ..Chain::default() };
     let (dir, backend) = (tempfile::tempdir().unwrap(), MockBackend::new());
     let mut plan = chain.set_up(dir.path(), &backend).unwrap();
     plan.budgets.ram = ram;
@@ -69,7 +71,7 @@ fn heap_trims(sequences: usize, ram: Option<ByteSize>) -> u64 {
     let mut sequences: Vec<_> = (0..sequences).map(|_| engine.new_sequence().unwrap()).collect();
     let (mut logits, extra) = (vec![Logits::default(); sequences.len()], BTreeMap::new());
     let item = |(sequence, logits)| {
-        let input = StepInput::Tokens(&[1]);
+        let input = StepInput::Tokens(&[1, 2, 3][..tokens]);
         WorkItem { sequence, input, rows: LogitRows::Last, extra: &extra, logits }
     };
     let mut items: Vec<_> = sequences.iter_mut().zip(&mut logits).map(item).collect();
@@ -80,6 +82,8 @@ fn heap_trims(sequences: usize, ram: Option<ByteSize>) -> u64 {
 #[test]
 fn freed_heap_is_returned_after_passes_of_several_sequences_under_a_limit() {
     let limit = Some(ByteSize(1 << 30));
-    assert_eq!([heap_trims(1, limit), heap_trims(2, limit), heap_trims(3, limit)], [0, 1, 1]);
-    assert_eq!(heap_trims(2, None), 0);
+    assert_eq!([heap_trims(1, 1, limit), heap_trims(2, 1, limit), heap_trims(3, 1, limit)], [0, 1, 1]);
+    // Prompts take more: also before each partition.
+    assert_eq!([heap_trims(1, 3, limit), heap_trims(2, 3, limit)], [0, 3]);
+    assert_eq!(heap_trims(2, 3, None), 0);
 }

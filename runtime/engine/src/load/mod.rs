@@ -15,7 +15,7 @@ use crate::program::{
     InputSource, NameResolver, OutputSink, Program, Route, Stage, SymbolTable, resolve_schedule, share_buffers,
 };
 use crate::reporter::Reporter;
-use crate::runtime::{LockedWeights, Runtime, Taps};
+use crate::runtime::{FreedMemory, LockedWeights, Runtime, Taps};
 use crate::telemetry::{PerPhase, Recorder};
 use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
 use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore};
@@ -92,6 +92,7 @@ pub(crate) fn load<B: Backend>(
         taps: Taps::default(),
         max_sequences: budget.sequences(),
         is_memory_limited: budget.is_limited(),
+        freed_memory: FreedMemory::of(plan, budget.is_limited()),
         locked: LockedWeights::default(),
         longest_item: 0,
         scratch: Vec::new(),

@@ -12,7 +12,7 @@ use crate::program::{
 use crate::reporter::Reporter;
 use crate::telemetry::StageTelemetry;
 use crate::weights::budget::HostMemoryBudget;
-use hpp_schema::{ModelKind, Partition, PartitionVariant, Plan, Provider, Residency, State, StateUpdate};
+use hpp_schema::{Partition, PartitionVariant, Plan, Provider, Residency};
 use std::path::Path;
 use std::time::Duration;
 use tracing::info;
@@ -61,12 +61,6 @@ struct VariantToLoad<'a> {
     id: PartitionId,
     partition: &'a Partition,
     variant: PartitionVariant<'a>,
-}
-
-/// Whether the values of a plan's partitions grow from run to run.
-fn grows(plan: &Plan) -> bool {
-    let appends = |state: &State| matches!(state.update, StateUpdate::Append { .. });
-    plan.model.kind == ModelKind::DecoderWithoutCache || plan.states.iter().any(appends)
 }
 
 const HOST_PROVIDERS: &[Provider] = &[Provider::CPU];
@@ -205,7 +199,6 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
                 verify: self.options.verify == Verify::Full,
             }),
             compress_permille: self.plan.devices.iter().find_map(|device| device.compress_permille),
-            grows: grows(self.plan),
         };
         let loaded = self.backend.load(&spec, self.control, self.reporter).map_err(failed)?;
         for (provider, reason) in &loaded.refused {

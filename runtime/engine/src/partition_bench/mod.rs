@@ -135,7 +135,6 @@ impl Spec<'_> {
             has_host_file: false,
             prepared: None,
             compress_permille: None,
-            grows: false,
         };
         let (partition, file) = (self.name.to_owned(), self.file.to_owned());
         backend.load(&spec, control, reporter).map_err(|source| EngineError::Load { partition, file, source })

@@ -70,8 +70,6 @@ pub struct SessionSpec<'a> {
     /// Weights that are read from disk are compressed where that takes at most so many of 1000 bytes; `None` if the plan compresses none
     /// that kernels take as the model has them.
     pub compress_permille: Option<u32>,
-    /// Whether its values grow from run to run, because tokens are appended to states or the whole sequence is computed again.
-    pub grows: bool,
 }
 
 /// Weights on disk in the layout that kernels want, kept for later starts.
@@ -278,6 +276,14 @@ pub trait Session {
         binding: &mut Self::Binding,
         control: &Self::Control,
     ) -> Result<Option<TimingToken>, BackendError>;
+    /// [`run`](Self::run), after which the host memory that the run has freed returns to the system instead of staying for later runs.
+    fn run_and_return_memory(
+        &mut self,
+        binding: &mut Self::Binding,
+        control: &Self::Control,
+    ) -> Result<Option<TimingToken>, BackendError> {
+        self.run(binding, control)
+    }
     /// An output that [`bind_output_unknown`](Self::bind_output_unknown) asked for, after the run.
     fn take_output(&self, binding: &mut Self::Binding, index: usize) -> Result<Self::Tensor, BackendError>;
 }

@@ -96,7 +96,7 @@ impl<B: Backend> Runtime<B> {
         let (weights, context) = self.weights();
         weights.wait(context, &program.stages, id)?;
         let run = StageRun { stage: id, phase: Phase::Prefill, item: 0 };
-        let ran = self.run_session(program, run, &mut bound.binding);
+        let ran = self.run_session(program, run, 1, &mut bound.binding);
         // Also after an error: a cancelled run has used its weights.
         let (weights, context) = self.weights();
         ran.and(weights.release(context, &program.stages, id))

@@ -1,6 +1,7 @@
 //! The runtime: everything that a pass changes, and the operations on it. The immutable part is the [`Program`].
 
 mod bind;
+mod freed_memory;
 mod infer;
 mod lock;
 mod pages;
@@ -13,6 +14,7 @@ mod step;
 mod truncate;
 mod warm_up;
 
+pub(crate) use freed_memory::FreedMemory;
 pub use infer::NamedTensors;
 pub use pages::PageLayout;
 pub(crate) use row_batch::RowBatcher;
@@ -50,6 +52,7 @@ pub(crate) struct Runtime<B: Backend> {
     pub max_sequences: u64,
     /// Whether the plan or the system limits host memory.
     pub is_memory_limited: bool,
+    pub freed_memory: FreedMemory,
     /// Streamed weights that are locked in host memory.
     pub locked: LockedWeights,
     /// The longest item, in tokens, for which the backend has allocated since its unused memory was last freed.

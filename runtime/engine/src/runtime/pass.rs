@@ -128,16 +128,21 @@ impl<B: Backend> Runtime<B> {
         Ok(())
     }
 
-    /// Runs a session and records the time.
+    /// Runs a session on so many tokens and records the time.
     pub(super) fn run_session(
         &mut self,
         program: &Program,
         run: StageRun,
+        tokens: u64,
         binding: &mut <B::Session as Session>::Binding,
     ) -> Result<(), EngineError> {
         let stage = &program.stages[run.stage];
         let start = self.pool.backend.now();
-        let token = self.sessions[stage.session].run(binding, &self.control);
+        let session = &mut self.sessions[stage.session];
+        let token = match self.freed_memory.returns_after(tokens) {
+            true => session.run_and_return_memory(binding, &self.control),
+            false => session.run(binding, &self.control),
+        };
         let token = token.map_err(|source| stage.failed("running", source))?;
         let timing = token.map_or_else(|| Timing::Measured(self.pool.since(start)), Timing::Pending);
         self.recorder.record(DeviceEvent::Run(run), timing);
@@ -252,6 +257,9 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             let selected = self.runtime.routed_experts(self.program, self.items, id, phases)?;
             self.runtime.weights.disk.select_experts(selected);
         }
+        if self.runtime.is_memory_limited && first < last && self.has_prompt() {
+            self.runtime.pool.backend.trim_heap();
+        }
         for item in first..=last {
             if self.items[item].runs_in(phases) {
                 let turn = StageTurn { id, phase: phases[0], item, is_first: item == first, is_last: item == last };
@@ -261,6 +269,11 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             }
         }
         self.runtime.check_cancelled()
+    }
+
+    /// Whether any item has more than one token.
+    fn has_prompt(&self) -> bool {
+        self.items.iter().any(|item| item.error.is_none() && item.sizes.sequence > 1)
     }
 
     /// While an item runs at a stage, the states on disk are read that run next: those of the next item, up to `last`, or after the last
@@ -331,7 +344,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         if item.error.is_none() {
             let run = StageRun { stage: id, phase: item.phase, item: index };
             let binding = &mut item.sequence.bindings[id].binding;
-            item.error = self.runtime.run_session(self.program, run, binding).err();
+            item.error = self.runtime.run_session(self.program, run, item.sizes.sequence, binding).err();
         }
         if is_last {
             // Before outputs and states are copied, so that the next weights are fetched meanwhile; also after an error, because

@@ -1,0 +1,52 @@
+//! Whether host memory that a run has freed stays for later runs. A backend's arena never joins its pieces: where runs need pieces of ever
+//! other sizes, those of earlier ones would stay unused.
+
+use hpp_schema::{ModelKind, Plan, State, StateUpdate};
+
+/// The runs after which freed memory returns to the system. The next run then takes it anew, page by page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FreedMemory {
+    /// None: all runs need pieces of the same sizes.
+    Stays,
+    /// Those of more than one token. Partitions with experts that are read by demand need pieces of other sizes than those between
+    /// them, and memory is limited.
+    ReturnsAfterPrompts,
+    /// All: values grow from run to run, because tokens are appended to states or the whole sequence is computed again.
+    Returns,
+}
+
+impl FreedMemory {
+    /// The rule for a plan. `is_limited`: host memory is limited.
+    pub fn of(plan: &Plan, is_limited: bool) -> Self {
+        let appends = |state: &State| matches!(state.update, StateUpdate::Append { .. });
+        if plan.model.kind == ModelKind::DecoderWithoutCache || plan.states.iter().any(appends) {
+            FreedMemory::Returns
+        } else if is_limited && plan.partitions.iter().any(|partition| partition.experts.is_some()) {
+            FreedMemory::ReturnsAfterPrompts
+        } else {
+            FreedMemory::Stays
+        }
+    }
+
+    /// Whether it returns after a run of so many tokens.
+    pub fn returns_after(self, tokens: u64) -> bool {
+        match self {
+            FreedMemory::Stays => false,
+            FreedMemory::ReturnsAfterPrompts => tokens > 1,
+            FreedMemory::Returns => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn freed_memory_returns_after_the_runs_that_need_pieces_of_other_sizes() {
+        let tokens = |rule: FreedMemory| [1, 2, 64].map(|tokens| rule.returns_after(tokens));
+        assert_eq!(tokens(FreedMemory::Stays), [false, false, false]);
+        assert_eq!(tokens(FreedMemory::ReturnsAfterPrompts), [false, true, true]);
+        assert_eq!(tokens(FreedMemory::Returns), [true, true, true]);
+    }
+}
