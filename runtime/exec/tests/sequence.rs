@@ -10,7 +10,7 @@ use hpp_generate::speculate::{DraftLength, Drafter, NgramDrafter, Speculation, S
 use hpp_generate::text::{SpecialTokens, TextTokenizer};
 use hpp_generate::{
     Batch, FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, KvCache, KvSettings,
-    ModelInputs, Prefill, SingleSequence, generate,
+    ModelInputs, Prefill, SingleSequence, generate, prompt_chunk,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -170,7 +170,8 @@ fn requests_of_a_batch_give_the_logits_they_give_alone() {
         let mut want = vec![];
         for (prompt, new) in &requests {
             alone.clear();
-            want.push(answer_alone(&mut alone, Generation::new(request(prompt, *new), None, chunk)).1);
+            let generation = Generation::new(request(prompt, *new), None, prompt_chunk(alone.engine()));
+            want.push(answer_alone(&mut alone, generation).1);
         }
 
         let mut waiting = requests.iter().enumerate();

@@ -127,9 +127,9 @@ impl<B: Backend> Batch<B> {
         (&mut self.engine, &self.inputs)
     }
 
-    /// The largest prompt chunk for its generations: one below the engine's limit, because the last chunk may have one token more.
+    /// The largest prompt chunk for its generations: the engine's limit.
     pub fn prompt_chunk(&self) -> usize {
-        usize::try_from(self.engine.chunk()).unwrap_or(usize::MAX).saturating_sub(1).max(1)
+        usize::try_from(self.engine.chunk()).unwrap_or(usize::MAX).max(1)
     }
 
     /// Limits the tokens of prompts in a pass in which an answer goes on, so that its next token is not late. Prompts take turns then; 0
@@ -256,7 +256,6 @@ impl<B: Backend> Batch<B> {
             }
         }
         prompts.sort_by_key(|(member, _)| Reverse(member.passed_over));
-        // The last chunk of a prompt may be a token longer than the limit.
         let mut is_first = left > 0;
         for (member, tokens) in prompts {
             member.is_waiting = !std::mem::take(&mut is_first) && tokens > left;

@@ -555,8 +555,13 @@ mod tests {
             Ok(())
         });
         assert_eq!((advanced.unwrap(), events), (0, 1));
-        let last = generation.next_input(0);
-        assert_eq!(tokens_of(last), Some(&[5, 6, 7, 8][..]), "a single last token would count as decoding");
+        assert_eq!(
+            tokens_of(generation.next_input(0)),
+            Some(&[5, 6][..]),
+            "a single last token would count as decoding"
+        );
+        advance(&mut generation, &[], 9);
+        assert_eq!(tokens_of(generation.next_input(0)), Some(&[7, 8][..]));
         advance(&mut generation, &[9], 9);
         assert_eq!(tokens_of(generation.next_input(0)), Some(&[9][..]));
         advance(&mut generation, &[7], 9);
@@ -706,7 +711,7 @@ mod tests {
     fn the_logits_of_a_prompt_are_reported_once_for_each_token() {
         for max_new_tokens in [0, 1] {
             let scored = GenerationRequest { prompt_logits: true, ..request(&[1, 2, 3, 4, 5], max_new_tokens) };
-            let mut generation = Generation::new(scored, None, 2);
+            let mut generation = Generation::new(scored, None, 3);
             let (mut reported, mut passes) = (Vec::new(), 0);
             while let Some(input) = generation.next_input(9).unwrap() {
                 assert_eq!(input.rows, LogitRows::All);

@@ -11,9 +11,7 @@ pub struct Input<'a> {
     pub rows: LogitRows,
 }
 
-/// How many of `left` prompt tokens to feed now, at most `chunk + 1`. The last chunk has at least two tokens, unless `chunk` is 1: a single
-/// one would count as decoding.
+/// [`hpp_engine::chunk_length`] for lengths in memory.
 pub fn chunk_length(left: usize, chunk: usize) -> usize {
-    let last = if chunk > 1 { chunk.saturating_add(1) } else { chunk };
-    if left <= last { left } else { chunk }
+    hpp_engine::chunk_length(left as u64, chunk as u64) as usize
 }

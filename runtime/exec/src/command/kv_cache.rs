@@ -49,8 +49,14 @@ pub fn open_cache(
     wake: impl Fn() + Send + Sync + 'static,
     console: &Arc<Console>,
 ) -> Result<Option<KvCache>, ExecError> {
-    // Chunks of a prompt may have one token more than a page, and the plan limits them.
-    let page_tokens = args.kv_page.min(engine.chunk().saturating_sub(1)).max(1);
+    // A page is a chunk of a prompt, which the plan limits.
+    let page_tokens = args.kv_page.min(engine.chunk()).max(1);
+    if page_tokens < args.kv_page {
+        console.info(&format!(
+            "pages of states have {page_tokens} tokens, not {}: the plan's passes take no more (prefill_chunk)",
+            args.kv_page
+        ));
+    }
     let ram = args.ram(plan);
     let Some(layout) = engine.page_layout(page_tokens) else {
         if args.kv_dir.is_some() {
