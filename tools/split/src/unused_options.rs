@@ -5,7 +5,7 @@ use hpp_graph::ExpertCounts;
 use hpp_model::Analysis;
 use hpp_schema::{Device, DeviceKind, Plan};
 
-/// A sentence for each option that was given and has no effect.
+/// A sentence for each option that was given and has no effect, or less than asked.
 pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> {
     let planning = &args.planning;
     let is_gpu = |device: &Device| device.kind == DeviceKind::Gpu;
@@ -23,6 +23,13 @@ pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> 
         (planning.experts != ExpertReads::Auto && !has_experts, "--experts", no_experts),
         (planning.experts != ExpertReads::Auto && has_experts && !reads_disk, "--experts", no_reads),
     ];
+    let fewer = (plan.partitions.len() < args.partitions).then(|| {
+        format!(
+            "--partitions {}: only {} are possible, because a block is not divided",
+            args.partitions,
+            plan.partitions.len()
+        )
+    });
     let given = unused.into_iter().filter(|(is_unused, ..)| *is_unused);
-    given.map(|(_, option, why)| format!("{option} has no effect: {why}")).collect()
+    given.map(|(_, option, why)| format!("{option} has no effect: {why}")).chain(fewer).collect()
 }

@@ -23,7 +23,7 @@ use crate::error::ExecError;
 use crate::inputs::check_inputs;
 use crate::interrupt::Interrupt;
 use crate::prompt::PromptSource;
-use crate::runtime::{OnnxRuntime, OrtBackend, available_memory, resident_memory};
+use crate::runtime::{OnnxRuntime, OrtBackend, available_memory, memory_limit, resident_memory};
 use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
 use hpp_engine::{Engine, EngineError, EngineOptions, NamedTensors};
@@ -100,8 +100,9 @@ fn load_engine(
 
 /// Warns if this machine has less free memory than a plan needs.
 fn warn_of_memory(plan: &Plan, console: &Console) {
-    // A plan's needs include what the process has taken already.
+    // A plan's needs include what the process has taken already; of that, libraries may not count in the process's control group.
     let free = available_memory().map(|free| free.saturating_add(resident_memory()));
+    let free = free.into_iter().chain(memory_limit()).min();
     if let Some(warning) = hpp_engine::host_memory_warning(plan, free) {
         console.warn(&warning);
     }

@@ -304,6 +304,8 @@ fn options_that_change_nothing_are_named() {
     }
     let used =
         run(&["--dry-run", "--vram", "6M", "--gpu-layers", "2", "--margin", "100K", "--movable"]).success().stderr;
+    let many = run(&["--dry-run", "--partitions", "99"]).success().stderr;
+    assert!(many.contains("--partitions 99: only 6 are possible"), "{many}");
     assert!(!run(&["--dry-run"]).success().stderr.contains("no effect"));
     assert!(!used.contains("no effect"), "{used}");
 }
