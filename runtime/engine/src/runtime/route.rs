@@ -101,7 +101,7 @@ impl Routing {
         let mut descending = logits.to_vec();
         descending.sort_unstable_by(|a, b| b.total_cmp(a));
         let (Some(&largest), Some(&smallest)) =
-            (descending.first(), descending.get(self.active.saturating_sub(1).min(descending.len() - 1)))
+            (descending.first(), descending.get(self.active.clamp(1, logits.len().max(1)) - 1))
         else {
             return;
         };
