@@ -6,14 +6,11 @@ use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, WeightResidency};
 use crate::program::Program;
 use crate::reporter::Reporter;
-use hpp_schema::memory::{PROCESS, READ_AHEAD};
+use hpp_schema::memory::{BINDING, PROCESS, READ_AHEAD};
 use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency, State};
 
 /// Host memory left free for heap and code pages that are first touched after weights are locked, bytes.
 const RESERVE: u64 = 4 << 20;
-/// Heap that a further sequence takes for each stage, bytes: ONNX Runtime's binding and its tensors, and what lies unused between them.
-/// Measured: 30 sequences of 17 stages took 8 MiB.
-const BINDING: u64 = 16 << 10;
 /// Bytes of a page: control groups count in pages.
 const PAGE: u64 = 4 << 10;
 
