@@ -90,6 +90,10 @@ pub struct SourceModel {
     /// Positions that the plan's caches of rotary embeddings have rows for, if they were shortened: no run has a longer context.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub positions: Option<u64>,
+    /// Most tokens of a text for which the model uses its first tables of rotary embeddings (LongRoPE); beyond, it gives all tokens of a
+    /// pass others. Absent if it has one set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tables_change_after: Option<u64>,
     /// Size of the vocabulary, if known; the runtime refuses larger token ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vocab_size: Option<u64>,

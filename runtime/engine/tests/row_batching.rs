@@ -279,6 +279,18 @@ fn batches_that_compute_something_else_are_not_used() {
 }
 
 #[test]
+fn nothing_is_batched_where_texts_may_be_on_both_sides_of_a_change_of_tables() {
+    for (change, batches) in [(63, (0, 0)), (64, (1, 2))] {
+        let mut plan = Plan::from_yaml(PLAN).unwrap();
+        plan.model.tables_change_after = Some(change);
+        let mut toy = load_plan(plan, Rows::Apart, RowBatching::Exact, 2);
+        let mut texts: Vec<Text> = (1..3).map(|id| toy.start(&[id])).collect();
+        (0..3).for_each(|_| assert!(toy.pass(&mut texts, 0.0)));
+        assert_eq!(toy.batches(), batches, "{change} of 64 tokens");
+    }
+}
+
+#[test]
 fn values_of_16_bits_are_checked_until_enough_rows_agreed() {
     let mut toy = load_half(Rows::Seldom, 3);
     let mut texts: Vec<Text> = [&[1, 2, 3][..], &[4], &[5, 6]].map(|text| toy.start(text)).into();

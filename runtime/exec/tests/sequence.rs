@@ -118,6 +118,23 @@ fn a_callback_receives_each_token_and_a_cancelled_generation_keeps_its_tokens() 
     assert_eq!((generated.usage.prompt_tokens, generated.usage.completion_tokens), (prompt.len(), 5));
 }
 
+/// Where a model changes its tables of rotary embeddings, a pass must not have tokens on both sides.
+#[test]
+fn drafts_end_where_tables_change() {
+    let mut plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
+    plan.plan.model.tables_change_after = Some(20);
+    let mut sequence = sequence(&plan);
+    let most = |sequence: &mut SingleSequence<OrtBackend>, tokens: usize| {
+        sequence.clear();
+        sequence.prefill(&vec![1; tokens], &|| false).unwrap();
+        sequence.max_draft()
+    };
+    assert!(most(&mut sequence, 4) >= 15);
+    // 15 tokens, the one that is fed, and four drafted ones.
+    assert_eq!([15, 18, 19, 20].map(|tokens| most(&mut sequence, tokens)), [4, 1, 0, 0]);
+    assert!(most(&mut sequence, 21) > 4, "beyond it");
+}
+
 /// Models with states of every kind: in place, appended, a sliding window, convolution and recurrent, none.
 const STATES: [&str; 6] = [
     "genai/llama3-fp32-cpu",

@@ -154,7 +154,10 @@ impl<B: Backend> TokenSequence<B> {
     /// Most tokens that can be fed beside one in one pass, and dropped again.
     pub fn max_draft(&self, engine: &Engine<B>) -> usize {
         let Some(sequence) = &self.sequence else { return 0 };
-        let most = sequence.room().min(engine.chunk()).min(engine.max_undo(sequence));
+        let length = self.tokens.len() as u64;
+        // A draft that crosses it would give the tokens before it the tables of those beyond.
+        let change = engine.plan().model.tables_change_after.and_then(|change| change.checked_sub(length));
+        let most = sequence.room().min(engine.chunk()).min(engine.max_undo(sequence)).min(change.unwrap_or(u64::MAX));
         most.saturating_sub(1).min(MAX_DRAFT as u64) as usize
     }
 

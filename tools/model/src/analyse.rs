@@ -1,7 +1,7 @@
 //! Reads a model and determines its graph, blocks, states, roles of inputs and outputs, and configuration.
 
 use crate::config::ModelConfig;
-use crate::context_limit::{ContextLimit, context_limit};
+use crate::context_limit::{ContextLimit, context_limit, tables_change_after};
 use crate::costs::Scenario;
 use crate::error::ModelError;
 use crate::roles;
@@ -56,6 +56,8 @@ pub struct Analysis {
     pub positions: Option<u64>,
     /// Notes for the user.
     pub notes: Vec<String>,
+    /// Most tokens of a text for which the model uses its first tables of rotary embeddings; `None` if it has one set.
+    pub tables_change_after: Option<u64>,
     /// The weights that will be quantized when a plan is written; `None` without quantization.
     pub quantized: Option<QuantizedWeights>,
     /// What the file of each block would hold, once asked for: planning asks for several lengths of passes.
@@ -107,7 +109,8 @@ pub fn analyse_quantized(
     notes.extend(chosen_file_note(path, model.path()));
     let (mut graph, mut segmentation) = infer_and_segment(&model)?;
     let limit = context_limit(&graph, &segmentation.states);
-    let planned = planned_context(context, config.context_length, limit.as_ref())?;
+    let change = tables_change_after(&graph);
+    let planned = planned_context(context, config.context_length, limit.as_ref(), change)?;
     let positions = rotary_caches::shorten(&mut model, &mut graph, planned.unwrap_or(DEFAULT_CONTEXT));
     let mut quantized = None;
     if let Some(options) = options {
@@ -139,6 +142,8 @@ pub fn analyse_quantized(
     refuse_states_beyond_64_bits(&analysis)?;
     analysis.before = before;
     analysis.positions = positions;
+    analysis.tables_change_after = change;
+    analysis.notes.extend(change_note(change, analysis.context, analysis.config.context_length));
     analysis.quantized = quantized;
     let blocks = &analysis.segmentation.blocks;
     info!(
@@ -256,6 +261,7 @@ fn planned_context(
     asked: Option<u64>,
     configured: Option<u64>,
     limit: Option<&ContextLimit>,
+    change: Option<u64>,
 ) -> Result<Option<u64>, ModelError> {
     let most = configured.into_iter().chain(limit.map(|limit| limit.tokens)).min();
     match (asked, limit) {
@@ -271,7 +277,7 @@ fn planned_context(
             "lower --context to what the model's configuration allows",
         )),
         (Some(asked), _) => Ok(Some(asked)),
-        (None, _) => Ok(most.map(|most| most.clamp(1, DEFAULT_CONTEXT))),
+        (None, _) => Ok(most.into_iter().chain(change).min().map(|most| most.clamp(1, DEFAULT_CONTEXT))),
     }
 }
 
@@ -279,6 +285,21 @@ fn planned_context(
 fn limit_note(configured: Option<u64>, limit: Option<&ContextLimit>) -> Option<String> {
     let limit = limit?;
     Some(limit.note(configured.filter(|claimed| *claimed > limit.tokens)?))
+}
+
+/// A model that changes its tables within the context that is planned for, or within the one that it allows.
+fn change_note(change: Option<u64>, context: u64, configured: Option<u64>) -> Option<String> {
+    let change = change?;
+    if context > change {
+        return Some(format!(
+            "beyond {change} tokens the model gives all tokens of a pass other tables of rotary embeddings: where a longer prompt is computed \
+             in several passes, or a conversation grows beyond them, its first tokens keep the first tables, and answers differ from those of \
+             one pass; --context {change} avoids that"
+        ));
+    }
+    configured.filter(|longest| *longest > change).map(|_| {
+        format!("beyond {change} tokens the model uses other tables of rotary embeddings, for all tokens of a pass: see docs/USAGE.md")
+    })
 }
 
 fn describe(
@@ -319,6 +340,7 @@ fn describe(
         vocab_size,
         context,
         positions: None,
+        tables_change_after: None,
         notes,
         quantized: None,
         block_files: BlockFiles::default(),

@@ -180,6 +180,7 @@ fn model(decision: &Decision) -> SourceModel {
         layers: a.segmentation.layer_count() as u32,
         context_length: a.config.context_length,
         positions: a.positions,
+        tables_change_after: a.tables_change_after,
         vocab_size: a.vocab_size,
         inputs: a.inputs.clone(),
         outputs: a.outputs.clone(),

@@ -1,6 +1,9 @@
 //! The longest context that a graph can compute: the rows of its tables of positions, and the slots of its caches of fixed size.
 
 mod fixed_cache;
+mod table_change;
+
+pub use table_change::tables_change_after;
 
 use crate::roles;
 use crate::rotary_caches::RotaryInputs;
@@ -88,7 +91,8 @@ fn position_tables(graph: &Graph, node: &Node) -> Vec<ValueId> {
 }
 
 /// Whether integers are positions of tokens: they come from a count (`Range`, `CumSum`) or from the input of positions, and depend on
-/// no values of other inputs than the attention mask. They may depend on the shapes of all inputs.
+/// no values of other inputs than the attention mask. They may depend on the shapes of all inputs. Logarithms of distances are buckets (T5),
+/// which any distance has.
 fn are_positions(graph: &Graph, indices: ValueId) -> bool {
     let mut counts = false;
     let mut seen: BTreeSet<ValueId> = BTreeSet::new();
@@ -104,6 +108,7 @@ fn are_positions(graph: &Graph, indices: ValueId) -> bool {
                 InputRole::AttentionMask => {}
                 _ => return false,
             },
+            Origin::Node { node, .. } if graph.node(*node).op_type == "Log" => return false,
             Origin::Node { node, .. } => counts |= open_inputs(graph, *node, &mut open),
         }
     }

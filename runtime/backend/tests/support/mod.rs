@@ -142,6 +142,7 @@ impl Recorded {
                 source: file.into(),
                 tapped: None,
                 rounds_whole_passes: false,
+                tables_change_after: None,
                 weights_dir: ".".into(),
                 kind: match self.kind() {
                     "single_run" => ModelKind::SingleRun,

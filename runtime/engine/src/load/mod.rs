@@ -180,6 +180,12 @@ fn context(plan: &Plan, options: &EngineOptions, reporter: &dyn Reporter) -> Res
         let why = format!("the plan's tables have {most} positions; hpp-split --context {context} plans for more");
         return Err(EngineError::Context { asked: context, why });
     }
+    if let Some(change) = plan.model.tables_change_after.filter(|change| context > *change) {
+        reporter.warning(&format!(
+            "beyond {change} tokens this model uses other tables of rotary embeddings, for all tokens of a pass: a longer prompt in several \
+             passes, or a conversation that grows beyond them, gets other answers than in one pass; -c {change} avoids that"
+        ));
+    }
     if let Some(ram) = plan.budgets.ram.filter(|_| context > plan.budgets.context) {
         let planned = plan.budgets.context;
         reporter.warning(&format!(
@@ -264,6 +270,8 @@ fn can_batch_rows(program: &Program, symbols: &SymbolTable) -> bool {
     plan.model.kind == ModelKind::Decoder
         && has_mask
         && !plan.states.is_empty()
+        // A run has one set of tables for all its rows.
+        && plan.model.tables_change_after.is_none_or(|change| *context <= change)
         && layouts.iter().zip(&plan.states).all(is_row)
         && plan.model.inputs.iter().all(has_rows)
 }

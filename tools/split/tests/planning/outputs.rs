@@ -310,6 +310,23 @@ fn options_that_change_nothing_are_named() {
     assert!(!used.contains("no effect"), "{used}");
 }
 
+/// LongRoPE: an `If` on the length of the attention mask chooses the tables.
+#[test]
+fn a_model_that_changes_its_tables_is_planned_up_to_the_change() {
+    let model = fixture("genai/phi4-mini-fp16-cuda");
+    let planned = |more: &[&str]| {
+        let done = split(&[&[model.to_str().unwrap(), "--dry-run", "--json"], more].concat()).success();
+        (serde_json::from_str::<Plan>(&done.stdout).unwrap(), done.stderr)
+    };
+    let (plan, stderr) = planned(&[]);
+    assert_eq!((plan.budgets.context, plan.model.tables_change_after), (128, Some(128)));
+    assert!(stderr.contains("beyond 128 tokens the model uses other tables"), "{stderr}");
+    let (plan, stderr) = planned(&["--context", "200"]);
+    assert_eq!(plan.budgets.context, 200);
+    assert!(stderr.contains("--context 128 avoids that"), "{stderr}");
+    assert_eq!(crate::support::planned(&[]).model.tables_change_after, None);
+}
+
 #[test]
 fn quiet_prints_nothing_but_the_table_and_errors() {
     let done = run(&["--dry-run", "--vram", "0", "--movable", "-q"]).success();

@@ -1,0 +1,70 @@
+//! Models that use other tables once a text is longer than those they were first trained on (LongRoPE): an `If` in the graph compares the
+//! length of the text with a number, and gives all tokens of a pass the tables of one branch.
+
+use crate::roles;
+use hpp_graph::{Attribute, Graph, NodeId, Origin, ValueId};
+use hpp_schema::InputRole;
+use std::collections::BTreeSet;
+
+/// Most tokens of a text for which no `If` has changed its branch; `None` if none depends on the length.
+pub fn tables_change_after(graph: &Graph) -> Option<u64> {
+    let conditions = graph.node_ids().filter(|id| graph.node(*id).op_type == "If");
+    conditions
+        .filter_map(|id| longest_before_change(graph, graph.producer(graph.node(id).inputs.first().copied()??)?))
+        .min()
+}
+
+/// Most tokens before a comparison of the length with a number gives another result.
+fn longest_before_change(graph: &Graph, comparison: NodeId) -> Option<u64> {
+    let node = graph.node(comparison);
+    let (left, right) = (node.inputs.first().copied()??, node.inputs.get(1).copied()??);
+    let (number, length_first) = match (integer(graph, left), integer(graph, right)) {
+        (None, Some(number)) if is_length(graph, left) => (number, true),
+        (Some(number), None) if is_length(graph, right) => (number, false),
+        _ => return None,
+    };
+    let longest = match (node.op_type.as_str(), length_first) {
+        ("Greater" | "LessOrEqual", true) | ("Less" | "GreaterOrEqual", false) => number,
+        ("GreaterOrEqual" | "Less", true) | ("LessOrEqual" | "Greater", false) => number.checked_sub(1)?,
+        _ => return None,
+    };
+    u64::try_from(longest).ok().filter(|longest| *longest > 1)
+}
+
+/// A single integer that the graph holds.
+fn integer(graph: &Graph, id: ValueId) -> Option<i64> {
+    let of = |ints: Option<&Vec<i64>>| ints.filter(|ints| ints.len() == 1).map(|ints| ints[0]);
+    match &graph.value(id).origin {
+        Origin::Weight(weight) => of(weight.ints.as_ref()),
+        Origin::Input => None,
+        Origin::Node { node, .. } => match graph.node(*node).attributes.get("value") {
+            Some(Attribute::Tensor(constant)) => of(constant.ints.as_ref()),
+            _ => None,
+        },
+    }
+}
+
+/// Whether a value depends on the inputs through their shapes, the attention mask or the positions alone.
+fn is_length(graph: &Graph, value: ValueId) -> bool {
+    let (mut seen, mut open, mut depends) = (BTreeSet::new(), vec![value], false);
+    while let Some(id) = open.pop() {
+        if !seen.insert(id) {
+            continue;
+        }
+        match &graph.value(id).origin {
+            Origin::Weight(_) => {}
+            Origin::Input => match roles::input_role(graph, id) {
+                InputRole::PositionIds | InputRole::AttentionMask => depends = true,
+                _ => return false,
+            },
+            Origin::Node { node, .. } => {
+                let node = graph.node(*node);
+                match node.op_type.as_str() {
+                    "Shape" | "Size" => depends = true,
+                    _ => open.extend(node.inputs.iter().flatten().chain(&node.captures)),
+                }
+            }
+        }
+    }
+    depends
+}
