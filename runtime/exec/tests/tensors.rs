@@ -36,6 +36,25 @@ fn recorded_inputs_give_recorded_outputs() {
     }
 }
 
+#[test]
+fn inputs_larger_than_the_plan_s_memory_is_for_are_warned_of() {
+    for (context, rows, is_larger) in [(64, 1, false), (2, 1, true), (64, 3, true)] {
+        let mut plan = PlanDir::new("optimum/bert", context);
+        plan.plan.budgets.ram = Some(hpp_schema::ByteSize(4 << 30));
+        plan.save();
+        let repeated = |(name, mut tensor): (String, HostTensor)| {
+            tensor.bytes = tensor.bytes.repeat(rows);
+            tensor.shape[0] *= rows as u64;
+            (name, tensor)
+        };
+        let inputs = plan.file("in.npz");
+        write_npz(&inputs, &inputs_of(&plan).into_iter().map(repeated).collect::<Vec<_>>()).unwrap();
+        let outputs = plan.file("out.npz");
+        let done = plan.run(&["--inputs", inputs.to_str().unwrap(), "--outputs", outputs.to_str().unwrap()]).ok();
+        assert_eq!(done.stderr.contains("of host memory are for"), is_larger, "{context}, {rows}: {}", done.stderr);
+    }
+}
+
 /// A decoder without a cache keeps no state: it is run on tensors too, and gives the logits of every position.
 #[test]
 fn a_decoder_without_cache_is_run_on_tensors() {

@@ -12,7 +12,7 @@ use hpp_model::{
 };
 use hpp_partition::{BlockPlacement, Budget, DeviceId, KvHome, Objective, Options, Packing, Placement, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
-use hpp_schema::{Budgets, ByteSize, ModelKind, names_a_file, provider_options};
+use hpp_schema::{Budgets, ByteSize, InputRole, ModelInput, ModelKind, names_a_file, provider_options};
 
 /// Device memory for manual placement without a budget: no limit.
 const UNLIMITED: u64 = 1 << 50;
@@ -397,13 +397,28 @@ fn manual_gpus(args: &SplitArgs) -> usize {
     layers.max(streamed).max(assigned)
 }
 
+/// Whether the size of a run depends on a number of tokens.
+fn has_tokens(analysis: &Analysis) -> bool {
+    let is_sized = |input: &ModelInput| {
+        matches!(
+            input.role,
+            InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::AttentionMask | InputRole::Embeddings
+        )
+    };
+    analysis.kind != ModelKind::SingleRun || analysis.inputs.iter().any(is_sized)
+}
+
 /// The scenario to plan for. A GPU takes a prompt in chunks, which limit its workspace. The host takes it in one pass unless that would
 /// use too much of its memory.
 fn scenario(analysis: &Analysis, args: &SplitArgs, costs: &Costs, budget: &Budget, local: &LocalMachine) -> Scenario {
     let context = analysis.context;
     let new_tokens = if analysis.kind == ModelKind::SingleRun { 0 } else { args.new_tokens };
     // A prompt and its answer fit in the context: of a short one, the answer gets a quarter at least.
-    let prompt = args.prompt_tokens.min(context - new_tokens.min(context / 4)).max(1);
+    let prompt = match has_tokens(analysis) {
+        true => args.prompt_tokens.min(context - new_tokens.min(context / 4)).max(1),
+        // Images and the like: a run is a run.
+        false => 1,
+    };
     let whole = Scenario {
         batch: args.batch,
         context,

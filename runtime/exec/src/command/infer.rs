@@ -9,10 +9,10 @@ use crate::report::{Bytes, StageTimes, memory, run_table};
 use crate::runtime::OnnxRuntime;
 use crate::settings::InferSettings;
 use crate::tensors::{read_npz, write_npz};
-use hpp_engine::HostTensor;
+use hpp_engine::{HostTensor, NamedTensors};
 use hpp_generate::PlanFile;
 use hpp_io::show_json;
-use hpp_schema::{DType, ModelInput, ModelKind, Plan};
+use hpp_schema::{Budgets, DType, InputRole, ModelInput, ModelKind, Plan};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -45,6 +45,9 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
     if let Some(what) = different_sizes(&inputs, &expected) {
         ctx.console.warn(&format!("{what}: the result may be wrong"));
     }
+    if let Some(warning) = larger_than_planned(&inputs, &expected, &plan.plan) {
+        ctx.console.warn(&warning);
+    }
     super::warn_of_memory(&plan.plan, ctx.console);
     let other_load = OtherLoad::start();
     let runtime = OnnxRuntime::open_for(&plan.plan, &settings.runtime, ctx.console)?;
@@ -75,6 +78,31 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
         show_json(ctx.out, &InferReport { outputs: outputs.collect(), load_ms, run_ms, stages, bytes })?;
     }
     Ok(0)
+}
+
+/// A warning if an input has more rows or tokens than the plan's host memory is for.
+fn larger_than_planned(inputs: &NamedTensors, expected: &[ModelInput], plan: &Plan) -> Option<String> {
+    let Budgets { ram, context, batch, .. } = &plan.budgets;
+    let ram = (*ram)?;
+    let has_tokens = |role: InputRole| {
+        matches!(role, InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::AttentionMask | InputRole::Embeddings)
+    };
+    let is_larger = |input: &&ModelInput| {
+        let shape = inputs.get(&input.name).map_or(&[][..], |tensor| &tensor.shape);
+        let beyond = |axis: usize, most: u64| {
+            let is_open = input.shape.get(axis).is_some_and(|dim| dim.as_fixed().is_none());
+            is_open && shape.get(axis).is_some_and(|size| *size > most)
+        };
+        beyond(0, *batch) || (has_tokens(input.role) && beyond(1, *context))
+    };
+    let input = expected.iter().find(is_larger)?;
+    Some(format!(
+        "the input {:?} is {:?}, and the plan's {} of host memory are for {batch} x {context} tokens: the run may take more. hpp-split \
+         --batch and --context plan for it",
+        input.name,
+        inputs[&input.name].shape,
+        ram.human()
+    ))
 }
 
 /// The inputs that the caller gives. A decoder without cache is run once like other models: the tokens are an input like any other.
