@@ -41,6 +41,8 @@ fn inputs_larger_than_the_plan_s_memory_is_for_are_warned_of() {
     for (context, rows, is_larger) in [(64, 1, false), (2, 1, true), (64, 3, true)] {
         let mut plan = PlanDir::new("optimum/bert", context);
         plan.plan.budgets.ram = Some(hpp_schema::ByteSize(4 << 30));
+        // The recorded inputs have two rows.
+        plan.plan.budgets.batch = 2;
         plan.save();
         let repeated = |(name, mut tensor): (String, HostTensor)| {
             tensor.bytes = tensor.bytes.repeat(rows);
