@@ -38,6 +38,6 @@ pub use partition_bench::{CacheFlusher, PartitionBench, RunTimes};
 pub use plan_settings::{is_limited_by_disk, tries_none, untried, with_provider_options, with_providers};
 pub use port::{Backend, Fallback};
 pub use reporter::{ProviderFallback, Reporter, Silent, fallback_warnings, listed};
-pub use runtime::{LogitRows, NamedTensors, PageLayout, Sequence, StepInput, WorkItem, chunk_length};
+pub use runtime::{LogitRows, NamedTensors, PageLayout, Sequence, StepInput, WorkItem};
 pub use telemetry::{Counter, PassTelemetry, Phase, StageTelemetry, Telemetry};
 pub use tensor::{HostTensor, Logits};

@@ -11,7 +11,7 @@ pub struct Input<'a> {
     pub rows: LogitRows,
 }
 
-/// [`hpp_engine::chunk_length`] for lengths in memory.
+/// [`hpp_schema::chunk_length`] for lengths in memory.
 pub fn chunk_length(left: usize, chunk: usize) -> usize {
-    hpp_engine::chunk_length(left as u64, chunk as u64) as usize
+    hpp_schema::chunk_length(left as u64, chunk as u64) as usize
 }

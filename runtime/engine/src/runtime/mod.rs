@@ -20,7 +20,6 @@ pub use pages::PageLayout;
 pub(crate) use row_batch::RowBatcher;
 pub use sequence::Sequence;
 pub(crate) use step::StepRequest;
-pub use step::chunk_length;
 pub use step::{LogitRows, StepInput, WorkItem};
 
 use crate::buffers::{BufferPool, Lane, StateArena, StateBuffers, StateStaging};

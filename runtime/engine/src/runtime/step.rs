@@ -9,7 +9,7 @@ use crate::port::{Backend, MemoryId};
 use crate::program::{PassSizes, Program};
 use crate::telemetry::{Phase, TensorCopy};
 use crate::tensor::{HostTensor, Logits, floats_to_f32};
-use hpp_schema::ModelKind;
+use hpp_schema::{ModelKind, chunk_length};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -134,16 +134,6 @@ pub struct WorkItem<'a, B: Backend> {
     pub extra: &'a BTreeMap<String, HostTensor>,
     /// The logits `[rows, vocab]`.
     pub logits: &'a mut Logits,
-}
-
-/// How many of `left` tokens of a prompt to compute in the next pass, at most `chunk`. The last pass has at least two tokens, unless `chunk`
-/// is less than three: a single one would count as decoding. Every prompt is divided like this, alone or among others, so that its logits are
-/// the same: products of more or fewer rows may round differently.
-pub fn chunk_length(left: u64, chunk: u64) -> u64 {
-    match chunk {
-        3.. if left.checked_sub(1) == Some(chunk) => chunk - 1,
-        _ => left.min(chunk),
-    }
 }
 
 impl<B: Backend> Runtime<B> {
@@ -393,35 +383,5 @@ fn check_ids(program: &Program, length: u64, ids: &[u32]) -> Result<(), EngineEr
     match ids.iter().position(|id| u64::from(*id) >= vocab) {
         None => Ok(()),
         Some(at) => Err(EngineError::TokenOutOfRange { token: ids[at], position: length + at as u64, vocab }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::chunk_length;
-
-    fn lengths(mut left: u64, chunk: u64) -> Vec<u64> {
-        let mut lengths = Vec::new();
-        while left > 0 {
-            lengths.push(chunk_length(left, chunk));
-            left -= lengths[lengths.len() - 1];
-        }
-        lengths
-    }
-
-    #[test]
-    fn chunks_are_whole_and_the_last_is_no_single_token() {
-        assert_eq!(lengths(8, 3), [3, 3, 2]);
-        assert_eq!(lengths(7, 3), [3, 2, 2]);
-        assert_eq!(lengths(192, 96), [96, 96]);
-        assert_eq!(lengths(193, 96), [96, 95, 2]);
-        assert_eq!(lengths(1, 96), [1]);
-        assert_eq!(lengths(5, u64::MAX), [5]);
-        assert_eq!((lengths(3, 2), lengths(2, 1)), (vec![2, 1], vec![1, 1]));
-        // Steps of several chunks are divided as their chunks are.
-        for (left, chunk, step) in (1..400).flat_map(|left| [(left, 32, 64), (left, 96, 96), (left, 5, 65)]) {
-            let steps: Vec<u64> = lengths(left, step).into_iter().flat_map(|length| lengths(length, chunk)).collect();
-            assert_eq!(steps, lengths(left, chunk), "{left} by {step}");
-        }
     }
 }

@@ -10,10 +10,7 @@ const MAX_COUNTED: usize = 16;
 /// Tokens of each prefill pass.
 pub fn passes(analysis: &Analysis, scenario: Scenario) -> Vec<u64> {
     let chunk = analysis.prefill_chunk(scenario).unwrap_or(scenario.prompt).max(1);
-    let whole = usize::try_from(scenario.prompt / chunk).unwrap_or(usize::MAX);
-    let mut passes = vec![chunk; whole];
-    passes.extend(Some(scenario.prompt % chunk).filter(|rest| *rest > 0));
-    passes
+    hpp_schema::prompt_passes(scenario.prompt, chunk)
 }
 
 /// Work of each block in each pass: `[pass][block]`.
