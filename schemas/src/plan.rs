@@ -201,6 +201,14 @@ impl InputRole {
     pub fn is_of_source_only(self) -> bool {
         matches!(self, InputRole::UseCacheBranch | InputRole::Zeros)
     }
+
+    /// Whether the second axis of the input counts tokens.
+    pub fn counts_tokens(self) -> bool {
+        matches!(
+            self,
+            InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::AttentionMask | InputRole::Embeddings
+        )
+    }
 }
 
 /// An output of the unsplit model.

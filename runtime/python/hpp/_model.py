@@ -412,8 +412,14 @@ def _is_ngram(speculate: str) -> bool:
     return speculate == "ngram"
 
 
+_LARGEST_TOKEN_ID = 0xFFFFFFFF
+
+
 def _token_ids(tokens: Tokens) -> list[int]:
     """Token ids as plain numbers. Accepts lists and one-dimensional arrays of any integer type."""
+    # Importing NumPy takes longer than some tokens do: a list of numbers does without.
+    if isinstance(tokens, list) and all(type(token) is int and 0 <= token <= _LARGEST_TOKEN_ID for token in tokens):
+        return tokens
     import numpy
 
     array = numpy.asarray(tokens)
@@ -423,7 +429,7 @@ def _token_ids(tokens: Tokens) -> list[int]:
         return []
     if not numpy.issubdtype(array.dtype, numpy.integer):
         raise HppError(f"tokens are {array.dtype}, not integers", "give token ids, as model.tokenize returns them")
-    if array.min() < 0 or array.max() > 0xFFFFFFFF:
+    if array.min() < 0 or array.max() > _LARGEST_TOKEN_ID:
         raise HppError("a token id is out of range", "token ids are whole numbers from 0 to 4294967295")
     ids: list[int] = array.tolist()
     return ids

@@ -415,6 +415,15 @@ except hpp.HppError as error:
         script = "import hpp, sys; print('numpy' in sys.modules, 'onnxruntime' in sys.modules)"
         self.assertEqual(self.run_python(script).stdout, "False False\n")
 
+    def test_a_list_of_tokens_is_generated_from_without_importing_numpy(self) -> None:
+        script = f"""
+import hpp, sys
+with hpp.load({self.plan!r}) as model:
+    print(len(model.generate(tokens=[1, 2], max_new=2, temperature=0, ignore_eos=True).tokens), 'numpy' in sys.modules)
+"""
+        done = self.run_python(script)
+        self.assertEqual(done.stdout, "2 False\n", done.stderr)
+
 
 if __name__ == "__main__":
     unittest.main()

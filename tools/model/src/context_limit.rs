@@ -1,15 +1,14 @@
 //! The longest context that a graph can compute: the rows of its tables of positions, and the slots of its caches of fixed size.
 
+mod counted;
 mod fixed_cache;
 mod table_change;
 
 pub use table_change::tables_change_after;
 
-use crate::roles;
 use crate::rotary_caches::RotaryInputs;
-use hpp_graph::{BlockState, Graph, Node, NodeId, Origin, ValueId};
-use hpp_schema::InputRole;
-use std::collections::BTreeSet;
+use counted::CountedFrom;
+use hpp_graph::{BlockState, Graph, Node, ValueId};
 
 /// The smallest table of positions or cache of fixed size.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -91,37 +90,11 @@ fn position_tables(graph: &Graph, node: &Node) -> Vec<ValueId> {
 }
 
 /// Whether integers are positions of tokens: they come from a count (`Range`, `CumSum`) or from the input of positions, and depend on
-/// no values of other inputs than the attention mask. They may depend on the shapes of all inputs. Logarithms of distances are buckets (T5),
-/// which any distance has.
+/// no values of other inputs than the attention mask. Logarithms of distances are buckets (T5), which any distance has.
 fn are_positions(graph: &Graph, indices: ValueId) -> bool {
-    let mut counts = false;
-    let mut seen: BTreeSet<ValueId> = BTreeSet::new();
-    let mut open = vec![indices];
-    while let Some(id) = open.pop() {
-        if !seen.insert(id) {
-            continue;
-        }
-        match &graph.value(id).origin {
-            Origin::Weight(_) => {}
-            Origin::Input => match roles::input_role(graph, id) {
-                InputRole::PositionIds => counts = true,
-                InputRole::AttentionMask => {}
-                _ => return false,
-            },
-            Origin::Node { node, .. } if graph.node(*node).op_type == "Log" => return false,
-            Origin::Node { node, .. } => counts |= open_inputs(graph, *node, &mut open),
-        }
-    }
-    counts
-}
-
-/// Adds the inputs whose values a node reads; returns whether the node counts.
-fn open_inputs(graph: &Graph, id: NodeId, open: &mut Vec<ValueId>) -> bool {
-    let node = graph.node(id);
-    if !matches!(node.op_type.as_str(), "Shape" | "Size") {
-        open.extend(node.inputs.iter().flatten().chain(&node.captures));
-    }
-    matches!(node.op_type.as_str(), "Range" | "CumSum")
+    CountedFrom::of(graph, indices).is_some_and(|from| {
+        !from.has_operator(&["Log"]) && (from.has_positions || from.has_operator(&["Range", "CumSum"]))
+    })
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use hpp_model::{
 };
 use hpp_partition::{BlockPlacement, Budget, DeviceId, KvHome, Objective, Options, Packing, Placement, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
-use hpp_schema::{Budgets, ByteSize, InputRole, ModelInput, ModelKind, names_a_file, provider_options};
+use hpp_schema::{Budgets, ByteSize, ModelKind, names_a_file, provider_options};
 
 /// Device memory for manual placement without a budget: no limit.
 const UNLIMITED: u64 = 1 << 50;
@@ -399,13 +399,7 @@ fn manual_gpus(args: &SplitArgs) -> usize {
 
 /// Whether the size of a run depends on a number of tokens.
 fn has_tokens(analysis: &Analysis) -> bool {
-    let is_sized = |input: &ModelInput| {
-        matches!(
-            input.role,
-            InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::AttentionMask | InputRole::Embeddings
-        )
-    };
-    analysis.kind != ModelKind::SingleRun || analysis.inputs.iter().any(is_sized)
+    analysis.kind != ModelKind::SingleRun || analysis.inputs.iter().any(|input| input.role.counts_tokens())
 }
 
 /// The scenario to plan for. A GPU takes a prompt in chunks, which limit its workspace. The host takes it in one pass unless that would

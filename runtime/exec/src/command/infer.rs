@@ -12,7 +12,7 @@ use crate::tensors::{read_npz, write_npz};
 use hpp_engine::{HostTensor, NamedTensors};
 use hpp_generate::PlanFile;
 use hpp_io::show_json;
-use hpp_schema::{Budgets, DType, InputRole, ModelInput, ModelKind, Plan};
+use hpp_schema::{Budgets, DType, ModelInput, ModelKind, Plan};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -84,16 +84,13 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
 fn larger_than_planned(inputs: &NamedTensors, expected: &[ModelInput], plan: &Plan) -> Option<String> {
     let Budgets { ram, context, batch, .. } = &plan.budgets;
     let ram = (*ram)?;
-    let has_tokens = |role: InputRole| {
-        matches!(role, InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::AttentionMask | InputRole::Embeddings)
-    };
     let is_larger = |input: &&ModelInput| {
         let shape = inputs.get(&input.name).map_or(&[][..], |tensor| &tensor.shape);
         let beyond = |axis: usize, most: u64| {
             let is_open = input.shape.get(axis).is_some_and(|dim| dim.as_fixed().is_none());
             is_open && shape.get(axis).is_some_and(|size| *size > most)
         };
-        beyond(0, *batch) || (has_tokens(input.role) && beyond(1, *context))
+        beyond(0, *batch) || (input.role.counts_tokens() && beyond(1, *context))
     };
     let input = expected.iter().find(is_larger)?;
     Some(format!(

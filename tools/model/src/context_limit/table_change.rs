@@ -1,10 +1,8 @@
 //! Models that use other tables once a text is longer than those they were first trained on (LongRoPE): an `If` in the graph compares the
 //! length of the text with a number, and gives all tokens of a pass the tables of one branch.
 
-use crate::roles;
+use super::counted::CountedFrom;
 use hpp_graph::{Attribute, Graph, NodeId, Origin, ValueId};
-use hpp_schema::InputRole;
-use std::collections::BTreeSet;
 
 /// Most tokens of a text for which no `If` has changed its branch; `None` if none depends on the length.
 pub fn tables_change_after(graph: &Graph) -> Option<u64> {
@@ -46,25 +44,6 @@ fn integer(graph: &Graph, id: ValueId) -> Option<i64> {
 
 /// Whether a value depends on the inputs through their shapes, the attention mask or the positions alone.
 fn is_length(graph: &Graph, value: ValueId) -> bool {
-    let (mut seen, mut open, mut depends) = (BTreeSet::new(), vec![value], false);
-    while let Some(id) = open.pop() {
-        if !seen.insert(id) {
-            continue;
-        }
-        match &graph.value(id).origin {
-            Origin::Weight(_) => {}
-            Origin::Input => match roles::input_role(graph, id) {
-                InputRole::PositionIds | InputRole::AttentionMask => depends = true,
-                _ => return false,
-            },
-            Origin::Node { node, .. } => {
-                let node = graph.node(*node);
-                match node.op_type.as_str() {
-                    "Shape" | "Size" => depends = true,
-                    _ => open.extend(node.inputs.iter().flatten().chain(&node.captures)),
-                }
-            }
-        }
-    }
-    depends
+    CountedFrom::of(graph, value)
+        .is_some_and(|from| from.has_positions || from.has_mask || from.has_operator(&["Shape", "Size"]))
 }
