@@ -178,7 +178,7 @@ class Model:
             prompt: a text to continue, as it is.
             messages: a conversation, which the model's chat template renders: {"role": "user", "content": "..."}.
             tokens: token ids to continue. One of the three must be given.
-            max_new: most tokens to generate; by default until the model ends the text or the context is full.
+            max_new: most tokens to generate; by default, and for -1, until the model ends the text or the context is full.
             temperature: flattens (above 1) or sharpens the distribution; 0 takes the most likely token.
             top_k: samples from so many most likely tokens; 0 is all.
             top_p: samples from the fewest most likely tokens whose probabilities add up to this.
@@ -197,7 +197,8 @@ class Model:
         """
         generation = self._engine.generate(
             self._prompt(prompt, messages, tokens),
-            max_new=max_new,
+            # As for hpp-exec, -1 is no limit.
+            max_new=None if max_new == -1 else max_new,
             stop=[stop] if isinstance(stop, str) else list(stop),
             ignore_eos=ignore_eos,
             temperature=temperature,

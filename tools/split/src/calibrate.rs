@@ -254,7 +254,8 @@ impl Search<'_> {
         }
         let (mut formats, divergence) = self.best_within(largest)?;
         if divergence > most {
-            let [size, divergence] = [ByteSize(largest).human(), digits(divergence, 3)];
+            let size = ByteSize(self.candidates.bytes(&formats)).human();
+            let divergence = digits(divergence, 3);
             return Err(SplitError::setting(
                 format!("with {size} of weights the KL is {divergence} nats, and --max-kl is {most}"),
                 "raise --max-kl, or --bits-budget if it was given",

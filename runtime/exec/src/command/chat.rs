@@ -260,6 +260,10 @@ impl Chat<'_> {
                     continue;
                 }
                 Err(ReadlineError::Eof) => return Ok(0),
+                Err(ReadlineError::Io(error)) if error.kind() == io::ErrorKind::InvalidData => {
+                    ctx.console.warn("that line is not UTF-8 and was ignored; type it again");
+                    continue;
+                }
                 Err(error) => return Err(ExecError::Terminal(error)),
             };
             match line.trim() {
