@@ -3,6 +3,7 @@
 use crate::exec::{ExecNotFound, find_exec};
 use crate::interrupt::Interrupt;
 use hpp_schema::probe::{CompareProbe, MomentsProbe, Prompt, Reply, Request};
+use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -40,6 +41,8 @@ pub struct DivergenceProbe {
     requests: ChildStdin,
     replies: BufReader<ChildStdout>,
     interrupt: Interrupt,
+    /// Lines of the corpus that cannot be used; the user was told.
+    left_out: BTreeSet<u64>,
 }
 
 impl DivergenceProbe {
@@ -53,7 +56,14 @@ impl DivergenceProbe {
         let mut child = command.spawn().map_err(failed)?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (requests, replies) = pipes.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
-        Ok(DivergenceProbe { path, child, requests, replies: BufReader::new(replies), interrupt })
+        Ok(DivergenceProbe {
+            path,
+            child,
+            requests,
+            replies: BufReader::new(replies),
+            interrupt,
+            left_out: BTreeSet::new(),
+        })
     }
 
     /// Compares two models at all positions of the prompts.
@@ -87,14 +97,16 @@ impl DivergenceProbe {
         }
     }
 
-    /// Sends a request and reads its replies up to the last; what `read` takes of them.
+    /// Sends a request and reads its replies up to the last; what `read` takes of them. Says which prompts cannot be used, each once.
     fn ask<T>(&mut self, request: &Request, read: impl Fn(Reply) -> Option<T>) -> Result<T, DivergenceError> {
         self.send(request)?;
         let mut answer = None;
         loop {
             match self.receive()? {
                 Reply::PromptFailed { line, reason } => {
-                    return Err(DivergenceError::Failed(format!("line {line} of the corpus: {reason}")));
+                    if self.left_out.insert(line) {
+                        tell!("warning: line {line} of the corpus is left out: {reason}");
+                    }
                 }
                 Reply::Failed { reason } => return Err(DivergenceError::Failed(reason)),
                 Reply::Done => break,
