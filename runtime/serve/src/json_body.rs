@@ -3,7 +3,7 @@
 use crate::connections::Activity;
 use crate::error::ApiError;
 use axum::Json;
-use axum::body::{Body, Bytes};
+use axum::body::{Body, BodyDataStream, Bytes};
 use axum::extract::rejection::JsonRejection;
 use axum::extract::{FromRef, FromRequest, Request};
 use axum::http::{StatusCode, header};
@@ -16,6 +16,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 /// Bodies of the largest size that may be in memory at a time. JSON in memory takes up to 32 times the bytes of its text (a list of
 /// digits), and then there is what is made of it.
 const LARGEST_AT_ONCE: usize = 2;
+/// A body that is refused is read and dropped up to this many times the largest size, because many clients read the answer only once they
+/// have sent their request: a connection closed before is an error that does not say why.
+const DISCARDED: u64 = 8;
+/// How long it waits for the next part of such a body.
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The memory for bodies, and the time to read one. Cheap to clone.
 #[derive(Clone)]
@@ -42,13 +47,34 @@ impl BodyRoom {
         while let Some(part) = parts.next().await {
             let broken =
                 |_| ApiError::Invalid { message: "the request ended before its body did".to_owned(), param: None };
-            self.take(&mut taken, read.len(), &part.map_err(broken)?).map(|part| read.extend_from_slice(part))?;
+            let part = part.map_err(broken)?;
+            if let Err(error) = self.take(&mut taken, read.len(), &part) {
+                drop((read, taken));
+                self.discard(parts).await;
+                return Err(error);
+            }
+            read.extend_from_slice(&part);
         }
         Ok((read, taken))
     }
 
+    /// Reads and drops the rest of a body that is refused, up to [`DISCARDED`] bodies.
+    async fn discard(&self, mut parts: BodyDataStream) {
+        let mut left = self.discarded();
+        while let Ok(Some(Ok(part))) = tokio::time::timeout(PATIENCE, parts.next()).await {
+            match left.checked_sub(part.len() as u64) {
+                Some(rest) => left = rest,
+                None => return,
+            }
+        }
+    }
+
+    fn discarded(&self) -> u64 {
+        (self.most as u64).saturating_mul(DISCARDED)
+    }
+
     /// Takes room for the next part of a body of which `before` bytes are read.
-    fn take<'a>(&self, taken: &mut TakenRoom, before: usize, part: &'a Bytes) -> Result<&'a Bytes, ApiError> {
+    fn take(&self, taken: &mut TakenRoom, before: usize, part: &Bytes) -> Result<(), ApiError> {
         let bytes = u32::try_from(part.len()).ok().filter(|_| before + part.len() <= self.most);
         let permit = Arc::clone(&self.free).try_acquire_many_owned(bytes.ok_or(ApiError::TooLarge)?);
         let full =
@@ -58,7 +84,7 @@ impl BodyRoom {
             Some(taken) => taken.merge(permit),
             none => *none = Some(permit),
         }
-        Ok(part)
+        Ok(())
     }
 }
 
@@ -80,7 +106,11 @@ where
         let bodies = BodyRoom::from_ref(state);
         let (parts, body) = request.into_parts();
         let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-        if announced.is_some_and(|announced: u64| announced > bodies.most as u64) {
+        if let Some(announced) = announced.filter(|announced: &u64| *announced > bodies.most as u64) {
+            // A client that waits for permission has sent nothing yet.
+            if announced <= bodies.discarded() && !parts.headers.contains_key(header::EXPECT) {
+                let _ = tokio::time::timeout(bodies.time, bodies.discard(body.into_data_stream())).await;
+            }
             return Err(ApiError::TooLarge);
         }
         let read = tokio::time::timeout(bodies.time, bodies.read(body)).await;

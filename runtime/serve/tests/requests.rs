@@ -121,6 +121,11 @@ fn bodies_are_read_within_limits_of_size_and_time() {
     let started = Instant::now();
     assert_eq!(server.ask(head(MAX_BODY + 1).as_bytes()).0, 413, "it is refused by its length alone");
     assert!(started.elapsed() < SLOWEST_BODY);
+    // A client that reads the answer only once it has sent the whole body gets it too.
+    let mut writes_all = server.connect();
+    writes_all.write_all(head(4 * MAX_BODY).as_bytes()).unwrap();
+    writes_all.write_all(&vec![b' '; 4 * MAX_BODY]).unwrap();
+    assert_eq!(answer(writes_all).0, 413);
     let chunk = vec![b' '; 1 << 16];
     let chunked = head(0).replace("content-length: 0", "transfer-encoding: chunked");
     let chunk = [format!("{:x}\r\n", chunk.len()).as_bytes(), &chunk, b"\r\n"].concat();
