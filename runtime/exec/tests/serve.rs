@@ -317,6 +317,11 @@ fn echo_with_logprobs_reports_the_tokens_of_the_prompt() {
     let ended = json!({"prompt": "What is ownership?", "max_tokens": 40, "echo": true, "logprobs": 0});
     let ended = server.ok(path, &ended);
     assert_eq!(numbers(&ended, "tokens").len() as u64, ended["usage"]["total_tokens"].as_u64().unwrap(), "{ended}");
+    // Where an end token ends nothing, it is an entry as any other.
+    let beyond = json!({"prompt": "What is ownership?", "max_tokens": 60, "logprobs": 0, "ignore_eos": true});
+    let beyond = server.ok(path, &beyond);
+    assert_eq!(numbers(&beyond, "tokens").len(), 60, "{beyond}");
+    assert!(numbers(&beyond, "tokens").contains(&json!("<|endoftext|>")), "{beyond}");
     let streamed = server.stream(path, &scored);
     let in_chunks: Vec<Value> = streamed
         .iter()

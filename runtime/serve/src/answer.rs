@@ -38,6 +38,8 @@ pub struct AnswerChoice {
     pub echo: String,
     /// Finds calls of tools in it, if there are tools.
     pub calls: Option<ToolCallParser>,
+    /// Whether the probability of an end token is reported: where it ends nothing, and with the prompt, where there is an entry for each token.
+    pub reports_end_tokens: bool,
 }
 
 /// All answers to a request.
@@ -67,9 +69,8 @@ impl Answers {
         let Self { model, format, id, created, each, choices } = self;
         let (mut written, mut usages) = (Vec::new(), Vec::new());
         for (index, choice) in choices.into_iter().enumerate() {
-            let AnswerChoice { mut events, echo, calls } = choice;
-            // With the prompt, there is an entry for each token.
-            let (mut scores, all) = (Vec::new(), !echo.is_empty());
+            let AnswerChoice { mut events, echo, calls, reports_end_tokens } = choice;
+            let mut scores = Vec::new();
             let mut offsets = format.offsets(&model, &echo);
             let generated = loop {
                 match events.recv().await {
@@ -78,7 +79,7 @@ impl Answers {
                         scores.push(ReportedToken { id, offset, logprobs });
                     }
                     Some(RequestEvent::Token { id, logprobs })
-                        if logprobs.is_some() && (all || !model.ends_text(id)) =>
+                        if logprobs.is_some() && (reports_end_tokens || !model.ends_text(id)) =>
                     {
                         let offset = offsets.as_mut().map(|offsets| offsets.answer_token(id));
                         scores.push(ReportedToken { id, offset, logprobs });
@@ -129,7 +130,7 @@ impl Answers {
             usages: Vec::new(),
             unfinished: vec![true; choices.len()],
             calls: choices.iter().map(|choice| choice.calls.clone()).collect(),
-            echoes: choices.iter().map(|choice| !choice.echo.is_empty()).collect(),
+            report_end_tokens: choices.iter().map(|choice| choice.reports_end_tokens).collect(),
             offsets: Vec::new(),
             ready: VecDeque::new(),
         };
@@ -178,8 +179,8 @@ struct ChunkWriter {
     unfinished: Vec<bool>,
     /// For each answer, what finds its calls.
     calls: Vec<Option<ToolCallParser>>,
-    /// For each answer, whether it begins with the prompt. Then probabilities have an entry for each token, the end token too.
-    echoes: Vec<bool>,
+    /// For each answer, whether the probability of an end token is reported.
+    report_end_tokens: Vec<bool>,
     /// For each answer, where its next token begins.
     offsets: Vec<Option<TextOffsets>>,
     /// Chunks to send.
@@ -201,7 +202,7 @@ impl ChunkWriter {
     fn event(&mut self, index: usize, event: RequestEvent) {
         match event {
             RequestEvent::Token { logprobs: None, .. } | RequestEvent::Embedding(_) => {}
-            RequestEvent::Token { id, .. } if self.model.ends_text(id) && !self.echoes[index] => {}
+            RequestEvent::Token { id, .. } if self.model.ends_text(id) && !self.report_end_tokens[index] => {}
             RequestEvent::Token { id, logprobs } => {
                 let offset = self.offsets[index].as_mut().map(|offsets| offsets.answer_token(id));
                 self.token(index, ReportedToken { id, offset, logprobs });

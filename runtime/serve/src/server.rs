@@ -405,7 +405,9 @@ impl Question {
                 let (submission, events) =
                     self.model.prepare(prompt.clone(), &options).map_err(|error| error.about(format.prompt_field()))?;
                 submissions.push(submission);
-                choices.push(AnswerChoice { events, echo: echo.clone(), calls: self.calls.clone() });
+                let (echo, calls) = (echo.clone(), self.calls.clone());
+                let reports_end_tokens = !echo.is_empty() || options.ignore_eos;
+                choices.push(AnswerChoice { events, echo, calls, reports_end_tokens });
             }
         }
         self.model.submit(submissions).await?;
