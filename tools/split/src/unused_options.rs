@@ -1,6 +1,6 @@
 //! Options that change nothing in the plan that came out: a user who gave one expects otherwise.
 
-use crate::cli::{CompressArg, ExpertReads, SplitArgs};
+use crate::cli::{CompressArg, ExpertReads, KvHomeArg, SplitArgs};
 use hpp_graph::ExpertCounts;
 use hpp_model::Analysis;
 use hpp_schema::{Device, DeviceKind, Plan};
@@ -22,6 +22,12 @@ pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> 
         (planning.compress != CompressArg::Auto && !reads_disk, "--compress", no_reads),
         (planning.experts != ExpertReads::Auto && !has_experts, "--experts", no_experts),
         (planning.experts != ExpertReads::Auto && has_experts && !reads_disk, "--experts", no_reads),
+        (args.kv != KvHomeArg::Auto && plan.states.is_empty(), "--kv", "the model keeps no states"),
+        (
+            args.kv == KvHomeArg::Host && !plan.states.is_empty() && !computes_on_gpu,
+            "--kv cpu",
+            "no layer computes on a GPU",
+        ),
     ];
     let fewer = (plan.partitions.len() < args.partitions).then(|| {
         format!(
