@@ -304,7 +304,7 @@ pub(super) mod tests {
         model(&[tensor("w", &[("location", file), ("offset", "0"), ("length", &bytes.to_string())])])
     }
 
-    fn tensor(name: &str, pairs: &[(&str, &str)]) -> Vec<u8> {
+    pub fn tensor(name: &str, pairs: &[(&str, &str)]) -> Vec<u8> {
         let mut tensor = Vec::new();
         put(&mut tensor, 2 << 3);
         put(&mut tensor, 1);
@@ -318,7 +318,7 @@ pub(super) mod tests {
         tensor
     }
 
-    fn model(tensors: &[Vec<u8>]) -> Vec<u8> {
+    pub fn model(tensors: &[Vec<u8>]) -> Vec<u8> {
         let mut graph = Vec::new();
         for tensor in tensors {
             field(&mut graph, 5 << 3 | 2, tensor);

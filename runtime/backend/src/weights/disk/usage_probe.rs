@@ -1,9 +1,15 @@
 //! The usage probe: finds the mapped weights that runs read, by their pages that become resident during warm-up runs.
 //!
 //! Kernels with packed copies do not read all originals, which stay mapped beside the copies. Weights that no run has touched stay
-//! mapped from their file: they take no memory, and if a run needs them after all, the system faults them in.
+//! mapped from their file: they take no memory, and if a run needs them after all, the system faults them in. A warm-up run may visit some
+//! experts of a mixture only, so weights count as read if a run has touched one that is alike: of the same size, and both packed copies, both
+//! originals with a packed copy, or both without.
 
+use super::align::{Tensor, tensors};
 use super::mapping::{Mapping, forget};
+use super::prepared::MODEL;
+use std::collections::{HashMap, HashSet};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -24,8 +30,8 @@ const MIN_PAGES: usize = 64;
 pub(super) struct UsageProbe {
     pub mappings: Vec<Mapping>,
     used: Vec<bool>,
-    /// Where to record it; `None` if it is not recorded.
-    record: Option<PathBuf>,
+    /// The directory of the prepared files, where it is recorded; `None` if it is not recorded.
+    dir: Option<PathBuf>,
     /// Whether an earlier start has recorded it, or it is not needed.
     known: bool,
 }
@@ -33,8 +39,8 @@ pub(super) struct UsageProbe {
 impl UsageProbe {
     /// For the mappings of a session of files in `dir`, where results are recorded and read back if `records`.
     pub fn new(mappings: Vec<Mapping>, dir: &Path, records: bool) -> Self {
-        let record = records.then(|| dir.join(RECORD));
-        let recorded = record.as_deref().and_then(|record| std::fs::read_to_string(record).ok());
+        let dir = records.then(|| dir.to_owned());
+        let recorded = dir.as_deref().and_then(|dir| std::fs::read_to_string(dir.join(RECORD)).ok());
         let used = recorded.as_deref().and_then(|text| read(text, &mappings));
         let known = used.is_some() || !records;
         for mapping in &mappings {
@@ -43,7 +49,7 @@ impl UsageProbe {
             unsafe { mapping.free_pages() };
         }
         forget(&mappings);
-        UsageProbe { used: used.unwrap_or_else(|| vec![false; mappings.len()]), mappings, record, known }
+        UsageProbe { used: used.unwrap_or_else(|| vec![false; mappings.len()]), mappings, dir, known }
     }
 
     /// Whether warm-up runs would show something new.
@@ -67,13 +73,14 @@ impl UsageProbe {
     }
 
     /// The mappings that runs read: all if no run was seen to read any.
-    pub fn used(self) -> Vec<Mapping> {
+    pub fn used(mut self) -> Vec<Mapping> {
         if !self.used.contains(&true) {
             return self.mappings;
         }
-        if let Some(record) = self.record.filter(|_| !self.known) {
+        if let Some(dir) = self.dir.filter(|_| !self.known) {
+            mark_alike(&dir.join(MODEL), &self.mappings, &mut self.used);
             // If the record cannot be written, the next start probes again.
-            drop(std::fs::write(record, write(&self.mappings, &self.used)));
+            drop(std::fs::write(dir.join(RECORD), write(&self.mappings, &self.used)));
         }
         let bytes: usize = self.mappings.iter().map(|mapping| mapping.length).sum();
         let kept = self.mappings.into_iter().zip(self.used).filter(|(_, used)| *used).map(|(mapping, _)| mapping);
@@ -82,6 +89,34 @@ impl UsageProbe {
         tracing::info!(mapped = bytes, used, recorded = self.known, "weights that runs read");
         kept
     }
+}
+
+/// What is equal for the weights of experts of one mixture.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Likeness {
+    length: u64,
+    is_packed: bool,
+    has_packed_copy: bool,
+}
+
+/// Marks the mappings of weights that are like one whose mapping is marked. Does nothing if the model file cannot be read.
+fn mark_alike(model: &Path, mappings: &[Mapping], used: &mut [bool]) {
+    let weights = std::fs::read(model).and_then(|model| tensors(&model)).unwrap_or_default();
+    let likeness: HashMap<(&OsStr, u64), Likeness> = weights.iter().flat_map(likeness).collect();
+    let of = |mapping: &Mapping| likeness.get(&(mapping.path.file_name()?, mapping.offset)).copied();
+    let marked: HashSet<Likeness> =
+        mappings.iter().zip(&*used).filter(|(_, used)| **used).filter_map(|(mapping, _)| of(mapping)).collect();
+    for (mapping, used) in mappings.iter().zip(used) {
+        *used |= of(mapping).is_some_and(|likeness| marked.contains(&likeness));
+    }
+}
+
+/// The likeness of a weight and of its packed copy, by their file and offset.
+fn likeness(tensor: &Tensor) -> impl Iterator<Item = ((&OsStr, u64), Likeness)> {
+    let has_packed_copy = tensor.packed.is_some();
+    let ranges = tensor.stored.map(|range| (range, false)).into_iter().chain(tensor.packed.map(|range| (range, true)));
+    let file = Path::new(&tensor.location).file_name().unwrap_or_default();
+    ranges.map(move |((at, length), is_packed)| ((file, at), Likeness { length, is_packed, has_packed_copy }))
 }
 
 /// Whether a mapping of `pages` pages counts as read when `resident` of them are resident.
@@ -124,6 +159,7 @@ fn read(text: &str, mappings: &[Mapping]) -> Option<Vec<bool>> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::align::tests::{model, tensor};
     use super::super::mapping::mapped_under;
     use super::*;
 
@@ -159,6 +195,43 @@ mod tests {
         assert!(other.is_wanted());
         assert_eq!(other.used(), mappings);
         assert!(!UsageProbe::new(mappings, dir.path(), false).is_wanted());
+    }
+
+    /// Two experts with packed copies, of which a run visits the first: the packed copy of the second counts as read, and no original.
+    #[test]
+    fn weights_like_those_that_are_read_count_as_used() {
+        let dir = tempfile::tempdir().unwrap();
+        let weight = |name: &str, at: usize| {
+            let [stored, packed] = [at, at + 64 * PAGE].map(|at| at.to_string());
+            let packed = format!("k|{packed};{};0", 72 * PAGE);
+            let pairs = [
+                ("location", "w"),
+                ("offset", &*stored),
+                ("length", &*(64 * PAGE).to_string()),
+                ("prepacked_0", &*packed),
+            ];
+            tensor(name, &pairs)
+        };
+        std::fs::write(dir.path().join(MODEL), model(&[weight("a", 0), weight("b", 136 * PAGE)])).unwrap();
+        let path = dir.path().join("w");
+        File::create(&path).unwrap().set_len(272 * PAGE as u64).unwrap();
+        let file = File::open(&path).unwrap();
+        let map = |(at, pages): (usize, usize)| {
+            // SAFETY: only this test uses its file.
+            unsafe { memmap2::MmapOptions::new().offset((at * PAGE) as u64).len(pages * PAGE).map_copy(&file) }.unwrap()
+        };
+        let mapped = [(0, 64), (64, 72), (136, 64), (200, 72)].map(map);
+        let mappings = mapped.iter().zip([0, 64, 136, 200]).map(|(mapped, page)| Mapping {
+            start: mapped.as_ptr() as usize,
+            length: mapped.len(),
+            offset: page * PAGE as u64,
+            path: path.clone(),
+        });
+        let mut probe = UsageProbe::new(mappings.collect(), dir.path(), true);
+        assert_eq!(mapped[1].iter().map(|byte| u32::from(*byte)).sum::<u32>(), 0);
+        probe.sample();
+        let used: Vec<u64> = probe.used().iter().map(|mapping| mapping.offset / PAGE as u64).collect();
+        assert_eq!(used, [64, 200]);
     }
 
     #[test]
