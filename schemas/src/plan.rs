@@ -204,10 +204,7 @@ impl InputRole {
 
     /// Whether the second axis of the input counts tokens.
     pub fn counts_tokens(self) -> bool {
-        matches!(
-            self,
-            InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::AttentionMask | InputRole::Embeddings
-        )
+        matches!(self, InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::AttentionMask | InputRole::Embeddings)
     }
 }
 

@@ -5,7 +5,7 @@ use hpp_engine::mock::{Chain, ChainPart, MockBackend};
 use hpp_engine::{
     CancelHandle, Engine, EngineError, EngineOptions, LogitRows, Reporter, Silent, StepInput, WeightReads,
 };
-use hpp_schema::{ByteSize, Plan, Residency, SpanKind};
+use hpp_schema::{ByteSize, Plan, Residency, SelectedBy, SpanKind};
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::path::Path;
@@ -336,7 +336,8 @@ fn mixture(dir: &Path, backend: &MockBackend, cache: u64) -> Plan {
         router,
         count: 4,
         active: 1,
-        by_probability: false,
+        selected_by: SelectedBy::Logits,
+        apart: false,
         weights: vec!["w".into()],
         bytes: ByteSize(400),
     });

@@ -1,7 +1,7 @@
 //! Streamed weights have a ring or window to go to, and weight inputs are within recorded files.
 
 use super::{Findings, names};
-use crate::{DeviceKind, Experts, Partition, PartitionVariant, Plan, Residency, WeightInput};
+use crate::{DType, DeviceKind, Experts, Partition, PartitionVariant, Plan, Residency, SelectedBy, WeightInput};
 use std::collections::BTreeSet;
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
@@ -70,23 +70,28 @@ fn streamed(plan: &Plan, found: &mut Findings, place: &str, variant: &PartitionV
     found.require(is_possible, place, why);
 }
 
-/// The router is an input with one row of logits for each token, and the device has a cache for experts.
+/// The router is an input with one row of numbers for each token, and the device has a cache for experts.
 fn experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, experts: &Experts) {
-    let Experts { router, count, active, by_probability: _, weights, bytes } = experts;
+    let Experts { router, count, active, selected_by, weights, apart, bytes } = experts;
     let router = partition.inputs.iter().find(|input| input.name == *router);
     match router {
         None => found.error(place, format!("{:?} is not an input of the partition", experts.router)),
         Some(input) => {
             let is_boundary = plan.partitions.iter().any(|other| other.name == input.from);
             found.require(is_boundary, place, format!("{:?} does not come from another partition", input.name));
-            found.require(input.dtype.is_float(), place, format!("{:?} is not floating-point", input.name));
+            let has_numbers = *selected_by == SelectedBy::Numbers;
+            let is_fit = if has_numbers { input.dtype == DType::Int64 } else { input.dtype.is_float() };
+            found.require(is_fit, place, format!("{:?} is {}", input.name, input.dtype));
             let width = input.shape.last().and_then(|dim| dim.as_fixed());
-            let why = format!("{:?} does not have {count} logits for each token", input.name);
-            found.require(width.is_none_or(|width| width == *count), place, why);
+            let wanted = if has_numbers { *active } else { *count };
+            let why = format!("{:?} does not have {wanted} numbers for each token", input.name);
+            found.require(width.is_none_or(|width| width == wanted), place, why);
         }
     }
     found.require((1..=*count).contains(active), place, format!("{active} of {count} experts cannot be selected"));
     found.require(!weights.is_empty(), place, "no weight holds the experts");
+    let is_even = !apart || (weights.len() as u64).is_multiple_of((*count).max(1));
+    found.require(is_even, place, format!("{} weights cannot be those of {count} experts", weights.len()));
     found.require(bytes.0 <= partition.bytes.weights.0, place, "the experts are larger than the weights");
     let is_streamed = partition.variants().all(|variant| {
         let device = names::device(plan, variant.device);

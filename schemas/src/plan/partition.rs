@@ -61,21 +61,46 @@ pub struct Partition {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Experts {
-    /// The input with the router's logits: one row of `count` logits for each token.
+    /// The input that selects them, with one row for each token.
     pub router: String,
     /// How many experts there are.
     pub count: u64,
-    /// How many of them each token selects: those with the largest logits, of equal ones those with the larger index.
+    /// How many of them each token selects.
     pub active: u64,
-    /// Whether the kernel compares rounded probabilities instead of logits, so that it may select another expert whose logit is nearly
-    /// equal. The runtime then reads all that it may select.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub by_probability: bool,
-    /// The weights that hold one slice for each expert, by their names in the partition's file.
+    /// How the numbers of the router select them.
+    #[serde(default, skip_serializing_if = "SelectedBy::is_default")]
+    pub selected_by: SelectedBy,
+    /// The weights that hold one slice for each expert, by their names in the partition's file. If each expert has weights of its own, those of
+    /// the first expert, then those of the second, as many of each.
     #[serde(serialize_with = "crate::dim::on_one_line")]
     pub weights: Vec<String>,
+    /// Whether each expert has weights of its own.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub apart: bool,
     /// Their bytes.
     pub bytes: ByteSize,
+}
+
+/// How the router of a mixture selects experts for a token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum SelectedBy {
+    /// Those with the largest logits; of equal ones those with the larger index.
+    #[default]
+    Logits,
+    /// The kernel compares rounded probabilities instead of logits, so that it may select another expert whose logit is nearly equal. The
+    /// runtime then reads all that it may select.
+    Probabilities,
+    /// Those whose score is other than zero.
+    Scores,
+    /// Those whose numbers the input has, as many for each token as it selects.
+    Numbers,
+}
+
+impl SelectedBy {
+    fn is_default(&self) -> bool {
+        *self == SelectedBy::default()
+    }
 }
 
 /// A graph input of a partition and its source.

@@ -1,8 +1,17 @@
 //! Mixtures of experts whose experts can be read one by one: the operators `QMoE` and, for floating-point weights, `MoE`, whose weights hold
-//! one slice for each expert; and the division of a block before such an operator.
+//! one slice for each expert, and experts that are computed under a condition; and the division of a block before them.
+
+mod conditional;
+mod scores;
+mod written_out;
+
+pub use written_out::{WrittenExpert, WrittenOut, written_out};
 
 use crate::segmentation::{Block, BlockKind, Segmentation};
 use crate::{ClassId, Graph, Node, NodeId, ValueId};
+use conditional::Conditional;
+use hpp_schema::SelectedBy;
+pub(crate) use scores::Selection;
 use std::collections::BTreeSet;
 
 /// The input with the router's logits; the hidden states come before it and weights after it.
@@ -14,29 +23,32 @@ const AGGREGATION: usize = 14;
 /// same limit.
 const MIN_SLICE: u64 = 16 << 10;
 
-/// A mixture of experts in one operator.
+/// A mixture of experts: one operator, or an `If` for each expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mixture {
-    /// The operator.
-    pub node: NodeId,
-    /// The router's logits, one for each token and expert. Each token selects the experts with the largest ones.
+    /// What must not run before it is known which experts are selected: the operator, or the nodes that read the scores.
+    pub nodes: Vec<NodeId>,
+    /// The router's logits, one for each token and expert, or the scores or numbers of the experts that tokens select.
     pub router: ValueId,
     /// How many experts there are.
     pub count: u64,
     /// How many of them each token selects.
     pub active: u64,
-    /// Whether the kernel compares rounded probabilities instead of logits (`MoE`): of experts whose logits are nearly equal it may select
-    /// any.
-    pub by_probability: bool,
-    /// Weights whose first dimension counts experts, of at least 16 KiB for each.
+    /// How the values of `router` select them.
+    pub selected_by: SelectedBy,
+    /// Weights of at least 16 KiB for each expert: those whose first dimension counts experts, or those of the first expert, then those of
+    /// the second, as many of each.
     pub weights: Vec<ValueId>,
+    /// Whether each expert has weights of its own.
+    pub is_apart: bool,
 }
 
 impl Mixture {
-    /// The first mixture of a block whose experts can be read one by one: the router's logits are computed before the operator, in this
+    /// The first mixture of a block whose experts can be read one by one: the router's logits are computed before them, in this
     /// block or another, and the weights are constants. `None` if the block has none.
     pub fn of(graph: &Graph, block: &Block) -> Option<Mixture> {
-        block.nodes.iter().find_map(|id| mixture(graph, *id))
+        let operator = block.nodes.iter().find_map(|id| mixture(graph, *id));
+        operator.or_else(|| of_conditional(graph, block))
     }
 
     /// Whether the router's logits enter the block, so that it needs no division.
@@ -52,8 +64,7 @@ impl Mixture {
     /// Expected share of the experts that `tokens` tokens select, if every expert is as likely as any other:
     /// `1 - (1 - active / count)^tokens`.
     pub fn visited_share(&self, tokens: u64) -> f64 {
-        let unvisited = 1.0 - self.active as f64 / self.count as f64;
-        1.0 - unvisited.powf(tokens as f64)
+        share(self.active, self.count, tokens)
     }
 }
 
@@ -69,9 +80,14 @@ pub struct ExpertCounts {
 }
 
 impl ExpertCounts {
-    /// The experts of the first mixture of a block; `None` without an operator for mixtures.
+    /// The experts of the first mixture of a block; `None` without an operator for mixtures and without experts under a condition.
     pub fn of(graph: &Graph, block: &Block) -> Option<ExpertCounts> {
-        let node = graph.node(operator(graph, block)?);
+        let Some(operator) = operator(graph, block) else {
+            let mixture = of_conditional(graph, block)?;
+            let Mixture { count, active, .. } = mixture;
+            return Some(ExpertCounts { count, active, bytes: mixture.bytes(graph) });
+        };
+        let node = graph.node(operator);
         let (count, active) = (count(graph, node)?, u64::try_from(node.int("k").unwrap_or(1)).ok()?);
         let weights: BTreeSet<ValueId> = node.inputs.iter().skip(ROUTER + 1).copied().flatten().collect();
         let sliced = weights.iter().filter(|id| first_size(graph, **id) == Some(count));
@@ -86,11 +102,50 @@ fn operator(graph: &Graph, block: &Block) -> Option<NodeId> {
     block.nodes.iter().find(is_mixture).copied()
 }
 
+/// `1 - (1 - active / count)^tokens`.
+pub(crate) fn share(active: u64, count: u64, tokens: u64) -> f64 {
+    let unvisited = 1.0 - active as f64 / count as f64;
+    1.0 - unvisited.powf(tokens as f64)
+}
+
+/// What selects an expert that is computed under a condition; `None` for other nodes.
+pub(crate) fn selection_of(graph: &Graph, node: &Node) -> Option<Selection> {
+    conditional::column(graph, node).map(|column| column.selection)
+}
+
+/// The mixture of a block whose experts are computed under a condition.
+fn of_conditional(graph: &Graph, block: &Block) -> Option<Mixture> {
+    let Conditional { selection, experts } = Conditional::of(graph, &block.nodes)?;
+    let Selection { value: router, by: selected_by } = selection;
+    let (count, active) = (experts.len() as u64, selection.active(graph)?);
+    let weights: Vec<Vec<ValueId>> = experts.iter().map(|id| conditional::weights(graph, *id)).collect();
+    let is_alike = weights.iter().all(|of_one| !of_one.is_empty() && of_one.len() == weights[0].len());
+    let weights = weights.concat();
+    let is_apart = weights.iter().collect::<BTreeSet<_>>().len() == weights.len();
+    let is_possible = is_alike && is_apart && (1..count).contains(&active) && graph.producer(router).is_some();
+    let nodes = graph.value(router).consumers.iter().copied().filter(|id| block.nodes.contains(id)).collect();
+    is_possible.then_some(Mixture { nodes, router, count, active, selected_by, weights, is_apart })
+}
+
+/// Those of these values that are weights of at least [`MIN_SLICE`] bytes, in order, each once.
+fn large_weights(graph: &Graph, values: impl Iterator<Item = ValueId>) -> Vec<ValueId> {
+    let is_large = |id: &ValueId| graph.weight(*id).is_some_and(|weight| weight.bytes >= MIN_SLICE);
+    values.filter(is_large).collect::<BTreeSet<_>>().into_iter().collect()
+}
+
+/// What must not run before the experts of a block are known.
+fn first_nodes(graph: &Graph, block: &Block) -> Option<Vec<NodeId>> {
+    match operator(graph, block) {
+        Some(operator) => Some(vec![operator]),
+        None => of_conditional(graph, block).map(|mixture| mixture.nodes),
+    }
+}
+
 fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
     let node = graph.node(id);
-    let by_probability = match node.op_type.as_str() {
-        "QMoE" => false,
-        "MoE" => true,
+    let selected_by = match node.op_type.as_str() {
+        "QMoE" => SelectedBy::Logits,
+        "MoE" => SelectedBy::Probabilities,
         _ => return None,
     };
     // The sparse mixer selects experts by another rule.
@@ -109,7 +164,8 @@ fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
     weights.sort_unstable();
     weights.dedup();
     let is_possible = (1..count).contains(&active) && !weights.is_empty();
-    is_possible.then_some(Mixture { node: id, router, count, active, by_probability, weights })
+    let nodes = vec![id];
+    is_possible.then_some(Mixture { nodes, router, count, active, selected_by, weights, is_apart: false })
 }
 
 /// The first size of the first weight.
@@ -123,11 +179,11 @@ fn first_size(graph: &Graph, id: ValueId) -> Option<u64> {
 }
 
 impl Segmentation {
-    /// This segmentation with those of the first `layers` layers that have a mixture in one operator divided before it, and how many these
+    /// This segmentation with those of the first `layers` layers that have a mixture divided before it, and how many these
     /// are. The second half of `layers.3` is called `layers.3.experts` and is of the same kind.
     pub fn with_experts_apart(&self, graph: &Graph, layers: u32) -> (Segmentation, usize) {
         let layer = |(index, block): (usize, &Block)| match block.kind {
-            BlockKind::Layer(layer) if layer < layers => Some((index, operator(graph, block)?)),
+            BlockKind::Layer(layer) if layer < layers => Some((index, first_nodes(graph, block)?)),
             _ => None,
         };
         let mixtures: Vec<_> = self.blocks.iter().enumerate().filter_map(layer).collect();
@@ -138,14 +194,14 @@ impl Segmentation {
 
     /// This segmentation with each of these blocks divided in two: before its mixture, and the mixture with all that depends on it.
     /// The second half has no states of its own unless a node behind the mixture reads one. Classes are not computed again.
-    pub fn divided_at_experts(&self, graph: &Graph, mixtures: &[(usize, NodeId)]) -> Segmentation {
+    pub fn divided_at_experts(&self, graph: &Graph, mixtures: &[(usize, Vec<NodeId>)]) -> Segmentation {
         let mut divided = self.clone();
         let mut block_of = self.block_of.clone();
         // From the last to the first, so that the numbers of the blocks before stay.
         let mut sorted: Vec<_> = mixtures.to_vec();
         sorted.sort_unstable_by(|a, b| b.cmp(a));
-        for (block, node) in sorted {
-            let behind = self.behind(graph, block, node);
+        for (block, first) in sorted {
+            let behind = self.behind(graph, block, &first);
             let first = &mut divided.blocks[block];
             let (second_nodes, first_nodes) = first.nodes.iter().partition(|id| behind.contains(id));
             first.nodes = first_nodes;
@@ -180,10 +236,10 @@ impl Segmentation {
         divided
     }
 
-    /// The node and all nodes of its block that depend on it.
-    fn behind(&self, graph: &Graph, block: usize, node: NodeId) -> BTreeSet<NodeId> {
-        let mut behind = BTreeSet::from([node]);
-        for id in self.blocks[block].nodes.iter().filter(|id| **id > node) {
+    /// These nodes of a block and all nodes of it that depend on them.
+    fn behind(&self, graph: &Graph, block: usize, first: &[NodeId]) -> BTreeSet<NodeId> {
+        let mut behind: BTreeSet<NodeId> = first.iter().copied().collect();
+        for id in &self.blocks[block].nodes {
             if graph.producers_of(*id).iter().any(|producer| behind.contains(producer)) {
                 behind.insert(*id);
             }

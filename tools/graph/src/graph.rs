@@ -123,6 +123,8 @@ pub struct Constant {
     pub ints: Option<Vec<i64>>,
     /// Hash of the contents.
     pub content: u64,
+    /// Whether all bytes are zero; false where they are in another file.
+    pub is_zero: bool,
     /// Bytes of the stored data.
     pub bytes: u64,
 }
@@ -134,6 +136,8 @@ pub struct Body {
     pub structure: u64,
     /// Element types of its outputs.
     pub output_dtypes: Vec<Option<DType>>,
+    /// Declared shapes of its outputs.
+    pub output_shapes: Vec<Option<Shape>>,
     /// Bytes of weights stored inside it.
     pub weight_bytes: u64,
     /// Number of nodes inside, nested bodies included.
@@ -173,6 +177,19 @@ impl Graph {
     pub fn weight(&self, id: ValueId) -> Option<&Weight> {
         match &self.value(id).origin {
             Origin::Weight(weight) => Some(weight),
+            _ => None,
+        }
+    }
+
+    /// The elements of a small integer constant: a weight, or what a `Constant` node gives.
+    pub fn ints(&self, id: ValueId) -> Option<&[i64]> {
+        if let Some(weight) = self.weight(id) {
+            return weight.ints.as_deref();
+        }
+        let node = self.node(self.producer(id)?);
+        match (node.op_type.as_str(), node.attributes.get("value"), node.attributes.get("value_ints")) {
+            ("Constant", Some(Attribute::Tensor(constant)), _) => constant.ints.as_deref(),
+            ("Constant", _, Some(Attribute::Ints(ints))) => Some(ints),
             _ => None,
         }
     }

@@ -11,7 +11,7 @@ use crate::streams::BlockFiles;
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::{
     BranchChoice, Candidates, HeadReason, Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile,
-    product_inputs, quantize,
+    compute_selected_experts, product_inputs, quantize,
 };
 use hpp_schema::{Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
 use std::collections::BTreeMap;
@@ -119,6 +119,11 @@ pub fn analyse_quantized(
         model = rewritten;
         (graph, segmentation) = infer_and_segment(&model)?;
         quantized = Some(QuantizedWeights { contents, summary });
+    }
+    if let Some((rewritten, experts)) = compute_selected_experts(&model, &graph) {
+        info!(experts, "experts are computed for tokens that select them");
+        model = rewritten;
+        (graph, segmentation) = infer_and_segment(&model)?;
     }
     let mut before = None;
     if logits == LogitsMode::Requested {

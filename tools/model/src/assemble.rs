@@ -290,8 +290,9 @@ fn experts(decision: &Decision, index: usize) -> Option<Experts> {
         router: name(&mixture.router),
         count: mixture.count,
         active: mixture.active,
-        by_probability: mixture.by_probability,
+        selected_by: mixture.selected_by,
         weights: mixture.weights.iter().map(name).collect(),
+        apart: mixture.is_apart,
         bytes: ByteSize(mixture.bytes(graph)),
     })
 }

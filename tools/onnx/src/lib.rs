@@ -3,6 +3,7 @@
 //!
 //! Handles protobuf, files and hostile input. Does not know devices or plans.
 
+mod conditional;
 mod extract;
 mod flatten;
 pub mod hash;
@@ -25,6 +26,7 @@ mod weights;
 mod work_dir;
 mod write;
 
+pub use conditional::compute_selected_experts;
 pub use extract::{ExtractError, Extractor};
 pub use flatten::FunctionError;
 pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};

@@ -47,9 +47,9 @@ pub fn divide(
     };
     let node = |(spec, mixture): (&PartitionSpec, &Option<Mixture>)| {
         let mixture = mixture.as_ref().filter(|mixture| is_divided(spec, mixture))?;
-        Some((spec.blocks.start, mixture.node))
+        Some((spec.blocks.start, mixture.nodes.clone()))
     };
-    let nodes: Vec<(usize, NodeId)> = specs.iter().zip(&wanted).filter_map(node).collect();
+    let nodes: Vec<(usize, Vec<NodeId>)> = specs.iter().zip(&wanted).filter_map(node).collect();
     let segmentation = analysis.segmentation.divided_at_experts(&analysis.graph, &nodes);
     let mut divided =
         Divided { specs: Vec::new(), mixtures: Vec::new(), origins: Vec::new(), segmentation, parts: Vec::new() };
@@ -97,7 +97,7 @@ pub fn note_of_whole_mixtures(
         (first, last) => format!("{} to {}", label(first), label(last)),
     };
     Some(format!(
-        "the experts of {blocks} are read whole in each pass: only of QMoE and MoE, with a router in the graph, constant weights and 16 KiB \
+        "the experts of {blocks} are read whole in each pass: only of QMoE and MoE, and of experts that the model adds one after the other, with a router in the graph, constant weights and 16 KiB \
          or more for an expert, is known before it runs which experts it selects, and pays to read them alone"
     ))
 }

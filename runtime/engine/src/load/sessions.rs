@@ -190,6 +190,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             experts: partition.experts.as_ref().map(|experts| ExpertWeights {
                 names: &experts.weights,
                 count: usize::try_from(experts.count).unwrap_or(usize::MAX),
+                are_apart: experts.apart,
             }),
             weights_are_inputs: !variant.weights.is_empty(),
             has_host_file: variant.host_file.is_some() && !self.options.slots_on_host,
@@ -274,7 +275,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             return Err(vec![format!("no partition before it produces the router's logits {:?}", experts.router)]);
         };
         let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
-        let (count, active, by_probability) = (size(experts.count), size(experts.active), experts.by_probability);
-        Ok(Some(Routing { router, count, active, by_probability }))
+        let (count, active, selected_by) = (size(experts.count), size(experts.active), experts.selected_by);
+        Ok(Some(Routing { router, count, active, selected_by }))
     }
 }

@@ -30,13 +30,16 @@ pub struct ChunkSize {
     pub stored: u64,
 }
 
-/// Weights of a session that hold one slice for each expert of a mixture.
+/// Weights of a session that hold the experts of a mixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertWeights<'a> {
-    /// Their names in the session's file.
+    /// Their names in the session's file. Each weight holds one slice for each expert; or the weights of the first expert come first, then
+    /// those of the second, as many of each.
     pub names: &'a [String],
     /// How many experts there are; the slices of a weight follow each other and have the same size.
     pub count: usize,
+    /// Whether each expert has weights of its own.
+    pub are_apart: bool,
 }
 
 /// The weights of one session that lie on disk between its runs.

@@ -5,6 +5,7 @@
 use crate::error::{BackendError, EngineError};
 use crate::ids::{BoundaryId, InputId, PartitionId, SessionId, StateId};
 use crate::port::{MemoryId, Port};
+use hpp_schema::SelectedBy;
 
 /// Where an input's value comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,14 +61,14 @@ pub(crate) struct Stage {
 /// How tokens select experts of a mixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Routing {
-    /// The router's logits: a row of `count` for each token.
+    /// The router's numbers: a row of `count` for each token.
     pub router: BoundaryId,
     /// How many experts there are.
     pub count: usize,
     /// How many of them each token selects.
     pub active: usize,
-    /// Whether the kernel compares rounded probabilities instead of logits.
-    pub by_probability: bool,
+    /// How the router's numbers select them.
+    pub selected_by: SelectedBy,
 }
 
 /// An input of a stage.

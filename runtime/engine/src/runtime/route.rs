@@ -8,6 +8,7 @@ use crate::port::Backend;
 use crate::program::{Program, Routing};
 use crate::telemetry::Phase;
 use crate::tensor::floats_to_f32;
+use hpp_schema::SelectedBy;
 use std::cmp::Ordering;
 
 /// A difference of logits that rounding of their probabilities cannot turn round: the difference to the largest logit, at most
@@ -50,6 +51,12 @@ impl<B: Backend> Runtime<B> {
     fn select_in_lane(&self, routing: Routing, lane: usize, selected: &mut [bool]) -> Result<(), EngineError> {
         let boundaries = &self.lanes[lane].boundaries;
         let value = boundaries.read(routing.router, &self.pool)?;
+        if routing.selected_by == SelectedBy::Numbers {
+            return select_numbers(&value.bytes, selected).ok_or_else(|| EngineError::WrongOutput {
+                name: boundaries.name(routing.router).to_owned(),
+                why: format!("its numbers are not those of {} experts", routing.count),
+            });
+        }
         let mut logits = Vec::new();
         let is_float = floats_to_f32(value.dtype, &value.bytes, &mut logits);
         if !is_float || !logits.len().is_multiple_of(routing.count) {
@@ -63,21 +70,33 @@ impl<B: Backend> Runtime<B> {
     }
 }
 
+/// Marks the experts with these numbers, as int64; `None` if there is no such expert.
+fn select_numbers(bytes: &[u8], selected: &mut [bool]) -> Option<()> {
+    let (numbers, []) = bytes.as_chunks() else { return None };
+    numbers.iter().try_for_each(|number| {
+        let number = usize::try_from(i64::from_ne_bytes(*number)).ok()?;
+        *selected.get_mut(number)? = true;
+        Some(())
+    })
+}
+
 /// The indices of those that are selected.
 fn indices(selected: &[bool]) -> Vec<u32> {
     (0u32..).zip(selected).filter(|(_, selected)| **selected).map(|(expert, _)| expert).collect()
 }
 
 impl Routing {
-    /// Marks the experts that a token with these logits selects, or may select where rounding decides. A token whose logits cannot be
-    /// ordered may select any expert.
+    /// Marks the experts that a token with these logits or scores selects, or may select where rounding decides. A token whose logits cannot
+    /// be ordered may select any expert.
     fn select(&self, logits: &[f32], selected: &mut [bool]) {
-        if logits.iter().any(|logit| logit.is_nan()) {
-            selected.fill(true);
-        } else if self.by_probability {
-            self.select_by_probability(logits, selected);
-        } else {
-            self.select_by_logit(logits, selected);
+        match self.selected_by {
+            SelectedBy::Scores | SelectedBy::Numbers => {
+                // No number is another than zero, too: the condition of the expert is the sum of absolute values.
+                logits.iter().zip(selected).for_each(|(score, selected)| *selected |= *score != 0.0);
+            }
+            _ if logits.iter().any(|logit| logit.is_nan()) => selected.fill(true),
+            SelectedBy::Probabilities => self.select_by_probability(logits, selected),
+            SelectedBy::Logits => self.select_by_logit(logits, selected),
         }
     }
 
@@ -121,11 +140,11 @@ mod tests {
     use crate::ids::{BoundaryId, Id};
 
     fn selected(active: usize, rows: &[&[f32]]) -> Vec<usize> {
-        select(active, false, rows)
+        select(active, SelectedBy::Logits, rows)
     }
 
-    fn select(active: usize, by_probability: bool, rows: &[&[f32]]) -> Vec<usize> {
-        let routing = Routing { router: BoundaryId::new(0), count: rows[0].len(), active, by_probability };
+    fn select(active: usize, selected_by: SelectedBy, rows: &[&[f32]]) -> Vec<usize> {
+        let routing = Routing { router: BoundaryId::new(0), count: rows[0].len(), active, selected_by };
         let mut selected = vec![false; routing.count];
         rows.iter().for_each(|row| routing.select(row, &mut selected));
         (0..routing.count).filter(|expert| selected[*expert]).collect()
@@ -145,13 +164,34 @@ mod tests {
     #[test]
     fn logits_that_are_no_numbers_select_all() {
         assert_eq!(selected(1, &[&[0.0, f32::NAN, 1.0]]), [0, 1, 2]);
-        assert_eq!(select(1, true, &[&[0.0, f32::NAN, 1.0]]), [0, 1, 2]);
-        assert_eq!(select(1, true, &[&[0.0, f32::INFINITY, 1.0]]), [0, 1, 2]);
+        assert_eq!(select(1, SelectedBy::Probabilities, &[&[0.0, f32::NAN, 1.0]]), [0, 1, 2]);
+        assert_eq!(select(1, SelectedBy::Probabilities, &[&[0.0, f32::INFINITY, 1.0]]), [0, 1, 2]);
+    }
+
+    #[test]
+    fn scores_other_than_zero_select() {
+        let select = |rows| select(1, SelectedBy::Scores, rows);
+        assert_eq!(select(&[&[0.0, 0.25, -0.0, 0.75]]), [1, 3]);
+        assert_eq!(select(&[&[0.0, 1e-45, 0.0], &[0.0, 0.0, 1.0]]), [1, 2]);
+        assert_eq!(select(&[&[0.0, f32::NAN, 0.0]]), [1]);
+        assert!(select(&[&[0.0, 0.0]]).is_empty());
+    }
+
+    #[test]
+    fn numbers_select() {
+        let select = |numbers: &[i64]| {
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+            let mut selected = [false; 4];
+            select_numbers(&bytes, &mut selected).map(|()| indices(&selected))
+        };
+        assert_eq!(select(&[3, 1, 1, 0]), Some(vec![0, 1, 3]));
+        assert_eq!((select(&[4]), select(&[-1])), (None, None));
+        assert_eq!(select_numbers(&[0; 7], &mut [false; 4]), None);
     }
 
     #[test]
     fn by_probability_all_that_rounding_may_select_are_marked() {
-        let select = |active, rows| select(active, true, rows);
+        let select = |active, rows| select(active, SelectedBy::Probabilities, rows);
         assert_eq!(select(2, &[&[0.5, -1.0, 3.0, 0.25]]), [0, 2]);
         assert_eq!(select(2, &[&[1.0, 1.000001, 0.5, 0.99999]]), [0, 1, 3]);
         assert_eq!(select(2, &[&[1.0, 1.0, 1.0, 0.999]]), [0, 1, 2]);
@@ -178,7 +218,7 @@ mod tests {
             let sum: f32 = exponentials.iter().sum();
             let mut sorted: Vec<(f32, usize)> = exponentials.iter().map(|value| value / sum).zip(0..).collect();
             sorted.sort_unstable_by(|a, b| b.partial_cmp(a).unwrap());
-            let marked = select(4, true, &[&logits]);
+            let marked = select(4, SelectedBy::Probabilities, &[&logits]);
             assert!(sorted[..4].iter().all(|(_, expert)| marked.contains(expert)), "{logits:?}");
         }
     }

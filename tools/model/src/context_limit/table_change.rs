@@ -2,7 +2,7 @@
 //! length of the text with a number, and gives all tokens of a pass the tables of one branch.
 
 use super::counted::CountedFrom;
-use hpp_graph::{Attribute, Graph, NodeId, Origin, ValueId};
+use hpp_graph::{Graph, NodeId, ValueId};
 
 /// Most tokens of a text for which no `If` has changed its branch; `None` if none depends on the length.
 pub fn tables_change_after(graph: &Graph) -> Option<u64> {
@@ -31,14 +31,9 @@ fn longest_before_change(graph: &Graph, comparison: NodeId) -> Option<u64> {
 
 /// A single integer that the graph holds.
 fn integer(graph: &Graph, id: ValueId) -> Option<i64> {
-    let of = |ints: Option<&Vec<i64>>| ints.filter(|ints| ints.len() == 1).map(|ints| ints[0]);
-    match &graph.value(id).origin {
-        Origin::Weight(weight) => of(weight.ints.as_ref()),
-        Origin::Input => None,
-        Origin::Node { node, .. } => match graph.node(*node).attributes.get("value") {
-            Some(Attribute::Tensor(constant)) => of(constant.ints.as_ref()),
-            _ => None,
-        },
+    match graph.ints(id)? {
+        [single] => Some(*single),
+        _ => None,
     }
 }
 

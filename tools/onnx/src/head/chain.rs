@@ -114,7 +114,7 @@ fn is_position_independent(graph: &Graph, v: ValueId) -> bool {
 fn slices_last_axis(graph: &Graph, node: &Node) -> bool {
     let axes = match node.attributes.get("axes") {
         Some(Attribute::Ints(axes)) => Some(axes.clone()),
-        _ => input(node, 3).and_then(|v| ints(graph, v)),
+        _ => input(node, 3).and_then(|v| graph.ints(v)).map(<[i64]>::to_vec),
     };
     let constant = node.inputs.iter().skip(1).flatten().all(|v| is_constant(graph, *v));
     constant && axes.is_some_and(|axes| !axes.is_empty() && axes.iter().all(|axis| matches!(axis, -1 | 2)))
@@ -171,17 +171,4 @@ fn rank(graph: &Graph, v: ValueId) -> Option<usize> {
         }
     }
     None
-}
-
-/// The elements of a small integer constant.
-fn ints(graph: &Graph, v: ValueId) -> Option<Vec<i64>> {
-    if let Some(weight) = graph.weight(v) {
-        return weight.ints.clone();
-    }
-    let node = graph.node(graph.producer(v)?);
-    match (node.op_type.as_str(), node.attributes.get("value"), node.attributes.get("value_ints")) {
-        ("Constant", Some(Attribute::Tensor(constant)), _) => constant.ints.clone(),
-        ("Constant", _, Some(Attribute::Ints(ints))) => Some(ints.clone()),
-        _ => None,
-    }
 }

@@ -2,6 +2,7 @@
 
 use crate::names;
 use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto};
+use crate::read::graph::shape_of;
 use crate::tensor;
 use crate::walk;
 use blake3::Hasher;
@@ -18,6 +19,7 @@ pub fn describe(body: &GraphProto, captures: &[&str]) -> Body {
     Body {
         structure: truncate(&structure.hash),
         output_dtypes: body.output.iter().map(dtype_of).collect(),
+        output_shapes: body.output.iter().map(shape_of).collect(),
         weight_bytes: weight_bytes(body),
         nodes: count_nodes(body),
     }

@@ -231,15 +231,23 @@ fn constant(t: &TensorProto) -> Result<Attribute, GraphError> {
     let bytes = stored_bytes(t, &shape);
     if tensor::is_external(t).map_err(WeightError::from)? {
         let content = key_of(&[&t.encode_to_vec()]);
-        return Ok(Attribute::Tensor(Constant { dtype: shape.dtype, dims: shape.dims, ints: None, content, bytes }));
+        return Ok(Attribute::Tensor(Constant {
+            dtype: shape.dtype,
+            dims: shape.dims,
+            ints: None,
+            content,
+            is_zero: false,
+            bytes,
+        }));
     }
     let raw = tensor::embedded_bytes(t, &shape).map_err(WeightError::from)?;
     let content = match &raw {
         Some(raw) => key_of(&[raw]),
         None => key_of(&t.string_data.iter().map(Vec::as_slice).collect::<Vec<_>>()),
     };
+    let is_zero = raw.as_ref().is_some_and(|raw| raw.iter().all(|byte| *byte == 0));
     let ints = raw.filter(|_| tensor::holds_small_ints(&shape)).and_then(|raw| tensor::ints_of(shape.dtype, &raw));
-    Ok(Attribute::Tensor(Constant { dtype: shape.dtype, dims: shape.dims, ints, content, bytes }))
+    Ok(Attribute::Tensor(Constant { dtype: shape.dtype, dims: shape.dims, ints, content, is_zero, bytes }))
 }
 
 fn opaque(a: &AttributeProto) -> Attribute {

@@ -1,6 +1,7 @@
 //! Tests of the public interface: models by real exporters, hostile files, and every kind of tensor.
 
 mod build;
+mod conditional;
 mod damage;
 mod descriptor;
 mod extract;

@@ -4,6 +4,7 @@ use super::align::{Tensor, tensors};
 use super::mapping::Mapping;
 use crate::weights::file::SECTOR;
 use hpp_engine::port::ExpertWeights;
+use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -13,12 +14,20 @@ const MIN_SLICE: u64 = 16 << 10;
 /// What ONNX Runtime puts before the name of a weight that it has converted to another type (1.31).
 const CONVERTED: [&str; 2] = ["FusedBack_", "InsertedPrecisionFreeCast_"];
 
-/// Weights that hold one slice for each expert.
+/// The weights of experts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ExpertTensors {
-    /// How many slices each has.
+    /// How many experts there are.
     count: usize,
-    tensors: Vec<FileRange>,
+    tensors: Vec<ExpertTensor>,
+}
+
+/// A weight that holds one slice for each expert, or belongs to one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct ExpertTensor {
+    range: FileRange,
+    /// The expert that it belongs to.
+    owner: Option<usize>,
 }
 
 /// A range of bytes in a file.
@@ -35,18 +44,22 @@ impl ExpertTensors {
     /// the converted copy.
     pub fn find(model: &Path, dir: &Path, weights: ExpertWeights<'_>) -> io::Result<Self> {
         let all = tensors(&std::fs::read(model)?)?;
-        let is_wanted = |name: &str| weights.names.iter().any(|wanted| wanted == name);
-        let wanted = all.into_iter().filter(|tensor| {
+        let numbers: HashMap<&str, usize> = weights.names.iter().map(String::as_str).zip(0..).collect();
+        let number = |tensor: &Tensor| {
             let original = CONVERTED.iter().find_map(|prefix| tensor.name.strip_prefix(prefix));
-            is_wanted(&tensor.name) || original.is_some_and(is_wanted)
-        });
-        let range = |tensor: Tensor| {
+            numbers.get(&*tensor.name).or_else(|| numbers.get(original?)).copied()
+        };
+        let of_each = if weights.are_apart { weights.names.len() / weights.count.max(1) } else { 0 };
+        let expert = |tensor: Tensor| {
+            let owner = number(&tensor)?.checked_div(of_each);
             let (offset, length) = tensor.packed.or(tensor.stored)?;
             let path = dir.join(tensor.location).canonicalize().ok()?;
-            let is_sliced = weights.count > 0 && length.is_multiple_of(weights.count as u64);
-            (is_sliced && length / weights.count as u64 >= MIN_SLICE).then_some(FileRange { path, offset, length })
+            let slices = if owner.is_some() { 1 } else { weights.count as u64 };
+            let is_sliced = slices > 0 && length.is_multiple_of(slices);
+            let range = FileRange { path, offset, length };
+            (is_sliced && length / slices >= MIN_SLICE).then_some(ExpertTensor { range, owner })
         };
-        Ok(ExpertTensors { count: weights.count, tensors: wanted.filter_map(range).collect() })
+        Ok(ExpertTensors { count: weights.count, tensors: all.into_iter().filter_map(expert).collect() })
     }
 
     /// Divides mappings into the whole pages of each expert and all the rest. A page with bytes of two experts belongs to the rest.
@@ -88,14 +101,16 @@ impl ExpertTensors {
     fn slices(&self, mapping: Option<&Mapping>) -> Vec<(usize, std::ops::Range<u64>)> {
         let Some(mapping) = mapping else { return Vec::new() };
         let mapped = mapping.offset..mapping.offset + mapping.length as u64;
-        let within = |range: &&FileRange| {
+        let within = |tensor: &&ExpertTensor| {
+            let range = &tensor.range;
             let end = range.offset.checked_add(range.length);
             range.path == mapping.path && mapped.start <= range.offset && end.is_some_and(|end| end <= mapped.end)
         };
-        let slices = self.tensors.iter().filter(within).flat_map(|range| {
-            let bytes = range.length / self.count as u64;
-            (0..self.count).map(move |expert| {
-                let start = range.offset + expert as u64 * bytes;
+        let slices = self.tensors.iter().filter(within).flat_map(|ExpertTensor { range, owner }| {
+            let experts = owner.map_or(0..self.count, |owner| owner..owner + 1);
+            let (first, bytes) = (experts.start, range.length / experts.len().max(1) as u64);
+            experts.map(move |expert| {
+                let start = range.offset + (expert - first) as u64 * bytes;
                 (expert, start.next_multiple_of(SECTOR)..(start + bytes) / SECTOR * SECTOR)
             })
         });
@@ -109,8 +124,8 @@ impl ExpertTensors {
 mod tests {
     use super::*;
 
-    fn tensor(offset: u64, length: u64) -> FileRange {
-        FileRange { path: "/w".into(), offset, length }
+    fn tensor(offset: u64, length: u64) -> ExpertTensor {
+        ExpertTensor { range: FileRange { path: "/w".into(), offset, length }, owner: None }
     }
 
     fn mapping(offset: u64, length: usize) -> Mapping {
@@ -129,6 +144,19 @@ mod tests {
         assert_eq!(parts(&rest), [(0, 4096), (61_440, 4096), (81_920, 8192)]);
         let all: usize = rest.iter().chain(experts.iter().flatten()).map(|part| part.length).sum();
         assert_eq!(all, 90_112);
+    }
+
+    #[test]
+    fn weights_of_one_expert_are_its_pages() {
+        let of = |owner, offset, length| ExpertTensor { owner: Some(owner), ..tensor(offset, length) };
+        let tensors =
+            ExpertTensors { count: 2, tensors: vec![of(1, 4096, 40_960), of(0, 45_056, 36_864), of(1, 81_920, 8192)] };
+        let (rest, experts) = tensors.divide(vec![mapping(0, 94_208)]);
+        let parts =
+            |mappings: &[Mapping]| -> Vec<_> { mappings.iter().map(|part| (part.offset, part.length)).collect() };
+        assert_eq!(parts(&experts[0]), [(45_056, 36_864)]);
+        assert_eq!(parts(&experts[1]), [(4096, 40_960), (81_920, 8192)]);
+        assert_eq!(parts(&rest), [(0, 4096), (90_112, 4096)]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Cost of mixtures of experts, which apply `k` experts to each token.
 
 use super::sizes::{Sizes, times};
+use crate::experts::{Selection, selection_of, share};
+use hpp_schema::{DType, SelectedBy};
 
 /// Input index of each projection's weights, with the attribute for its bits. `MoE` has biases between them, `QMoE` has
 /// scales and biases.
@@ -24,6 +26,39 @@ fn one_expert(s: &Sizes, at: usize, bits: &str) -> Option<u64> {
     }
     let bits = s.attribute(bits).or(s.attribute("expert_weight_bits")).unwrap_or(4);
     stored.checked_mul(8)?.checked_div(bits)
+}
+
+/// Probability that a pass selects the expert of a conditional node, every expert as likely as any other; `None` for another node, or if
+/// the number of tokens is unknown.
+pub(super) fn visited_share(s: &Sizes) -> Option<f64> {
+    let selection = selection_of(s.graph, s.node)?;
+    Some(share(selection.active(s.graph)?, selection.count(s.graph)?, selecting_tokens(s, selection)?))
+}
+
+/// Tokens that select experts.
+fn selecting_tokens(s: &Sizes, selection: Selection) -> Option<u64> {
+    s.elements(selection.value)?.checked_div(s.dim_of(selection.value, -1)?)
+}
+
+/// `2 * tokens * (elements of the expert's matrices)`, times the probability that it computes them: it computes all tokens if one selects it
+/// by its score, and those that select it by its number. Packed bytes count as two elements.
+pub(super) fn conditional_flops(s: &Sizes) -> Option<u64> {
+    let selection = selection_of(s.graph, s.node)?;
+    let tokens = selecting_tokens(s, selection)?;
+    let computed = match selection.by {
+        SelectedBy::Numbers => selection.active(s.graph)? as f64 / selection.count(s.graph)? as f64,
+        _ => visited_share(s)?,
+    };
+    let matrices = s.node.captures.iter().filter(|id| {
+        let rank = s.graph.value(**id).shape.as_ref().map_or(0, Vec::len);
+        s.graph.weight(**id).is_some() && rank >= 2
+    });
+    let elements = |id| {
+        let packed = if s.graph.value(id).dtype == Some(DType::Uint8) { 2 } else { 1 };
+        s.elements(id)?.checked_mul(packed)
+    };
+    let sum = matrices.map(|id| elements(*id)).try_fold(0u64, |sum, n| sum.checked_add(n?))?;
+    Some((times(&[2, tokens, sum])? as f64 * computed) as u64)
 }
 
 /// Maximum number of experts that the tokens can select.

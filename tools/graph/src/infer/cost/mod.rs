@@ -5,7 +5,8 @@
 //! - convolution: two per output element and kernel tap (Dumoulin and Visin, "A guide to convolution arithmetic")
 //! - attention: `2 * S * T * (width of keys + width of values)` per head for both products, causal or not (Vaswani et al.,
 //!   "Attention is all you need", section 3.2.1)
-//! - mixture of experts: the `k` selected experts per token (Shazeer et al., "Outrageously large neural networks")
+//! - mixture of experts: the `k` selected experts per token (Shazeer et al., "Outrageously large neural networks"); an expert under a condition
+//!   computes all tokens with the probability that one of them selects it
 //! - linear attention: two or three products with the state per token (Yang et al., "Gated delta networks")
 //! - data movement: none
 //! - any other operator with a rule: one per element
@@ -17,6 +18,7 @@ mod experts;
 mod sizes;
 
 use super::rules;
+use crate::experts::selection_of;
 use crate::{Attribute, Graph, Node, NodeId, Origin, ValueId};
 use hpp_schema::Symbols;
 use sizes::Sizes;
@@ -44,8 +46,9 @@ pub fn bytes_read(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64>
     let sizes = Sizes { graph, node: graph.node(node), symbols };
     let weights: BTreeSet<ValueId> = sizes.node.inputs.iter().flatten().chain(&sizes.node.captures).copied().collect();
     let weights = weights.into_iter().filter_map(|id| Some((id, weight_bytes(graph, id)?)));
-    let read = weights.map(|(id, bytes)| match WeightAccess::of(sizes.node, id) {
+    let read = weights.map(|(id, bytes)| match WeightAccess::of(graph, sizes.node, id) {
         WeightAccess::All => Some(bytes),
+        WeightAccess::Conditional => Some((bytes as f64 * experts::visited_share(&sizes)?) as u64),
         WeightAccess::Rows { indices, axis } => {
             share(bytes, sizes.count(indices)?, sizes.dim(0, sizes.axis(axis, 0)?)?)
         }
@@ -121,6 +124,7 @@ fn operators(s: &Sizes) -> Work {
         | "DecoderMaskedSelfAttention" => attention::flops(s),
         "LinearAttention" | "GatedDeltaNet" => attention::linear(s),
         op if MOVES.contains(&op) => return Work::Move,
+        "If" if experts::visited_share(s).is_some() => experts::conditional_flops(s),
         "If" | "Loop" | "Scan" => return Work::Unknown,
         op if rules::find(&s.node.domain, op).is_some() => return Work::PerElement,
         _ => return Work::Unknown,
@@ -145,10 +149,12 @@ enum WeightAccess {
     /// One row per token: tables of cosines and sines.
     Positions,
     Experts,
+    /// All if a token selects the expert.
+    Conditional,
 }
 
 impl WeightAccess {
-    fn of(node: &Node, weight: ValueId) -> WeightAccess {
+    fn of(graph: &Graph, node: &Node, weight: ValueId) -> WeightAccess {
         let slot = node.inputs.iter().position(|input| *input == Some(weight));
         let standard = node.domain != "com.microsoft";
         match (node.op_type.as_str(), slot) {
@@ -159,6 +165,7 @@ impl WeightAccess {
             ("RotaryEmbedding" | "MRotaryEmbedding", Some(2 | 3)) if !standard => WeightAccess::Positions,
             ("RotaryEmbedding", Some(1 | 2)) if node.inputs.len() > 3 => WeightAccess::Positions,
             ("MoE" | "QMoE", Some(2..)) => WeightAccess::Experts,
+            ("If", None) if selection_of(graph, node).is_some() => WeightAccess::Conditional,
             _ => WeightAccess::All,
         }
     }

@@ -42,7 +42,8 @@ impl Sizes<'_> {
         self.eval(shape.get(axis)?)
     }
 
-    fn elements(&self, id: ValueId) -> Option<u64> {
+    /// Number of elements of a value.
+    pub fn elements(&self, id: ValueId) -> Option<u64> {
         let shape = self.graph.value(id).shape.as_ref()?;
         shape.iter().try_fold(1u64, |count, dim| count.checked_mul(self.eval(dim)?))
     }

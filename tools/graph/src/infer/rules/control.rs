@@ -1,9 +1,9 @@
-//! Rules for control flow and sequences: element types come from the bodies; shapes are unknown.
+//! Rules for control flow and sequences: element types come from the bodies, and shapes where both branches declare the same.
 
 use crate::infer::context::{Context, Rule};
 use crate::infer::fact::{Fact, Facts, fact, typed};
 use crate::{Attribute, Body};
-use hpp_schema::DType;
+use hpp_schema::{DType, Shape};
 
 pub(super) fn rule(op: &str) -> Option<Rule> {
     Some(match op {
@@ -29,9 +29,16 @@ fn result(body: Option<&Body>, at: usize) -> Option<DType> {
     body?.output_dtypes.get(at).copied().flatten()
 }
 
+/// The shape that a body declares for its output.
+fn shape(body: Option<&Body>, at: usize) -> Option<&Shape> {
+    body?.output_shapes.get(at)?.as_ref()
+}
+
+/// A shape that both branches declare is that of the output.
 fn branch(cx: &Context) -> Facts {
     let (yes, no) = (body(cx, "then_branch"), body(cx, "else_branch"));
-    (0..cx.node.outputs.len()).map(|at| fact(result(yes, at).or(result(no, at)), None)).collect()
+    let shape = |at| shape(yes, at).filter(|declared| shape(no, at) == Some(*declared)).cloned();
+    (0..cx.node.outputs.len()).map(|at| fact(result(yes, at).or(result(no, at)), shape(at))).collect()
 }
 
 /// The outputs of the body are a condition, then the outputs of the node. Loop-carried values keep their type.

@@ -65,6 +65,7 @@ fn attribute() -> impl Strategy<Value = Attribute> {
             dims: vec![ints.len() as u64],
             ints: Some(ints),
             content: 0,
+            is_zero: false,
             bytes: 8,
         })),
     ]

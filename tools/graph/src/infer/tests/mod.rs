@@ -39,7 +39,14 @@ pub(super) fn text(value: &str) -> Attribute {
 }
 
 pub(super) fn tensor(dtype: DType, dims: &[u64], ints: Option<&[i64]>) -> Attribute {
-    Attribute::Tensor(Constant { dtype, dims: dims.to_vec(), ints: ints.map(<[i64]>::to_vec), content: 0, bytes: 0 })
+    Attribute::Tensor(Constant {
+        dtype,
+        dims: dims.to_vec(),
+        ints: ints.map(<[i64]>::to_vec),
+        content: 0,
+        is_zero: false,
+        bytes: 0,
+    })
 }
 
 impl Net {

@@ -92,7 +92,13 @@ fn secondary_outputs() {
 #[test]
 fn bodies_determine_types() {
     let body = |types: &[Option<DType>]| {
-        Attribute::Body(Body { structure: 0, output_dtypes: types.to_vec(), weight_bytes: 0, nodes: 1 })
+        Attribute::Body(Body {
+            structure: 0,
+            output_dtypes: types.to_vec(),
+            output_shapes: vec![],
+            weight_bytes: 0,
+            nodes: 1,
+        })
     };
     let branches = [("then_branch", body(&[None, Some(Int64)])), ("else_branch", body(&[Some(Float16), None]))];
     assert_eq!(outputs_of("If", &[(Bool, "")], &branches, 2), ["float16?", "int64?"]);
