@@ -40,26 +40,21 @@ impl BodyRoom {
         BodyRoom { free: Arc::new(Semaphore::new(all)), most, time }
     }
 
-    /// Reads a body as it comes.
-    async fn read(&self, body: Body) -> Result<(Vec<u8>, TakenRoom), ApiError> {
+    /// Reads a body as it comes, until it is refused.
+    async fn read(&self, parts: &mut BodyDataStream) -> Result<(Vec<u8>, TakenRoom), ApiError> {
         let (mut read, mut taken) = (Vec::new(), TakenRoom(None));
-        let mut parts = body.into_data_stream();
         while let Some(part) = parts.next().await {
             let broken =
                 |_| ApiError::Invalid { message: "the request ended before its body did".to_owned(), param: None };
             let part = part.map_err(broken)?;
-            if let Err(error) = self.take(&mut taken, read.len(), &part) {
-                drop((read, taken));
-                self.discard(parts).await;
-                return Err(error);
-            }
+            self.take(&mut taken, read.len(), &part)?;
             read.extend_from_slice(&part);
         }
         Ok((read, taken))
     }
 
     /// Reads and drops the rest of a body that is refused, up to [`DISCARDED`] bodies.
-    async fn discard(&self, mut parts: BodyDataStream) {
+    async fn discard(&self, parts: &mut BodyDataStream) {
         let mut left = self.discarded();
         while let Ok(Some(Ok(part))) = tokio::time::timeout(PATIENCE, parts.next()).await {
             match left.checked_sub(part.len() as u64) {
@@ -105,16 +100,21 @@ where
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
         let bodies = BodyRoom::from_ref(state);
         let (parts, body) = request.into_parts();
+        let mut stream = body.into_data_stream();
         let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         if let Some(announced) = announced.filter(|announced: &u64| *announced > bodies.most as u64) {
             // A client that waits for permission has sent nothing yet.
             if announced <= bodies.discarded() && !parts.headers.contains_key(header::EXPECT) {
-                let _ = tokio::time::timeout(bodies.time, bodies.discard(body.into_data_stream())).await;
+                let _ = tokio::time::timeout(bodies.time, bodies.discard(&mut stream)).await;
             }
             return Err(ApiError::TooLarge);
         }
-        let read = tokio::time::timeout(bodies.time, bodies.read(body)).await;
-        let (bytes, room) = read.map_err(|_| ApiError::SlowBody(bodies.time))??;
+        let read = tokio::time::timeout(bodies.time, bodies.read(&mut stream)).await;
+        let read = read.map_err(|_| ApiError::SlowBody(bodies.time))?;
+        if read.is_err() {
+            let _ = tokio::time::timeout(bodies.time, bodies.discard(&mut stream)).await;
+        }
+        let (bytes, room) = read?;
         if let Some(activity) = parts.extensions.get::<Arc<Activity>>() {
             activity.answers();
         }

@@ -121,9 +121,12 @@ fn of_conditional(graph: &Graph, block: &Block) -> Option<Mixture> {
     let weights: Vec<Vec<ValueId>> = experts.iter().map(|id| conditional::weights(graph, *id)).collect();
     let is_alike = weights.iter().all(|of_one| !of_one.is_empty() && of_one.len() == weights[0].len());
     let weights = weights.concat();
-    let is_apart = weights.iter().collect::<BTreeSet<_>>().len() == weights.len();
+    // What something else reads too must be in memory whichever experts are selected.
+    let is_apart = weights.iter().all(|id| graph.value(*id).consumers.len() == 1);
     let is_possible = is_alike && is_apart && (1..count).contains(&active) && graph.producer(router).is_some();
-    let nodes = graph.value(router).consumers.iter().copied().filter(|id| block.nodes.contains(id)).collect();
+    let nodes: Vec<NodeId> =
+        graph.value(router).consumers.iter().copied().filter(|id| block.nodes.contains(id)).collect();
+    let is_possible = is_possible && !nodes.is_empty();
     is_possible.then_some(Mixture { nodes, router, count, active, selected_by, weights, is_apart })
 }
 

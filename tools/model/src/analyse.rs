@@ -36,6 +36,8 @@ pub struct Analysis {
     pub name: String,
     /// The graph with inferred types and shapes.
     pub graph: Graph,
+    /// The graph with experts as exported, whose nodes are those of the branches; `None` if no expert was put under a condition.
+    pub exported: Option<Graph>,
     /// Its blocks.
     pub segmentation: Segmentation,
     /// Configuration from the files beside it.
@@ -82,9 +84,18 @@ pub enum LogitsMode {
     All,
 }
 
-/// Reads and analyses a model. `context` is the context length to plan for, tokens.
+/// Which experts compute a pass, of a mixture that an exporter wrote out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertComputation {
+    /// As exported: every expert.
+    AsExported,
+    /// Those that a token selects: each is in the branch of an `If`. Its weights can then be read by demand, and cannot be inputs of a session.
+    Selected,
+}
+
+/// Reads and analyses a model, with experts as exported. `context` is the context length to plan for, tokens.
 pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<Analysis, ModelError> {
-    analyse_quantized(path, context, logits, None)
+    analyse_quantized(path, context, logits, None, ExpertComputation::AsExported)
 }
 
 /// Same as [`analyse`], of the model with quantized weights if there are options.
@@ -93,6 +104,7 @@ pub fn analyse_quantized(
     context: Option<u64>,
     logits: LogitsMode,
     options: Option<&QuantizeOptions>,
+    experts: ExpertComputation,
 ) -> Result<Analysis, ModelError> {
     let started = Instant::now();
     let mut model = Model::open(path).map_err(|e| ModelError::Read(Box::new(e)))?;
@@ -120,8 +132,11 @@ pub fn analyse_quantized(
         (graph, segmentation) = infer_and_segment(&model)?;
         quantized = Some(QuantizedWeights { contents, summary });
     }
-    if let Some((rewritten, experts)) = compute_selected_experts(&model, &graph) {
-        info!(experts, "experts are computed for tokens that select them");
+    let selected = || compute_selected_experts(&model, &graph).filter(|_| experts == ExpertComputation::Selected);
+    let mut exported = None;
+    if let Some((rewritten, count)) = selected() {
+        info!(count, "experts are computed for tokens that select them");
+        exported = Some(graph);
         model = rewritten;
         (graph, segmentation) = infer_and_segment(&model)?;
     }
@@ -146,6 +161,7 @@ pub fn analyse_quantized(
     refuse_states_without_axes(&analysis)?;
     refuse_states_beyond_64_bits(&analysis)?;
     analysis.before = before;
+    analysis.exported = exported;
     analysis.positions = positions;
     analysis.tables_change_after = change;
     analysis.notes.extend(change_note(change, analysis.context, analysis.config.context_length));
@@ -336,6 +352,7 @@ fn describe(
         before: None,
         name,
         graph,
+        exported: None,
         segmentation,
         config,
         states,
@@ -395,6 +412,11 @@ impl Analysis {
         (found > 0).then_some(self)
     }
 
+    /// The graph with a node for each operator: experts are as exported.
+    pub fn exported_graph(&self) -> &Graph {
+        self.exported.as_ref().unwrap_or(&self.graph)
+    }
+
     /// Adds a note that the context length is assumed, where states depend on it.
     fn with_assumed_context(mut self) -> Self {
         if self.kind != ModelKind::SingleRun {
@@ -431,6 +453,7 @@ impl Analysis {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hpp_onnx::{Bits, BlockFormat, Choice, ScaleRule};
 
     /// A decoder without states and without a configuration of its own, with this one.
     fn with_config(config: &str) -> Analysis {
@@ -467,5 +490,53 @@ mod tests {
         let labels = with_config(r#"{"vocab_size": 2048}"#);
         assert_eq!(labels.vocab_size, Some(2048));
         assert!(labels.before.is_none() && labels.inputs.iter().all(|input| input.name != LOGIT_POSITIONS));
+    }
+
+    /// Optimum's Mixtral with experts 1024 wide, all zero: in 4 bits, too, their matrices are worth reads of their own.
+    fn wide_mixtral() -> tempfile::TempDir {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/optimum/mixtral-with-past");
+        let mut proto = Model::open(&path).unwrap().proto().clone();
+        let graph = proto.graph.as_mut().unwrap();
+        let of_experts =
+            graph.node.iter().filter(|node| node.op_type() == "MatMul" && node.name().contains("/experts."));
+        let names: BTreeMap<String, bool> =
+            of_experts.map(|node| (node.input[1].clone(), node.name().contains("/w2/"))).collect();
+        for tensor in &mut graph.initializer {
+            if let Some(is_inner) = names.get(tensor.name()) {
+                tensor.dims = if *is_inner { vec![1024, 64] } else { vec![64, 1024] };
+                tensor.raw_data = Some(vec![0; 64 * 1024 * 4].into());
+                tensor.float_data.clear();
+            }
+        }
+        let dir = tempfile::tempdir().unwrap();
+        hpp_onnx::write_model(&dir.path().join("model.onnx"), &proto).unwrap();
+        std::fs::copy(path.join("config.json"), dir.path().join("config.json")).unwrap();
+        dir
+    }
+
+    /// Experts that an exporter wrote out: quantization and packing see each of their matrices, whether a branch computes them or not.
+    #[test]
+    fn experts_in_branches_are_counted_as_exported() {
+        let dir = wide_mixtral();
+        let path = dir.path();
+        let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes };
+        let (head, embedding) = (Choice::None, Choice::None);
+        let options = QuantizeOptions { format, budget: None, formats: None, head, embedding, moments: None };
+        let read = |experts| analyse_quantized(path, None, LogitsMode::Requested, Some(&options), experts).unwrap();
+        let [exported, selected] = [ExpertComputation::AsExported, ExpertComputation::Selected].map(read);
+        let branches = |analysis: &Analysis| analysis.graph.nodes.iter().filter(|node| node.op_type == "If").count();
+        assert_eq!((branches(&exported), branches(&selected)), (0, 16));
+        let quantized = |analysis: &Analysis| analysis.quantized.as_ref().unwrap().summary.clone();
+        assert_eq!(quantized(&exported), quantized(&selected));
+        let packing = |analysis: &Analysis| crate::packing(&analysis.model, analysis.exported_graph(), 1000);
+        assert_eq!(packing(&exported), packing(&selected));
+        let whole = analyse(path, None, LogitsMode::Requested).unwrap();
+        let candidates = quantization_candidates(&whole, &options).unwrap();
+        let of_experts =
+            whole.graph.nodes.iter().filter(|node| node.name.contains("/experts.") && node.op_type == "MatMul");
+        let weights: Vec<String> =
+            of_experts.filter_map(|node| Some(whole.graph.value(node.inputs[1]?).name.clone())).collect();
+        assert_eq!(weights.len(), 48);
+        assert!(weights.iter().all(|name| candidates.matrices.iter().any(|matrix| matrix.name == *name)));
     }
 }

@@ -25,8 +25,8 @@ mod symbols;
 mod task;
 
 pub use analyse::{
-    Analysis, DEFAULT_CHUNK, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse, analyse_quantized,
-    quantization_candidates, quantization_inputs,
+    Analysis, DEFAULT_CHUNK, ExpertComputation, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse,
+    analyse_quantized, quantization_candidates, quantization_inputs,
 };
 pub use assemble::{Decision, DiskStreaming, PartitionSpec, assemble};
 pub use config::{CONFIG_FILES, ConfigError, ModelConfig};

@@ -189,7 +189,11 @@ pub fn problem(
             disk_contention: source.disk_contention(),
             decompression: Some(source.decompression(scenario.threads)),
             budget: Budget {
-                packing: packing(&analysis.model, &analysis.graph, source.compress_permille(scenario.threads)),
+                packing: packing(
+                    &analysis.model,
+                    analysis.exported_graph(),
+                    source.compress_permille(scenario.threads),
+                ),
                 ..budget
             },
             load: workload,

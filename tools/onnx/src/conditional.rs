@@ -67,7 +67,7 @@ fn under_condition(graph: &Graph, proto: &GraphProto, expert: &WrittenExpert, fr
     let identity = node("Identity", name(expert.before), &before, vec![]);
     let branches =
         vec![branch("then_branch", body(computed, &sum)), branch("else_branch", body(vec![identity], &before))];
-    // A sum keeps what is not a number, which a maximum may lose; CPU kernels have none for integers of 64 bits.
+    // A sum keeps what is not a number, which a maximum may lose. The scores are not negative, nor is a mask.
     let is_float = graph.value(expert.column).dtype.is_some_and(DType::is_float);
     let reduction = if is_float { "ReduceL1" } else { "ReduceMax" };
     [

@@ -2,7 +2,7 @@
 
 use crate::cli::SplitArgs;
 use crate::error::SplitError;
-use hpp_model::{Analysis, analyse_quantized};
+use hpp_model::{Analysis, ExpertComputation, analyse_quantized};
 use hpp_onnx::QuantizeOptions;
 use std::path::Path;
 
@@ -12,15 +12,16 @@ pub fn analyse(
     context: Option<u64>,
     args: &SplitArgs,
     quantize: Option<&QuantizeOptions>,
+    experts: ExpertComputation,
 ) -> Result<Analysis, SplitError> {
-    let mut analysis = analyse_quantized(path, context, args.logits_mode(), quantize)?;
+    let mut analysis = analyse_quantized(path, context, args.logits_mode(), quantize, experts)?;
     if let Some(bits) = args.quantize.quantize.filter(|_| quantize.is_some()) {
         analysis.name = format!("{}-{}", analysis.name, bits.name());
     }
     let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
     analysis.with_experts_apart(layers).ok_or_else(|| {
         SplitError::setting(
-            "--cpu-moe and --n-cpu-moe place experts, and these layers have no mixture in one operator (QMoE or MoE)",
+            "--cpu-moe and --n-cpu-moe place experts, and these layers have no mixture whose experts can be told apart",
             "`hpp-split inspect` lists the layers with experts; --assign places whole layers",
         )
     })

@@ -7,7 +7,7 @@ use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::partitioning::place_blocks;
-use crate::request::{Limits, PlanningRequest, local_machine};
+use crate::request::{Limits, PlanningRequest, expert_computation, local_machine};
 use crate::sequences::choose_sequences;
 use hpp_model::quantization_candidates;
 use hpp_onnx::QuantizeOptions;
@@ -35,7 +35,7 @@ pub fn find(
         );
         return Ok(None);
     }
-    let whole = analyse(path, args.context, args, None)?;
+    let whole = hpp_model::analyse(path, args.context, args.logits_mode())?;
     let candidates = quantization_candidates(&whole, options)?;
     let plans = &mut |bytes: u64| {
         let formats = candidates.choose(bytes, |_| 1.0).map_err(|error| SplitError::Model(error.into()))?;
@@ -70,7 +70,8 @@ struct TrialPlanner<'a> {
 impl TrialPlanner<'_> {
     /// Plans the model with these options, or as it is.
     fn plans(&self, options: Option<&QuantizeOptions>) -> Result<Trial, SplitError> {
-        let analysis = analyse(self.path, self.args.context, self.args, options)?;
+        let experts = expert_computation(self.args, &self.costs, &self.local);
+        let analysis = analyse(self.path, self.args.context, self.args, options, experts)?;
         let mut request = PlanningRequest::new(self.args, &analysis, &self.costs, &self.local, Limits::default())?;
         let is_for_many = request.options.objective == Objective::Throughput && !self.args.has_manual_placement();
         let chosen = if is_for_many { choose_sequences(&mut request, self.args) } else { Ok(()) };

@@ -10,7 +10,7 @@ use crate::neurons::NeuronReport;
 use crate::partitioning::Partitioning;
 use crate::predicted::round;
 use crate::reason::{difference, is_rounding, place_name};
-use crate::request::PlanningRequest;
+use crate::request::{PlanningRequest, expert_computation};
 use crate::table;
 use hpp_onnx::QuantizeOptions;
 use hpp_partition::{BlockPlacement, DeviceId, Phase, RunExplanation, Solution, bottleneck, explain_runs};
@@ -166,7 +166,8 @@ fn other_context(
     let twice = analysis.context.saturating_mul(2);
     let longest = analysis.config.context_length.unwrap_or(u64::MAX);
     let other = if twice <= longest { twice } else { analysis.context / 2 };
-    let other = analyse(analysis.model.path(), Some(other), inputs.args, quantize)?;
+    let experts = expert_computation(inputs.args, inputs.costs, inputs.local);
+    let other = analyse(analysis.model.path(), Some(other), inputs.args, quantize, experts)?;
     let other_inputs = PlanInputs { analysis: &other, ..*inputs };
     let then = other_inputs.with_memory(vec![], None, |inputs| inputs.choose());
     let mut what = format!("{} tokens of context instead of {}", other.context, analysis.context);

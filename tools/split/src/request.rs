@@ -7,8 +7,8 @@ use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
 use crate::measured_run::Corrections;
 use hpp_model::{
-    Analysis, CostSource, DEFAULT_CHUNK, ProviderPolicy, Scenario, ThisHost, avoid_faults, packing, problem,
-    session_copies, widest_workspace,
+    Analysis, CostSource, DEFAULT_CHUNK, ExpertComputation, ProviderPolicy, Scenario, ThisHost, avoid_faults, packing,
+    problem, session_copies, widest_workspace,
 };
 use hpp_partition::{BlockPlacement, Budget, DeviceId, KvHome, Objective, Options, Packing, Placement, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
@@ -116,7 +116,7 @@ impl PlanningRequest {
         };
         // Beside GPUs, few blocks or none compute on the host.
         let is_on_host = budget.vram.is_empty() && scenario.divides_prompts;
-        let session_copies = if is_on_host { session_copies(&analysis.graph) } else { 0 };
+        let session_copies = if is_on_host { session_copies(analysis.exported_graph()) } else { 0 };
         let process = [session_copies, limits.reserved].into_iter().fold(budget.process, u64::saturating_add);
         let budget =
             Budget { process, host_kv_on_disk: budget.host_kv_on_disk || limits.kv_on_disk.is_some(), ..budget };
@@ -128,7 +128,7 @@ impl PlanningRequest {
             CompressArg::Never => 0,
         };
         if args.planning.compress != CompressArg::Auto {
-            problem.budget.packing = packing(&analysis.model, &analysis.graph, compress_permille);
+            problem.budget.packing = packing(&analysis.model, analysis.exported_graph(), compress_permille);
         }
         if args.planning.experts == ExpertReads::All {
             problem.blocks.iter_mut().for_each(|block| block.experts = None);
@@ -359,6 +359,16 @@ pub fn with_default_margin(demand: u64) -> u64 {
     // The smallest V with V - floor(V / 16) >= demand.
     let scaled = u128::from(demand.saturating_sub(1)) * u128::from(MARGIN_DIVISOR) / u128::from(MARGIN_DIVISOR - 1) + 1;
     u64::try_from(scaled).unwrap_or(u64::MAX).min(demand.saturating_add(MAX_MARGIN))
+}
+
+/// Which experts compute where an exporter wrote them out: those that are selected, unless a GPU may compute them, which takes their weights as
+/// inputs and would wait for each condition.
+pub fn expert_computation(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> ExpertComputation {
+    let has_gpu = !budget(args, costs, local).0.vram.is_empty();
+    match has_gpu && !args.cpu_moe {
+        true => ExpertComputation::AsExported,
+        false => ExpertComputation::Selected,
+    }
 }
 
 /// The planner's budget, and the device memory that the plan records, which is empty where the budget is unlimited.

@@ -8,6 +8,7 @@ use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
+use crate::local_machine::LocalMachine;
 use crate::own_draft::{self, OwnDraft};
 use crate::partitioning::sufficient_budget;
 use crate::refine::refine;
@@ -17,7 +18,7 @@ use crate::{
     trace, unused_options,
 };
 use hpp_graph::{Block, PartitionGraph};
-use hpp_model::{Analysis, faulty_blocks};
+use hpp_model::{Analysis, ExpertComputation, faulty_blocks};
 use hpp_onnx::QuantizeOptions;
 use hpp_partition::useless_gpus;
 use hpp_schema::{ByteSize, Plan, Provider};
@@ -28,8 +29,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if args.planning.machine.as_deref() == Some(Path::new(presets::LIST)) {
         return Ok(hpp_io::print_line(&presets::list())?);
     }
-    let Inputs { analysis, costs, quantize } = read_inputs(args)?;
-    let local = request::local_machine(args, &costs);
+    let Inputs { analysis, costs, local, quantize } = read_inputs(args)?;
     let own_draft = own_draft(args, &analysis, &costs)?;
     let reserved = own_draft.as_ref().map_or(0, |draft| draft.host_memory);
     let inputs = PlanInputs { args, analysis: &analysis, costs: &costs, local: &local, reserved };
@@ -77,6 +77,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
 struct Inputs {
     analysis: Analysis,
     costs: Costs,
+    local: LocalMachine,
     /// How the model is quantized.
     quantize: Option<QuantizeOptions>,
 }
@@ -93,10 +94,13 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     check_target(args, args.out.as_deref())?;
     if args.out.is_none() && args.quantize.takes_long() {
         let options = args.quantize.options();
-        check_target(args, Some(&default_out(&analyse(path, args.context, args, options.as_ref())?)))?;
+        let analysis = analyse(path, args.context, args, options.as_ref(), ExpertComputation::Selected)?;
+        check_target(args, Some(&default_out(&analysis)))?;
     }
     let quantize = calibrate::options(args, path, &costs)?;
-    let analysis = analyse(path, args.context, args, quantize.as_ref())?;
+    let local = request::local_machine(args, &costs);
+    let experts = request::expert_computation(args, &costs, &local);
+    let analysis = analyse(path, args.context, args, quantize.as_ref(), experts)?;
     operators::check(&analysis, args.allow_unknown_operators)?;
     let costs = match quantize {
         // Of a profile only the sensitivity of blocks counts: its times are of other weights.
@@ -106,7 +110,7 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
             costs
         }
     };
-    Ok(Inputs { analysis, costs, quantize })
+    Ok(Inputs { analysis, costs, local, quantize })
 }
 
 /// Refuses a directory that cannot be written, before anything that takes long.

@@ -23,11 +23,6 @@ pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> 
         (planning.experts != ExpertReads::Auto && !has_experts, "--experts", no_experts),
         (planning.experts != ExpertReads::Auto && has_experts && !reads_disk, "--experts", no_reads),
         (args.kv != KvHomeArg::Auto && plan.states.is_empty(), "--kv", "the model keeps no states"),
-        (
-            args.kv == KvHomeArg::Host && !plan.states.is_empty() && !computes_on_gpu,
-            "--kv cpu",
-            "no layer computes on a GPU",
-        ),
     ];
     let fewer = (plan.partitions.len() < args.partitions).then(|| {
         format!(

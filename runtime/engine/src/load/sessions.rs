@@ -272,7 +272,10 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
         let Some(experts) = &partition.experts else { return Ok(None) };
         let input = inputs.iter().find(|input| input.port.name == experts.router);
         let Some(InputSource::Boundary(router)) = input.map(|input| input.source) else {
-            return Err(vec![format!("no partition before it produces the router's logits {:?}", experts.router)]);
+            return Err(vec![format!(
+                "no partition before it produces {:?}, which selects its experts",
+                experts.router
+            )]);
         };
         let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let (count, active, selected_by) = (size(experts.count), size(experts.active), experts.selected_by);

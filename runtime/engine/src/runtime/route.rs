@@ -1,4 +1,4 @@
-//! Which experts a pass selects: computed from the router's logits as the kernel of the mixture does.
+//! Which experts a pass selects: computed from the router's logits as the kernel of the mixture does, or read from scores or numbers.
 
 use super::Runtime;
 use super::pass::PassItem;

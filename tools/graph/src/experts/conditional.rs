@@ -2,7 +2,7 @@
 
 use super::large_weights;
 use super::scores::{Column, Selection};
-use crate::{Graph, Node, NodeId, ValueId};
+use crate::{Attribute, Graph, Node, NodeId, ValueId};
 use std::collections::BTreeMap;
 
 /// The experts of one mixture.
@@ -42,5 +42,10 @@ pub(super) fn column(graph: &Graph, node: &Node) -> Option<Column> {
         node.inputs.first().copied().flatten().filter(|_| operators.contains(&node.op_type.as_str()))
     };
     let condition = node.inputs.first().copied().flatten().filter(|_| node.op_type == "If")?;
+    // The sum before it, as it is.
+    let Some(Attribute::Body(otherwise)) = node.attributes.get("else_branch") else { return None };
+    if otherwise.nodes != 1 {
+        return None;
+    }
     Column::of(graph, before(before(condition, &["Cast"])?, &["ReduceL1", "ReduceMax"])?)
 }

@@ -2,7 +2,7 @@
 //! select the expert, or the numbers of the experts that each token selects.
 
 use crate::{Attribute, Graph, Node, ValueId, ops};
-use hpp_schema::SelectedBy;
+use hpp_schema::{DType, SelectedBy};
 use std::collections::BTreeSet;
 
 /// How many nodes lead from the choice of experts to their scores at most.
@@ -49,7 +49,7 @@ fn part(graph: &Graph, node: &Node) -> Option<Column> {
     let (axis, index) = if node.op_type == "Slice" { sliced(graph, node)? } else { gathered(graph, node)? };
     let expert = u64::try_from(index).ok()?;
     let rank = graph.value(all).shape.as_ref()?.len();
-    let is_float = graph.value(all).dtype.is_some_and(|dtype| dtype.is_float());
+    let is_float = matches!(graph.value(all).dtype, Some(DType::Float32 | DType::Float16));
     if is_float && (axis == -1 || usize::try_from(axis).is_ok_and(|axis| axis + 1 == rank)) {
         return Some(Column { selection: Selection { value: all, by: SelectedBy::Scores }, expert });
     }
@@ -66,7 +66,12 @@ fn numbers_of_mask(graph: &Graph, mask: ValueId) -> Option<ValueId> {
         transpose.op_type == "Transpose" && order.first().copied() == i64::try_from(order.len()).ok()?.checked_sub(1);
     let is_last = one_hot.op_type == "OneHot" && one_hot.int("axis").unwrap_or(-1) == -1;
     let is_mask = graph.ints(input(one_hot, 2)?) == Some(&[0, 1]);
-    input(one_hot, 0).filter(|_| is_first && is_last && is_mask)
+    let numbers = input(one_hot, 0).filter(|_| is_first && is_last && is_mask)?;
+    let width = graph.value(numbers).shape.as_ref()?.last()?.as_fixed();
+    let selection = Selection { value: numbers, by: SelectedBy::Numbers };
+    let is_readable =
+        graph.value(numbers).dtype == Some(DType::Int64) && width.is_some() && width == selection.active(graph);
+    is_readable.then_some(numbers)
 }
 
 impl Selection {

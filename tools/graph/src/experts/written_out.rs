@@ -7,6 +7,7 @@
 use super::large_weights;
 use super::scores::{Column, Selection};
 use crate::{Attribute, Graph, NodeId, ValueId, WeightUse, ops};
+use hpp_schema::{DType, Dim};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// How many nodes lead from a mask to the indices that are scattered at most.
@@ -57,7 +58,7 @@ fn expert(graph: &Graph, weights: &WeightUse, sum: NodeId) -> Option<(Column, Wr
     })?;
     let after = graph.node(sum).outputs.first().copied().flatten()?;
     // The sum has the shape of what it adds to: nothing is broadcast.
-    let shape = graph.value(before).shape.as_ref()?;
+    let shape = graph.value(before).shape.as_ref().filter(|shape| !shape.contains(&Dim::Unknown))?;
     if added == before || graph.value(after).dtype.is_none() || graph.value(after).shape.as_ref() != Some(shape) {
         return None;
     }
@@ -119,7 +120,9 @@ fn scattered(graph: &Graph, value: ValueId) -> Option<ValueId> {
 fn uncast(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let node = graph.node(graph.producer(value)?);
     let value = if node.op_type == "Cast" { node.inputs.first().copied().flatten()? } else { value };
-    Column::of(graph, value).map(|_| value)
+    // Of other types there may be no maximum.
+    let is_integer = matches!(graph.value(value).dtype, Some(DType::Int64 | DType::Int32));
+    Column::of(graph, value).filter(|_| is_integer).map(|_| value)
 }
 
 /// The node and those that only it needs, in execution order. What computes `given` is not among them, and nothing that computes on

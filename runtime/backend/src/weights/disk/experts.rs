@@ -59,7 +59,13 @@ impl ExpertTensors {
             let range = FileRange { path, offset, length };
             (is_sliced && length / slices >= MIN_SLICE).then_some(ExpertTensor { range, owner })
         };
-        Ok(ExpertTensors { count: weights.count, tensors: all.into_iter().filter_map(expert).collect() })
+        let mut tensors: Vec<ExpertTensor> = all.into_iter().filter_map(expert).collect();
+        let is_shared = |a: &ExpertTensor, b: &ExpertTensor| a.range == b.range && a.owner != b.owner;
+        // Bytes that two experts share belong to neither.
+        let shared: Vec<bool> = tensors.iter().map(|a| tensors.iter().any(|b| is_shared(a, b))).collect();
+        let mut shared = shared.into_iter();
+        tensors.retain(|_| !shared.next().unwrap_or(false));
+        Ok(ExpertTensors { count: weights.count, tensors })
     }
 
     /// Divides mappings into the whole pages of each expert and all the rest. A page with bytes of two experts belongs to the rest.
