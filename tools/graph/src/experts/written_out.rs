@@ -63,7 +63,10 @@ fn expert(graph: &Graph, weights: &WeightUse, sum: NodeId) -> Option<(Column, Wr
         return None;
     }
     let nodes = only_for(graph, weights, sum, &[before, column]);
-    let is_large = !large_weights(graph, nodes.iter().flat_map(|id| graph.node(*id).reads())).is_empty();
+    let large = large_weights(graph, nodes.iter().flat_map(|id| graph.node(*id).reads()));
+    // The CPU provider widens 16-bit weights of branches into memory of its own, which cannot be read from a file.
+    let is_wide = |id: &ValueId| !matches!(graph.value(*id).dtype, Some(DType::Float16 | DType::Bfloat16));
+    let is_large = !large.is_empty() && large.iter().all(is_wide);
     // Something else needs what is added.
     let is_alone = nodes.contains(&graph.producer(added)?);
     let part = Column::of(graph, column)?;

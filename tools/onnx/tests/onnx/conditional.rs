@@ -114,6 +114,15 @@ fn experts_that_something_else_needs_are_left_alone() {
         let product = at(graph, "Mul_1");
         graph.node[product].input[1] = column;
     }));
+    // Weights of 16 bits.
+    assert!(!is_found(|graph| {
+        let expert = "/model/layers.0/block_sparse_moe/experts.3/w2/MatMul";
+        let weight = graph.node.iter().find(|node| node.name() == expert).unwrap().input[1].clone();
+        let tensor = graph.initializer.iter_mut().find(|tensor| tensor.name() == weight).unwrap();
+        tensor.data_type = Some(10);
+        tensor.dims = vec![128, 64];
+        tensor.raw_data = Some(vec![0; 128 * 64 * 2].into());
+    }));
     // The weights of two columns.
     assert!(!is_found(|graph| {
         let end = graph.node[at(graph, "Slice_1")].input[2].clone();
