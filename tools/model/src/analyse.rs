@@ -132,9 +132,10 @@ pub fn analyse_quantized(
         (graph, segmentation) = infer_and_segment(&model)?;
         quantized = Some(QuantizedWeights { contents, summary });
     }
-    let selected = || compute_selected_experts(&model, &graph).filter(|_| experts == ExpertComputation::Selected);
     let mut exported = None;
-    if let Some((rewritten, count)) = selected() {
+    if experts == ExpertComputation::Selected
+        && let Some((rewritten, count)) = compute_selected_experts(&model, &graph)
+    {
         info!(count, "experts are computed for tokens that select them");
         exported = Some(graph);
         model = rewritten;

@@ -67,7 +67,7 @@ fn expert(graph: &Graph, weights: &WeightUse, sum: NodeId) -> Option<(Column, Wr
     // The CPU provider widens 16-bit weights of branches into memory of its own, which cannot be read from a file.
     let is_wide = |id: &ValueId| !matches!(graph.value(*id).dtype, Some(DType::Float16 | DType::Bfloat16));
     let is_large = !large.is_empty() && large.iter().all(is_wide);
-    // Something else needs what is added.
+    // Nothing else reads what is added.
     let is_alone = nodes.contains(&graph.producer(added)?);
     let part = Column::of(graph, column)?;
     (is_large && is_alone).then_some((part, WrittenExpert { column, nodes, before, after }))
