@@ -46,6 +46,7 @@ struct Event {
 
 enum Work {
     Copy { to: usize, from: usize, bytes: usize },
+    Fill { to: usize, value: u8, bytes: usize },
     Record { event: usize, number: u64 },
     Wait { event: usize, number: u64 },
     Call { function: extern "C" fn(*mut c_void), data: usize },
@@ -107,6 +108,8 @@ impl Driver {
                 // SAFETY: the caller of the copy promised that source and target stay valid until it has finished.
                 unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
             }
+            // SAFETY: the caller promised that the memory stays valid until it is filled.
+            Some(Work::Fill { to, value, bytes }) => unsafe { std::ptr::write_bytes(to as *mut u8, value, bytes) },
             Some(Work::Record { event, number }) => {
                 let event = &mut self.events[event - 1];
                 (event.done, event.at) = (event.done.max(number), now);
@@ -248,6 +251,12 @@ pub extern "C" fn cuEventElapsedTime_v2(millis: *mut f32, from: usize, to: usize
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemcpyHtoDAsync_v2(to: usize, from: usize, bytes: usize, stream: usize) -> Status {
     driver(|driver| driver.push(stream, Work::Copy { to, from, bytes }));
+    OK
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemsetD8Async(to: usize, value: u8, bytes: usize, stream: usize) -> Status {
+    driver(|driver| driver.push(stream, Work::Fill { to, value, bytes }));
     OK
 }
 

@@ -243,7 +243,13 @@ impl Backend for OrtBackend {
             return Ok(OrtBuffer { memory: Memory::Host(Rc::new(HostPages::reserve(bytes)?)), space });
         }
         let buffer = OrtBuffer { memory: Memory::Device(Rc::new(space.reserve(bytes)?)), space };
-        // Devices do not zero their blocks. Untouched host pages all share one page of zeros, so this costs a copy and no memory.
+        // Devices do not zero their blocks.
+        if let Some(streams) = &buffer.space.streams {
+            // SAFETY: the block was just reserved on this device, and nothing else knows it.
+            unsafe { streams.zero(buffer.memory.address(), usize::try_from(bytes).unwrap_or(usize::MAX)) }?;
+            return Ok(buffer);
+        }
+        // Untouched host pages all share one page of zeros, so this costs a copy and no memory.
         let zeros = self.reserve(MemoryId::HOST, bytes)?;
         let shape = [bytes];
         self.copy(&self.view(&zeros, DType::Uint8, &shape)?, &self.view(&buffer, DType::Uint8, &shape)?)?;

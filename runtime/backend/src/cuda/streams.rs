@@ -129,6 +129,18 @@ impl Streams {
         enqueued.map_err(failed("copy weights"))
     }
 
+    /// Fills memory of the device with zeros, after all work on the compute stream, and waits until it is done.
+    ///
+    /// # Safety
+    /// `to` is an allocation of at least `bytes` on this device, which no copy uses meanwhile.
+    pub unsafe fn zero(&self, to: *mut c_void, bytes: usize) -> Result<(), BackendError> {
+        self.context.bind_to_thread().map_err(failed("use the device"))?;
+        // SAFETY: the caller's promise; the stream belongs to this context, which is current.
+        let enqueued = unsafe { result::memset_d8_async(to as sys::CUdeviceptr, 0, bytes, self.compute.cu_stream()) };
+        enqueued.map_err(failed("zero memory"))?;
+        self.wait_for_runs()
+    }
+
     /// Records an event on the copy stream.
     pub fn record_copies(&self) -> Result<CudaEvent, BackendError> {
         self.record(&self.copies)

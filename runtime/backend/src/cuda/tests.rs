@@ -156,6 +156,21 @@ fn runs_see_their_weights_and_copies_overwrite_no_slot_in_use() {
     });
 }
 
+/// Zeros are written after the runs that were enqueued before, and are there when the call returns.
+#[test]
+fn memory_is_zeroed_after_earlier_runs() {
+    with_fake_driver("memory_is_zeroed_after_earlier_runs", || {
+        let streams = Streams::new(0).unwrap();
+        let (mut memory, mut seen) = (vec![7u8; SIZE], Vec::new());
+        let to = memory.as_mut_ptr();
+        begin_run(&streams, &memory, &mut seen);
+        // SAFETY: `memory` has that many bytes.
+        unsafe { streams.zero(to.cast(), SIZE - 1) }.unwrap();
+        assert_eq!(seen, [7]);
+        assert!(memory[..SIZE - 1].iter().all(|byte| *byte == 0) && memory[SIZE - 1] == 7);
+    });
+}
+
 /// An unreadable file is an error when its upload is waited for; later uploads succeed.
 #[test]
 fn a_failed_read_is_an_error_of_its_upload_only() {

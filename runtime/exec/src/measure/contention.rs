@@ -4,17 +4,19 @@
 use super::disk::read_curve;
 use super::link::{FIRST_DEVICE, LinkBuffers, LinkDevice};
 use super::ram::Readers;
-use super::{MeasureError, STREAMED_READ, median};
+use super::{MeasureError, STREAMED_READ};
 use crate::runtime::OrtBackend;
 use hpp_schema::Provider;
 use std::path::Path;
 
-/// Bytes that all threads read together: more than caches hold.
-const READ: u64 = 512 << 20;
+/// Bytes that all threads read together, and bytes that copies read in turn: more than caches hold.
+const READ: u64 = 1 << 30;
+const COPIED: u64 = 512 << 20;
 /// Sizes of direct reads are multiples of this.
 const SECTOR: u64 = 4096;
-/// Copies timed; the result is their median.
-const COPIES: usize = 15;
+/// Least copies timed, and least seconds in which they are: a pass of the readers over their memory is to be a small part of them.
+const LEAST_COPIES: u64 = 15;
+const SECONDS: f64 = 0.3;
 
 /// Time of each while the other runs, over its time alone; at least 1.
 pub(crate) struct ContentionFactors {
@@ -34,18 +36,16 @@ pub(crate) fn measure_contention(
     if bytes == 0 {
         return Err(MeasureError::NoSize);
     }
-    let link = LinkBuffers::new_fastest(backend, LinkDevice { provider, name: FIRST_DEVICE }, bytes)?;
-    let copies = || (0..COPIES).map(|_| link.copies(bytes, 1, true)).collect::<Result<Vec<_>, _>>();
-    link.copies(bytes, 2, true)?;
-    let copy_alone = median(copies()?);
-    let readers = Readers::start(READ.min(free / 2), threads, free)?;
+    let buffers = (COPIED.min(free / 4) / bytes).max(1);
+    let link = LinkBuffers::rotating(backend, LinkDevice { provider, name: FIRST_DEVICE }, bytes, buffers)?;
+    let first = link.copies(bytes, LEAST_COPIES, true)?;
+    let count = ((SECONDS / first.max(f64::EPSILON)) as u64).max(LEAST_COPIES);
+    let copy_alone = link.copies(bytes, count, true)?;
+    let readers = Readers::start(READ.min(free / 4), threads, free)?;
     let read_alone = readers.bandwidth();
-    let mut together = Ok(Vec::new());
-    let read_together = readers.during(|| together = copies());
-    Ok(ContentionFactors {
-        compute: slowdown(read_alone, read_together),
-        link: slowdown(median(together?), copy_alone),
-    })
+    let mut copy_together = Ok(0.0);
+    let read_together = readers.during(|| copy_together = link.copies(bytes, count, true));
+    Ok(ContentionFactors { compute: slowdown(read_alone, read_together), link: slowdown(copy_together?, copy_alone) })
 }
 
 /// Measures computing beside direct reads of a file, in pieces of the size in which weights are streamed, or smaller ones of a short file.

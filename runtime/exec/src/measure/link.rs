@@ -55,10 +55,10 @@ pub(crate) fn copy_bandwidth(backend: &OrtBackend, provider: Provider, device: &
     LinkBuffers::new_fastest(backend, device, SAMPLE_BYTES)?.bandwidth(SAMPLE_BYTES, true)
 }
 
-/// A buffer in host memory and one on a device.
+/// Buffers in host memory, which copies use in turn, and one on a device.
 pub(super) struct LinkBuffers<'a> {
     backend: &'a OrtBackend,
-    host: OrtBuffer,
+    hosts: Vec<OrtBuffer>,
     device: OrtBuffer,
 }
 
@@ -87,15 +87,28 @@ impl<'a> LinkBuffers<'a> {
         }
         let memory = backend.device_memory(device.provider, device.name).map_err(failed("find a device"))?;
         let bytes = bytes.max(FENCE_BYTES);
-        let host = match pinned {
-            false => reserve_touched(backend, bytes)?,
-            true => match backend.reserve_pinned(memory, bytes).map_err(failed("pin host memory"))? {
-                Some(host) => host,
-                None => return Ok(None),
-            },
-        };
+        let Some(host) = reserve_host(backend, memory, bytes, pinned)? else { return Ok(None) };
         let device = backend.reserve(memory, bytes).map_err(failed("reserve device memory"))?;
-        Ok(Some(LinkBuffers { backend, host, device }))
+        Ok(Some(LinkBuffers { backend, hosts: vec![host], device }))
+    }
+
+    /// As [`new_fastest`](Self::new_fastest), with `count` buffers in host memory, so that copies read memory and not the processor's caches.
+    pub fn rotating(
+        backend: &'a OrtBackend,
+        device: LinkDevice<'_>,
+        bytes: u64,
+        count: u64,
+    ) -> Result<Self, MeasureError> {
+        let memory = backend.device_memory(device.provider, device.name).map_err(failed("find a device"))?;
+        let mut link = Self::new_fastest(backend, device, bytes)?;
+        for _ in 1..count {
+            let host = match reserve_host(backend, memory, bytes.max(FENCE_BYTES), true)? {
+                Some(pinned) => Some(pinned),
+                None => reserve_host(backend, memory, bytes.max(FENCE_BYTES), false)?,
+            };
+            link.hosts.extend(host);
+        }
+        Ok(link)
     }
 
     /// 1e9 bytes per second in single copies of `bytes`.
@@ -112,13 +125,14 @@ impl<'a> LinkBuffers<'a> {
         let action = if to_device { "copy to the device" } else { "copy from the device" };
         let copy = || {
             let view = |buffer| self.backend.view(buffer, DType::Uint8, &[bytes]);
-            let (host, device) = (view(&self.host)?, view(&self.device)?);
-            let (from, to) = if to_device { (&host, &device) } else { (&device, &host) };
+            let hosts = self.hosts.iter().map(view).collect::<Result<Vec<_>, _>>()?;
+            let device = view(&self.device)?;
             let fence = self.backend.view(&self.device, DType::Uint8, &[FENCE_BYTES])?;
             self.wait_idle(&fence)?;
             let fence_time = self.wait_idle(&fence)?;
             let started = Instant::now();
-            for _ in 0..count {
+            for host in hosts.iter().cycle().take(usize::try_from(count).unwrap_or(usize::MAX)) {
+                let (from, to) = if to_device { (host, &device) } else { (&device, host) };
                 self.backend.copy(from, to)?;
             }
             let returned = started.elapsed().as_secs_f64();
@@ -137,6 +151,19 @@ impl<'a> LinkBuffers<'a> {
         let started = Instant::now();
         self.backend.read(fence, 0, &mut [0; FENCE_BYTES as usize])?;
         Ok(started.elapsed().as_secs_f64())
+    }
+}
+
+/// Host memory, pinned or not; `None` if it cannot be pinned.
+fn reserve_host(
+    backend: &OrtBackend,
+    memory: MemoryId,
+    bytes: u64,
+    pinned: bool,
+) -> Result<Option<OrtBuffer>, MeasureError> {
+    match pinned {
+        false => reserve_touched(backend, bytes).map(Some),
+        true => backend.reserve_pinned(memory, bytes).map_err(failed("pin host memory")),
     }
 }
 
