@@ -4,6 +4,7 @@ use crate::config::ModelConfig;
 use crate::context_limit::{ContextLimit, context_limit, tables_change_after};
 use crate::costs::Scenario;
 use crate::error::ModelError;
+use crate::expert_layout;
 use crate::roles;
 use crate::rotary_caches;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
@@ -120,6 +121,7 @@ pub fn analyse_quantized(
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
     notes.extend(chosen_file_note(path, model.path()));
     let (mut graph, mut segmentation) = infer_and_segment(&model)?;
+    expert_layout::state(&mut model, &mut graph, &config);
     let limit = context_limit(&graph, &segmentation.states);
     let change = tables_change_after(&graph);
     let planned = planned_context(context, config.context_length, limit.as_ref(), change)?;

@@ -26,6 +26,8 @@ pub struct ModelConfig {
     pub vocab_size: Option<u64>,
     /// Channels of one attention head.
     pub head_size: Option<u64>,
+    /// Whether ONNX Runtime GenAI exported the model for CUDA.
+    pub is_for_cuda: bool,
     /// Whether the model generates text.
     pub generates: Option<bool>,
     /// Tokens that end a text.
@@ -91,6 +93,8 @@ impl ModelConfig {
         self.context_length = self.context_length.or_else(|| model["context_length"].as_u64());
         self.vocab_size = self.vocab_size.or_else(|| model["vocab_size"].as_u64());
         self.head_size = self.head_size.or_else(|| model["decoder"]["head_size"].as_u64());
+        let providers = model["decoder"]["session_options"]["provider_options"].as_array();
+        self.is_for_cuda = providers.is_some_and(|all| all.iter().any(|options| options.get("cuda").is_some()));
     }
 
     fn take_architecture(&mut self, json: &Value) {

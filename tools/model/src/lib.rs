@@ -9,6 +9,7 @@ mod config;
 mod context_limit;
 mod costs;
 mod error;
+mod expert_layout;
 mod faults;
 mod hash;
 mod host;

@@ -16,6 +16,7 @@ pub mod proto;
 mod quantize;
 mod read;
 mod samples;
+mod set_attribute;
 mod shorten;
 mod store;
 mod tensor;
@@ -40,6 +41,7 @@ pub use quantize::{
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate, passed_over};
 pub use samples::{SampledNumbers, looks_widened, sample_numbers};
+pub use set_attribute::set_int_attribute;
 pub use shorten::keep_rows;
 pub use store::{
     ExternaliseError, LinkError, LinkOutcome, PackError, PackProgress, PackStats, RangeReadError, RoundError, Rounding,
