@@ -1,6 +1,6 @@
 """`make bench-gpu`: models that do not fit a GPU, as one table. Needs only python3, built commands and ONNX Runtime.
 
-    gpu.py --target DIR [--provider cuda|webgpu] [--dtype fp16|fp32|int4-fp16] [--rounds N] [--minutes N] [--small] [exact|models|decode|prompt ...]
+    gpu.py --target DIR [--provider cuda|webgpu] [--dtype fp16|fp32|int4-fp16] [--rounds N] [--minutes N] [--small] [exact|models|decode|prompt|mixture ...]
 
 ONNX Runtime is the one of ORT_DYLIB_PATH. Results are kept in results-gpu.json of out/bench, or of HPP_BENCH_OUT, after each
 measurement, and later calls add to them: `--keep-profile` reuses the profile and the models of an earlier call. Without a GPU it
@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 
+import gpu_mixture
 import gpu_models
 import gpu_rows
 import measure
@@ -22,7 +23,7 @@ from host import physical_cores, versions
 from table import Table, row
 from workshop import OUT, Workshop
 
-NAMES = ("exact", "models", "decode", "prompt")
+NAMES = ("exact", "models", "decode", "prompt", "mixture")
 # Those that measure the large model.
 LARGE = ("decode", "prompt")
 # Timeout of a command, in seconds.
@@ -117,6 +118,8 @@ def measured(name, shop, provider, bench):
         return streaming.exactness(shop, provider)
     if name == "models":
         return gpu_models.models(shop, provider)
+    if name == "mixture":
+        return gpu_mixture.mixture(shop, provider)
     return gpu_rows.decode(bench) if name == "decode" else gpu_rows.prompt(bench)
 
 

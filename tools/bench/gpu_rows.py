@@ -66,10 +66,12 @@ class Bench:
         raise last
 
     def run(self, plan, *options, prompt=None, new=None):
-        """One measured run after a warm-up run, with the trace beside the plan."""
+        """One measured run after a warm-up run, with the trace and the answer beside the plan."""
         answer = self.shop.exec_json(
             "bench", plan, "--prompt-tokens", prompt or self.prompt, "--new-tokens", new or self.new, "--runs", 1, "--providers",
             f"{self.provider},cpu", "--trace", trace_of(plan), *options)
+        with open(f"{plan}.json", "w", encoding="utf-8") as out:
+            json.dump(answer, out)
         return on_device(answer, self.provider)
 
     def ort(self, places):
@@ -153,7 +155,8 @@ def decode(bench):
         try:
             return bench.ort(places(on_host))
         except measure.Failed as failure:
-            failures.append(str(failure).splitlines()[-1].strip())
+            print(failure, file=sys.stderr, flush=True)
+            failures.append(crash_in(str(failure)))
             return None
 
     runs = measure.in_turns(bench.shop.rounds, **runners, ort=alone)
@@ -181,6 +184,14 @@ def beside_ort(name, ours, answers, failures, on):
     if failures:
         return row(name, f"{statistics.median(ours):.4g} tok/s", "", f"not run: {failures[0][:120]}")
     return compared(name, ours, measure.values(answers, "decode"), 1.0, "tok/s")
+
+
+def crash_in(failure):
+    """What a failed script said last, and for a crash the error and the innermost line of Python that it happened in."""
+    lines = [line.strip() for line in failure.splitlines()]
+    fatal = [line for line in lines if line.startswith("Fatal Python error")]
+    places = [line for line in lines if line.startswith("File ")]
+    return f"{fatal[0]} at {places[0]}" if fatal and places else lines[-1]
 
 
 def over_bound(name, ours, predictions):
@@ -214,11 +225,11 @@ def bare_rate(answer):
 
 
 def prompt(bench):
-    """A long prompt with streamed weights, compared with the same blocks on the CPU and with the bound of copying and computing."""
+    """A long prompt as the planner places it, compared with its best plan without streaming and with the bound of copying and computing."""
     name, work = f"prompt of {bench.long} tokens, {bench.dtype}", {"prompt": bench.long, "new": 2}
-    ring, streamed, count = bench.most_resident("prompt-streamed", "--stream", "all", **work)
-    host, on_host = bench.plan("prompt-host", "--gpu-layers", count, *HEAD, **work)
-    sides = {"ring": ring, "host": host}
+    streamed, planned = bench.plan("prompt-planned", "--mechanisms", "all", "--objective", "prefill", **work)
+    host, on_host = bench.plan("prompt-host", "--mechanisms", "resident,cpu", "--objective", "prefill", **work)
+    sides = {"streamed": streamed, "host": host}
     try:
         sides["whole"], _ = bench.plan("prompt-resident", "--gpu-layers", "all", "--movable", vram=4 * bench.size, **work)
         runs = turns(bench, sides, work)
@@ -228,10 +239,11 @@ def prompt(bench):
         runs = turns(bench, sides, work)
     times = {side: first_tokens(runs[side]) for side in sides}
     rates = {side: [bench.long / milliseconds * 1e3 for milliseconds in times[side]] for side in sides}
-    ours = times["ring"]
-    rows = [compared(f"{name}: streamed ({count} layers resident) over the same blocks on the CPU", rates["ring"], rates["host"], 5, "tok/s")]
-    # Each pass copies the same; a run has one prompt and one token more.
-    copied = runs["ring"][-1]["streaming"]["bytes"] / work["new"]
+    ours, passes = times["streamed"], passes_of(planned, bench.long)
+    rows = [compared(f"{name}: as planned, in {passes} {'pass' if passes == 1 else 'passes'}, over the best plan without streaming",
+                     rates["streamed"], rates["host"], 5, "tok/s")]
+    # Each pass copies the same, and a run has passes for further tokens.
+    copied = (runs["streamed"][-1].get("streaming") or {"bytes": 0})["bytes"] * passes / (passes + work["new"] - 1)
     copy = copied / bench.link[0] / 1e6
     if "whole" in times:
         bound = compared(f"{name}: over max(copying, computing)", ours, [max(copy, whole) for whole in times["whole"]], 0.9, "ms",
@@ -239,13 +251,19 @@ def prompt(bench):
         limit = "copying" if copy >= statistics.median(times["whole"]) else "computing"
         bound["result"] += f", {limit}; {copied / 1e9:.2f} GB at {bench.link[0]:.1f} GB/s is {copy:.1f} ms"
         rows.append(bound)
+        rows.append(row(f"{name}: with all weights on the GPU", f"{statistics.median(times['whole']):.1f} ms", "", "", "reported"))
     else:
         rows.append(row(f"{name}: over max(copying, computing)", f"{statistics.median(ours):.1f} ms", f"{copy:.1f} ms to copy",
                         "computing alone was not measured: not all of the model fits the GPU"))
-    for side, plan in (("streamed", streamed), ("on the CPU", on_host)):
+    for side, plan, what in (("streamed", planned, "as planned"), ("host", on_host, "without streaming")):
         expected = bench.long / plan["predictions"]["time_to_first_token_ms"] * 1e3
-        rows.append(accuracy(f"{name}, {side}", expected, rates["ring" if side == "streamed" else "host"], "tok/s"))
-    return rows + copies(bench, name, ring, streamed, runs["ring"])
+        rows.append(accuracy(f"{name}, {what}", expected, rates[side], "tok/s"))
+    return rows + copies(bench, name, streamed, planned, runs["streamed"])
+
+
+def passes_of(plan, prompt):
+    """Passes of a prompt of this many tokens."""
+    return -(-prompt // (plan["schedule"].get("prefill_chunk") or prompt))
 
 
 def turns(bench, plans, work):

@@ -25,7 +25,7 @@ def run(command, env=None, limit=None):
                               env=dict(os.environ, **(env or {})))
         if done.returncode != 0:
             said = f"stopped after {limit:.0f} s" if limit is not None and done.returncode == 124 else ""
-            said = said or (done.stderr.strip() or done.stdout.strip())[-300:]
+            said = said or (done.stderr.strip() or done.stdout.strip())[-2000:]
             raise Failed(f"{' '.join(map(str, command))}\n  exit code {done.returncode}: {said}")
         with open(result, encoding="utf-8") as cost:
             return dict(json.load(cost), stdout=done.stdout)

@@ -168,7 +168,7 @@ def main():
     options = api.made("CreateSessionOptions")
     api.SetIntraOpNumThreads(options, c_int(threads))
     add_provider(api, env, options, provider)
-    rules = ";".join(f"{device}({names})" for device, names in (("cuda" if provider == "cuda" else "gpu", gpu), ("cpu", cpu)) if names)
+    rules = ";".join(f"{device}({names})" for device, names in (("gpu", gpu), ("cpu", cpu)) if names)
     api.AddSessionConfigEntry(options, text("session.name_based_layer_assignment"), text(rules))
     api.AddSessionConfigEntry(options, text("session.record_ep_graph_assignment_info"), text("1"))
     session = api.made("CreateSession", env, text(model), options)

@@ -4,6 +4,7 @@ computation."""
 import json
 import os
 import subprocess
+import sys
 
 import measure
 import timeline
@@ -15,7 +16,17 @@ PROMPT = [5, 17, 101, 33, 2, 250, 77, 9]
 NEW = 16
 # hpp-fixtures options of the small decoder. CUDA's GroupQueryAttention takes half precision only, so the float32 decoder must do without
 # that operator there, as in Optimum's style.
-EXPORTS = {"cuda": {"fp32": ("--style", "optimum"), "fp16": ("--dtype", "fp16"), "int4-fp16": ("--dtype", "int4-fp16")}, "webgpu": {"fp32": ()}}
+MIXTURE = ("--experts", 8, "--top-k", 2)
+EXPORTS = {
+    "cuda": {
+        "fp32": ("--style", "optimum"),
+        "fp16": ("--dtype", "fp16"),
+        "int4-fp16": ("--dtype", "int4-fp16"),
+        "fp16-mixture": ("--dtype", "fp16", *MIXTURE),
+        "int4-fp16-mixture": ("--dtype", "int4-fp16", *MIXTURE),
+    },
+    "webgpu": {"fp32": ()},
+}
 # hpp-split options of each placement of the layers' weights; `one of each` combines all four.
 PLACES = {
     "cpu": ("--assign", "all=cpu"),
@@ -70,23 +81,34 @@ def exactness(shop, provider):
     """Rows: tokens for each placement, logits of streamed against resident weights, and the share of copies that overlaps computation."""
     rows = []
     for dtype in EXPORTS[provider]:
-        plans = {place: plan_of(shop, provider, dtype, place) for place in PLACES}
-        told = {place: says(shop, provider, plan) for place, plan in plans.items()}
-        other = [place for place in PLACES if told[place][0] != told["cpu"][0]]
-        # The host and the device round half precision differently.
-        met = not other if dtype == "fp32" else None
-        rows.append(row(f"{provider} {dtype}: tokens on the host, resident, streamed and mixed",
-                        f"{len(PLACES) - len(other)} of {len(PLACES)} alike", "", f"otherwise: {', '.join(other)}" if other else "",
-                        "reported" if met is None else "all", met))
-        same, streamed = told["streamed"][1] == told["resident"][1], told["streamed"][2]
-        rows.append(row(f"{provider} {dtype}: scores, streamed against resident", "exact" if same else "they differ", "",
-                        "" if streamed else "nothing was streamed", "exact", same and streamed))
-        if provider == "cuda":
-            waited = says(shop, provider, plans["streamed"], "--wait-each-run")[1]
-            same = told["streamed"][1] == waited
-            rows.append(row(f"{provider} {dtype}: scores, ordered by events against waiting for each run", "exact" if same else "they differ", "",
-                            "", "exact", same))
-        rows.append(hidden(shop, provider, dtype, plans["one of each"]))
+        try:
+            rows += exactness_of(shop, provider, dtype)
+        except measure.Failed as failure:
+            print(failure, file=sys.stderr, flush=True)
+            rows.append(row(f"{provider} {dtype}", result=f"failed: {str(failure).splitlines()[-1].strip()[:160]}", verdict=False))
+    return rows
+
+
+def exactness_of(shop, provider, dtype):
+    """The rows of one element type."""
+    rows = []
+    plans = {place: plan_of(shop, provider, dtype, place) for place in PLACES}
+    told = {place: says(shop, provider, plan) for place, plan in plans.items()}
+    other = [place for place in PLACES if told[place][0] != told["cpu"][0]]
+    # The host and the device round half precision differently.
+    met = not other if dtype == "fp32" else None
+    rows.append(row(f"{provider} {dtype}: tokens on the host, resident, streamed and mixed",
+                    f"{len(PLACES) - len(other)} of {len(PLACES)} alike", "", f"otherwise: {', '.join(other)}" if other else "",
+                    "reported" if met is None else "all", met))
+    same, streamed = told["streamed"][1] == told["resident"][1], told["streamed"][2]
+    rows.append(row(f"{provider} {dtype}: scores, streamed against resident", "exact" if same else "they differ", "",
+                    "" if streamed else "nothing was streamed", "exact", same and streamed))
+    if provider == "cuda":
+        waited = says(shop, provider, plans["streamed"], "--wait-each-run")[1]
+        same = told["streamed"][1] == waited
+        rows.append(row(f"{provider} {dtype}: scores, ordered by events against waiting for each run", "exact" if same else "they differ", "",
+                        "", "exact", same))
+    rows.append(hidden(shop, provider, dtype, plans["one of each"]))
     return rows
 
 
