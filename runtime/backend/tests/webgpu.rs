@@ -3,8 +3,10 @@
 
 mod support;
 
+use hpp_backend::OrtBackend;
+use hpp_engine::port::{Backend, MemoryId};
 use hpp_engine::{Engine, EngineOptions, Fallback, LogitRows, Silent, StepInput};
-use hpp_schema::{ByteSize, Device, DeviceKind, Plan, Provider};
+use hpp_schema::{ByteSize, DType, Device, DeviceKind, Plan, Provider};
 use support::{Recorded, backend, recorded};
 
 fn skipped(test: &str) -> bool {
@@ -66,4 +68,33 @@ fn decoders_run_on_the_device() {
         }
     }
     assert!(failed.is_empty(), "{}", failed.join("\n"));
+}
+
+/// A device has one allocator in a process: the memory of a backend is usable after another has come and gone.
+#[test]
+fn two_backends_share_the_allocator_of_a_device() {
+    if skipped("two_backends_share_the_allocator_of_a_device") {
+        return;
+    }
+    const BYTES: u64 = 1 << 20;
+    let kept = backend();
+    let reserved = |backend: &OrtBackend| {
+        let memory = backend.device_memory(Provider::WEBGPU, "gpu0").unwrap();
+        backend.reserve(memory, BYTES).unwrap()
+    };
+    let before = reserved(&kept);
+    for _ in 0..3 {
+        let other = backend();
+        drop(reserved(&other));
+    }
+    let after = reserved(&kept);
+    for (buffer, byte) in [(&before, 1u8), (&after, 2)] {
+        let host = kept.reserve(MemoryId::HOST, BYTES).unwrap();
+        kept.write(&host, 0, &[byte; BYTES as usize]).unwrap();
+        let view = |buffer| kept.view(buffer, DType::Uint8, &[BYTES]).unwrap();
+        kept.copy(&view(&host), &view(buffer)).unwrap();
+        let mut read = [0u8; BYTES as usize];
+        kept.read(&view(buffer), 0, &mut read).unwrap();
+        assert!(read.iter().all(|found| *found == byte));
+    }
 }

@@ -76,7 +76,7 @@ impl MemorySpace {
             doing: "use a device's memory".into(),
             cause: "its provider describes none".into(),
         })?;
-        let allocator = DeviceAllocator::new(environment, device, kind, lock.clone(), streams.clone())?;
+        let allocator = DeviceAllocator::of(environment, device, kind, lock.clone(), streams.clone())?;
         let mut space =
             MemorySpace { id, lock, description, allocator: Some(Rc::new(allocator)), fence: None, streams };
         if space.streams.is_none() {
@@ -89,12 +89,12 @@ impl MemorySpace {
     /// Host memory pinned for copies to and from this device; `None` if its provider has none.
     pub fn pinned(&self, environment: &Environment) -> Result<Option<Self>, BackendError> {
         let Some(own) = &self.allocator else { return Ok(None) };
-        let Some(device) = environment.devices().find(|device| ptr::eq(device.ptr(), own.device)) else {
+        let Some(device) = environment.devices().find(|device| ptr::eq(device.ptr(), own.device())) else {
             return Ok(None);
         };
         let kind = sys::OrtDeviceMemoryType::OrtDeviceMemoryType_HOST_ACCESSIBLE;
         let Some(description) = Description::of(&device, kind) else { return Ok(None) };
-        let allocator = DeviceAllocator::new(environment, &device, kind, self.lock.clone(), self.streams.clone())?;
+        let allocator = DeviceAllocator::of(environment, &device, kind, self.lock.clone(), self.streams.clone())?;
         let (lock, allocator) = (self.lock.clone(), Some(Rc::new(allocator)));
         Ok(Some(MemorySpace { id: MemoryId::HOST, lock, description, allocator, fence: None, streams: None }))
     }
@@ -113,7 +113,7 @@ impl MemorySpace {
 
     /// Whether this is the memory of a device.
     pub fn belongs_to(&self, device: &ort::device::Device<'_>) -> bool {
-        self.allocator.as_ref().is_some_and(|allocator| ptr::eq(allocator.device, device.ptr()))
+        self.allocator.as_ref().is_some_and(|allocator| ptr::eq(allocator.device(), device.ptr()))
     }
 
     /// The bytes in use and in total; `None` for the host.
