@@ -23,8 +23,7 @@ AT = {
     "CreateTensorWithDataAsOrtValue": 49, "CastTypeInfoToTensorInfo": 55, "GetTensorElementType": 60, "CreateCpuMemoryInfo": 69,
     "GetAllocatorWithDefaultOptions": 78, "ReleaseValue": 96, "AddSessionConfigEntry": 130, "CreateAllocator": 131,
     "RunWithBinding": 133, "CreateIoBinding": 134, "BindInput": 136, "BindOutput": 137, "BindOutputToDevice": 138,
-    "SynchronizeBoundOutputs": 203, "SessionOptionsAppendExecutionProvider_CUDA_V2": 204, "CreateCUDAProviderOptions": 205,
-    "UpdateCUDAProviderOptions": 206, "RegisterExecutionProviderLibrary": 301, "GetEpDevices": 303,
+    "SynchronizeBoundOutputs": 203, "RegisterExecutionProviderLibrary": 301, "GetEpDevices": 303,
     "SessionOptionsAppendExecutionProvider_V2": 304, "EpDevice_EpName": 312, "SessionGetMemoryInfoForInputs": 380,
     "Session_GetEpGraphAssignmentInfo": 407, "EpAssignedSubgraph_GetEpName": 408, "EpAssignedSubgraph_GetNodes": 409,
     "EpAssignedNode_GetName": 410,
@@ -69,20 +68,16 @@ def text(value):
 
 
 def add_provider(api, env, options, provider):
-    """Puts CUDA, which is built in, or the WebGPU plugin before the host."""
-    if provider == "cuda":
-        cuda = api.made("CreateCUDAProviderOptions")
-        keys, values = (c_char_p * 1)(b"arena_extend_strategy"), (c_char_p * 1)(b"kSameAsRequested")
-        api.UpdateCUDAProviderOptions(cuda, keys, values, c_size_t(1))
-        api.SessionOptionsAppendExecutionProvider_CUDA_V2(options, cuda)
-        return
-    api.RegisterExecutionProviderLibrary(env, text("webgpu"), text(os.environ["HPP_WEBGPU_PLUGIN"]))
+    """Puts the provider's first device before the host, with the library beside ONNX Runtime's, or WebGPU's plugin, as hpp-exec does."""
+    beside = os.path.join(os.path.dirname(os.environ["ORT_DYLIB_PATH"]), "libonnxruntime_providers_cuda.so")
+    library = {"cuda": beside, "webgpu": os.environ.get("HPP_WEBGPU_PLUGIN", "")}[provider]
+    api.RegisterExecutionProviderLibrary(env, text(provider), text(library))
     devices, count = POINTER(c_void_p)(), c_size_t()
     api.GetEpDevices(env, byref(devices), byref(count))
     name = ctypes.CFUNCTYPE(c_char_p, c_void_p)(api.table[AT["EpDevice_EpName"]])
-    wanted = [devices[at] for at in range(count.value) if name(devices[at]) == b"WebGpuExecutionProvider"]
+    wanted = [devices[at] for at in range(count.value) if name(devices[at]) in (b"WebGpuExecutionProvider", b"CUDAExecutionProvider")]
     if not wanted:
-        sys.exit("the WebGPU plugin finds no device")
+        sys.exit(f"{provider} finds no device")
     api.SessionOptionsAppendExecutionProvider_V2(options, env, (c_void_p * 1)(wanted[0]), c_size_t(1), None, None, c_size_t(0))
 
 

@@ -10,7 +10,7 @@ use hpp_engine::BackendError;
 use ort::AsPointer;
 use ort::environment::Environment;
 use ort::sys::{self, OrtAllocator, OrtEpDevice};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -33,14 +33,13 @@ impl DeviceAllocator {
         lock: DeviceLock,
         streams: Option<Arc<Streams>>,
     ) -> Result<Self, BackendError> {
-        let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-        let known = known.get_or_insert_default();
+        let mut in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (device.ptr() as usize, kind as i32);
-        let shared = match known.get(&key).and_then(Weak::upgrade) {
+        let shared = match in_use.get(&key).and_then(Weak::upgrade) {
             Some(shared) => shared,
             None => {
                 let shared = Arc::new(SharedAllocator::new(environment, device, kind)?);
-                known.insert(key, Arc::downgrade(&shared));
+                in_use.insert(key, Arc::downgrade(&shared));
                 shared
             }
         };
@@ -75,8 +74,9 @@ impl DeviceAllocator {
     }
 }
 
-/// Allocators in use by device and kind of memory.
-static KNOWN: Mutex<Option<HashMap<(usize, i32), Weak<SharedAllocator>>>> = Mutex::new(None);
+/// Allocators in use, by the address of the device and the kind of memory.
+type InUse = BTreeMap<(usize, i32), Weak<SharedAllocator>>;
+static IN_USE: Mutex<InUse> = Mutex::new(BTreeMap::new());
 
 struct SharedAllocator {
     environment: Environment,
@@ -120,9 +120,9 @@ impl SharedAllocator {
 impl Drop for SharedAllocator {
     fn drop(&mut self) {
         // While this is locked nobody creates another. One that was created since the last reference went has replaced this one.
-        let known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+        let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (self.device as usize, self.kind as i32);
-        if known.as_ref().and_then(|known| known.get(&key)).is_some_and(|other| other.strong_count() > 0) {
+        if in_use.get(&key).is_some_and(|other| other.strong_count() > 0) {
             return;
         }
         // SAFETY: `new` created it; every block of it held a reference to this and is gone. A failed release leaks the allocator only.
