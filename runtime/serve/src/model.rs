@@ -7,7 +7,7 @@ use crate::weight_placement::WeightPlacement;
 use hpp_generate::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::tools::ToolFormat;
-use hpp_generate::text::{ChatTemplate, Message, TextTokenizer};
+use hpp_generate::text::{Message, TextTokenizer};
 use hpp_generate::{GenerationRequest, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
 use serde_json::Value;
@@ -163,8 +163,12 @@ impl ServedModel {
     /// # Errors
     /// Its chat template takes no tools.
     pub fn tool_format(&self) -> Result<ToolFormat, ApiError> {
-        let format = self.settings.encoder.template.as_ref().and_then(ChatTemplate::tool_format);
-        format.ok_or_else(|| ApiError::field("tools", "`tools`: the chat template of this model takes none"))
+        let Some(template) = &self.settings.encoder.template else {
+            return Err(ApiError::field("tools", format!("`tools`: {}", PromptError::NoTemplate)));
+        };
+        template
+            .tool_format()
+            .ok_or_else(|| ApiError::field("tools", "`tools`: the chat template of this model takes none"))
     }
 
     /// The special tokens that mark calls.

@@ -2,6 +2,7 @@
 
 use crate::amount::{MEASURED, digits};
 use hpp_schema::Machine;
+use std::collections::BTreeMap;
 
 /// File names without `.yaml`, and contents.
 const PRESETS: [(&str, &str); 4] = [
@@ -44,6 +45,12 @@ pub fn list() -> String {
     PRESETS.into_iter().filter_map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// The machine files of all presets as one JSON object, by name.
+pub fn json() -> String {
+    let machines = PRESETS.iter().filter_map(|(name, text)| Some((*name, Machine::from_yaml(text).ok()?)));
+    serde_json::to_string_pretty(&machines.collect::<BTreeMap<_, _>>()).unwrap_or_default()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -54,6 +61,8 @@ mod tests {
             assert_eq!(Machine::from_yaml(text).unwrap().check(), [], "{name}");
         }
         assert_eq!(list().lines().count(), PRESETS.len());
+        let listed: BTreeMap<String, Machine> = serde_json::from_str(&json()).unwrap();
+        assert!(listed.keys().map(String::as_str).eq(PRESETS.map(|(name, _)| name)));
     }
 
     #[test]

@@ -27,7 +27,8 @@ use std::path::{Path, PathBuf};
 /// Splits a model as the arguments say.
 pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if args.planning.machine.as_deref() == Some(Path::new(presets::LIST)) {
-        return Ok(hpp_io::print_line(&presets::list())?);
+        let list = if args.json { presets::json() } else { presets::list() };
+        return Ok(hpp_io::print_line(&list)?);
     }
     let Inputs { analysis, costs, local, quantize } = read_inputs(args)?;
     let own_draft = own_draft(args, &analysis, &costs)?;
