@@ -36,8 +36,9 @@ def mixture(shop, provider):
             try:
                 return plan("division", "--n-cpu-moe", count, "--gpu-layers", "all")[0], count
             except measure.Failed as failure:
-                last = failure
-        raise last
+                if "is too small" not in str(failure):
+                    raise
+        raise measure.Failed("the budget holds no layer's experts beside the attention of all layers")
 
     planned, _ = plan("planned", "--mechanisms", "resident,cpu", "--objective", "decode")
     division, on_host = fewest()

@@ -242,8 +242,7 @@ def prompt(bench):
     ours, passes = times["streamed"], passes_of(planned, bench.long)
     rows = [compared(f"{name}: as planned, in {passes} {'pass' if passes == 1 else 'passes'}, over the best plan without streaming",
                      rates["streamed"], rates["host"], 5, "tok/s")]
-    # Each pass copies the same, and a run has passes for further tokens.
-    copied = (runs["streamed"][-1].get("streaming") or {"bytes": 0})["bytes"] * passes / (passes + work["new"] - 1)
+    copied = timeline.copied_to_devices(trace_of(streamed), passes)
     copy = copied / bench.link[0] / 1e6
     if "whole" in times:
         bound = compared(f"{name}: over max(copying, computing)", ours, [max(copy, whole) for whole in times["whole"]], 0.9, "ms",

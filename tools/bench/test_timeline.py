@@ -9,11 +9,11 @@ import timeline
 
 
 def written(spans):
-    """A trace file of (lane, name, kind, start, length)."""
+    """A trace file of (lane, name, kind, start, length), and for copies (pass, bytes)."""
     lanes = sorted({span[0] for span in spans})
     events = [{"ph": "M", "tid": at, "name": "thread_name", "args": {"name": lane}} for at, lane in enumerate(lanes)]
-    events += [{"ph": "X", "tid": lanes.index(lane), "name": name, "cat": kind, "ts": start, "dur": length, "args": {}}
-               for lane, name, kind, start, length in spans]
+    events += [{"ph": "X", "tid": lanes.index(lane), "name": name, "cat": kind, "ts": start, "dur": length,
+                "args": dict(zip(("pass", "bytes"), more))} for lane, name, kind, start, length, *more in spans]
     path = os.path.join(tempfile.mkdtemp(), "trace.json")
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"traceEvents": events}, file)
@@ -32,6 +32,11 @@ class Overlap(unittest.TestCase):
     def test_gaps_between_computing_are_not_covered(self):
         path = written([("cpu", "a", "compute", 0, 10), ("cpu", "a", "compute", 20, 10), ("to gpu0", "a", "transfer", 5, 20)])
         self.assertEqual(timeline.overlap(path), 0.5)
+
+    def test_bytes_of_a_prompt_are_those_of_its_passes_to_devices(self):
+        path = written([("to gpu0", "a", "transfer", 0, 10, 0, 100), ("to gpu1", "b", "transfer", 5, 10, 1, 20), ("to gpu0", "a", "transfer", 20, 10, 2, 4),
+                        ("from gpu0", "logits", "transfer", 9, 1, 0, 8), ("gpu0", "a", "compute", 10, 5)])
+        self.assertEqual([timeline.copied_to_devices(path, passes) for passes in (1, 2)], [100, 120])
 
     def test_no_copies_have_no_share(self):
         self.assertIsNone(timeline.overlap(written([("cpu", "a", "compute", 0, 10)])))

@@ -9,7 +9,12 @@ def spans(path):
         events = json.load(file)["traceEvents"]
     lanes = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M" and event["name"] == "thread_name"}
     return [{"lane": lanes[event["tid"]], "name": event["name"], "kind": event["cat"], "start": event["ts"],
-             "end": event["ts"] + event["dur"]} for event in events if event["ph"] == "X"]
+             "end": event["ts"] + event["dur"], **event.get("args", {})} for event in events if event["ph"] == "X"]
+
+
+def copied_to_devices(path, passes):
+    """Bytes copied to devices for the first `passes` passes, before and in them."""
+    return sum(span.get("bytes", 0) for span in spans(path) if span["lane"].startswith("to ") and span.get("pass", passes) < passes)
 
 
 def union(intervals):

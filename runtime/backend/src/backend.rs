@@ -244,7 +244,7 @@ impl Backend for OrtBackend {
         }
         let buffer = OrtBuffer { memory: Memory::Device(Rc::new(space.reserve(bytes)?)), space };
         // Devices do not zero their blocks.
-        if let Some(streams) = &buffer.space.streams {
+        if let Some(streams) = buffer.space.streams.as_ref().filter(|_| bytes > 0) {
             // SAFETY: the block was just reserved on this device, and nothing else knows it.
             unsafe { streams.zero(buffer.memory.address(), usize::try_from(bytes).unwrap_or(usize::MAX)) }?;
             return Ok(buffer);

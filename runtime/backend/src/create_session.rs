@@ -105,9 +105,6 @@ fn attempt(
     };
     match provider {
         Provider::CPU => {
-            if spec.host_kernels.arranged_for_cuda {
-                return Err(wants_cuda(spec));
-            }
             if spec.weights_are_inputs && spec.host_kernels.constant_weights {
                 return Err(wants_constants(spec));
             }
@@ -193,15 +190,6 @@ fn refuse_unsuitable(spec: &SessionSpec<'_>, provider: Provider) -> Result<(), B
         return Ok(());
     };
     Err(BackendError::Runtime { doing: format!("run {} on {}", spec.partition, provider.name()), cause: why.into() })
-}
-
-fn wants_cuda(spec: &SessionSpec<'_>) -> BackendError {
-    BackendError::Runtime {
-        doing: format!("run {} on the host", spec.partition),
-        cause: "its experts were exported for CUDA's kernels, and the CPU's would read them wrongly: run it where CUDA is usable, or plan \
-                with a model that was exported for the CPU or WebGPU"
-            .into(),
-    }
 }
 
 fn wants_constants(spec: &SessionSpec<'_>) -> BackendError {

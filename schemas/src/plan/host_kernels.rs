@@ -17,9 +17,6 @@ pub struct HostKernels {
     /// A kernel computes wrong results if its weights are inputs instead of constants.
     #[serde(default, skip_serializing_if = "is_false")]
     pub constant_weights: bool,
-    /// A kernel reads weights wrongly, because the exporter arranged them for CUDA's kernels: the CPU provider does not run them.
-    #[serde(default, skip_serializing_if = "is_false")]
-    pub arranged_for_cuda: bool,
 }
 
 impl HostKernels {

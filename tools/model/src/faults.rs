@@ -1,16 +1,13 @@
 //! Finds blocks with operators that an execution provider computes wrongly, and keeps them off it.
 
-use crate::{Analysis, CostSource, expert_layout};
+use crate::{Analysis, CostSource};
 use hpp_graph::{Block, Graph, NodeId};
 use hpp_partition::Problem;
 use hpp_schema::{Provider, ProviderFault};
 
 /// The fault of the first of these nodes that a provider computes wrongly.
 pub(crate) fn fault(graph: &Graph, nodes: &[NodeId], provider: Provider) -> Option<&'static ProviderFault> {
-    nodes
-        .iter()
-        .map(|node| graph.node(*node))
-        .find_map(|node| ProviderFault::find(provider, &node.op_type).or_else(|| expert_layout::fault(node, provider)))
+    nodes.iter().find_map(|node| ProviderFault::find(provider, &graph.node(*node).op_type))
 }
 
 /// Positions of blocks that a provider computes wrongly, each with the fault.

@@ -5,7 +5,6 @@
 //! needs memory for the copy; without it, weights stay mapped from their file and the system may evict them. The two layouts round
 //! differently, so one decision holds for all partitions of a model: it computes the same numbers whole and split.
 
-use crate::expert_layout;
 use hpp_onnx::proto::{GraphProto, ModelProto, NodeProto};
 use hpp_onnx::walk;
 use hpp_schema::{DType, HostKernels};
@@ -58,7 +57,6 @@ fn add_node(node: &NodeProto, kernels: &mut HostKernels) {
         }
     }
     kernels.constant_weights |= node.op_type() == CONSTANT_WEIGHTS;
-    kernels.arranged_for_cuda |= expert_layout::is_for_cuda(node);
     walk::bodies(node).for_each(|body| add_graph(body, kernels));
 }
 
@@ -92,7 +90,7 @@ mod tests {
         for name in ["genai/llama3-int4-cpu", "optimum/llama-with-past-fp16"] {
             assert_eq!(fixture(name), HostKernels { packed: true, ..HostKernels::default() }, "{name}");
         }
-        let mixture = HostKernels { packed: true, constant_weights: true, ..HostKernels::default() };
+        let mixture = HostKernels { packed: true, unsaved: None, constant_weights: true };
         assert_eq!(fixture("genai/gpt-oss-int4-cpu"), mixture);
     }
 
@@ -104,7 +102,7 @@ mod tests {
         let loop_ = NodeProto { attribute: vec![attribute], ..node("Loop") };
         let graph = GraphProto { node: vec![loop_], ..GraphProto::default() };
         let model = ModelProto { graph: Some(graph), ..ModelProto::default() };
-        let expected = HostKernels { packed: true, unsaved: Some("GRU".to_owned()), ..HostKernels::default() };
+        let expected = HostKernels { packed: true, unsaved: Some("GRU".to_owned()), constant_weights: false };
         assert_eq!(host_kernels(&model), expected);
     }
 }

@@ -10,7 +10,7 @@ use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
 use crate::local_machine::LocalMachine;
 use crate::own_draft::{self, OwnDraft};
-use crate::partitioning::{Partitioning, sufficient_budget};
+use crate::partitioning::sufficient_budget;
 use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, ExpertComputation, faulty_blocks};
 use hpp_onnx::QuantizeOptions;
-use hpp_partition::{Placement, useless_gpus};
+use hpp_partition::useless_gpus;
 use hpp_schema::{ByteSize, Plan, Provider};
 use std::path::{Path, PathBuf};
 
@@ -49,7 +49,6 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         None => (partitioning, vec![]),
     };
     let partitioning = targets::enforce(&mut request, args, partitioning)?;
-    check_experts_of_cuda(&analysis, &partitioning)?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
     let PlanDraft { partitioning, parts, plan } = draft(&request, &analysis, partitioning, source)?;
     if let Some(note) = experts::note_of_whole_mixtures(&request, &analysis, &partitioning) {
@@ -197,19 +196,6 @@ fn useless_gpus_note(args: &SplitArgs, request: &PlanningRequest) -> Option<Stri
          its workspace and the margin",
         bytes.human_rounded_up(),
         bytes.0
-    ))
-}
-
-/// Refuses a plan that computes on the CPU what an exporter arranged for CUDA: the answer would be wrong, without an error.
-fn check_experts_of_cuda(analysis: &Analysis, partitioning: &Partitioning) -> Result<(), SplitError> {
-    let placements = &partitioning.solution.placements;
-    let on_host = |block: usize| [placements[block].prefill, placements[block].decode].contains(&Placement::Cpu);
-    let wrong = faulty_blocks(analysis, Provider::CPU).into_iter().find(|(block, _)| on_host(*block));
-    let Some((block, fault)) = wrong else { return Ok(()) };
-    Err(SplitError::setting(
-        format!("{} would compute on the CPU, which {}", analysis.segmentation.blocks[block].label, fault.what),
-        "export the model for the CPU or WebGPU (GenAI's builder: -e cpu, -e webgpu), or plan for an NVIDIA GPU that holds all layers \
-         (--vram, --gpu-layers all)",
     ))
 }
 

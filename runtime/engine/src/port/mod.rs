@@ -312,7 +312,7 @@ pub struct MemoryUse {
 pub struct DeviceMemoryInfo {
     /// The device, in the backend's words.
     pub name: String,
-    /// Bytes that the engine's tensors and weights take there, if the device reports it.
+    /// Bytes that tensors and weights of all models in this process take there, if the device reports it.
     pub used: Option<u64>,
     /// Total bytes, if the device reports it.
     pub total: Option<u64>,

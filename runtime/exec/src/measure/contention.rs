@@ -4,18 +4,18 @@
 use super::disk::read_curve;
 use super::link::{FIRST_DEVICE, LinkBuffers, LinkDevice};
 use super::ram::Readers;
-use super::{MeasureError, STREAMED_READ};
+use super::{MeasureError, STREAMED_READ, median};
 use crate::runtime::OrtBackend;
 use hpp_schema::Provider;
 use std::path::Path;
+use std::time::Instant;
 
 /// Bytes that all threads read together, and bytes that copies read in turn: more than caches hold.
 const READ: u64 = 1 << 30;
 const COPIED: u64 = 512 << 20;
 /// Sizes of direct reads are multiples of this.
 const SECTOR: u64 = 4096;
-/// Least copies timed, and least seconds in which they are: a pass of the readers over their memory is to be a small part of them.
-const LEAST_COPIES: u64 = 15;
+/// Minimum duration of the copies timed, seconds: many times that of the readers' pass over their memory.
 const SECONDS: f64 = 0.3;
 
 /// Time of each while the other runs, over its time alone; at least 1.
@@ -38,13 +38,20 @@ pub(crate) fn measure_contention(
     }
     let buffers = (COPIED.min(free / 4) / bytes).max(1);
     let link = LinkBuffers::rotating(backend, LinkDevice { provider, name: FIRST_DEVICE }, bytes, buffers)?;
-    let first = link.copies(bytes, LEAST_COPIES, true)?;
-    let count = ((SECONDS / first.max(f64::EPSILON)) as u64).max(LEAST_COPIES);
-    let copy_alone = link.copies(bytes, count, true)?;
+    // Once through all buffers, then waiting: a device may keep what it was given until it has copied it.
+    let copies = || {
+        let (started, mut rounds) = (Instant::now(), Vec::new());
+        while started.elapsed().as_secs_f64() < SECONDS {
+            rounds.push(link.copies(bytes, buffers, true)?);
+        }
+        Ok::<f64, MeasureError>(median(rounds))
+    };
+    link.copies(bytes, buffers, true)?;
+    let copy_alone = copies()?;
     let readers = Readers::start(READ.min(free / 4), threads, free)?;
     let read_alone = readers.bandwidth();
     let mut copy_together = Ok(0.0);
-    let read_together = readers.during(|| copy_together = link.copies(bytes, count, true));
+    let read_together = readers.during(|| copy_together = copies());
     Ok(ContentionFactors { compute: slowdown(read_alone, read_together), link: slowdown(copy_together?, copy_alone) })
 }
 

@@ -92,22 +92,22 @@ impl<'a> LinkBuffers<'a> {
         Ok(Some(LinkBuffers { backend, hosts: vec![host], device }))
     }
 
-    /// As [`new_fastest`](Self::new_fastest), with `count` buffers in host memory, so that copies read memory and not the processor's caches.
+    /// As [`new_fastest`](Self::new_fastest), with up to `count` buffers in host memory, so that copies read memory and not the processor's
+    /// caches.
     pub fn rotating(
         backend: &'a OrtBackend,
         device: LinkDevice<'_>,
         bytes: u64,
         count: u64,
     ) -> Result<Self, MeasureError> {
+        let (mut link, is_pinned) = match Self::new(backend, device, bytes, true)? {
+            Some(pinned) => (pinned, true),
+            None => (Self::new(backend, device, bytes, false)?.ok_or(MeasureError::NoDevice)?, false),
+        };
         let memory = backend.device_memory(device.provider, device.name).map_err(failed("find a device"))?;
-        let mut link = Self::new_fastest(backend, device, bytes)?;
-        for _ in 1..count {
-            let host = match reserve_host(backend, memory, bytes.max(FENCE_BYTES), true)? {
-                Some(pinned) => Some(pinned),
-                None => reserve_host(backend, memory, bytes.max(FENCE_BYTES), false)?,
-            };
-            link.hosts.extend(host);
-        }
+        // As many as can be pinned.
+        let more = (1..count).map_while(|_| reserve_host(backend, memory, bytes.max(FENCE_BYTES), is_pinned).ok()?);
+        link.hosts.extend(more);
         Ok(link)
     }
 
