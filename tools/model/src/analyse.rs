@@ -121,7 +121,7 @@ pub fn analyse_quantized(
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
     notes.extend(chosen_file_note(path, model.path()));
     let (mut graph, mut segmentation) = infer_and_segment(&model)?;
-    expert_layout::state(&mut model, &mut graph, &config)?;
+    expert_layout::state(&mut model, &mut graph, &config);
     let limit = context_limit(&graph, &segmentation.states);
     let change = tables_change_after(&graph);
     let planned = planned_context(context, config.context_length, limit.as_ref(), change)?;

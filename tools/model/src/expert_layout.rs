@@ -7,45 +7,61 @@
 //! CUDA computes `QMoE` in 16 bits only. The layout of nodes in float32 is left open, so that their weights may be inputs of a session:
 //! `hpp_onnx` keeps those of a node with the value 0 constant, because CUDA arranges them when it loads them.
 
-use crate::{ModelConfig, ModelError};
+use crate::{Analysis, ModelConfig};
 use hpp_graph::{Attribute, Graph, Node, NodeId};
 use hpp_onnx::{Model, set_int_attribute};
 use hpp_schema::DType;
 
-const OPERATOR: &str = "QMoE";
 const ATTRIBUTE: &str = "weights_prepacked";
 const PLAIN: i64 = 0;
+/// Inputs: the first matrices of all experts, and their scales, `[experts, outputs, ...]`.
+const WEIGHTS: usize = 2;
+const SCALES: usize = 3;
 
-/// States the plain layout in each `QMoE` in 16 bits that states none. Refuses a model that was exported for CUDA: no other provider
-/// reads its experts, and any block may compute on the CPU.
-pub(crate) fn state(model: &mut Model, graph: &mut Graph, config: &ModelConfig) -> Result<(), ModelError> {
-    let open: Vec<NodeId> = graph.node_ids().filter(|id| is_open(graph, graph.node(*id))).collect();
-    if config.is_for_cuda && !open.is_empty() {
-        return Err(ModelError::setting(
-            "the experts (QMoE) of this model are arranged for CUDA's kernels, and the CPU would read them wrongly: its genai_config.json says \
-             that it was exported for CUDA",
-            "export it for the CPU or WebGPU (GenAI's builder: -e cpu, -e webgpu), which HPP runs on CUDA too; if it was, and only the \
-             configuration names CUDA, remove `cuda` from provider_options in genai_config.json",
-        ));
+/// States the plain layout in each `QMoE` in 16 bits that states none, if the weights have its shape and the model was not exported for CUDA.
+pub(crate) fn state(model: &mut Model, graph: &mut Graph, config: &ModelConfig) {
+    if config.is_for_cuda {
+        return;
     }
+    let plain: Vec<NodeId> = unstated(graph).filter(|id| has_plain_shape(graph, graph.node(*id))).collect();
     let first_output = |id| Some(graph.value(graph.node(id).outputs.first().copied().flatten()?).name.clone());
-    let outputs = open.iter().copied().filter_map(first_output).collect();
+    let outputs = plain.iter().copied().filter_map(first_output).collect();
     set_int_attribute(model, &outputs, ATTRIBUTE, PLAIN);
-    for id in open {
+    for id in plain {
         graph.nodes[id.0 as usize].attributes.insert(ATTRIBUTE.to_owned(), Attribute::Int(PLAIN));
     }
-    Ok(())
 }
 
-/// Whether a node has integer weights, computes in 16 bits, and does not state their layout.
-fn is_open(graph: &Graph, node: &Node) -> bool {
-    let dtype = || graph.value(node.inputs.first().copied().flatten()?).dtype;
-    let has_integers = match node.attributes.get("quant_type") {
-        None => true,
-        Some(kind) => *kind == Attribute::String(b"int".to_vec()),
+impl Analysis {
+    /// Blocks with experts that CUDA and other providers may read differently, by label: in 16 bits, in a layout that is not stated.
+    pub fn blocks_with_unstated_experts(&self) -> Vec<&str> {
+        let open: Vec<NodeId> = unstated(&self.graph).collect();
+        let blocks = self.segmentation.blocks.iter().filter(|block| block.nodes.iter().any(|node| open.contains(node)));
+        blocks.map(|block| block.label.as_str()).collect()
+    }
+}
+
+/// Nodes with integer weights that compute in 16 bits and do not state the layout of their weights.
+fn unstated(graph: &Graph) -> impl Iterator<Item = NodeId> {
+    graph.node_ids().filter(|id| {
+        let node = graph.node(*id);
+        let dtype = || graph.value(node.inputs.first().copied().flatten()?).dtype;
+        let has_integers = match node.attributes.get("quant_type") {
+            None => true,
+            Some(kind) => *kind == Attribute::String(b"int".to_vec()),
+        };
+        node.op_type == "QMoE"
+            && has_integers
+            && matches!(node.int(ATTRIBUTE), None | Some(-1))
+            && matches!(dtype(), Some(DType::Float16 | DType::Bfloat16))
+    })
+}
+
+/// Whether the weights have one row for each output. Those that were arranged for CUDA have one for each input.
+fn has_plain_shape(graph: &Graph, node: &Node) -> bool {
+    let rows = |input: usize| {
+        let value = graph.value(node.inputs.get(input).copied().flatten()?);
+        value.shape.as_deref()?.get(1)?.as_fixed()
     };
-    node.op_type == OPERATOR
-        && has_integers
-        && matches!(node.int(ATTRIBUTE), None | Some(-1))
-        && matches!(dtype(), Some(DType::Float16 | DType::Bfloat16))
+    rows(WEIGHTS).is_some_and(|outputs| rows(SCALES) == Some(outputs))
 }

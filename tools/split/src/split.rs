@@ -132,6 +132,9 @@ fn own_draft(args: &SplitArgs, analysis: &Analysis, costs: &Costs) -> Result<Opt
 }
 
 fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &PlanningRequest) {
+    if let Some(note) = unstated_experts_note(analysis).filter(|_| !request.problem.gpus.is_empty()) {
+        tell!("note: {note}");
+    }
     if let Some(note) = faults_note(analysis).filter(|_| !request.problem.gpus.is_empty()) {
         tell!("note: {note}");
     }
@@ -196,6 +199,17 @@ fn useless_gpus_note(args: &SplitArgs, request: &PlanningRequest) -> Option<Stri
          its workspace and the margin",
         bytes.human_rounded_up(),
         bytes.0
+    ))
+}
+
+/// Warns of experts that CUDA and the CPU may read differently.
+fn unstated_experts_note(analysis: &Analysis) -> Option<String> {
+    let blocks = analysis.blocks_with_unstated_experts();
+    let (first, last) = (blocks.first()?, blocks.last()?);
+    Some(format!(
+        "the experts (QMoE) of {} blocks ({first} to {last}) were exported for CUDA, or do not say for what: CUDA and the CPU read such weights \
+         differently, so place these layers on one of them, or export the model for the CPU or WebGPU (docs/PROVIDERS.md)",
+        blocks.len()
     ))
 }
 
