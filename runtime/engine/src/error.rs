@@ -139,6 +139,22 @@ pub enum EngineError {
         /// What the plan needs with no weights locked, bytes.
         needed: u64,
     },
+    /// A partition that was planned for a GPU runs on the host, whose memory does not hold its weights.
+    #[error(
+        "{partition} was planned for a GPU and runs on the CPU, where each run needs its {} of weights at once: about {} of host memory, \
+         and this process may use {}",
+        human(.weights), human(.needed), human(.limit)
+    )]
+    FallbackTooLarge {
+        /// The partition.
+        partition: String,
+        /// Bytes of its weights.
+        weights: u64,
+        /// Bytes of host memory that it needs with the rest of the process.
+        needed: u64,
+        /// What this process may use, bytes.
+        limit: u64,
+    },
     /// The sequence would grow past the context.
     #[error("{asked} tokens do not fit: the sequence has {used} of a context of {context}")]
     ContextExceeded {
@@ -234,6 +250,9 @@ impl EngineError {
             }
             EngineError::ContextExceeded { .. } => {
                 Some("ask for a longer --context when splitting, or shorten the text")
+            }
+            EngineError::FallbackTooLarge { .. } => {
+                Some("plan for this machine without --vram (hpp-split, with --ram), or raise this process's limit")
             }
             EngineError::TooLittleMemory { .. } => {
                 Some("raise this process's limit, or make the plan again with a smaller --ram or --context")

@@ -130,6 +130,10 @@ impl Reporter for Heard {
     fn fallback(&self, partition: &str, wanted: Provider, got: Provider, reason: &str) {
         self.0.lock().unwrap().push(format!("{partition}: {wanted:?} -> {got:?}: {reason}"));
     }
+
+    fn warning(&self, message: &str) {
+        self.0.lock().unwrap().push(message.to_owned());
+    }
 }
 
 #[test]
@@ -149,6 +153,40 @@ fn a_missing_provider_is_reported_and_the_partition_runs_on_the_host() {
     assert_eq!(telemetry.copies.count, 0, "nothing crosses when all is on the host");
     let lanes: Vec<&str> = engine.last_pass().compute.iter().map(|(lane, _)| lane.as_str()).collect();
     assert_eq!(lanes, ["gpu0 on the CPU", "cpu"]);
+}
+
+/// A run needs all weights of its partition at once, and a partition of a GPU may be larger than the host's budget.
+#[test]
+fn a_partition_of_a_gpu_that_exceeds_host_memory_is_named() {
+    const MIB: u64 = 1 << 20;
+    let mut toy = Toy::new();
+    toy.backend.without(Provider::WEBGPU);
+    toy.backend.model("gpu_0.onnx", support::first(MemoryId::HOST));
+    toy.backend.set_resident(60 * MIB);
+    toy.plan.budgets.ram = Some(ByteSize(150 * MIB));
+    toy.plan.partitions[0].bytes.weights = ByteSize(168 * MIB);
+    let heard = Heard::default();
+    let load = |toy: &Toy| {
+        hpp_engine::Engine::load(&toy.plan, toy.dir.path(), &toy.backend, EngineOptions::default(), &heard).map(|_| ())
+    };
+    load(&toy).unwrap();
+    let said = std::mem::take(&mut *heard.0.lock().unwrap()).join("\n");
+    for part in [
+        "gpu_0 was planned for a GPU",
+        "168 MiB of weights at once",
+        "instead of the planned 150 MiB",
+        "without --vram",
+    ] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    toy.backend.limit_memory(200 * MIB);
+    let error = load(&toy).unwrap_err();
+    assert!(matches!(error, EngineError::FallbackTooLarge { .. }), "{error}");
+    assert!(error.to_string().contains("this process may use 200 MiB") && error.hint().is_some(), "{error}");
+    heard.0.lock().unwrap().clear();
+    toy.plan.partitions[0].bytes.weights = ByteSize(80 * MIB);
+    load(&toy).unwrap();
+    assert!(!heard.0.lock().unwrap().join("\n").contains("at once"));
 }
 
 #[test]

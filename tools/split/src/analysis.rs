@@ -21,8 +21,8 @@ pub fn analyse(
     let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
     analysis.with_experts_apart(layers).ok_or_else(|| {
         SplitError::setting(
-            "--cpu-moe and --n-cpu-moe place experts, and these layers have none that can be placed (QMoE, MoE; with --cpu-moe those that \
-             Optimum writes out)",
+            "--cpu-moe and --n-cpu-moe place experts, and these layers have none that can be placed: of QMoE and MoE, and those that Optimum \
+             writes out, with --cpu-moe or without a GPU; each matrix of an expert of 16 KiB or more, as quantized",
             "`hpp-split inspect` lists the layers with experts; --assign places whole layers",
         )
     })

@@ -26,13 +26,20 @@ pub(super) fn lock_weights<B: Backend>(
     if !plan.partitions.iter().any(streams) {
         return Ok(());
     }
+    let is_fallback = gpu_fallback(program, budget, &runtime.recorder.telemetry.stages);
+    let (rss, process_limit) = (runtime.pool.backend.memory_use().resident, runtime.pool.backend.memory_limit());
+    if let Some(fallback) = budget.too_large_fallback(plan, &is_fallback, rss) {
+        match process_limit.filter(|limit| fallback.needed > *limit) {
+            Some(limit) => return Err(fallback.error(limit)),
+            None => reporter.warning(&fallback.warning()),
+        }
+    }
     if runtime.weights.disk.wants_warm_up() {
         let started = runtime.pool.backend.now();
         runtime.warm_up(program)?;
         let ms = runtime.pool.backend.now().saturating_sub(started).as_millis();
         info!(ms, "warm-up runs done, to see which weights runs read");
     }
-    let is_fallback = gpu_fallback(program, budget, &runtime.recorder.telemetry.stages);
     let in_use = HostMemoryInUse::of(program, &runtime.lanes[0], &runtime.pool.backend);
     let rss = in_use.rss;
     let budget = budget.fit_sequences(plan, &is_fallback, in_use);

@@ -161,6 +161,17 @@ impl HostMemoryBudget {
         self.gpu_fallback == WeightResidency::ReadFromDisk
     }
 
+    /// The largest partition that fell back from a GPU to the host, if it does not fit in the budget beside `rss` bytes in use: a run needs
+    /// all of its weights at once.
+    pub fn too_large_fallback(&self, plan: &Plan, is_fallback: &[bool], rss: Option<u64>) -> Option<LargeFallback> {
+        let (limit, rss) = self.limit.zip(rss)?;
+        let fallen_back = fallen_back(plan, is_fallback);
+        let largest = fallen_back.iter().max_by_key(|partition| partition.bytes.weights)?;
+        let weights = largest.bytes.weights.0;
+        let needed = [weights, activations(plan, &fallen_back)].into_iter().fold(rss, u64::saturating_add);
+        (needed > limit).then(|| LargeFallback { partition: largest.name.clone(), weights, needed, limit })
+    }
+
     /// Where a variant's weights are between its runs.
     pub fn residency(&self, plan: &Plan, variant: &PartitionVariant<'_>) -> WeightResidency {
         let mapped = self.reads == WeightReads::Mapped;
@@ -253,6 +264,36 @@ impl HostMemoryBudget {
         let states = states.saturating_add(in_use.state_window);
         let used = [in_use.rss.unwrap_or(0), locked, window, cache, states, activations(plan, &[]), self.reserved];
         Some(used.into_iter().fold(limit, u64::saturating_sub))
+    }
+}
+
+/// A partition that fell back from a GPU to the host, whose memory is too small for its weights.
+pub(crate) struct LargeFallback {
+    partition: String,
+    weights: u64,
+    /// Bytes of host memory that it needs with the rest of the process.
+    pub needed: u64,
+    limit: u64,
+}
+
+impl LargeFallback {
+    /// The error where this process may use `limit` bytes.
+    pub fn error(self, limit: u64) -> EngineError {
+        let LargeFallback { partition, weights, needed, .. } = self;
+        EngineError::FallbackTooLarge { partition, weights, needed, limit }
+    }
+
+    /// The warning where only the plan's budget is exceeded.
+    pub fn warning(&self) -> String {
+        let human = |bytes: u64| ByteSize(bytes).human();
+        format!(
+            "{} was planned for a GPU and runs on the CPU, where each run needs its {} of weights at once: about {} of host memory \
+             instead of the planned {}; plan for this machine without --vram to stay within them",
+            self.partition,
+            human(self.weights),
+            human(self.needed),
+            human(self.limit)
+        )
     }
 }
 

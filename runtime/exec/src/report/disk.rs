@@ -1,7 +1,7 @@
 //! The cost of reading weights from disk: fields for `--json` and lines for people.
 
 use crate::numbers::{gb_per_second, millis};
-use hpp_engine::Telemetry;
+use hpp_engine::{StageTelemetry, Telemetry};
 use hpp_generate::Generated;
 use hpp_schema::{ByteSize, Predictions};
 use serde::Serialize;
@@ -80,12 +80,16 @@ pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemet
     if decoded == 0 || expected <= 0.0 || took <= SLOW_FACTOR * expected || !disk_is_the_cause {
         return None;
     }
-    // A plan made with a profile accounts for this machine's disk already.
-    let advice =
-        if predicted.source.starts_with("profile") { "" } else { ", and hpp-profile measures this disk for the plan" };
+    let fell_back = telemetry.stages.iter().any(StageTelemetry::fell_back);
+    let advice = match (fell_back, predicted.source.starts_with("profile")) {
+        (true, _) => "The plan was made for a GPU that is not usable here: plan for this machine without --vram",
+        // A plan made with a profile accounts for this machine's disk already.
+        (false, true) => "A larger --ram reads less from disk",
+        (false, false) => "A larger --ram reads less from disk, and hpp-profile measures this disk for the plan",
+    };
     Some(format!(
         "slower than planned: {took:.1} ms per token instead of {expected:.1}; the disk delivers {:.2} GB/s, and partitions wait for \
-         it {:.0} % of the time. A larger --ram reads less from disk{advice}",
+         it {:.0} % of the time. {advice}",
         reads.gb_per_second,
         100.0 * waiting.min(1.0)
     ))
