@@ -1,11 +1,11 @@
 //! The layout of quantized experts' weights (`QMoE`), which an ONNX file need not state.
 //!
-//! The attribute `weights_prepacked` is 0 for weights of `[experts, outputs, inputs / 2]`, and 1 for weights that the exporter arranged for a
-//! provider's kernels. Without it each provider expects the arrangement of its own kernels: the CPU provider the former, CUDA the
-//! interleaved one of its matrix products. One file then gives different answers on both, without an error (docs/PROVIDERS.md).
+//! The attribute `weights_prepacked` is 0 for the plain layout, `[experts, outputs, inputs / 2]`, and 1 for the layout of a provider's
+//! kernels. Without it each provider expects the layout of its own kernels: the CPU provider the plain one, CUDA the interleaved one of its
+//! matrix products. One file then gives different answers on both, without an error (docs/PROVIDERS.md).
 //!
-//! CUDA computes `QMoE` in 16 bits only. The layout of nodes in float32 is left open, so that their weights may be inputs of a session:
-//! `hpp_onnx` keeps those of a node with the value 0 constant, because CUDA arranges them when it loads them.
+//! CUDA computes `QMoE` in 16 bits only, so nodes in float32 are left as exported. `hpp_onnx` keeps the weights of a node with the value 0
+//! constant, because CUDA repacks them when it loads them; those of other nodes may be inputs of a session.
 
 use crate::{Analysis, ModelConfig};
 use hpp_graph::{Attribute, Graph, Node, NodeId};
@@ -57,7 +57,7 @@ fn unstated(graph: &Graph) -> impl Iterator<Item = NodeId> {
     })
 }
 
-/// Whether the weights have one row for each output. Those that were arranged for CUDA have one for each input.
+/// Whether the weights have one row for each output. Those that GenAI exports for CUDA have one for each input.
 fn has_plain_shape(graph: &Graph, node: &Node) -> bool {
     let rows = |input: usize| {
         let value = graph.value(node.inputs.get(input).copied().flatten()?);

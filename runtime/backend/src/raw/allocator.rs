@@ -17,7 +17,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A shared allocator of ONNX Runtime for one device and one kind of memory. Its blocks wait for `streams` and take `lock` before they are
 /// freed.
-#[derive(Clone)]
 pub(crate) struct DeviceAllocator {
     shared: Arc<SharedAllocator>,
     pub lock: DeviceLock,

@@ -98,7 +98,10 @@ pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemet
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hpp_engine::Counter;
+    use hpp_engine::port::WeightResidency;
     use hpp_generate::{FinishReason, GenerationTimings, TokenUsage};
+    use hpp_schema::Provider;
     use std::time::Duration;
 
     #[test]
@@ -122,7 +125,11 @@ mod tests {
 
     /// The warning for ten tokens in `decode` milliseconds, `stalls` of them waiting, where `source` predicted 100 ms per token.
     fn warning(decode: u64, stalls: u64, source: &str) -> Option<String> {
-        let mut telemetry = Telemetry { read_bytes: 1_000_000_000, ..Telemetry::default() };
+        warning_with(vec![], decode, stalls, source)
+    }
+
+    fn warning_with(stages: Vec<StageTelemetry>, decode: u64, stalls: u64, source: &str) -> Option<String> {
+        let mut telemetry = Telemetry { read_bytes: 1_000_000_000, stages, ..Telemetry::default() };
         telemetry.reads.time = Duration::from_millis(decode);
         telemetry.disk_stalls.time = Duration::from_millis(stalls);
         let generated = Generated {
@@ -158,6 +165,20 @@ mod tests {
         );
         let profiled = warning(4000, 3200, "profile: profile.yaml of 2026-01-01T00:00:00Z, refined").unwrap();
         assert!(profiled.ends_with("A larger --ram reads less from disk"), "{profiled}");
+        let fell_back = StageTelemetry {
+            partition: "gpu_0".into(),
+            device: "gpu0".into(),
+            provider: Provider::CPU,
+            processor: String::new(),
+            packs_weights: false,
+            residency: WeightResidency::ReadFromDisk,
+            refused: vec![],
+            load: Duration::ZERO,
+            prefill: Counter::default(),
+            decode: Counter::default(),
+        };
+        let missing = warning_with(vec![fell_back], 4000, 3200, "static").unwrap();
+        assert!(missing.ends_with("plan for this machine without --vram") && !missing.contains("--ram"), "{missing}");
         assert_eq!(warning(1400, 1200, "static"), None, "nearly as planned");
         assert_eq!(warning(4000, 100, "static"), None, "the processor is slow");
     }
