@@ -1,6 +1,6 @@
 """`make bench-gpu`: models that do not fit a GPU, as one table. Needs only python3, built commands and ONNX Runtime.
 
-    gpu.py --target DIR [--provider cuda|webgpu] [--dtype fp16|fp32|int4-fp16] [--rounds N] [--minutes N] [--small] [exact|models|decode|prompt|mixture ...]
+    gpu.py --target DIR [--provider cuda|webgpu] [--dtype fp16|fp32|int4-fp16] [--rounds N] [--minutes N] [--small] [exact|models|decode|prompt|jobs|mixture ...]
 
 ONNX Runtime is the one of ORT_DYLIB_PATH. Results are kept in results-gpu.json of out/bench, or of HPP_BENCH_OUT, after each
 measurement, and later calls add to them: `--keep-profile` reuses the profile and the models of an earlier call. Without a GPU it
@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 
+import gpu_jobs
 import gpu_mixture
 import gpu_models
 import gpu_rows
@@ -23,9 +24,9 @@ from host import physical_cores, versions
 from table import Table, row
 from workshop import OUT, Workshop
 
-NAMES = ("exact", "models", "decode", "prompt", "mixture")
+NAMES = ("exact", "models", "decode", "prompt", "jobs", "mixture")
 # Those that measure the large model.
-LARGE = ("decode", "prompt")
+LARGE = {"decode": gpu_rows.decode, "prompt": gpu_rows.prompt, "jobs": gpu_jobs.jobs}
 # Timeout of a command, in seconds.
 LIMIT = 120
 
@@ -120,7 +121,7 @@ def measured(name, shop, provider, bench):
         return gpu_models.models(shop, provider)
     if name == "mixture":
         return gpu_mixture.mixture(shop, provider)
-    return gpu_rows.decode(bench) if name == "decode" else gpu_rows.prompt(bench)
+    return LARGE[name](bench)
 
 
 main()

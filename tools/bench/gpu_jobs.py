@@ -1,0 +1,68 @@
+"""Many sequences that share each pass over weights that do not fit a GPU, over one sequence after the other."""
+
+import json
+import os
+import random
+
+import measure
+from table import compared, row
+from workshop import OUT
+
+# Tokens of each prompt and of each answer, sequences of a job, and how many of them are measured alone.
+PROMPT, NEW, COUNT, ALONE = 16, 64, 32, 2
+# What every generated model's vocabulary has.
+VOCABULARY = 500
+
+
+def jobs(bench):
+    """Tokens per second of a job: as planned for throughput, over the same plan with one sequence at a time, over the plan that decodes one
+    sequence fastest, and over the best plan without streaming with as many sequences."""
+    new, count = (4, 4) if bench.shop.small else (NEW, COUNT)
+    work = {"prompt": PROMPT, "new": new}
+    planned, said = bench.plan("jobs-planned", "--mechanisms", "all", "--objective", "throughput", **work)
+    host, _ = bench.plan("jobs-host", "--mechanisms", "resident,cpu", "--objective", "throughput", **work)
+    single, _ = bench.plan("jobs-single", "--mechanisms", "all", "--objective", "decode", **work)
+    sides = {
+        "together": lambda: run(bench, planned, new, count),
+        "rounded": lambda: run(bench, planned, new, count, rows="on"),
+        "alone": lambda: run(bench, planned, new, ALONE, 1),
+        "single": lambda: run(bench, single, new, ALONE, 1),
+        "host": lambda: run(bench, host, new, count),
+    }
+    runs = measure.in_turns(bench.shop.rounds, **sides)
+    rate = {side: [each["rate"] for each in runs[side]] for side in sides}
+    at_once = sorted({each["sequences"] for each in runs["together"]})
+    name = f"job of {count} prompts, {'/'.join(map(str, at_once))} at once, {new} tokens each, {bench.dtype}"
+    rows = [
+        compared(f"{name}: as planned over one at a time", rate["together"], rate["alone"], 4, "tok/s"),
+        compared(f"{name}: as planned over the plan for one sequence, one at a time", rate["together"], rate["single"], 1, "tok/s"),
+        compared(f"{name}: as planned over the best plan without streaming", rate["together"], rate["host"], 1, "tok/s"),
+        compared(f"{name}: --row-batching on over exact", rate["rounded"], rate["together"], None, "tok/s"),
+    ]
+    together, alone = runs["together"][-1]["answers"], runs["alone"][-1]["answers"]
+    same = sum(together[number] == tokens for number, tokens in alone.items())
+    rows.append(row(f"{name}: answers as alone", f"{same} of {len(alone)}", "", "", "all", same == len(alone)))
+    predicted = said["predictions"].get("throughput") or {}
+    rows.append(row(f"{name}: the plan", json.dumps({"sequences": predicted.get("sequences"),
+                                                    "tokens_per_second": predicted.get("tokens_per_second")}), "", "", "reported"))
+    return rows
+
+
+def run(bench, plan, new, count, at_once=None, rows="exact"):
+    """A job's tokens per second without loading, the most sequences at once, and its answers by number."""
+    prompts, answers = os.path.join(OUT, "gpu-prompts.jsonl"), os.path.join(OUT, "gpu-answers.jsonl")
+    if os.path.exists(answers):
+        os.remove(answers)
+    numbers = random.Random(7)
+    with open(prompts, "w", encoding="utf-8") as out:
+        for number in range(count):
+            tokens = [numbers.randrange(1, VOCABULARY) for _ in range(PROMPT)]
+            out.write(json.dumps({"id": number, "tokens": tokens, "max_new": new, "ignore_eos": True, "temperature": 0}) + "\n")
+    limited = ("--max-sequences", at_once) if at_once else ()
+    summary = bench.shop.exec_json("jobs", plan, "--in", prompts, "--out", answers, "--row-batching", rows, "--providers",
+                                   f"{bench.provider},cpu", *limited)
+    if summary["errors"]:
+        raise measure.Failed(f"a job failed: {summary}")
+    with open(answers, encoding="utf-8") as file:
+        told = {line["id"]: line["tokens"] for line in map(json.loads, file)}
+    return {"rate": summary["tokens"] / summary["seconds"], "sequences": summary["sequences"], "answers": told}
