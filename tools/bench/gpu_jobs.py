@@ -5,6 +5,7 @@ import os
 import random
 
 import measure
+from gpu_rows import accuracy
 from table import compared, row
 from workshop import OUT
 
@@ -28,6 +29,7 @@ def jobs(bench):
         "alone": lambda: run(bench, planned, new, ALONE, 1),
         "single": lambda: run(bench, single, new, ALONE, 1),
         "host": lambda: run(bench, host, new, count),
+        "host rounded": lambda: run(bench, host, new, count, rows="on"),
     }
     runs = measure.in_turns(bench.shop.rounds, **sides)
     rate = {side: [each["rate"] for each in runs[side]] for side in sides}
@@ -37,14 +39,17 @@ def jobs(bench):
         compared(f"{name}: as planned over one at a time", rate["together"], rate["alone"], 4, "tok/s"),
         compared(f"{name}: as planned over the plan for one sequence, one at a time", rate["together"], rate["single"], 1, "tok/s"),
         compared(f"{name}: as planned over the best plan without streaming", rate["together"], rate["host"], 1, "tok/s"),
+        compared(f"{name}: as planned over the best plan without streaming, both with --row-batching on", rate["rounded"],
+                 rate["host rounded"], 1, "tok/s"),
         compared(f"{name}: --row-batching on over exact", rate["rounded"], rate["together"], None, "tok/s"),
     ]
     together, alone = runs["together"][-1]["answers"], runs["alone"][-1]["answers"]
     same = sum(together[number] == tokens for number, tokens in alone.items())
     rows.append(row(f"{name}: answers as alone", f"{same} of {len(alone)}", "", "", "all", same == len(alone)))
-    predicted = said["predictions"].get("throughput") or {}
-    rows.append(row(f"{name}: the plan", json.dumps({"sequences": predicted.get("sequences"),
-                                                    "tokens_per_second": predicted.get("tokens_per_second")}), "", "", "reported"))
+    batched = {side: sum(each["batched"] for each in runs[side]) // len(runs[side]) for side in ("together", "host")}
+    rows.append(row(f"{name}: rows computed together, of {count * new}", f"{batched['together']} as planned, {batched['host']} without streaming",
+                    "", "", "reported"))
+    rows.append(accuracy(f"{name}, as planned", said["predictions"]["throughput"]["tokens_per_second"], rate["together"], "tok/s"))
     return rows
 
 
@@ -65,4 +70,4 @@ def run(bench, plan, new, count, at_once=None, rows="exact"):
         raise measure.Failed(f"a job failed: {summary}")
     with open(answers, encoding="utf-8") as file:
         told = {line["id"]: line["tokens"] for line in map(json.loads, file)}
-    return {"rate": summary["tokens"] / summary["seconds"], "sequences": summary["sequences"], "answers": told}
+    return {"rate": summary["tokens"] / summary["seconds"], "sequences": summary["sequences"], "answers": told, "batched": summary["batched_rows"]}
