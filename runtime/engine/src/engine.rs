@@ -106,6 +106,11 @@ impl<B: Backend> Engine<B> {
         sequence.truncate(&self.program, pool, length, scratch)
     }
 
+    /// How many tokens [`truncate`](Self::truncate) to `length` would leave; `None` if it would change nothing.
+    pub fn truncated_length(&self, sequence: &Sequence<B>, length: u64) -> Option<u64> {
+        sequence.truncated_length(&self.program, length)
+    }
+
     /// Most tokens of a pass that can be undone by [`truncate`](Self::truncate), if the sequence [keeps
     /// snapshots](Sequence::keep_snapshots). 0 if a sliding window on a device is full.
     pub fn max_undo(&self, sequence: &Sequence<B>) -> u64 {

@@ -66,10 +66,18 @@ fn the_same_request_has_the_same_bits_alone_together_and_after_a_kept_prefix() {
     let first = server.ok("/v1/completions", &request);
     assert_eq!(first["usage"]["prompt_tokens_details"]["cached_tokens"], json!(0));
     assert_eq!(first["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().len(), 12);
+    let passes = || server.metric(&format!("hpp_passes_total{{model=\"{MODEL}\"}}"));
+    let before = passes();
     let again = server.ok("/v1/completions", &request);
-    let cached = again["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
-    assert!(cached >= 128 && cached.is_multiple_of(128), "{again}");
+    assert_eq!(cached_tokens(&again), again["usage"]["prompt_tokens"].as_u64().unwrap(), "all of it: {again}");
     assert_eq!(answer(&again), answer(&first));
+    assert_eq!(passes(), before + 11.0, "one for each token but the first, which has its logits");
+    // A longer prompt shares whole pages.
+    let longer = json!({"prompt": format!("{prompt} And then?"), "max_tokens": 12, "logprobs": 3});
+    let cold = Server::new(&[]).ok("/v1/completions", &longer);
+    let warm = server.ok("/v1/completions", &longer);
+    assert!(cached_tokens(&warm) >= 128 && cached_tokens(&warm).is_multiple_of(128), "{warm}");
+    assert_eq!(answer(&warm), answer(&cold));
     std::thread::scope(|scope| {
         let asked: Vec<_> = (0..16)
             .map(|number| {

@@ -182,8 +182,8 @@ impl<B: Backend> Batch<B> {
 
     /// Like [`add`](Self::add), but continues the tokens of an earlier generation, or restored pages. Keeps the prefix that the prompt can
     /// share with them ([`TokenSequence::shared_prefix`]), in whole chunks of `chunk_tokens`. With `chunk_tokens` as the generation's prompt
-    /// chunk, the rest of the prompt is computed in the same chunks as the whole prompt would be, so that its logits are the same. Returns
-    /// also the number of tokens kept.
+    /// chunk, the rest of the prompt is computed in the same chunks as the whole prompt would be, so that its logits are the same. A prompt
+    /// equal to the sequence's last needs no pass. Returns also the number of tokens kept.
     pub fn add_to(
         &mut self,
         mut sequence: TokenSequence<B>,
@@ -194,7 +194,11 @@ impl<B: Backend> Batch<B> {
         if generation.request().prompt_logits {
             sequence.clear();
         }
-        let kept = sequence.keep_whole_chunks(&mut self.engine, &generation.request().prompt, session, chunk_tokens)?;
+        let prompt = &generation.request().prompt;
+        let kept = match sequence.keep_prompt(&mut self.engine, prompt, session)? {
+            true => prompt.len(),
+            false => sequence.keep_whole_chunks(&mut self.engine, prompt, session, chunk_tokens)?,
+        };
         generation.set_reused(kept);
         let id = self.add(generation);
         if let Some(member) = self.members.last_mut() {
@@ -320,7 +324,11 @@ impl<B: Backend> Member<B> {
         on_event: &mut dyn FnMut(RequestId, GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let Member { id, generation, sequence, error, .. } = self;
+        let reads_prompt = generation.next_prompt_tokens().is_some();
         sequence.fed(generation.input());
+        if reads_prompt && sequence.tokens().len() == generation.request().prompt.len() {
+            sequence.end_prompt();
+        }
         let room = sequence.room(engine);
         // The caller's error ends the batch; the generation's own only this member.
         let advanced =

@@ -179,7 +179,8 @@ impl Generation {
         self
     }
 
-    /// Skips the first `tokens` of the prompt, which the sequence holds already; at least one must remain.
+    /// Skips the first `tokens` of the prompt, which the sequence holds already. If that is all of it, the sequence must have the logits after
+    /// it: the first token is chosen from them, without a pass.
     pub fn set_reused(&mut self, tokens: usize) {
         (self.reused, self.fed) = (tokens, tokens);
     }
@@ -215,7 +216,7 @@ impl Generation {
         &self.input
     }
 
-    /// The next input. `None` once finished. `max_draft`: most tokens that the sequence takes beside one and could drop again.
+    /// The next input. `None` once finished, and if the sequence has the logits that the next token is chosen from. `max_draft`: most tokens that the sequence takes beside one and could drop again.
     ///
     /// # Errors
     /// When a draft model fails.
@@ -226,6 +227,9 @@ impl Generation {
         self.drafted = 0;
         self.input.clear();
         let prompt = self.request.prompt.len();
+        if self.fed == prompt && self.tokens.is_empty() {
+            return Ok(None);
+        }
         if self.fed < prompt {
             let left = &self.request.prompt[self.fed..];
             self.input.extend_from_slice(&left[..chunk_length(left.len(), self.prompt_chunk)]);
@@ -272,8 +276,8 @@ impl Generation {
         on_event: &mut dyn FnMut(GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<usize, E> {
         let total = self.request.prompt.len();
-        let in_prompt = self.fed < total;
-        if in_prompt && self.request.prompt_logits {
+        let in_prompt = self.tokens.is_empty();
+        if self.fed < total && self.request.prompt_logits {
             self.report_prompt(logits, on_event)?;
         }
         self.fed += self.input.len() - self.drafted;

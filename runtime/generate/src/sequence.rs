@@ -38,6 +38,16 @@ pub struct TokenSequence<B: Backend> {
     session: Option<String>,
     /// The keys of its leading pages that are saved or cannot be.
     saved: Vec<PageKey>,
+    /// The end of the last prompt fed in chunks.
+    prompt_end: Option<PromptEnd>,
+}
+
+/// Where a prompt ended, so that an equal prompt needs no pass.
+struct PromptEnd {
+    /// Tokens up to its end.
+    tokens: usize,
+    /// The logits `[vocab]` after them.
+    logits: Vec<f32>,
 }
 
 impl<B: Backend> Default for TokenSequence<B> {
@@ -51,6 +61,7 @@ impl<B: Backend> Default for TokenSequence<B> {
             in_whole_chunks: 0,
             session: None,
             saved: Vec::new(),
+            prompt_end: None,
         }
     }
 }
@@ -105,8 +116,8 @@ impl<B: Backend> TokenSequence<B> {
         chunk_tokens: usize,
     ) -> Result<usize, GenerateError> {
         let chunk_tokens = chunk_tokens.max(1);
-        let wanted =
-            self.shared_prefix(prompt, session).min(prompt.len().saturating_sub(2)) / chunk_tokens * chunk_tokens;
+        let wanted = self.shared_prefix(prompt, session) / chunk_tokens * chunk_tokens;
+        let wanted = wanted.min(last_chunk_start(prompt.len(), chunk_tokens));
         let left = match self.keep(engine, wanted)? {
             left if left % chunk_tokens == 0 => left,
             // States that cannot go back to the end of that chunk.
@@ -114,6 +125,45 @@ impl<B: Backend> TokenSequence<B> {
         };
         (self.chunk_tokens, self.session) = (chunk_tokens, session.map(str::to_owned));
         Ok(left)
+    }
+
+    /// Notes that a prompt ends after the last token fed: an equal prompt can start here ([`keep_prompt`](Self::keep_prompt)).
+    pub fn end_prompt(&mut self) {
+        let (tokens, logits) = (self.tokens.len(), self.logits.last());
+        if self.chunk_tokens > 0 && !logits.is_empty() {
+            self.prompt_end = Some(PromptEnd { tokens, logits: logits.to_vec() });
+        }
+    }
+
+    /// Whether [`keep_prompt`](Self::keep_prompt) would keep all of `prompt`: the sequence begins with it, has the logits after it, with the
+    /// bits that computing the prompt after its last whole chunk would give, and its states can go back to its end.
+    pub fn has_prompt(&self, engine: &Engine<B>, prompt: &[u32], session: Option<&str>) -> bool {
+        let ends_here = self.prompt_end.as_ref().is_some_and(|end| end.tokens == prompt.len());
+        let length = prompt.len() as u64;
+        let goes_back = |sequence| engine.truncated_length(sequence, length) == Some(length);
+        ends_here
+            && self.tokens.starts_with(prompt)
+            && self.shared_prefix(prompt, session) >= last_chunk_start(prompt.len(), self.chunk_tokens.max(1))
+            && self.sequence.as_ref().is_some_and(goes_back)
+    }
+
+    /// Truncates the sequence to `prompt` and returns true if it [has](Self::has_prompt) all of it. Then [`logits`](Self::logits) are those
+    /// after the prompt, and it belongs to `session` from now on. Otherwise nothing changes.
+    pub fn keep_prompt(
+        &mut self,
+        engine: &mut Engine<B>,
+        prompt: &[u32],
+        session: Option<&str>,
+    ) -> Result<bool, GenerateError> {
+        if !self.has_prompt(engine, prompt, session) || self.keep(engine, prompt.len())? < prompt.len() {
+            return Ok(false);
+        }
+        let Some(end) = &self.prompt_end else { return Ok(false) };
+        self.logits.rows = 1;
+        self.logits.vocab = end.logits.len();
+        self.logits.data.clone_from(&end.logits);
+        self.session = session.map(str::to_owned);
+        Ok(true)
     }
 
     /// How many tokens a prompt has in common with the start of this sequence.
@@ -148,6 +198,7 @@ impl<B: Backend> TokenSequence<B> {
             let chunk_tokens = self.chunk_tokens.max(1);
             self.in_whole_chunks = self.in_whole_chunks.min(left / chunk_tokens * chunk_tokens);
             self.saved.truncate(left / chunk_tokens);
+            self.prompt_end.take_if(|end| end.tokens > left);
         }
     }
 
@@ -240,6 +291,12 @@ impl<B: Backend> TokenSequence<B> {
     }
 }
 
+/// Where the last chunk of a prompt begins at the latest: at least two tokens follow, because a single one would be computed differently
+/// from the end of a longer chunk.
+fn last_chunk_start(prompt: usize, chunk_tokens: usize) -> usize {
+    prompt.saturating_sub(2) / chunk_tokens * chunk_tokens
+}
+
 /// For [`KvCache`](crate::KvCache).
 impl<B: Backend> TokenSequence<B> {
     /// A sequence whose states were restored for these tokens, which are whole pages with these keys. `in_whole_chunks`: how many of the
@@ -272,7 +329,7 @@ impl<B: Backend> TokenSequence<B> {
     }
 
     /// The conversation that it belongs to.
-    pub(crate) fn session(&self) -> Option<&str> {
+    pub fn session(&self) -> Option<&str> {
         self.session.as_deref()
     }
 

@@ -594,6 +594,9 @@ impl<B: Backend + 'static> EngineThread<B> {
         // The logits of a prompt that was computed before are gone.
         let prompt: &[u32] = if request.prompt_logits { &[] } else { &request.prompt };
         let is_full = self.batch.len() + self.kept.len() >= self.max_sequences;
+        if let Some(equal) = self.kept_for_equal(prompt, hints.session.as_deref(), is_full) {
+            return Some(self.kept.remove(equal));
+        }
         let shared = |sequence: &TokenSequence<B>| sequence.shared_prefix(prompt, hints.session.as_deref());
         let best = (0..self.kept.len()).max_by_key(|index| shared(&self.kept[*index]));
         let in_best = best.map_or(0, |best| shared(&self.kept[best]));
@@ -646,6 +649,16 @@ impl<B: Backend + 'static> EngineThread<B> {
         Some(restored.ok().flatten().unwrap_or_default())
     }
 
+    /// The kept sequence whose prompt is this one, which then needs no pass; the most recently used of several.
+    fn kept_for_equal(&self, prompt: &[u32], session: Option<&str>, is_full: bool) -> Option<usize> {
+        // The long answer of another conversation stays while there is room.
+        let may_truncate = |sequence: &TokenSequence<B>| {
+            is_full || sequence.session().is_none() || 2 * prompt.len() >= sequence.tokens().len()
+        };
+        let engine = self.batch.engine();
+        self.kept.iter().rposition(|sequence| may_truncate(sequence) && sequence.has_prompt(engine, prompt, session))
+    }
+
     /// Keeps the sequence of an answered request, unless its client says that no request follows soon.
     fn keep(&mut self, sequence: TokenSequence<B>, park: bool) {
         if park && let Some(cache) = self.batch.cache() {
@@ -673,11 +686,13 @@ impl<B: Backend + 'static> EngineThread<B> {
             }
             Ok(())
         });
-        self.metrics.passes.inc();
-        self.metrics.items.observe(self.batch.items() as f64);
-        let last = self.batch.engine().last_pass();
-        self.metrics.weight_bytes.inc_by(last.read_bytes + last.uploaded_bytes);
-        self.metrics.batched_rows.inc_by(last.batched_rows);
+        if self.batch.items() > 0 {
+            self.metrics.passes.inc();
+            self.metrics.items.observe(self.batch.items() as f64);
+            let last = self.batch.engine().last_pass();
+            self.metrics.weight_bytes.inc_by(last.read_bytes + last.uploaded_bytes);
+            self.metrics.batched_rows.inc_by(last.batched_rows);
+        }
         self.metrics.slowdown.set(self.batch.adaptation().map_or(1.0, Adaptation::slowdown));
         match finished {
             Ok(finished) => finished.into_iter().for_each(|finished| self.finish(finished)),

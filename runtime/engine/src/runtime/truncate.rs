@@ -17,17 +17,10 @@ impl<B: Backend> Sequence<B> {
         length: u64,
         scratch: &mut Vec<u8>,
     ) -> Result<Option<u64>, EngineError> {
-        if self.interrupted || length > self.length {
-            return Ok(None);
+        let Some(left) = self.truncated_length(program, length) else { return Ok(None) };
+        if left == self.length {
+            return Ok(Some(left));
         }
-        if length == self.length {
-            return Ok(Some(length));
-        }
-        let reach = |layout: &StateLayout| self.reach(layout, length);
-        let Some(left) = program.layouts.iter().try_fold(length, |least, layout| Some(least.min(reach(layout)?)))
-        else {
-            return Ok(None);
-        };
         // A failure below leaves some states truncated and others not.
         self.interrupted = true;
         let is_last_pass = self.pass_start == Some(left);
@@ -40,6 +33,17 @@ impl<B: Backend> Sequence<B> {
         self.history.embeddings.truncate((left * width) as usize);
         (self.length, self.pass_start) = (left, None);
         Ok(Some(left))
+    }
+
+    /// How many tokens [`truncate`](Self::truncate) to `length` would leave; `None` if it would change nothing.
+    pub(crate) fn truncated_length(&self, program: &Program, length: u64) -> Option<u64> {
+        if self.interrupted || length > self.length {
+            return None;
+        }
+        if length == self.length {
+            return Some(length);
+        }
+        program.layouts.iter().try_fold(length, |least, layout| Some(least.min(self.reach(layout, length)?)))
     }
 
     /// Most tokens of a pass after which the sequence could be truncated to its length now, or to less where the caller then feeds

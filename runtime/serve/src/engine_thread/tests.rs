@@ -241,6 +241,45 @@ fn answers_stay_the_same_while_their_engine_gives_up_memory_and_gets_it_back() {
     toy.thread.join().unwrap();
 }
 
+#[test]
+fn a_prompt_asked_again_needs_no_pass_where_its_states_can_go_back() {
+    let toy = ToyThread::start_with(2, |_| false, Drafts::default);
+    let prompt: Vec<u32> = (0..10).map(|at| at * 3 % 16).collect();
+    let new_runs = |before: usize| toy.runs.lock().unwrap()[before..].to_vec();
+    let count = || toy.runs.lock().unwrap().len();
+    let first = logprobs_of(toy.ask_for_logprobs(prompt.clone(), 1, Some(2)));
+    let before = count();
+    // The answer's only token was not fed, so that the sequence ends with the prompt.
+    assert_eq!(logprobs_of(toy.ask_for_logprobs(prompt.clone(), 1, Some(2))), first);
+    assert_eq!(new_runs(before), [0; 0]);
+    assert_eq!(answer(toy.ask(prompt.clone(), 6)), expected(&prompt, 6));
+    assert_eq!(new_runs(before), [1; 5], "the first token needs no run");
+    // Now the toy's replaced state cannot go back to the end of the prompt.
+    let before = count();
+    assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
+    assert_eq!(new_runs(before), [2], "the rest after two pages");
+    // Neither a longer prompt nor a shorter one is equal.
+    for other in [[&prompt[..], &[5, 6]].concat(), prompt[..9].to_vec()] {
+        let before = count();
+        assert_eq!(answer(toy.ask(other.clone(), 1)), expected(&other, 1));
+        assert_eq!(new_runs(before).iter().sum::<usize>(), other.len() - (other.len() - 2) / CHUNK * CHUNK);
+    }
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+}
+
+/// Waits for the end of a request, and returns the tokens of its answer with their logprobs.
+fn logprobs_of(mut events: UnboundedReceiver<RequestEvent>) -> Vec<(u32, String)> {
+    let mut tokens = vec![];
+    loop {
+        match events.blocking_recv().unwrap() {
+            RequestEvent::Token { id, logprobs } => tokens.push((id, format!("{:?}", logprobs.unwrap()))),
+            RequestEvent::Finished(_) => return tokens,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// The second run with one token waits, and later the middle of the second pass in which sixteen answers go on.
 fn middle_of_a_pass_of_sixteen(runs: &[usize]) -> bool {
     let singles = |runs: &[usize]| runs.iter().rev().take_while(|tokens| **tokens == 1).count();
