@@ -101,8 +101,9 @@ pub(crate) fn load<B: Backend>(
         cancel,
         _attached: attached,
     };
-    let batches_rows = options.row_batching != RowBatching::Off && can_batch_rows(&program, &symbols);
-    make_ready(&program, &mut runtime, budget, batches_rows, reporter)?;
+    // One row serves a sequence after the other with memory that the system has given already.
+    let has_rows = options.row_batching != RowBatching::Off && can_batch_rows(&program, &symbols);
+    make_ready(&program, &mut runtime, budget, has_rows, reporter)?;
     let load = backend.now().saturating_sub(started);
     runtime.recorder.telemetry.load = load;
     runtime.recorder.telemetry.state_window = program.state_window();
@@ -147,12 +148,12 @@ fn make_ready<B: Backend>(
     program: &Program,
     runtime: &mut Runtime<B>,
     budget: HostMemoryBudget,
-    batches_rows: bool,
+    has_rows: bool,
     reporter: &dyn Reporter,
 ) -> Result<(), EngineError> {
     runtime.weights.set_order(&program.run_order(&runtime.route));
     lock_weights(program, runtime, budget, reporter)?;
-    if batches_rows && runtime.max_sequences > 1 {
+    if has_rows {
         runtime.arena = StateArena::new(&program.layouts, &runtime.pool, runtime.max_sequences).ok();
     }
     runtime.synchronize()?;
