@@ -296,8 +296,10 @@ impl Backend for OrtBackend {
     }
 
     fn slice(&self, buffer: &OrtBuffer, offset: u64, bytes: u64) -> Option<OrtBuffer> {
-        let Memory::Host(host) = &buffer.memory else { return None };
-        let memory = Memory::Host(Rc::new(host.slice(offset, bytes)?));
+        let memory = match &buffer.memory {
+            Memory::Host(host) => Memory::Host(Rc::new(host.slice(offset, bytes)?)),
+            Memory::Device(device) => Memory::Device(Rc::new(device.slice(offset, bytes)?)),
+        };
         Some(OrtBuffer { memory, space: Rc::clone(&buffer.space) })
     }
 

@@ -12,7 +12,7 @@ use hpp_engine::{
 use hpp_schema::{DType, FileRole, ModelOutput, OutputRole, OutputUse, PartitionOutput, Plan};
 use proptest::prelude::*;
 use std::rc::Rc;
-use support::{VOCAB, port, record};
+use support::{DEVICE, VOCAB, port, record};
 use tempfile::TempDir;
 
 static NO_EXTRA: NamedTensors = NamedTensors::new();
@@ -130,7 +130,20 @@ struct Toy {
 }
 
 fn load(rows: Rows, row_batching: RowBatching, sequences: u64) -> Toy {
-    load_plan(Plan::from_yaml(PLAN).unwrap(), rows, row_batching, sequences)
+    load_plan(Plan::from_yaml(PLAN).unwrap(), rows, row_batching, (sequences, MemoryId::HOST), &MockBackend::new())
+}
+
+/// Loads a plan whose states lie on a device, whose buffers have parts or not.
+fn load_on_device(rows: Rows, row_batching: RowBatching, has_parts: bool) -> Toy {
+    let backend = MockBackend::new();
+    if !has_parts {
+        backend.refuse_slices(DEVICE);
+    }
+    let on_device =
+        PLAN.replace("vram: []", "vram: [1 MiB]").replace("kind: cpu }", "kind: cpu }\n  - { name: gpu0, kind: gpu }");
+    let on_device =
+        on_device.replace("device: cpu\n", "device: gpu0\n").replace("providers: [cpu]", "providers: [cuda]");
+    load_plan(Plan::from_yaml(&on_device).unwrap(), rows, row_batching, (4, DEVICE), &backend)
 }
 
 /// Loads a plan whose hidden states have 16 bits.
@@ -145,14 +158,20 @@ fn load_half(rows: Rows, sequences: u64) -> Toy {
     let (name, dtype, shape) = (hidden.name.clone(), hidden.dtype, hidden.shape.clone());
     plan.model.outputs.push(ModelOutput { name, dtype, shape, role: OutputRole::Free });
     plan.partitions[0].outputs.push(hidden);
-    load_plan(plan, rows, RowBatching::Exact, sequences)
+    load_plan(plan, rows, RowBatching::Exact, (sequences, MemoryId::HOST), &MockBackend::new())
 }
 
-fn load_plan(mut plan: Plan, rows: Rows, row_batching: RowBatching, sequences: u64) -> Toy {
+/// Loads a plan for so many sequences, with states in this memory.
+fn load_plan(
+    mut plan: Plan,
+    rows: Rows,
+    row_batching: RowBatching,
+    (sequences, states): (u64, MemoryId),
+    backend: &MockBackend,
+) -> Toy {
     let dir = tempfile::tempdir().unwrap();
-    let backend = MockBackend::new();
+    let cache = |name| port(name, DType::Float32, &[None, Some(1), None, Some(1)], states);
     let port = |name, dtype, shape: &[Option<u64>]| port(name, dtype, shape, MemoryId::HOST);
-    let cache = [None, Some(1), None, Some(1)];
     let is_half = plan.model.outputs.len() > 1;
     let hidden = is_half.then(|| port("hidden", DType::Float16, &[None, None, Some(VOCAB)]));
     backend.model(
@@ -163,15 +182,12 @@ fn load_plan(mut plan: Plan, rows: Rows, row_batching: RowBatching, sequences: u
                 port("attention_mask", DType::Int64, &[None, None]),
                 port("position_ids", DType::Int64, &[None, None]),
                 port("hpp.logit_positions", DType::Int64, &[None]),
-                port("past.0.key", DType::Float32, &cache),
+                cache("past.0.key"),
             ],
-            outputs: vec![
-                port("logits", DType::Float32, &[None, None, Some(VOCAB)]),
-                port("present.0.key", DType::Float32, &cache),
-            ]
-            .into_iter()
-            .chain(hidden)
-            .collect(),
+            outputs: vec![port("logits", DType::Float32, &[None, None, Some(VOCAB)]), cache("present.0.key")]
+                .into_iter()
+                .chain(hidden)
+                .collect(),
             in_place: vec![(4, 1)],
             kernel: Rc::new(move |frame: &mut Frame<'_>| {
                 if is_half {
@@ -188,7 +204,7 @@ fn load_plan(mut plan: Plan, rows: Rows, row_batching: RowBatching, sequences: u
         plan.files.push(record(dir.path(), file, role));
     }
     let options = EngineOptions { sequences: Some(sequences), row_batching, ..EngineOptions::default() };
-    Toy { engine: Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap(), _dir: dir }
+    Toy { engine: Engine::load(&plan, dir.path(), backend, options, &Silent).unwrap(), _dir: dir }
 }
 
 /// A text in progress: its tokens, and how many of them its sequence has.
@@ -257,6 +273,25 @@ fn the_first_pass_of_a_size_is_a_check_and_later_ones_are_batches() {
 }
 
 #[test]
+fn states_on_a_device_are_rows_where_sums_may_round() {
+    let prompts = [&[1, 2, 3][..], &[4], &[5, 6, 7, 8, 9]];
+    for (row_batching, has_parts, batches) in
+        [(RowBatching::On, true, (2, 6)), (RowBatching::On, false, (0, 0)), (RowBatching::Exact, true, (0, 0))]
+    {
+        let mut toy = load_on_device(Rows::Rounded, row_batching, has_parts);
+        let mut texts: Vec<Text> = prompts.map(|text| toy.start(text)).into();
+        for _ in 0..4 {
+            assert!(toy.pass(&mut texts, 0.01));
+        }
+        assert_eq!(toy.batches(), batches, "{row_batching:?}, parts: {has_parts}");
+        // A sequence of its own, or a row whose last owner has left.
+        texts.remove(0);
+        texts.push(toy.start(&[7, 7]));
+        assert!((0..3).all(|_| toy.pass(&mut texts, 0.01)));
+    }
+}
+
+#[test]
 fn batches_that_compute_something_else_are_not_used() {
     for (rows, mode, is_batched) in [
         (Rows::Apart, RowBatching::Exact, true),
@@ -283,7 +318,7 @@ fn nothing_is_batched_where_texts_may_be_on_both_sides_of_a_change_of_tables() {
     for (change, batches) in [(63, (0, 0)), (64, (1, 2))] {
         let mut plan = Plan::from_yaml(PLAN).unwrap();
         plan.model.tables_change_after = Some(change);
-        let mut toy = load_plan(plan, Rows::Apart, RowBatching::Exact, 2);
+        let mut toy = load_plan(plan, Rows::Apart, RowBatching::Exact, (2, MemoryId::HOST), &MockBackend::new());
         let mut texts: Vec<Text> = (1..3).map(|id| toy.start(&[id])).collect();
         (0..3).for_each(|_| assert!(toy.pass(&mut texts, 0.0)));
         assert_eq!(toy.batches(), batches, "{change} of 64 tokens");

@@ -9,6 +9,9 @@ use std::ffi::c_void;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 
+/// Parts of device memory start at multiples of this: kernels read words of 16 bytes.
+const SLICE_ALIGNMENT: u64 = 16;
+
 /// A block of memory, kept alive by every buffer, tensor and binding that uses it.
 ///
 /// Not `Send`: the thread that runs the sessions bound to it also does all reads and writes from Rust, and a run on host memory has
@@ -129,12 +132,19 @@ impl From<Pages> for HostPages {
     }
 }
 
-/// A block that a device's allocator made.
+/// A block that a device's allocator made, or part of one.
 pub(crate) struct DeviceAllocation {
-    /// Owns the block: a tensor of bytes.
-    block: NonNull<OrtValue>,
-    address: *mut c_void,
+    block: Rc<DeviceBlock>,
+    /// Where it starts in the block. Invariant: `start + bytes` is at most the block's, and `start` is 0 where addresses are no numbers.
+    start: u64,
     bytes: u64,
+}
+
+/// A block that a device's allocator made.
+struct DeviceBlock {
+    /// Owns the block: a tensor of bytes.
+    tensor: NonNull<OrtValue>,
+    address: *mut c_void,
     allocator: Rc<DeviceAllocator>,
 }
 
@@ -160,19 +170,28 @@ impl DeviceAllocation {
             ort::Error::result_from_status(made).map_err(|error| out(error.message().to_owned()))?;
         }
         let owned = NonNull::new(block).ok_or_else(|| out("ONNX Runtime returned nothing".into()))?;
-        let mut memory = DeviceAllocation { block: owned, address, bytes, allocator };
+        let mut made = DeviceBlock { tensor: owned, address, allocator };
         // SAFETY: the block is a live tensor of numbers.
         unsafe {
             check((ort::api().GetTensorMutableData)(block, &mut address), || {
                 "get the address of a device allocation".into()
             })?;
         }
-        memory.address = address;
-        Ok(memory)
+        made.address = address;
+        Ok(DeviceAllocation { block: Rc::new(made), start: 0, bytes })
+    }
+
+    /// Part of it, which keeps the block alive. `None` if it does not lie in it, if kernels cannot read whole words at its start, or on
+    /// devices without streams, whose addresses name buffers.
+    pub fn slice(&self, offset: u64, bytes: u64) -> Option<Self> {
+        self.block.allocator.streams.as_ref()?;
+        let fits = offset.checked_add(bytes)? <= self.bytes && offset.is_multiple_of(SLICE_ALIGNMENT);
+        fits.then(|| DeviceAllocation { block: Rc::clone(&self.block), start: self.start + offset, bytes })
     }
 
     pub fn address(&self) -> *mut c_void {
-        self.address
+        // SAFETY: by the invariant of `start` the result lies in the block or at its end, or is the block's own address.
+        unsafe { self.block.address.byte_add(self.start as usize) }
     }
 
     pub fn len(&self) -> u64 {
@@ -180,12 +199,12 @@ impl DeviceAllocation {
     }
 }
 
-impl Drop for DeviceAllocation {
+impl Drop for DeviceBlock {
     fn drop(&mut self) {
         // Runs and copies in progress may use it. If waiting fails, the device has failed, and nothing runs there.
         let _ = self.allocator.streams.as_ref().map(|streams| streams.wait());
         let _lock = self.allocator.lock.acquire();
         // SAFETY: this is the only owner; views of it held an `Rc` of this and are gone. The allocator outlives it.
-        unsafe { (ort::api().ReleaseValue)(self.block.as_ptr()) };
+        unsafe { (ort::api().ReleaseValue)(self.tensor.as_ptr()) };
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// A buffer `[rows, ...]` for each state of a plan. Invariant: all states are updated in place and lie on the host.
+/// A buffer `[rows, ...]` for each state of a plan. Invariant: all states are updated in place.
 pub(crate) struct StateArena<B: Backend> {
     states: IndexVec<StateId, ArenaState<B>>,
     free: Rc<RefCell<BTreeSet<u64>>>,
@@ -34,15 +34,22 @@ impl Drop for ArenaRow {
 }
 
 impl<B: Backend> StateArena<B> {
-    /// Reserves buffers with one row per sequence. The system allocates their pages when they are first written.
-    pub fn new(layouts: &IndexVec<StateId, StateLayout>, pool: &BufferPool<B>, rows: u64) -> Result<Self, EngineError> {
+    /// Reserves buffers with one row per sequence. Those on the host take memory when they are first written, those on devices at once.
+    /// `None` where a device's memory cannot be divided into rows.
+    pub fn new(
+        layouts: &IndexVec<StateId, StateLayout>,
+        pool: &BufferPool<B>,
+        rows: u64,
+    ) -> Result<Option<Self>, EngineError> {
         let reserve = |layout: &StateLayout| {
             let row_bytes = size_of(&layout.past, layout.dtype, &layout.full)?;
             let buffer = pool.reserve(layout.memory, row_bytes.saturating_mul(rows)).map_err(about(&layout.past))?;
             Ok(ArenaState { buffer, row_bytes })
         };
-        let states = layouts.iter().map(reserve).collect::<Result<_, EngineError>>()?;
-        Ok(StateArena { states, free: Rc::new(RefCell::new((0..rows).collect())) })
+        let states: IndexVec<StateId, ArenaState<B>> =
+            layouts.iter().map(reserve).collect::<Result<_, EngineError>>()?;
+        let has_rows = states.iter().all(|state| state.slice(pool, rows.saturating_sub(1)..rows).is_some());
+        Ok(has_rows.then(|| StateArena { states, free: Rc::new(RefCell::new((0..rows).collect())) }))
     }
 
     /// The first free row. `None` if all are taken.

@@ -102,7 +102,7 @@ pub(crate) fn load<B: Backend>(
         _attached: attached,
     };
     // One row serves a sequence after the other with memory that the system has given already.
-    let has_rows = options.row_batching != RowBatching::Off && can_batch_rows(&program, &symbols);
+    let has_rows = can_batch_rows(&program, &symbols, options.row_batching);
     make_ready(&program, &mut runtime, budget, has_rows, reporter)?;
     let load = backend.now().saturating_sub(started);
     runtime.recorder.telemetry.load = load;
@@ -154,7 +154,7 @@ fn make_ready<B: Backend>(
     runtime.weights.set_order(&program.run_order(&runtime.route));
     lock_weights(program, runtime, budget, reporter)?;
     if has_rows {
-        runtime.arena = StateArena::new(&program.layouts, &runtime.pool, runtime.max_sequences).ok();
+        runtime.arena = StateArena::new(&program.layouts, &runtime.pool, runtime.max_sequences).ok().flatten();
     }
     runtime.synchronize()?;
     runtime.watch.loaded()?;
@@ -252,14 +252,20 @@ fn state_layouts(
     plan.states.iter().enumerate().map(layout).collect()
 }
 
-/// Whether the tokens of several sequences can be rows of one run: each sequence's part of a state is a row of one buffer in host
-/// memory, and every model input can be filled for rows of different lengths.
-fn can_batch_rows(program: &Program, symbols: &SymbolTable) -> bool {
+/// Whether the tokens of several sequences can be rows of one run: each sequence's part of a state is a row of one buffer, and every model
+/// input can be filled for rows of different lengths. States on a device count only if sums may round differently: there one row and several
+/// take other kernels, so that bits never agree, and their rows take memory at once.
+fn can_batch_rows(program: &Program, symbols: &SymbolTable, batching: RowBatching) -> bool {
     let Program { plan, layouts, context, .. } = program;
+    let is_wanted = |layout: &StateLayout| match batching {
+        RowBatching::Off => false,
+        RowBatching::Exact => layout.memory == MemoryId::HOST,
+        RowBatching::On => true,
+    };
     let is_row = |(layout, state): (&StateLayout, &hpp_schema::State)| {
         let whole = matches!(layout.update, StateUpdate::InPlace { capacity, .. } if capacity == *context);
         let is_batch = state.shape.first().is_some_and(|dim| symbols.is_batch(dim));
-        whole && is_batch && !layout.partial && !layout.on_disk && layout.memory == MemoryId::HOST
+        whole && is_batch && !layout.partial && !layout.on_disk && is_wanted(layout)
     };
     let has_rows = |input: &hpp_schema::ModelInput| match input.role {
         InputRole::TokenIds | InputRole::AttentionMask => input.shape.len() == 2,

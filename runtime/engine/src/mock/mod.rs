@@ -27,7 +27,7 @@ use crate::reporter::Reporter;
 use crate::tensor::byte_len;
 use hpp_schema::{DType, Provider};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -60,6 +60,8 @@ struct World {
     pinned: Cell<u64>,
     held: RefCell<Vec<HostCopy>>,
     memory_left: RefCell<BTreeMap<MemoryId, Rc<Cell<u64>>>>,
+    /// Devices whose buffers have names instead of addresses.
+    undivided: RefCell<BTreeSet<MemoryId>>,
     /// Buffers on disk, in the order in which they were reserved.
     on_disk: RefCell<Vec<MockBuffer>>,
     disk_events: RefCell<Vec<DiskBufferEvent>>,
@@ -160,6 +162,11 @@ impl MockBackend {
     /// Limits how many more bytes a memory has room for.
     pub fn limit_device(&self, memory: MemoryId, bytes: u64) {
         self.0.memory_left.borrow_mut().insert(memory, Rc::new(Cell::new(bytes)));
+    }
+
+    /// Buffers of this memory have no parts from now on.
+    pub fn refuse_slices(&self, memory: MemoryId) {
+        self.0.undivided.borrow_mut().insert(memory);
     }
 
     fn pass(&self, from: &MockTensor, to: MemoryId, bytes: u64) {
@@ -351,7 +358,8 @@ impl Backend for MockBackend {
     }
 
     fn slice(&self, buffer: &MockBuffer, offset: u64, bytes: u64) -> Option<MockBuffer> {
-        buffer.slice(offset, bytes)
+        let is_undivided = self.0.undivided.borrow().contains(&buffer.memory());
+        buffer.slice(offset, bytes).filter(|_| !is_undivided)
     }
 
     fn view(&self, buffer: &MockBuffer, dtype: DType, shape: &[u64]) -> Result<MockTensor, BackendError> {

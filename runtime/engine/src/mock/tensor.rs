@@ -45,10 +45,10 @@ impl MockBuffer {
         Ok(MockBuffer { block: Rc::new(block), start: 0, length: size })
     }
 
-    /// Part of a buffer on the host.
+    /// Part of a buffer.
     pub(super) fn slice(&self, offset: u64, bytes: u64) -> Option<Self> {
         let (offset, length) = (offset as usize, bytes as usize);
-        let fits = self.block.memory == MemoryId::HOST && offset + length <= self.length;
+        let fits = offset + length <= self.length;
         fits.then(|| MockBuffer { block: Rc::clone(&self.block), start: self.start + offset, length })
     }
 

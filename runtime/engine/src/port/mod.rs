@@ -156,7 +156,8 @@ pub trait Backend: Clone {
     fn prefetch(&self, _buffer: &Self::Buffer, _offset: u64, _bytes: u64) {}
     /// Starts to write what has changed in buffers on disk. Those of the call before are out of memory when it returns.
     fn evict(&self, _buffers: &[&Self::Buffer]) {}
-    /// Part of a buffer on the host, as a buffer that keeps the whole alive. `None` if the backend cannot make one.
+    /// Part of a buffer, as a buffer that keeps the whole alive. `None` if the backend cannot make one, as on devices whose memory has no
+    /// addresses.
     fn slice(&self, buffer: &Self::Buffer, offset: u64, bytes: u64) -> Option<Self::Buffer>;
     /// A view of the buffer's first bytes. An error if the shape needs more than the buffer holds. Allocates nothing on the heap.
     fn view(&self, buffer: &Self::Buffer, dtype: DType, shape: &[u64]) -> Result<Self::Tensor, BackendError>;
