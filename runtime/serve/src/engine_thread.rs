@@ -6,25 +6,28 @@
 //! its states from the pages of the cache: a request whose pages are still on disk waits for them while others run.
 
 mod embed;
+mod sequences;
+mod submission;
 
 use crate::error::ApiError;
-use crate::logprobs::{TokenLogprobs, token_logprobs};
+use crate::logprobs::token_logprobs;
 use crate::metrics::ModelMetrics;
 use crate::weight_placement::WeightPlacement;
 use embed::Embedding;
 use hpp_engine::{Backend, CancelHandle};
 use hpp_generate::adapt::{Adaptation, EngineShare};
-use hpp_generate::kv::{LoadTicket, PageLookup, StoreStats};
+use hpp_generate::kv::{LoadTicket, StoreStats};
 use hpp_generate::speculate::Drafts;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, FinishReason, Finished, GenerateError, Generated, Generation, GenerationEvent};
-use hpp_generate::{GenerationRequest, GenerationTimings, KvCache, RequestId, TokenSequence, TokenUsage};
+use hpp_generate::{GenerationTimings, KvCache, RequestId, TokenSequence, TokenUsage};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
-use tokio::sync::mpsc::UnboundedSender;
+pub use submission::CacheHints;
+pub(crate) use submission::{Client, EngineTask, GenerateTask, QueuePlace, Queued, RequestEvent, Submission};
 
 /// Without a cache: tokens of a prompt in one pass, and the grid to which a kept sequence is truncated. The rest of a prompt is computed in
 /// the same chunks whether or not its start was kept, so its logits are the same.
@@ -50,90 +53,6 @@ pub struct LoadedEngine<B: Backend> {
     pub placement: Vec<WeightPlacement>,
 }
 
-/// A request for the engine.
-pub struct Submission {
-    /// What to compute.
-    pub task: EngineTask,
-    /// Who asked for it.
-    pub client: Client,
-}
-
-/// What an engine computes for a request.
-pub enum EngineTask {
-    /// An answer.
-    Generate(Box<GenerateTask>),
-    /// The embedding of these tokens.
-    Embed(Vec<u32>),
-}
-
-/// An answer to generate.
-pub struct GenerateTask {
-    /// What to generate.
-    pub request: GenerationRequest,
-    /// Reports the logarithms of this many most likely tokens' probabilities, and of the chosen one's.
-    pub top_logprobs: Option<usize>,
-    /// The session that it continues, and its priority.
-    pub hints: CacheHints,
-}
-
-/// Who receives the events of a request.
-pub struct Client {
-    /// Receives them. Dropping the receiver cancels the request.
-    pub events: UnboundedSender<RequestEvent>,
-    /// When it is no longer interested.
-    pub deadline: Option<Instant>,
-    /// When the request arrived.
-    pub arrived: Instant,
-}
-
-/// Why a request ends before it is answered.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum EarlyEnd {
-    /// Its client has disconnected.
-    Cancelled,
-    /// Its deadline has passed.
-    Timeout,
-}
-
-impl EarlyEnd {
-    /// The outcome in the metrics.
-    pub fn outcome(self) -> &'static str {
-        match self {
-            EarlyEnd::Cancelled => "cancelled",
-            EarlyEnd::Timeout => "timeout",
-        }
-    }
-}
-
-impl Client {
-    /// Why its request ends now, if it does.
-    pub(crate) fn early_end(&self, now: Instant) -> Option<EarlyEnd> {
-        match self.deadline {
-            _ if self.events.is_closed() => Some(EarlyEnd::Cancelled),
-            Some(deadline) if now >= deadline => Some(EarlyEnd::Timeout),
-            _ => None,
-        }
-    }
-
-    /// Ends the request with an error.
-    pub(crate) fn fail(&self, error: ApiError) {
-        let _ = self.events.send(RequestEvent::Failed(error));
-    }
-}
-
-/// The client's hints about the states of its request.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CacheHints {
-    /// The conversation: the states of its answers are saved and reused too, not only those of prompts.
-    pub session: Option<String>,
-    /// More important requests start first, and their states are kept longer.
-    pub priority: i32,
-    /// No request follows soon: states are evicted from memory after the answer, to disk if there is one.
-    pub park: bool,
-    /// Nothing is to be generated: pages of the prompt are read from disk, and the answer says how many tokens are found.
-    pub prefetch: bool,
-}
-
 /// Wakes the thread of an engine.
 pub type WakeFn = Box<dyn Fn() + Send + Sync>;
 
@@ -149,57 +68,6 @@ enum EngineCommand {
 
 /// Exists as long as a request is not answered.
 type Unanswered = Arc<()>;
-
-/// A request that waits for an engine.
-pub(crate) struct Queued {
-    pub submission: Submission,
-    pub place: QueuePlace,
-}
-
-/// A place among the waiting requests of a model; dropping it frees the place.
-pub(crate) struct QueuePlace(Arc<AtomicUsize>);
-
-impl QueuePlace {
-    /// `count` places, or how many are taken if fewer than `count` of `limit` are free.
-    pub fn take(taken: &Arc<AtomicUsize>, count: usize, limit: usize) -> Result<Vec<QueuePlace>, usize> {
-        let has_room = |waiting: usize| Some(waiting + count).filter(|waiting| *waiting <= limit);
-        taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_room)?;
-        Ok((0..count).map(|_| QueuePlace(Arc::clone(taken))).collect())
-    }
-}
-
-impl Drop for QueuePlace {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// An event of a request.
-#[derive(Debug)]
-pub enum RequestEvent {
-    /// A token of the prompt.
-    PromptToken {
-        /// The token.
-        id: u32,
-        /// The first has none.
-        logprobs: Option<TokenLogprobs>,
-    },
-    /// A token was chosen; its text follows when it is complete.
-    Token {
-        /// The token.
-        id: u32,
-        /// If requested.
-        logprobs: Option<TokenLogprobs>,
-    },
-    /// More text; never part of a stop text.
-    Text(String),
-    /// The answer is complete.
-    Finished(Box<Generated>),
-    /// The embedding is complete.
-    Embedding(Vec<f32>),
-    /// There is no answer.
-    Failed(ApiError),
-}
 
 /// The queue of an engine's thread. The thread ends once the queue is dropped and its requests are answered.
 pub(crate) struct EngineQueue {
@@ -453,12 +321,6 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false);
     }
 
-    /// Drops kept sequences that have no place beside the running ones, the least recently used first. Their pages stay.
-    fn drop_kept(&mut self) {
-        let places = self.max_sequences.saturating_sub(self.batch.len());
-        self.kept.drain(..self.kept.len().saturating_sub(places));
-    }
-
     /// Evicts pages from RAM down to a limit that was set, as far as they can leave now.
     fn hold_kv_ram(&self) {
         if let (Some(cache), Some(bytes)) = (self.batch.cache(), self.kv_ram) {
@@ -581,92 +443,6 @@ impl<B: Backend + 'static> EngineThread<B> {
                 self.metrics.ended("failed");
                 client.fail(error.into());
             }
-        }
-    }
-
-    /// The start of a request: the kept sequence or the stored pages with the longest common prefix with its prompt, else an empty
-    /// sequence. `None` while pages are being read.
-    fn sequence_for(&mut self, waiting: &mut Waiting) -> Option<TokenSequence<B>> {
-        if waiting.is_loading {
-            return None;
-        }
-        let (request, hints) = (&waiting.task.request, &waiting.task.hints);
-        // The logits of a prompt that was computed before are gone.
-        let prompt: &[u32] = if request.prompt_logits { &[] } else { &request.prompt };
-        let is_full = self.batch.len() + self.kept.len() >= self.max_sequences;
-        if let Some(equal) = self.kept_for_equal(prompt, hints.session.as_deref(), is_full) {
-            return Some(self.kept.remove(equal));
-        }
-        let shared = |sequence: &TokenSequence<B>| sequence.shared_prefix(prompt, hints.session.as_deref());
-        let best = (0..self.kept.len()).max_by_key(|index| shared(&self.kept[*index]));
-        let in_best = best.map_or(0, |best| shared(&self.kept[best]));
-        let length = best.map_or(0, |best| self.kept[best].tokens().len());
-        let looked_up = Instant::now();
-        let mut pages = Vec::new();
-        let found = self.batch.cache().map(|cache| cache.look_up(prompt, hints.session.as_deref()));
-        if let Some((cache, found)) = self.batch.cache().zip(found.as_ref()) {
-            // With equally many tokens, a kept sequence needs no copy. But truncating it to a short common prefix would lose the
-            // rest of another conversation, and some states cannot go back.
-            let is_best = in_best >= self.grid && 2 * in_best >= length && !cache.has_snapshots();
-            if !found.is_empty() && (!is_best || found.len() * self.grid > in_best) {
-                match cache.load(found, hints.priority, waiting.ticket.as_ref()) {
-                    PageLookup::Pages(loaded) => pages = loaded,
-                    PageLookup::Loading(ticket) => {
-                        waiting.ticket = ticket.or(waiting.ticket.take());
-                        waiting.is_loading = true;
-                        waiting.loads_since.get_or_insert(looked_up);
-                        return None;
-                    }
-                }
-            }
-            if in_best < self.grid || !pages.is_empty() {
-                cache.count_hits(found, pages.len(), waiting.in_ram);
-            }
-        }
-        if pages.is_empty()
-            && let Some(best) = best
-            && in_best >= self.grid
-            && (is_full || 2 * in_best >= length)
-        {
-            return Some(self.kept.remove(best));
-        }
-        if is_full && !self.kept.is_empty() {
-            self.kept.remove(0);
-        }
-        let restored = found.map(|found| self.batch.restore(prompt, &found, &pages)).transpose();
-        let restored = restored.inspect_err(|error| {
-            tracing::warn!(
-                error = hpp_schema::error_line(error),
-                "cannot restore KV pages; the prompt is computed again"
-            );
-        });
-        if !pages.is_empty() && restored.is_ok() {
-            match waiting.loads_since {
-                Some(since) => self.metrics.restored_from_disk.observe(since.elapsed().as_secs_f64()),
-                None => self.metrics.restored_from_ram.observe(looked_up.elapsed().as_secs_f64()),
-            }
-        }
-        Some(restored.ok().flatten().unwrap_or_default())
-    }
-
-    /// The kept sequence whose prompt is this one, which then needs no pass; the most recently used of several.
-    fn kept_for_equal(&self, prompt: &[u32], session: Option<&str>, is_full: bool) -> Option<usize> {
-        // The long answer of another conversation stays while there is room.
-        let may_truncate = |sequence: &TokenSequence<B>| {
-            is_full || sequence.session().is_none() || 2 * prompt.len() >= sequence.tokens().len()
-        };
-        let engine = self.batch.engine();
-        self.kept.iter().rposition(|sequence| may_truncate(sequence) && sequence.has_prompt(engine, prompt, session))
-    }
-
-    /// Keeps the sequence of an answered request, unless its client says that no request follows soon.
-    fn keep(&mut self, sequence: TokenSequence<B>, park: bool) {
-        if park && let Some(cache) = self.batch.cache() {
-            cache.park(&sequence);
-        } else if sequence.tokens().len() >= self.grid {
-            self.kept.push(sequence);
-            // Where fewer sequences are allowed than run.
-            self.drop_kept();
         }
     }
 

@@ -8,7 +8,7 @@ use hpp_generate::adapt::EngineShare;
 use hpp_generate::kv::{EvictionPolicy, Fingerprint};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::speculate::{DraftLength, DraftOrigin};
-use hpp_generate::{KvSettings, ModelInputs};
+use hpp_generate::{GenerationRequest, KvSettings, ModelInputs};
 use hpp_schema::SamplingDefaults;
 use std::rc::Rc;
 use std::sync::{Barrier, Mutex};

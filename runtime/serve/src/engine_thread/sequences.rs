@@ -1,0 +1,101 @@
+//! Which states a request starts with: those of a kept sequence, stored pages, or none; and which sequences are kept.
+
+use super::{EngineThread, Waiting};
+use hpp_engine::Backend;
+use hpp_generate::TokenSequence;
+use hpp_generate::kv::PageLookup;
+use std::time::Instant;
+
+impl<B: Backend + 'static> EngineThread<B> {
+    /// Drops kept sequences that have no place beside the running ones, the least recently used first. Their pages stay.
+    pub(super) fn drop_kept(&mut self) {
+        let places = self.max_sequences.saturating_sub(self.batch.len());
+        self.kept.drain(..self.kept.len().saturating_sub(places));
+    }
+
+    /// The start of a request: the kept sequence or the stored pages with the longest common prefix with its prompt, else an empty
+    /// sequence. `None` while pages are being read.
+    pub(super) fn sequence_for(&mut self, waiting: &mut Waiting) -> Option<TokenSequence<B>> {
+        if waiting.is_loading {
+            return None;
+        }
+        let (request, hints) = (&waiting.task.request, &waiting.task.hints);
+        // The logits of a prompt that was computed before are gone.
+        let prompt: &[u32] = if request.prompt_logits { &[] } else { &request.prompt };
+        let is_full = self.batch.len() + self.kept.len() >= self.max_sequences;
+        if let Some(equal) = self.kept_for_equal(prompt, hints.session.as_deref(), is_full) {
+            return Some(self.kept.remove(equal));
+        }
+        let shared = |sequence: &TokenSequence<B>| sequence.shared_prefix(prompt, hints.session.as_deref());
+        let best = (0..self.kept.len()).max_by_key(|index| shared(&self.kept[*index]));
+        let in_best = best.map_or(0, |best| shared(&self.kept[best]));
+        let length = best.map_or(0, |best| self.kept[best].tokens().len());
+        let looked_up = Instant::now();
+        let mut pages = Vec::new();
+        let found = self.batch.cache().map(|cache| cache.look_up(prompt, hints.session.as_deref()));
+        if let Some((cache, found)) = self.batch.cache().zip(found.as_ref()) {
+            // With equally many tokens, a kept sequence needs no copy. But truncating it to a short common prefix would lose the
+            // rest of another conversation, and some states cannot go back.
+            let is_best = in_best >= self.grid && 2 * in_best >= length && !cache.has_snapshots();
+            if !found.is_empty() && (!is_best || found.len() * self.grid > in_best) {
+                match cache.load(found, hints.priority, waiting.ticket.as_ref()) {
+                    PageLookup::Pages(loaded) => pages = loaded,
+                    PageLookup::Loading(ticket) => {
+                        waiting.ticket = ticket.or(waiting.ticket.take());
+                        waiting.is_loading = true;
+                        waiting.loads_since.get_or_insert(looked_up);
+                        return None;
+                    }
+                }
+            }
+            if in_best < self.grid || !pages.is_empty() {
+                cache.count_hits(found, pages.len(), waiting.in_ram);
+            }
+        }
+        if pages.is_empty()
+            && let Some(best) = best
+            && in_best >= self.grid
+            && (is_full || 2 * in_best >= length)
+        {
+            return Some(self.kept.remove(best));
+        }
+        if is_full && !self.kept.is_empty() {
+            self.kept.remove(0);
+        }
+        let restored = found.map(|found| self.batch.restore(prompt, &found, &pages)).transpose();
+        let restored = restored.inspect_err(|error| {
+            tracing::warn!(
+                error = hpp_schema::error_line(error),
+                "cannot restore KV pages; the prompt is computed again"
+            );
+        });
+        if !pages.is_empty() && restored.is_ok() {
+            match waiting.loads_since {
+                Some(since) => self.metrics.restored_from_disk.observe(since.elapsed().as_secs_f64()),
+                None => self.metrics.restored_from_ram.observe(looked_up.elapsed().as_secs_f64()),
+            }
+        }
+        Some(restored.ok().flatten().unwrap_or_default())
+    }
+
+    /// The kept sequence whose prompt is this one, which then needs no pass; the most recently used of several.
+    fn kept_for_equal(&self, prompt: &[u32], session: Option<&str>, is_full: bool) -> Option<usize> {
+        // The long answer of another conversation stays while there is room.
+        let may_truncate = |sequence: &TokenSequence<B>| {
+            is_full || sequence.session().is_none() || 2 * prompt.len() >= sequence.tokens().len()
+        };
+        let engine = self.batch.engine();
+        self.kept.iter().rposition(|sequence| may_truncate(sequence) && sequence.has_prompt(engine, prompt, session))
+    }
+
+    /// Keeps the sequence of an answered request, unless its client says that no request follows soon.
+    pub(super) fn keep(&mut self, sequence: TokenSequence<B>, park: bool) {
+        if park && let Some(cache) = self.batch.cache() {
+            cache.park(&sequence);
+        } else if sequence.tokens().len() >= self.grid {
+            self.kept.push(sequence);
+            // Where fewer sequences are allowed than run.
+            self.drop_kept();
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! What requests ask of an engine's thread, their places in its queue, and the events that answer them.
+
+use crate::error::ApiError;
+use crate::logprobs::TokenLogprobs;
+use hpp_generate::{Generated, GenerationRequest};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+use tokio::sync::mpsc::UnboundedSender;
+
+/// A request for the engine.
+pub struct Submission {
+    /// What to compute.
+    pub task: EngineTask,
+    /// Who asked for it.
+    pub client: Client,
+}
+
+/// What an engine computes for a request.
+pub enum EngineTask {
+    /// An answer.
+    Generate(Box<GenerateTask>),
+    /// The embedding of these tokens.
+    Embed(Vec<u32>),
+}
+
+/// An answer to generate.
+pub struct GenerateTask {
+    /// What to generate.
+    pub request: GenerationRequest,
+    /// Reports the logarithms of this many most likely tokens' probabilities, and of the chosen one's.
+    pub top_logprobs: Option<usize>,
+    /// The session that it continues, and its priority.
+    pub hints: CacheHints,
+}
+
+/// Who receives the events of a request.
+pub struct Client {
+    /// Receives them. Dropping the receiver cancels the request.
+    pub events: UnboundedSender<RequestEvent>,
+    /// When it is no longer interested.
+    pub deadline: Option<Instant>,
+    /// When the request arrived.
+    pub arrived: Instant,
+}
+
+/// Why a request ends before it is answered.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EarlyEnd {
+    /// Its client has disconnected.
+    Cancelled,
+    /// Its deadline has passed.
+    Timeout,
+}
+
+impl EarlyEnd {
+    /// The outcome in the metrics.
+    pub fn outcome(self) -> &'static str {
+        match self {
+            EarlyEnd::Cancelled => "cancelled",
+            EarlyEnd::Timeout => "timeout",
+        }
+    }
+}
+
+impl Client {
+    /// Why its request ends now, if it does.
+    pub(crate) fn early_end(&self, now: Instant) -> Option<EarlyEnd> {
+        match self.deadline {
+            _ if self.events.is_closed() => Some(EarlyEnd::Cancelled),
+            Some(deadline) if now >= deadline => Some(EarlyEnd::Timeout),
+            _ => None,
+        }
+    }
+
+    /// Ends the request with an error.
+    pub(crate) fn fail(&self, error: ApiError) {
+        let _ = self.events.send(RequestEvent::Failed(error));
+    }
+}
+
+/// The client's hints about the states of its request.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CacheHints {
+    /// The conversation: the states of its answers are saved and reused too, not only those of prompts.
+    pub session: Option<String>,
+    /// More important requests start first, and their states are kept longer.
+    pub priority: i32,
+    /// No request follows soon: states are evicted from memory after the answer, to disk if there is one.
+    pub park: bool,
+    /// Nothing is to be generated: pages of the prompt are read from disk, and the answer says how many tokens are found.
+    pub prefetch: bool,
+}
+
+/// A request that waits for an engine.
+pub(crate) struct Queued {
+    pub submission: Submission,
+    pub place: QueuePlace,
+}
+
+/// A place among the waiting requests of a model; dropping it frees the place.
+pub(crate) struct QueuePlace(Arc<AtomicUsize>);
+
+impl QueuePlace {
+    /// `count` places, or how many are taken if fewer than `count` of `limit` are free.
+    pub fn take(taken: &Arc<AtomicUsize>, count: usize, limit: usize) -> Result<Vec<QueuePlace>, usize> {
+        let has_room = |waiting: usize| Some(waiting + count).filter(|waiting| *waiting <= limit);
+        taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_room)?;
+        Ok((0..count).map(|_| QueuePlace(Arc::clone(taken))).collect())
+    }
+}
+
+impl Drop for QueuePlace {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// An event of a request.
+#[derive(Debug)]
+pub enum RequestEvent {
+    /// A token of the prompt.
+    PromptToken {
+        /// The token.
+        id: u32,
+        /// The first has none.
+        logprobs: Option<TokenLogprobs>,
+    },
+    /// A token was chosen; its text follows when it is complete.
+    Token {
+        /// The token.
+        id: u32,
+        /// If requested.
+        logprobs: Option<TokenLogprobs>,
+    },
+    /// More text; never part of a stop text.
+    Text(String),
+    /// The answer is complete.
+    Finished(Box<Generated>),
+    /// The embedding is complete.
+    Embedding(Vec<f32>),
+    /// There is no answer.
+    Failed(ApiError),
+}
