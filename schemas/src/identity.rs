@@ -10,6 +10,8 @@ use std::time::UNIX_EPOCH;
 
 /// Name of the record, beside the plan.
 pub const VERIFIED_FILE: &str = "verified.txt";
+/// Directory beside a plan for weights in the layout that kernels want, which hpp-exec makes.
+pub const PREPARED_DIR: &str = "prepared";
 /// First line of the record; changes when its lines do.
 const FORMAT: &str = "hpp-verified-1";
 

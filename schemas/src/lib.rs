@@ -30,7 +30,7 @@ pub use check::{Finding, Severity, names_a_file};
 pub use dim::{Dim, DimError, Shape, Symbols};
 pub use document::DocumentError;
 pub use dtype::DType;
-pub use identity::{FileIdentity, Known, VERIFIED_FILE, Verified};
+pub use identity::{FileIdentity, Known, PREPARED_DIR, VERIFIED_FILE, Verified};
 pub use machine::*;
 pub use passes::{chunk_length, prompt_passes};
 pub use plan::*;

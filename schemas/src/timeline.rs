@@ -61,6 +61,9 @@ impl SpanKind {
     }
 }
 
+/// How a file in the Chrome trace format of [`Timeline::to_chrome_trace`] begins.
+pub const TRACE_START: &str = r#"{"traceEvents":["#;
+
 impl Timeline {
     /// Exports to JSON in the Chrome trace event format: one process, one thread per lane in order of first appearance,
     /// one complete event (`"ph": "X"`, times in microseconds) per span.
@@ -75,7 +78,7 @@ impl Timeline {
         let thread = |lane: &str| lanes.iter().position(|known| *known == lane).unwrap_or_default();
         let spans = self.spans.iter().map(|span| TraceEvent::span(thread(&span.lane), span));
         // Events are written one by one: as a tree of JSON values, those of a long run take several times the memory of the text.
-        let mut text = String::from(r#"{"traceEvents":["#);
+        let mut text = String::from(TRACE_START);
         for (number, event) in names.chain(spans).enumerate() {
             if number > 0 {
                 text.push(',');

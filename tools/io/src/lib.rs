@@ -13,6 +13,8 @@ mod stdout;
 pub use cpu_monitor::{CpuMonitor, CpuTime};
 pub use hub::hub_hint;
 pub use log::{LogFilterError, line_to_stderr, log_to};
-pub use output_file::{FileWriteError, OutputFile, is_stream, resolve_link, write_file};
+pub use output_file::{
+    FileWriteError, OutputFile, check_replaceable, is_stream, resolve_link, write_file, write_file_as,
+};
 pub use read::{read, read_text, read_text_from};
 pub use stdout::{StdoutError, print_line, show, show_json};

@@ -2,9 +2,12 @@
 //! through.
 
 use std::fs::{self, File, Metadata, TryLockError};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
+
+/// Why an existing file is not replaced.
+const OTHER_KIND: &str = "it exists and is another kind of file, which is not overwritten; choose another name";
 
 /// Suffix of temporary files.
 const PARTIAL: &str = ".partial";
@@ -44,6 +47,13 @@ impl OutputFile {
         Ok(Self { path: path.to_owned(), sink: sink(path).map_err(error)? })
     }
 
+    /// Like [`create`](Self::create), but replaces an existing file only if that begins with `start`, as every result of its kind does: a
+    /// wrong path must cost nobody a model or a plan.
+    pub fn create_as(path: &Path, start: &[u8]) -> Result<Self, FileWriteError> {
+        check_replaceable(path, start)?;
+        Self::create(path)
+    }
+
     /// The temporary file to write to; it supports seeking.
     pub fn file(&mut self) -> &mut File {
         match &mut self.sink {
@@ -71,6 +81,27 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<(), FileWriteError> {
         return Err(FileWriteError { path: path.to_owned(), source });
     }
     file.finish()
+}
+
+/// Like [`write_file`], but see [`OutputFile::create_as`].
+pub fn write_file_as(path: &Path, bytes: &[u8], start: &[u8]) -> Result<(), FileWriteError> {
+    check_replaceable(path, start)?;
+    write_file(path, bytes)
+}
+
+/// Refuses a file that [`OutputFile::create_as`] would not replace, before work that takes long.
+pub fn check_replaceable(path: &Path, start: &[u8]) -> Result<(), FileWriteError> {
+    if !path.is_file() || is_stream(path) {
+        return Ok(());
+    }
+    let mut found = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(start.len() as u64).read_to_end(&mut found));
+    match read {
+        Ok(_) if found.is_empty() || found == start => Ok(()),
+        Ok(_) => Err(FileWriteError { path: path.to_owned(), source: io::Error::other(OTHER_KIND) }),
+        // Whether it can be written is another question, which the write answers.
+        Err(_) => Ok(()),
+    }
 }
 
 /// Whether the path names a stream: a device, a pipe or an open descriptor.
@@ -239,6 +270,20 @@ fn ordinary_permissions(_: &mut tempfile::Builder<'_, '_>) {}
 mod tests {
     use super::*;
     use std::process::Command;
+
+    #[test]
+    fn a_file_of_another_kind_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("result.npy");
+        for (before, is_replaced) in [("", true), ("NPY one", true), ("NP", false), ("model", false)] {
+            fs::write(&path, before).unwrap();
+            let written = write_file_as(&path, b"NPY two", b"NPY");
+            assert_eq!(written.is_ok(), is_replaced, "{before}");
+            assert_eq!(OutputFile::create_as(&path, b"NPY").is_ok(), is_replaced, "{before}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), if is_replaced { "NPY two" } else { before });
+        }
+        write_file_as(&dir.path().join("new.npy"), b"NPY", b"NPY").unwrap();
+    }
 
     #[test]
     fn nothing_appears_until_the_end() {

@@ -13,6 +13,7 @@ pub fn run(args: &MergeArgs) -> Result<(), ProfileError> {
     if !args.force {
         store.refuse_to_overwrite()?;
     }
+    store.refuse_another_kind()?;
     let whole = Corpus::scan(&args.prompts, None, args.skip_bad)?;
     let parts = args.parts.iter().map(|path| Ok((path.as_path(), Store::new(path).read()?)));
     let parts = parts.collect::<Result<Vec<_>, ProfileError>>()?;

@@ -16,6 +16,9 @@ const NEW_TOKENS: u64 = 128;
 /// Number of budgets in the sweep.
 const POINTS: u64 = 12;
 
+/// How a report begins.
+pub const START: &[u8] = b"<!DOCTYPE html>";
+
 /// Writes the report.
 pub fn write(
     path: &Path,
@@ -25,7 +28,7 @@ pub fn write(
 ) -> Result<(), ProfileError> {
     let (work, sweep) = (work(analysis, profile, roofline), vram_sweep(analysis, profile));
     let page = render(&ReportInput { profile, work: &work, sweep: &sweep });
-    Ok(store::write(path, page.as_bytes())?)
+    Ok(store::write(path, page.as_bytes(), START)?)
 }
 
 /// Operations and bytes of each block at every measured token count.

@@ -14,7 +14,7 @@ use crate::missing::missing_measurements;
 use crate::page;
 use crate::progress::Progress;
 use crate::settings::{self, ModelLimits, unusable};
-use crate::store::{ProfileStoreError, Store, parent};
+use crate::store::{ProfileStoreError, Store, check_replaceable, parent};
 use crate::table::summary;
 use crate::taps::{self, Wanted};
 use crate::targets::{BlockFacts, RunBytes, facts, targets};
@@ -128,12 +128,16 @@ fn finish(cli: &Cli, measure: &ProfilingRun) -> Result<(), ProfileError> {
 
 /// Reads the profile to resume. Refuses to overwrite an existing file without `--force`.
 fn previous_profile(cli: &Cli, store: &Store) -> Result<Option<Profile>, ProfileError> {
+    if let Some(report) = &cli.report {
+        check_replaceable(report, page::START)?;
+    }
     if cli.resume {
         return Ok(Some(store.read()?));
     }
     if !cli.force {
         store.refuse_to_overwrite()?;
     }
+    store.refuse_another_kind()?;
     Ok(None)
 }
 

@@ -86,6 +86,11 @@ impl Store {
         }
     }
 
+    /// Refuses a file that is no profile.
+    pub fn refuse_another_kind(&self) -> Result<(), ProfileStoreError> {
+        check_replaceable(&self.path, PROFILE_START)
+    }
+
     /// Reads the existing profile.
     pub fn read(&self) -> Result<Profile, ProfileStoreError> {
         let path = || self.path.clone();
@@ -117,18 +122,26 @@ impl Store {
 
     fn write(&self, profile: &Profile) -> Result<(), ProfileStoreError> {
         let text = profile.to_yaml().map_err(ProfileStoreError::Write)?;
-        write(&self.path, text.as_bytes())
+        write(&self.path, text.as_bytes(), PROFILE_START)
     }
 }
 
-/// Writes a file atomically, or writes the bytes to a stream.
-pub fn write(path: &Path, bytes: &[u8]) -> Result<(), ProfileStoreError> {
-    hpp_io::write_file(path, bytes).map_err(|e| ProfileStoreError::Io {
-        action: "write",
-        path: e.path,
-        source: e.source,
-    })
+/// Writes a file atomically, or writes the bytes to a stream. An existing file is replaced only if it begins with `start`.
+pub fn write(path: &Path, bytes: &[u8], start: &[u8]) -> Result<(), ProfileStoreError> {
+    hpp_io::write_file_as(path, bytes, start).map_err(not_written)
 }
+
+/// Refuses a file that [`write`] would not replace.
+pub fn check_replaceable(path: &Path, start: &[u8]) -> Result<(), ProfileStoreError> {
+    hpp_io::check_replaceable(path, start).map_err(not_written)
+}
+
+fn not_written(error: hpp_io::FileWriteError) -> ProfileStoreError {
+    ProfileStoreError::Io { action: "write", path: error.path, source: error.source }
+}
+
+/// How a profile begins.
+const PROFILE_START: &[u8] = b"hpp_profile:";
 
 /// The directory a file lies in.
 pub fn parent(path: &Path) -> &Path {

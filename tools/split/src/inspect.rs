@@ -104,7 +104,7 @@ pub fn run(args: &InspectArgs) -> Result<(), SplitError> {
     let inspection = inspect(&analysis)?;
     if let Some(path) = &args.dot {
         let dot = hpp_graph::to_dot(&analysis.graph, &analysis.segmentation, fold(args));
-        hpp_io::write_file(path, dot.as_bytes())?;
+        hpp_io::write_file_as(path, dot.as_bytes(), b"digraph ")?;
     }
     if args.json {
         print_json(&inspection)?;

@@ -1,12 +1,18 @@
 //! The output directory. Files go to a staging directory that is renamed into place in one step, so that a killed split
 //! leaves the previous contents, or nothing.
 
+use crate::draft_files::DRAFT_DIR;
+use hpp_schema::{PREPARED_DIR, Plan, VERIFIED_FILE};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// File name of the plan in its directory.
 pub const PLAN_FILE: &str = "plan.yaml";
+/// What hpp-split and hpp-exec write into a plan directory without a record in the plan.
+const OWN_FILES: [&str; 3] = [PLAN_FILE, VERIFIED_FILE, PREPARED_DIR];
+/// Endings of the names of a plan's other files and directories.
+const OWN_ENDINGS: [&str; 8] = [".onnx", ".data", ".bin", ".json", ".jinja", ".model", ".npy", DRAFT_DIR];
 
 /// Why the output directory cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -17,6 +23,17 @@ pub enum OutputError {
     /// It holds something other than a plan.
     #[error("{} exists and holds no plan; hpp-split does not replace it", .0.display())]
     NotAPlan(PathBuf),
+    /// It holds files that do not belong to its plan.
+    #[error("{} also holds {}, which {} not part of its plan; hpp-split would delete {}", dir.display(), first_names(names), if names.len() == 1 { "is" } else { "are" }, if names.len() == 1 { "it" } else { "them" })]
+    ForeignFiles {
+        /// The directory.
+        dir: PathBuf,
+        /// Names of files and directories in it, sorted.
+        names: Vec<String>,
+    },
+    /// The model lies in it.
+    #[error("the model {} lies in the plan directory that would be replaced", .0.display())]
+    ModelInside(PathBuf),
     /// Another hpp-split is writing it.
     #[error("another hpp-split is writing {}", .0.display())]
     Busy(PathBuf),
@@ -37,13 +54,24 @@ impl OutputError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             OutputError::PlanExists(_) => Some("replace it with --force, or choose another directory with --out"),
-            OutputError::NotAPlan(_) => Some("choose another directory with --out"),
+            OutputError::NotAPlan(_) | OutputError::ModelInside(_) => Some("choose another directory with --out"),
+            OutputError::ForeignFiles { .. } => Some("move them elsewhere, or choose another directory with --out"),
             OutputError::Busy(_) => Some("wait for it, or choose another directory with --out"),
             OutputError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free space or choose a directory on another disk with --out; no partial files were left")
             }
             OutputError::Io { .. } => Some("choose a writable directory with --out"),
         }
+    }
+}
+
+/// The first names of a list, for a message.
+fn first_names(names: &[String]) -> String {
+    match names {
+        [one] => one.clone(),
+        [one, other] => format!("{one} and {other}"),
+        [one, other, rest @ ..] => format!("{one}, {other} and {} more", rest.len()),
+        [] => String::new(),
     }
 }
 
@@ -102,9 +130,17 @@ impl OutputDir {
     }
 
     /// Renames the staging directory into place, in exchange for an existing plan, which it then removes.
+    ///
+    /// # Errors
+    /// Meanwhile the directory got files that are not part of its plan; a file operation failed.
     pub fn commit(self) -> Result<(), OutputError> {
         let old = self.target.exists();
         if old && !is_empty(&self.target) {
+            // Files may have come since the begin.
+            if let Err(error) = refuse_foreign(&self.target) {
+                self.abandon();
+                return Err(error);
+            }
             io_context("replace", &self.target, exchange(&self.staging, &self.target))?;
             io_context("remove the old plan in", &self.staging, fs::remove_dir_all(&self.staging))?;
         } else {
@@ -151,9 +187,41 @@ fn refuse_existing(target: &Path, force: bool) -> Result<(), OutputError> {
         return Ok(());
     }
     match (target.join(PLAN_FILE).is_file(), force) {
-        (true, true) => Ok(()),
+        (true, true) => refuse_foreign(target),
         (true, false) => Err(OutputError::PlanExists(target.to_owned())),
         (false, _) => Err(OutputError::NotAPlan(target.to_owned())),
+    }
+}
+
+/// Refuses a plan directory with files that are not part of its plan, which replacing it would delete.
+fn refuse_foreign(target: &Path) -> Result<(), OutputError> {
+    let text = fs::read_to_string(target.join(PLAN_FILE)).unwrap_or_default();
+    let recorded: Option<Vec<String>> =
+        Plan::from_yaml(&text).ok().map(|plan| plan.files.into_iter().map(|file| file.path).collect());
+    let is_own = |name: &str| {
+        let is_recorded = |path: &String| Path::new(path).components().next() == Some(Component::Normal(name.as_ref()));
+        OWN_FILES.contains(&name)
+            || match &recorded {
+                Some(recorded) => recorded.iter().any(is_recorded),
+                // The plan is damaged, or another version wrote it.
+                None => OWN_ENDINGS.iter().any(|ending| name.ends_with(ending)),
+            }
+    };
+    let entries = io_context("read", target, fs::read_dir(target))?.flatten();
+    let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let mut names: Vec<String> = names.filter(|name| !is_own(name)).collect();
+    names.sort_unstable();
+    if names.is_empty() { Ok(()) } else { Err(OutputError::ForeignFiles { dir: target.to_owned(), names }) }
+}
+
+/// Refuses a model in a plan directory that is replaced: its plan would refer to files that are gone.
+pub fn refuse_model_inside(target: &Path, model: &Path) -> Result<(), OutputError> {
+    let real = |path: &Path| fs::canonicalize(path).ok();
+    match real(target).zip(real(model)) {
+        Some((target, inside)) if inside.starts_with(&target) && target.join(PLAN_FILE).is_file() => {
+            Err(OutputError::ModelInside(model.to_owned()))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -255,6 +323,47 @@ mod tests {
         fs::write(target.join("thesis.txt"), "precious").unwrap();
         assert!(matches!(OutputDir::begin(&target, true, Resume::Nothing), Err(OutputError::NotAPlan(_))));
         assert!(target.join("thesis.txt").exists());
+    }
+
+    #[test]
+    fn a_plan_directory_with_files_of_others_is_never_replaced() {
+        let text = include_str!("../../../runtime/engine/tests/support/toy.yaml").replace(
+            "files: []",
+            "files:\n  - { path: cpu_0.onnx, role: partition, bytes: 1 B, sampled: s }\n  - { path: draft/plan.yaml, role: draft, bytes: 1 B, sampled: s }",
+        );
+        assert!(Plan::from_yaml(&text).unwrap().files.len() == 2);
+        for (plan, own) in
+            [(text.as_str(), vec!["cpu_0.onnx", "draft", "prepared", "verified.txt"]), ("damaged", vec!["gpu_9.onnx"])]
+        {
+            let root = tempfile::tempdir().unwrap();
+            let target = plan_dir(root.path(), plan);
+            own.iter().for_each(|name| fs::write(target.join(name), "own").unwrap());
+            check_target(&target, true).unwrap();
+            let output = OutputDir::begin(&target, true, Resume::Nothing).unwrap();
+            for name in ["answers.jsonl", "notes.txt", "thesis.txt"] {
+                fs::write(target.join(name), "precious").unwrap();
+            }
+            let said = check_target(&target, true).unwrap_err().to_string();
+            assert!(
+                said.contains("also holds answers.jsonl, notes.txt and 1 more, which are not part of its plan"),
+                "{said}"
+            );
+            // They came while it was written.
+            assert!(matches!(output.commit(), Err(OutputError::ForeignFiles { .. })));
+            assert!(target.join("thesis.txt").exists() && target.join(own[0]).exists());
+        }
+    }
+
+    #[test]
+    fn a_model_inside_the_plan_that_is_replaced_is_refused() {
+        let root = tempfile::tempdir().unwrap();
+        let target = plan_dir(root.path(), "old");
+        let model = target.join("whole.onnx");
+        fs::write(&model, "model").unwrap();
+        let refused = refuse_model_inside(&target, &model);
+        assert!(matches!(refused, Err(OutputError::ModelInside(path)) if path == model));
+        assert!(refuse_model_inside(&target.join("new"), &model).is_ok());
+        assert!(refuse_model_inside(&target, root.path()).is_ok(), "the plan is beside or in the model");
     }
 
     #[test]

@@ -21,7 +21,7 @@ use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, ExpertComputation, faulty_blocks};
 use hpp_onnx::QuantizeOptions;
 use hpp_partition::useless_gpus;
-use hpp_schema::{ByteSize, Plan, Provider};
+use hpp_schema::{ByteSize, Plan, Provider, TRACE_START};
 use std::path::{Path, PathBuf};
 
 /// Splits a model as the arguments say.
@@ -42,6 +42,9 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     }
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
     check_target(args, Some(&out_dir))?;
+    if let Some(path) = &args.planning.trace {
+        hpp_io::check_replaceable(path, TRACE_START.as_bytes())?;
+    }
     let Chosen { mut request, partitioning } = inputs.choose()?;
     let planned = partitioning.solution.clone();
     let (partitioning, trials) = match args.planning.refine {
@@ -118,7 +121,13 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
 fn check_target(args: &SplitArgs, out: Option<&Path>) -> Result<(), SplitError> {
     let is_written = !args.dry_run && args.planning.sweep_vram.is_none();
     match out.filter(|_| is_written) {
-        Some(out) => Ok(output::check_target(out, args.force)?),
+        Some(out) => {
+            // A packed plan holds copies of what it needs.
+            if let (Some(model), false) = (&args.model, args.pack) {
+                output::refuse_model_inside(out, model)?;
+            }
+            Ok(output::check_target(out, args.force)?)
+        }
         None => Ok(()),
     }
 }

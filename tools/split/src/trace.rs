@@ -5,7 +5,7 @@ use crate::error::SplitError;
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
 use hpp_partition::{Phase, simulate};
-use hpp_schema::Timeline;
+use hpp_schema::{TRACE_START, Timeline};
 use std::path::Path;
 
 /// Upper limit on the tokens drawn after the prompt; all take the same time.
@@ -14,7 +14,7 @@ const MAX_TOKENS: u64 = 8;
 /// Writes the timeline.
 pub fn write(request: &PlanningRequest, partitioning: &Partitioning, path: &Path) -> Result<(), SplitError> {
     let trace = timeline(request, partitioning).to_chrome_trace();
-    hpp_io::write_file(path, trace.as_bytes())?;
+    hpp_io::write_file_as(path, trace.as_bytes(), TRACE_START.as_bytes())?;
     tell!("wrote {}: open it at https://ui.perfetto.dev", path.display());
     Ok(())
 }

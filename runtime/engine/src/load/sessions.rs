@@ -12,13 +12,10 @@ use crate::program::{
 use crate::reporter::Reporter;
 use crate::telemetry::StageTelemetry;
 use crate::weights::budget::HostMemoryBudget;
-use hpp_schema::{Partition, PartitionVariant, Plan, Provider, Residency};
+use hpp_schema::{PREPARED_DIR, Partition, PartitionVariant, Plan, Provider, Residency};
 use std::path::Path;
 use std::time::Duration;
 use tracing::info;
-
-/// Directory beside the plan for weights in the layout that kernels want.
-const PREPARED: &str = "prepared";
 
 /// Loads the sessions of a plan.
 pub(super) struct SessionLoader<'a, B: Backend> {
@@ -195,7 +192,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             weights_are_inputs: !variant.weights.is_empty(),
             has_host_file: variant.host_file.is_some() && !self.options.slots_on_host,
             prepared: Some(Prepared {
-                dir: &self.dir.join(PREPARED),
+                dir: &self.dir.join(PREPARED_DIR),
                 contents: &files::contents(self.plan, variant.file),
                 verify: self.options.verify == Verify::Full,
             }),

@@ -14,6 +14,7 @@ use hpp_generate::PlanFile;
 use hpp_io::show_json;
 use hpp_schema::{Budgets, DType, ModelInput, ModelKind, Plan};
 use serde::Serialize;
+use std::path::Path;
 use std::time::Instant;
 
 /// The object that `--json` prints.
@@ -38,6 +39,13 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
     let plan = PlanFile::open(&settings.plan)?;
     if plan.plan.model.kind == ModelKind::Decoder {
         return Err(InputsError::GeneratesText.into());
+    }
+    let real = |path: &Path| std::fs::canonicalize(path).ok();
+    if real(&settings.inputs).is_some_and(|inputs| real(&settings.outputs) == Some(inputs)) {
+        return Err(ExecError::Usage {
+            message: format!("the inputs and the outputs are the same file, {}", settings.inputs.display()),
+            hint: "give another file to --outputs".to_owned(),
+        });
     }
     let expected = inputs_of_one_run(&plan.plan);
     let tensors = read_npz(&settings.inputs)?;

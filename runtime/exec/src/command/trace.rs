@@ -1,7 +1,7 @@
 //! `--trace FILE`: the timeline of an engine in the Chrome trace format.
 
 use hpp_io::{FileWriteError, OutputFile};
-use hpp_schema::Timeline;
+use hpp_schema::{TRACE_START, Timeline};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +15,10 @@ pub struct TraceFile {
 impl TraceFile {
     /// Creates the file, if one is wanted.
     pub fn create(path: Option<&Path>) -> Result<Option<Self>, FileWriteError> {
-        path.map(|path| Ok(TraceFile { file: OutputFile::create(path)?, path: path.to_owned() })).transpose()
+        path.map(|path| {
+            Ok(TraceFile { file: OutputFile::create_as(path, TRACE_START.as_bytes())?, path: path.to_owned() })
+        })
+        .transpose()
     }
 
     /// Writes a timeline.

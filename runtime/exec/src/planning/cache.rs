@@ -16,7 +16,7 @@ use crate::cli::AutoPlanArgs;
 use crate::console::Console;
 use etcetera::BaseStrategy;
 use hpp_generate::PLAN_NAME;
-use hpp_schema::ByteSize;
+use hpp_schema::{ByteSize, PREPARED_DIR};
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,8 +24,6 @@ use std::time::SystemTime;
 
 /// Default limit of the cache's size.
 const DEFAULT_LIMIT: u64 = 50 << 30;
-/// Directory of prepared weights beside a plan.
-const PREPARED: &str = "prepared";
 /// Contents of CACHEDIR.TAG, which backup programs look for (bford.info/cachedir).
 const TAG: &str =
     "Signature: 8a477f597d28d172789f06886806bc55\n# Plans made by hpp-exec; removing this directory is safe.\n";
@@ -191,7 +189,7 @@ impl PlanCache {
         for name in self.names().into_iter().filter(|name| name.starts_with(&prefix) && *name != own) {
             let Ok(lock) = self.lock_file(&name) else { continue };
             if lock.try_lock().is_ok() {
-                let (from, to) = (self.plans().join(&name).join(PREPARED), dir.join(PREPARED));
+                let (from, to) = (self.plans().join(&name).join(PREPARED_DIR), dir.join(PREPARED_DIR));
                 if from.is_dir() && !to.exists() {
                     let _ = fs::rename(from, to);
                 }
@@ -346,12 +344,12 @@ mod tests {
         let (fixture, made) = (Fixture::new(), Cell::new(0));
         let cache = fixture.cache(1 << 30);
         let old = fixture.take(&cache, "a", &made).dir().to_owned();
-        fs::create_dir(old.join(PREPARED)).unwrap();
-        fs::write(old.join(PREPARED).join("x"), b"x").unwrap();
+        fs::create_dir(old.join(PREPARED_DIR)).unwrap();
+        fs::write(old.join(PREPARED_DIR).join("x"), b"x").unwrap();
         fs::write(fixture.dir.path().join("model/model.onnx"), b"another graph").unwrap();
         let new = fixture.take(&cache, "a", &made);
         assert_eq!(made.get(), 2);
-        assert!(!old.exists() && new.dir().join(PREPARED).join("x").is_file());
+        assert!(!old.exists() && new.dir().join(PREPARED_DIR).join("x").is_file());
     }
 
     #[test]

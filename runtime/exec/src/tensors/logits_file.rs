@@ -1,6 +1,6 @@
 //! Writes the logits of each step, float32 `[steps, vocab]`, to a `.npy` file that appears once it is complete.
 
-use super::npy_header::NpyHeader;
+use super::npy_header::{MAGIC, NpyHeader};
 use hpp_io::{FileWriteError, OutputFile};
 use std::io::{self, BufWriter, Seek, SeekFrom, Write};
 use std::path::Path;
@@ -18,7 +18,7 @@ pub struct LogitsFile {
 impl LogitsFile {
     /// Starts a file that will appear at `path`.
     pub fn create(path: &Path) -> Result<Self, FileWriteError> {
-        Ok(Self { file: OutputFile::create(path)?, rows: 0, vocab: None })
+        Ok(Self { file: OutputFile::create_as(path, MAGIC)?, rows: 0, vocab: None })
     }
 
     /// Adds the logits of one step.

@@ -2,7 +2,8 @@
 
 use std::io::{self, Read};
 
-const MAGIC: &[u8] = b"\x93NUMPY";
+/// How a `.npy` file begins.
+pub const MAGIC: &[u8] = b"\x93NUMPY";
 
 /// Longest header read, in bytes; NumPy itself refuses longer ones.
 const MAX_BYTES: u32 = 10_000;

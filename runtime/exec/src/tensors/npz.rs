@@ -67,9 +67,12 @@ fn read_within(path: &Path, budget: &mut npy::MemoryBudget) -> Result<Vec<(Strin
     Ok(arrays)
 }
 
+/// How a ZIP archive begins.
+const ZIP_MAGIC: &[u8] = b"PK";
+
 /// Writes arrays in this order, uncompressed. The file appears once it is complete.
 pub fn write_npz(path: &Path, arrays: &[(String, HostTensor)]) -> Result<(), NpzError> {
-    let mut file = OutputFile::create(path)?;
+    let mut file = OutputFile::create_as(path, ZIP_MAGIC)?;
     let mut archive = ZipWriter::new(BufWriter::new(file.file()));
     for (name, tensor) in arrays {
         let error = |source| NpzError::WriteArray { path: path.to_owned(), name: name.clone(), source };
