@@ -15,8 +15,14 @@ pub struct ByteSize(pub u64);
 
 /// Why a size could not be read.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("cannot read size {0:?}: give bytes or a number with K, M, G or T, such as 24G, 512M or 1.5GiB")]
-pub struct SizeError(String);
+pub enum SizeError {
+    /// It is not a number with a unit.
+    #[error("cannot read size {0:?}: give bytes or a number with K, M, G or T, such as 24G, 512M or 1.5GiB")]
+    Malformed(String),
+    /// It has more than 64 bits.
+    #[error("size {0:?} is too large: at most 16777215T")]
+    TooLarge(String),
+}
 
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
@@ -79,7 +85,9 @@ impl ByteSize {
 impl FromStr for ByteSize {
     type Err = SizeError;
     fn from_str(text: &str) -> Result<Self, SizeError> {
-        let error = || SizeError(text.chars().take(40).collect());
+        let shown = || text.chars().take(40).collect();
+        let error = || SizeError::Malformed(shown());
+        let too_large = || SizeError::TooLarge(shown());
         let body = match text.split_once('(') {
             Some((_, exact)) => exact.strip_suffix(')').ok_or_else(error)?,
             None => text,
@@ -96,11 +104,11 @@ impl FromStr for ByteSize {
             _ => return Err(error()),
         };
         if let Ok(whole) = number.parse::<u64>() {
-            return whole.checked_mul(scale).map(ByteSize).ok_or_else(error);
+            return whole.checked_mul(scale).map(ByteSize).ok_or_else(too_large);
         }
         let value: f64 = number.parse().map_err(|_| error())?;
         let bytes = value * scale as f64;
-        if bytes.is_finite() && bytes < u64::MAX as f64 { Ok(ByteSize(bytes.round() as u64)) } else { Err(error()) }
+        if bytes.is_finite() && bytes < u64::MAX as f64 { Ok(ByteSize(bytes.round() as u64)) } else { Err(too_large()) }
     }
 }
 

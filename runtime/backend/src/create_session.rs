@@ -69,8 +69,11 @@ pub(crate) fn provide(
         match attempt(runtime, spec, provider, LoadContext { control, reporter, loading }) {
             Ok(made) => return Ok(Provided { made, provider, refused }),
             Err(BackendError::Stopped) => return Err(BackendError::Stopped),
-            // An error of the CPU provider is not a question of availability: it is reported unchanged.
-            Err(error) if provider == Provider::CPU => return Err(error),
+            // The CPU provider is here, so its error is reported unchanged, unless it is the fallback of a GPU and lacks kernels: then the
+            // user must know why the GPU is not used.
+            Err(error) if provider == Provider::CPU && (refused.is_empty() || !lacks_kernels(&error)) => {
+                return Err(error);
+            }
             Err(error) => {
                 info!(partition = spec.partition, provider = provider.id(), %error, "provider refused");
                 refused.push((provider, error.to_string()));
@@ -78,6 +81,11 @@ pub(crate) fn provide(
         }
     }
     Err(BackendError::NoProvider { refused })
+}
+
+/// Whether ONNX Runtime refused a graph because the provider has no kernel for an operator and its types.
+fn lacks_kernels(error: &BackendError) -> bool {
+    matches!(error, BackendError::Runtime { cause, .. } if cause.contains("Could not find an implementation"))
 }
 
 /// What loading a session uses besides the runtime and the session's description.

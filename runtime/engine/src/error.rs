@@ -245,8 +245,11 @@ impl EngineError {
             EngineError::Changed { .. } => Some(
                 "restore the file and run again, or make the plan again with hpp-split --force if the change was meant",
             ),
-            EngineError::Load { source: BackendError::NoProvider { .. }, .. } => {
-                Some("run `hpp-exec devices` to see what this machine has, or drop --strict")
+            EngineError::Load { source: BackendError::NoProvider { refused }, .. } => {
+                match refused.iter().any(|(provider, _)| *provider == Provider::CPU) {
+                    true => Some("run `hpp-exec devices` to see why no GPU is used, or export the model for the CPU"),
+                    false => Some("run `hpp-exec devices` to see what this machine has, or drop --strict"),
+                }
             }
             EngineError::ContextExceeded { .. } => {
                 Some("ask for a longer --context when splitting, or shorten the text")

@@ -128,7 +128,8 @@ fn session_name(text: &str) -> Result<String, String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     match text.len() {
         1..=64 if text.chars().all(is_plain) && !text.starts_with('.') => Ok(text.to_owned()),
-        _ => Err("a name has 1 to 64 letters, digits, `-`, `_` and `.`, and does not begin with `.`".to_owned()),
+        _ => Err("a name has 1 to 64 letters (a to z, A to Z), digits, `-`, `_` and `.`, and does not begin with `.`"
+            .to_owned()),
     }
 }
 

@@ -42,6 +42,12 @@ pub enum PlanFileError {
         /// The file.
         path: PathBuf,
     },
+    /// The file is something else.
+    #[error("{} is neither a plan nor a model", path.display())]
+    NotAPlan {
+        /// The file.
+        path: PathBuf,
+    },
     /// The file cannot be read.
     #[error("cannot read the plan {}", path.display())]
     Read {
@@ -60,6 +66,10 @@ pub enum PlanFileError {
     },
 }
 
+const GIVE_PLAN: &str = "give the plan.yaml that hpp-split wrote, its directory, or a model";
+/// The field that every plan has.
+const VERSION_FIELD: &str = "hpp_plan:";
+
 impl PlanFileError {
     /// What the user can do next.
     pub fn hint(&self) -> Option<String> {
@@ -68,10 +78,8 @@ impl PlanFileError {
                 Some("give a directory that hpp-split wrote, or a model: a directory with an .onnx file".to_owned())
             }
             PlanFileError::IsModel { .. } => Some("make a plan first: hpp-split MODEL --vram 24G --out DIR".to_owned()),
-            PlanFileError::Missing { path } => Some(
-                hpp_io::hub_hint(path)
-                    .unwrap_or_else(|| "give the plan.yaml that hpp-split wrote, its directory, or a model".to_owned()),
-            ),
+            PlanFileError::Missing { path } => Some(hpp_io::hub_hint(path).unwrap_or_else(|| GIVE_PLAN.to_owned())),
+            PlanFileError::NotAPlan { .. } => Some(GIVE_PLAN.to_owned()),
             PlanFileError::Read { .. } => None,
             PlanFileError::Parse { source, .. } => source.hint().map(str::to_owned),
         }
@@ -82,8 +90,14 @@ impl PlanFile {
     /// Reads the plan at `path`, or the `plan.yaml` in it if it is a directory.
     pub fn open(path: &Path) -> Result<Self, PlanFileError> {
         let path = find(path)?;
-        let read = |source| PlanFileError::Read { path: path.clone(), source };
-        let text = hpp_io::read_text(&path, MAX_BYTES).map_err(read)?;
+        let is_named_plan = path.file_name().is_some_and(|name| name == PLAN_NAME);
+        let text = hpp_io::read_text(&path, MAX_BYTES).map_err(|source| match source.kind() {
+            io::ErrorKind::InvalidData if !is_named_plan => PlanFileError::NotAPlan { path: path.clone() },
+            _ => PlanFileError::Read { path: path.clone(), source },
+        })?;
+        if !is_named_plan && !text.contains(VERSION_FIELD) {
+            return Err(PlanFileError::NotAPlan { path });
+        }
         let plan = Plan::from_sealed_yaml(&text)
             .map_err(|e| PlanFileError::Parse { path: path.clone(), source: Box::new(e) })?;
         let dir = match path.parent() {

@@ -60,7 +60,7 @@ pub enum ApiError {
     },
     /// The client has sent as many requests as it may.
     #[error(
-        "each client may send {per_minute} requests per minute here (--rate-limit): the next is answered in {} seconds",
+        "each client may send {per_minute} requests per minute here (--rate-limit): the next is answered in {} s",
         whole_seconds(*.wait)
     )]
     RateLimited {

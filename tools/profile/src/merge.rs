@@ -61,6 +61,10 @@ fn merged(parts: &[(&Path, Profile)], whole: Whole) -> Result<Profile, ProfileEr
             );
             return Err(ProfileError::setting(why, "measure all parts with one --decode-tokens"));
         }
+        if part.corpus.is_none() {
+            let why = format!("{name} has no corpus: it was made without --prompts");
+            return Err(ProfileError::setting(why, "merge profiles that hpp-profile made with --prompts"));
+        }
         let Some(corpus) = part.corpus.as_ref().filter(|corpus| corpus.prompts_in_all == Some(corpus.prompts_done))
         else {
             return Err(ProfileError::setting(

@@ -26,7 +26,7 @@ pub fn summary(profile: &Profile) -> String {
         let kind = match verdict.evenness {
             Evenness::Flat => "flat",
             Evenness::Uneven => "not flat",
-            Evenness::Unknown => "unknown",
+            Evenness::Unknown => "cannot be told",
         };
         let apart = verdict.spread * 100.0;
         let _ = writeln!(text, "hotness of the layers: {kind} ({apart:.0} % between the coldest and the hottest)");

@@ -21,8 +21,8 @@ pub fn analyse(
     let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
     analysis.with_experts_apart(layers).ok_or_else(|| {
         SplitError::setting(
-            "--cpu-moe and --n-cpu-moe place experts, and these layers have none that can be placed: of QMoE and MoE, and those that Optimum \
-             writes out, with --cpu-moe or without a GPU; each matrix of an expert of 16 KiB or more, as quantized",
+            "--cpu-moe and --n-cpu-moe move experts to the CPU, and these layers have none that can be moved: experts of QMoE and MoE can be, and \
+             with --cpu-moe or without a GPU also those that Optimum exports as single matrices, of at least 16 KiB each as quantized",
             "`hpp-split inspect` lists the layers with experts; --assign places whole layers",
         )
     })

@@ -170,18 +170,21 @@ impl SplitError {
                     DeviceId::Gpu(0) => "--vram".to_owned(),
                     DeviceId::Gpu(gpu) => format!("--vram for gpu{gpu}"),
                 };
-                let slots = if source.demand.ring > 0 { "give fewer --slots, " } else { "" };
-                let assign = if *has_gpus { ", or move blocks with --assign" } else { "" };
+                let slots = if source.demand.ring > 0 { "give fewer --slots" } else { "" };
+                let assign = if *has_gpus { "move blocks with --assign" } else { "" };
                 let on_host = source.device == DeviceId::Cpu;
                 let draft = match draft {
-                    1.. if on_host => format!(", or omit --draft, which takes {} of it", ByteSize(*draft).human()),
+                    1.. if on_host => format!("omit --draft, which takes {} of it", ByteSize(*draft).human()),
                     _ => String::new(),
                 };
                 let missing = source.required_budget().saturating_sub(source.budget);
                 let kv = match on_host && *freed_by_kv_on_disk >= missing {
-                    true => ", or keep KV caches on disk with --kv disk",
+                    true => "keep KV caches on disk with --kv disk",
                     false => "",
                 };
+                // A shorter context takes less of these, and of nothing else.
+                let depends_on_context = source.demand.kv.saturating_add(source.demand.workspace);
+                let context = if missing < depends_on_context { "lower --context" } else { "" };
                 let human = ByteSize(*bytes).human_rounded_up();
                 let budget = match needed {
                     NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),
@@ -190,7 +193,9 @@ impl SplitError {
                         "with the blocks that --assign does not name where they are now, {human} ({bytes} bytes) of {flag} are enough"
                     ),
                 };
-                format!("{budget}; or {slots}lower --context{kv}{draft}{assign}")
+                let others = [slots, context, kv, draft.as_str(), assign];
+                let others: Vec<&str> = others.into_iter().filter(|other| !other.is_empty()).collect();
+                if others.is_empty() { budget } else { format!("{budget}; or {}", others.join(", or ")) }
             }
             SplitError::Model(error) => error.hint()?,
             SplitError::Unusable { .. } => {

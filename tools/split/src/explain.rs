@@ -59,6 +59,13 @@ struct WhatIf {
     refused: Option<String>,
 }
 
+impl WhatIf {
+    /// A change without an effect.
+    fn nothing(what: String) -> Self {
+        WhatIf { what, decode_ms: Some(0.0), time_to_first_token_ms: Some(0.0), refused: None }
+    }
+}
+
 /// Explains a placement. `planned` is the one that the planner chose of these inputs, before anything was measured: what more memory changes
 /// is told beside it.
 pub fn explain(
@@ -122,13 +129,16 @@ fn more_memory(
     let (mut scarce, mut changes) = (Vec::new(), Vec::new());
     for (device, what, vram, ram) in other {
         let then = inputs.with_memory(vram, ram, |inputs| inputs.choose());
-        if then
-            .as_ref()
-            .is_ok_and(|then| then.partitioning.solution.objective_ms < now.objective_ms * (1.0 - NEGLIGIBLE))
-        {
+        let is_faster_by = |part: f64| {
+            let then = then.as_ref().map(|then| then.partitioning.solution.objective_ms);
+            then.is_ok_and(|then| then < now.objective_ms * (1.0 - part))
+        };
+        if is_faster_by(NEGLIGIBLE) {
             scarce.push(device);
         }
-        changes.push(what_if(what, then, now)?);
+        // Longer passes, for which there is room then, can seem slower: the plan that is explained fits as well.
+        let stays = then.is_ok() && !is_faster_by(0.0);
+        changes.push(if stays { WhatIf::nothing(what) } else { what_if(what, then, now)? });
     }
     Ok((scarce, changes))
 }

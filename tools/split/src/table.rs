@@ -130,13 +130,11 @@ fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, signif
     format!("hpp-exec jobs, time for prompts included: {together}; {free}")
 }
 
-/// The minimised time and its proven lower bound. Where weights are streamed, shorter passes would leave them more memory: the bound is for
-/// passes as long as these.
+/// The minimised time and its proven lower bound, which is for passes as long as these.
 fn objective_line(plan: &Plan, objective: &Achieved, significant: i32) -> String {
     let new_tokens = plan.predictions.new_tokens;
     let new = |tokens| if tokens == 1 { "1 new token".to_owned() } else { format!("{tokens} new tokens") };
-    let is_streamed = plan.partitions.iter().any(|partition| partition.residency == Residency::Streamed);
-    let passes = match plan.schedule.prefill_chunk.filter(|_| is_streamed) {
+    let passes = match plan.schedule.prefill_chunk {
         Some(tokens) => format!(" with passes of {tokens} tokens"),
         None => String::new(),
     };

@@ -193,7 +193,7 @@ fn check_vocabulary(plan: &PlanFile, draft_plan: &PlanFile) -> Result<(), ExecEr
         return Ok(());
     }
     let size = |size: Option<u64>| size.map_or("an unknown number of".to_owned(), |size| size.to_string());
-    Err(unfit(&format!("it has {} tokens and the model has {}", size(theirs), size(ours))))
+    Err(unfit(&format!("its vocabulary has {} tokens and that of the model {}", size(theirs), size(ours))))
 }
 
 fn unfit(why: &str) -> ExecError {

@@ -19,7 +19,7 @@ use hpp_engine::EngineOptions;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model, hidden_states_output};
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{Plan, Seal};
+use hpp_schema::{InputRole, Plan, Seal};
 use hpp_serve::{
     ConnectionLimits, EnginePool, EngineSource, LoadContext, LoadError, LoadedEngine, Metrics, ModelSettings,
     PoolSettings, ServeError, ServeSettings, ServedModel, Shutdown, check_address, serve,
@@ -188,6 +188,12 @@ fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<Model
 }
 
 fn model_inputs(plan: &Plan) -> Result<ModelInputs, ExecError> {
+    if plan.model.inputs.iter().any(|input| input.role == InputRole::Embeddings) {
+        return Err(ExecError::Usage {
+            message: format!("{} takes embeddings instead of token ids, and cannot be served", plan.model.name),
+            hint: "export it with its embedding, or run it with hpp-exec --embeddings FILE.npy".to_owned(),
+        });
+    }
     Ok(ModelInputs { embeddings: open_embeddings(plan, None)?, extra: open_extra_inputs(plan, None)? })
 }
 
