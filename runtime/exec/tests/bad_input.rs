@@ -72,6 +72,12 @@ fn plans_that_are_not_plans() {
     }
     std::fs::write(plan.path(), [0xff, 0xfe, 0x00]).unwrap();
     run().fails(1, &["plan.yaml"]);
+    let other = plan.file("notes.txt");
+    for text in [&b"[package]\nname = 'x': y"[..], &[0xff, 0xfe, 0x00]] {
+        std::fs::write(&other, text).unwrap();
+        support::hpp_exec([other.to_str().unwrap(), "--tokens", "1"])
+            .fails(1, &["notes.txt is neither a plan nor a model", "hint: give the plan.yaml"]);
+    }
 }
 
 #[test]
@@ -169,6 +175,23 @@ fn results_that_cannot_be_written() {
     let plan = PlanDir::new(LLAMA, 32);
     plan.run(&["--tokens", "1", "--logits", "no/such/dir/x.npy"]).fails(1, &["no/such/dir/x.npy"]);
     plan.run(&["--tokens", "1", "--logits", plan.path().parent().unwrap().to_str().unwrap()]).fails(1, &["directory"]);
+}
+
+#[test]
+fn results_replace_no_file_of_another_kind() {
+    let plan = PlanDir::new(LLAMA, 32);
+    let (model, file) = (plan.file("model.onnx"), plan.path());
+    let before = [&model, &file].map(|path| std::fs::read(path).unwrap());
+    let [model, file] = [&model, &file].map(|path| path.to_str().unwrap());
+    plan.run(&["--tokens", "1", "--max-new", "1", "--logits", model]).fails(1, &["model.onnx", "another kind of file"]);
+    let few = ["--prompt-tokens", "4", "--new-tokens", "2", "--runs", "1", "--trace"];
+    plan.command("bench", &[&few[..], &[file]].concat()).fails(1, &["plan.yaml", "another kind of file"]);
+    assert_eq!([model, file].map(|path| std::fs::read(path).unwrap()), before);
+    // A result of the same kind is replaced.
+    let trace = plan.file("trace.json");
+    for _ in 0..2 {
+        plan.command("bench", &[&few[..], &[trace.to_str().unwrap()]].concat()).ok();
+    }
 }
 
 /// A pipe with a thread that reads what comes.

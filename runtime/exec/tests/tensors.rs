@@ -22,6 +22,8 @@ fn recorded_inputs_give_recorded_outputs() {
         let (inputs, outputs) = (plan.file("in.npz"), plan.file("out.npz"));
         write_npz(&inputs, &inputs_of(&plan)).unwrap();
         let args = ["--inputs", inputs.to_str().unwrap(), "--outputs", outputs.to_str().unwrap(), "--json"];
+        let same = ["--inputs", inputs.to_str().unwrap(), "--outputs", inputs.to_str().unwrap()];
+        plan.run(&same).fails(1, &["the inputs and the outputs are the same file", "--outputs"]);
         let report = plan.run(&args).ok().json();
         let got = read_npz(&outputs).unwrap();
         let want = part(&plan, "output/");

@@ -65,6 +65,7 @@ fn embeddings_are_looked_up_for_models_that_take_them() {
     let (prompt, table) = (plan.prompt(), plan.file("embed_tokens.npy"));
     let table = ["--embeddings", table.to_str().unwrap()];
     plan.run(&["--tokens", &prompt]).fails(1, &["takes embeddings", "--embeddings"]);
+    plan.command("serve", &["--port", "0"]).fails(1, &["takes embeddings instead of token ids, and cannot be served"]);
     let ran =
         plan.run(&[&["--tokens", &prompt, "--max-new", "16", "--ignore-eos", "--json"][..], &table].concat()).ok();
     assert_eq!(tokens(&ran.json()), plan.model.tokens());

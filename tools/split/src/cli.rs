@@ -104,7 +104,7 @@ pub struct SplitArgs {
     /// Directory to write; must not hold a plan yet [default: MODEL's name with `.hpp`, in the current directory].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
-    /// Replace an existing plan.
+    /// Replace an existing plan. Refused if its directory holds other files, which would be deleted.
     #[arg(long)]
     pub force: bool,
     /// Write a self-contained directory: copy the weight bytes that the partitions read.
