@@ -34,7 +34,7 @@ class WithoutAGpu(unittest.TestCase):
         with Folder() as folder:
             done = folder.run(json.dumps(NO_CUDA))
         self.assertEqual(done.returncode, 0, done.stderr)
-        self.assertEqual(done.stdout.count("| not run: no GPU"), 5, done.stdout)
+        self.assertEqual(done.stdout.count("| not run: no GPU"), 6, done.stdout)
         self.assertIn("there is no driver", done.stdout)
 
     def test_what_was_measured_before_stays(self):
@@ -44,7 +44,7 @@ class WithoutAGpu(unittest.TestCase):
                 json.dump(kept, results)
             done = folder.run(json.dumps(NO_CUDA))
         self.assertIn("4 of 4", done.stdout)
-        self.assertEqual(done.stdout.count("| not run: no GPU"), 4, done.stdout)
+        self.assertEqual(done.stdout.count("| not run: no GPU"), 5, done.stdout)
 
     def test_without_onnx_runtime_it_fails_and_says_what_to_set(self):
         with Folder() as folder:

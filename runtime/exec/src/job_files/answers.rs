@@ -78,6 +78,9 @@ impl AnswersError {
             AnswersError::Write { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 "the directory does not exist: create it, or correct --out"
             }
+            AnswersError::Write { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+                "you may not write there: give another --out, or change the permissions"
+            }
             AnswersError::Write { .. } => {
                 "make room or fix the path, and run the same command again: it continues after the answers that are there"
             }

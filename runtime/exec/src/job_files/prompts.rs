@@ -40,6 +40,7 @@ pub struct Job {
     /// Names the answer.
     pub id: JobId,
     /// Text to continue.
+    #[serde(alias = "text")]
     pub prompt: Option<String>,
     /// Token ids to continue.
     pub tokens: Option<Vec<u32>>,
@@ -361,7 +362,7 @@ mod tests {
 
     #[test]
     fn each_line_is_a_prompt_or_says_what_is_wrong_with_it() {
-        let text = r#"{"id": 1, "prompt": "a", "max_new": -1, "stop": "x", "temperature": 0.5}
+        let text = r#"{"id": 1, "text": "a", "max_new": -1, "stop": "x", "temperature": 0.5}
 
             {"id": "b", "tokens": [1, 2], "stop": ["x", "y"]}
             {"id": 1, "prompt": "again"}
@@ -383,6 +384,7 @@ mod tests {
         assert_eq!((total, jobs.len()), (17, 17));
         let good: Vec<&JobId> = jobs.iter().flatten().map(|job| &job.id).collect();
         assert_eq!(good, [&JobId::Number(1), &JobId::Text("b".into()), &JobId::Number(6)]);
+        assert_eq!(jobs[0].as_ref().unwrap().prompt.as_deref(), Some("a"), "`text` is another name of `prompt`");
         let bad: Vec<&BadLine> = jobs.iter().filter_map(|job| job.as_ref().err()).collect();
         let says = [
             "another line",
