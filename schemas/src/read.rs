@@ -61,7 +61,24 @@ struct Header {
     hpp_plan: Option<u64>,
 }
 
+/// The records of files of any version; ignores all other fields.
+#[derive(Deserialize)]
+struct Files {
+    files: Vec<FilePath>,
+}
+
+#[derive(Deserialize)]
+struct FilePath {
+    path: String,
+}
+
 impl Plan {
+    /// The paths of a plan's files, relative to it, also of a plan of another version. `None` if the text names none.
+    pub fn file_paths(text: &str) -> Option<Vec<String>> {
+        let files: Files = serde_saphyr::from_str(text).ok()?;
+        Some(files.files.into_iter().map(|file| file.path).collect())
+    }
+
     /// Parses a plan. If it has a seal, the seal must match. Does not check the plan: see [`Plan::check`].
     pub fn from_yaml(text: &str) -> Result<Plan, PlanError> {
         unsealed(text).map(|(plan, _)| plan)

@@ -47,7 +47,7 @@ def jobs(bench):
     together, alone = runs["together"][-1]["answers"], runs["alone"][-1]["answers"]
     same = sum(together[number] == tokens for number, tokens in alone.items())
     rows.append(row(f"{name}: answers as alone", f"{same} of {len(alone)}", "", "", "all", same == len(alone)))
-    batched = ", ".join(f"{side} {sum(each['batched'] for each in runs[side]) // len(runs[side])}" for side in sides if side != "alone")
+    batched = ", ".join(f"{side} {sum(each['batched'] for each in runs[side]) // len(runs[side])}" for side in sides if side not in ("alone", "single"))
     rows.append(row(f"{name}: tokens computed as rows of a batch, of {count * new}", batched, "", "", "reported"))
     rows.append(accuracy(f"{name}, as planned", said["predictions"]["throughput"]["tokens_per_second"], rate["together"], "tok/s"))
     return rows

@@ -106,7 +106,7 @@ impl<B: Backend> Engine<B> {
         sequence.truncate(&self.program, pool, length, scratch)
     }
 
-    /// How many tokens [`truncate`](Self::truncate) to `length` would leave; `None` if it would change nothing.
+    /// How many tokens [`truncate`](Self::truncate) to `length` would leave; `None` if it cannot go back that far.
     pub fn truncated_length(&self, sequence: &Sequence<B>, length: u64) -> Option<u64> {
         sequence.truncated_length(&self.program, length)
     }

@@ -247,7 +247,9 @@ impl EngineError {
             ),
             EngineError::Load { source: BackendError::NoProvider { refused }, .. } => {
                 match refused.iter().any(|(provider, _)| *provider == Provider::CPU) {
-                    true => Some("run `hpp-exec devices` to see why no GPU is used, or export the model for the CPU"),
+                    true => Some(
+                        "run `hpp-exec devices` to see why the planned provider is not used, or export the model for the CPU",
+                    ),
                     false => Some("run `hpp-exec devices` to see what this machine has, or drop --strict"),
                 }
             }

@@ -274,6 +274,41 @@ fn a_session_goes_on_after_its_answer_and_survives_kill_9_and_parking() {
     assert_eq!(answers[0], answers[1], "parked, killed and resumed, or never parked: the same bits");
 }
 
+#[cfg(unix)]
+#[test]
+fn a_session_that_takes_over_an_equal_prompt_finds_its_own_pages_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = ["--kv-dir", dir.path().to_str().unwrap(), "--kv-page", "16"];
+    let mut server = Server::new(&args);
+    // One token more than whole pages: the last page is not fed as one chunk, so each session has its own.
+    let prompt: Vec<u64> = (0..49).map(|at| at * 7 % 400 + 10).collect();
+    let ask = |server: &Server, tokens: &[u64], session: &str| {
+        let request =
+            json!({"prompt": tokens, "max_tokens": 40, "ignore_eos": true, "logprobs": 1, "session_id": session});
+        server.ok("/v1/completions", &request)
+    };
+    let first = ask(&server, &prompt, "a");
+    let second = ask(&server, &prompt, "b");
+    assert_eq!((cached_tokens(&second), &second["choices"]), (49, &first["choices"]));
+    let answer = server
+        .plan
+        .run(&[
+            "--tokens",
+            &prompt.iter().map(u64::to_string).collect::<Vec<_>>().join(","),
+            "--json",
+            "-n",
+            "40",
+            "--ignore-eos",
+        ])
+        .ok()
+        .json();
+    let answer = answer["tokens"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap());
+    let longer: Vec<u64> = prompt.iter().copied().chain(answer).chain([11, 12, 13]).collect();
+    server.stop_and_start(&args);
+    let next = ask(&server, &longer, "b");
+    assert!(cached_tokens(&next) >= 80, "pages of its answer, too: {next}");
+}
+
 #[test]
 fn a_shared_start_is_found_beside_a_longer_conversation() {
     let server = Server::new(&["--kv-page", "16", "--max-sequences", "4"]);
@@ -320,6 +355,7 @@ fn echo_with_logprobs_reports_the_tokens_of_the_prompt() {
     assert_eq!(numbers(&both, "tokens").len(), prompt.len() + 6);
     assert_eq!(numbers(&both, "tokens")[prompt.len()..], numbers(&generated, "tokens")[..]);
     assert_eq!(numbers(&both, "token_logprobs")[1..prompt.len()], scores[1..prompt.len()]);
+    assert_eq!(server.ok(path, &request)["choices"], generated["choices"], "the logits of echoes are not reused");
     let text = both["choices"][0]["text"].as_str().unwrap();
     assert!(text.ends_with(generated["choices"][0]["text"].as_str().unwrap()) && text.contains("word59"), "{text}");
     let ended = json!({"prompt": "What is ownership?", "max_tokens": 40, "echo": true, "logprobs": 0});

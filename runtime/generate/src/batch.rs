@@ -183,7 +183,7 @@ impl<B: Backend> Batch<B> {
     /// Like [`add`](Self::add), but continues the tokens of an earlier generation, or restored pages. Keeps the prefix that the prompt can
     /// share with them ([`TokenSequence::shared_prefix`]), in whole chunks of `chunk_tokens`. With `chunk_tokens` as the generation's prompt
     /// chunk, the rest of the prompt is computed in the same chunks as the whole prompt would be, so that its logits are the same. A prompt
-    /// equal to the sequence's last needs no pass. Returns also the number of tokens kept.
+    /// equal to the one that the sequence has answered needs no pass. Returns also the number of tokens kept.
     pub fn add_to(
         &mut self,
         mut sequence: TokenSequence<B>,
@@ -324,7 +324,8 @@ impl<B: Backend> Member<B> {
         on_event: &mut dyn FnMut(RequestId, GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let Member { id, generation, sequence, error, .. } = self;
-        let reads_prompt = generation.next_prompt_tokens().is_some();
+        // With the logits of a whole chunk, those after its last token are rounded differently.
+        let reads_prompt = generation.next_prompt_tokens().is_some() && !generation.request().prompt_logits;
         sequence.fed(generation.input());
         if reads_prompt && sequence.tokens().len() == generation.request().prompt.len() {
             sequence.end_prompt();

@@ -216,7 +216,8 @@ impl Generation {
         &self.input
     }
 
-    /// The next input. `None` once finished, and if the sequence has the logits that the next token is chosen from. `max_draft`: most tokens that the sequence takes beside one and could drop again.
+    /// The next input. `None` once finished, and if the sequence has the logits that the next token is chosen from. `max_draft`: most tokens
+    /// that the sequence takes beside one and could drop again.
     ///
     /// # Errors
     /// When a draft model fails.

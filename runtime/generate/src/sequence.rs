@@ -148,7 +148,7 @@ impl<B: Backend> TokenSequence<B> {
     }
 
     /// Truncates the sequence to `prompt` and returns true if it [has](Self::has_prompt) all of it. Then [`logits`](Self::logits) are those
-    /// after the prompt, and it belongs to `session` from now on. Otherwise nothing changes.
+    /// after the prompt, and it belongs to `session` from now on.
     pub fn keep_prompt(
         &mut self,
         engine: &mut Engine<B>,
@@ -162,7 +162,11 @@ impl<B: Backend> TokenSequence<B> {
         self.logits.rows = 1;
         self.logits.vocab = end.logits.len();
         self.logits.data.clone_from(&end.logits);
-        self.session = session.map(str::to_owned);
+        if self.session.as_deref() != session {
+            // Pages beyond the whole chunks were saved for the other session, and this one does not find them.
+            self.saved.truncate(self.in_whole_chunks / self.chunk_tokens.max(1));
+            self.session = session.map(str::to_owned);
+        }
         Ok(true)
     }
 

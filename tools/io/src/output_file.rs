@@ -99,8 +99,8 @@ pub fn check_replaceable(path: &Path, start: &[u8]) -> Result<(), FileWriteError
     match read {
         Ok(_) if found.is_empty() || found == start => Ok(()),
         Ok(_) => Err(FileWriteError { path: path.to_owned(), source: io::Error::other(OTHER_KIND) }),
-        // Whether it can be written is another question, which the write answers.
-        Err(_) => Ok(()),
+        // Of a file that cannot be read nobody knows what it is.
+        Err(source) => Err(FileWriteError { path: path.to_owned(), source }),
     }
 }
 

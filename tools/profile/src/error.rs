@@ -83,7 +83,7 @@ impl ProfileError {
             ProfileError::Sensitivity(error) => error.hint().map(str::to_owned),
             ProfileError::LogFilter(error) => Some(error.hint().to_owned()),
             ProfileError::Setting { hint, .. } => Some(hint.clone()),
-            ProfileError::Io { action, .. } if action.starts_with("make a directory") => {
+            ProfileError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
                 Some("give --out a path in a directory that may be written".to_owned())
             }
             ProfileError::Stdout(_) => Some("free space where stdout goes, or send it elsewhere".to_owned()),

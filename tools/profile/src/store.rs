@@ -53,7 +53,9 @@ impl ProfileStoreError {
                 Some("continue it with --resume, replace it with --force, or choose another --out")
             }
             ProfileStoreError::Missing { .. } => Some("leave --resume out to begin one"),
-            ProfileStoreError::Read { .. } => Some("measure anew with --force"),
+            ProfileStoreError::Read { .. } => {
+                Some("choose another --out; a profile that is damaged is measured anew with --force")
+            }
             ProfileStoreError::Other { hint, .. } => Some(hint),
             ProfileStoreError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free space and continue with --resume: what was saved before is whole")
@@ -86,7 +88,7 @@ impl Store {
         }
     }
 
-    /// Refuses a file that is no profile.
+    /// Refuses a file that is no profile. [`save`](Self::save) replaces whatever is there.
     pub fn refuse_another_kind(&self) -> Result<(), ProfileStoreError> {
         check_replaceable(&self.path, PROFILE_START)
     }
@@ -122,7 +124,7 @@ impl Store {
 
     fn write(&self, profile: &Profile) -> Result<(), ProfileStoreError> {
         let text = profile.to_yaml().map_err(ProfileStoreError::Write)?;
-        write(&self.path, text.as_bytes(), PROFILE_START)
+        hpp_io::write_file(&self.path, text.as_bytes()).map_err(not_written)
     }
 }
 

@@ -11,8 +11,8 @@ use std::path::{Component, Path, PathBuf};
 pub const PLAN_FILE: &str = "plan.yaml";
 /// What hpp-split and hpp-exec write into a plan directory without a record in the plan.
 const OWN_FILES: [&str; 3] = [PLAN_FILE, VERIFIED_FILE, PREPARED_DIR];
-/// Endings of the names of a plan's other files and directories.
-const OWN_ENDINGS: [&str; 8] = [".onnx", ".data", ".bin", ".json", ".jinja", ".model", ".npy", DRAFT_DIR];
+/// Names of files that every plan may have, for a plan that cannot be read; so may `gpu_N.onnx` and `cpu_N.onnx`.
+const USUAL_FILES: [&str; 4] = ["tapped.onnx", "whole.onnx", "weights.bin", DRAFT_DIR];
 
 /// Why the output directory cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -24,8 +24,16 @@ pub enum OutputError {
     #[error("{} exists and holds no plan; hpp-split does not replace it", .0.display())]
     NotAPlan(PathBuf),
     /// It holds files that do not belong to its plan.
-    #[error("{} also holds {}, which {} not part of its plan; hpp-split would delete {}", dir.display(), first_names(names), if names.len() == 1 { "is" } else { "are" }, if names.len() == 1 { "it" } else { "them" })]
+    #[error("{} also holds {}, which hpp-split would delete and its plan does not name", dir.display(), first_names(names))]
     ForeignFiles {
+        /// The directory.
+        dir: PathBuf,
+        /// Names of files and directories in it, sorted.
+        names: Vec<String>,
+    },
+    /// Its plan cannot be read, so that nobody knows which files belong to it.
+    #[error("the plan in {} cannot be read, so {} may not belong to it, which hpp-split would delete", dir.display(), first_names(names))]
+    UnknownFiles {
         /// The directory.
         dir: PathBuf,
         /// Names of files and directories in it, sorted.
@@ -56,6 +64,7 @@ impl OutputError {
             OutputError::PlanExists(_) => Some("replace it with --force, or choose another directory with --out"),
             OutputError::NotAPlan(_) | OutputError::ModelInside(_) => Some("choose another directory with --out"),
             OutputError::ForeignFiles { .. } => Some("move them elsewhere, or choose another directory with --out"),
+            OutputError::UnknownFiles { .. } => Some("remove the directory yourself, or choose another one with --out"),
             OutputError::Busy(_) => Some("wait for it, or choose another directory with --out"),
             OutputError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Some("free space or choose a directory on another disk with --out; no partial files were left")
@@ -196,22 +205,39 @@ fn refuse_existing(target: &Path, force: bool) -> Result<(), OutputError> {
 /// Refuses a plan directory with files that are not part of its plan, which replacing it would delete.
 fn refuse_foreign(target: &Path) -> Result<(), OutputError> {
     let text = fs::read_to_string(target.join(PLAN_FILE)).unwrap_or_default();
-    let recorded: Option<Vec<String>> =
-        Plan::from_yaml(&text).ok().map(|plan| plan.files.into_iter().map(|file| file.path).collect());
-    let is_own = |name: &str| {
-        let is_recorded = |path: &String| Path::new(path).components().next() == Some(Component::Normal(name.as_ref()));
-        OWN_FILES.contains(&name)
-            || match &recorded {
-                Some(recorded) => recorded.iter().any(is_recorded),
-                // The plan is damaged, or another version wrote it.
-                None => OWN_ENDINGS.iter().any(|ending| name.ends_with(ending)),
-            }
-    };
+    let recorded = Plan::file_paths(&text);
     let entries = io_context("read", target, fs::read_dir(target))?.flatten();
     let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
-    let mut names: Vec<String> = names.filter(|name| !is_own(name)).collect();
+    let mut names: Vec<String> = names
+        .filter(|name| !is_made_without_record(name))
+        .filter(|name| match &recorded {
+            Some(paths) => !paths.iter().any(|path| begins_with(path, name)),
+            None => !is_usual(name),
+        })
+        .collect();
     names.sort_unstable();
-    if names.is_empty() { Ok(()) } else { Err(OutputError::ForeignFiles { dir: target.to_owned(), names }) }
+    let dir = target.to_owned();
+    match recorded {
+        _ if names.is_empty() => Ok(()),
+        Some(_) => Err(OutputError::ForeignFiles { dir, names }),
+        None => Err(OutputError::UnknownFiles { dir, names }),
+    }
+}
+
+/// Whether hpp-split or hpp-exec makes files of this name in every plan directory. A killed hpp-exec leaves a part of the second.
+fn is_made_without_record(name: &str) -> bool {
+    OWN_FILES.contains(&name) || name.strip_prefix('.').is_some_and(|name| name.starts_with(VERIFIED_FILE))
+}
+
+/// Whether a path begins with this name.
+fn begins_with(path: &str, name: &str) -> bool {
+    Path::new(path).components().next() == Some(Component::Normal(name.as_ref()))
+}
+
+/// Whether plans have files of this name, whatever their model.
+fn is_usual(name: &str) -> bool {
+    let number = name.strip_suffix(".onnx").and_then(|name| name.strip_prefix("gpu_").or(name.strip_prefix("cpu_")));
+    USUAL_FILES.contains(&name) || number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 /// Refuses a model in a plan directory that is replaced: its plan would refer to files that are gone.
@@ -332,24 +358,23 @@ mod tests {
             "files:\n  - { path: cpu_0.onnx, role: partition, bytes: 1 B, sampled: s }\n  - { path: draft/plan.yaml, role: draft, bytes: 1 B, sampled: s }",
         );
         assert!(Plan::from_yaml(&text).unwrap().files.len() == 2);
-        for (plan, own) in
-            [(text.as_str(), vec!["cpu_0.onnx", "draft", "prepared", "verified.txt"]), ("damaged", vec!["gpu_9.onnx"])]
-        {
+        for (plan, own) in [
+            (text.as_str(), vec!["cpu_0.onnx", "draft", "prepared", "verified.txt", ".verified.txt.123"]),
+            ("damaged", vec!["gpu_9.onnx"]),
+        ] {
             let root = tempfile::tempdir().unwrap();
             let target = plan_dir(root.path(), plan);
             own.iter().for_each(|name| fs::write(target.join(name), "own").unwrap());
             check_target(&target, true).unwrap();
             let output = OutputDir::begin(&target, true, Resume::Nothing).unwrap();
-            for name in ["answers.jsonl", "notes.txt", "thesis.txt"] {
+            for name in ["answers.json", "notes.txt", "thesis.txt"] {
                 fs::write(target.join(name), "precious").unwrap();
             }
             let said = check_target(&target, true).unwrap_err().to_string();
-            assert!(
-                said.contains("also holds answers.jsonl, notes.txt and 1 more, which are not part of its plan"),
-                "{said}"
-            );
+            assert!(said.contains("answers.json, notes.txt and 1 more"), "{said}");
             // They came while it was written.
-            assert!(matches!(output.commit(), Err(OutputError::ForeignFiles { .. })));
+            assert!(output.commit().unwrap_err().to_string().contains("hpp-split would delete"));
+            assert!(!root.path().join(".plan.partial").exists());
             assert!(target.join("thesis.txt").exists() && target.join(own[0]).exists());
         }
     }

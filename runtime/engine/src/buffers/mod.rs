@@ -104,7 +104,7 @@ impl<B: Backend> BufferPool<B> {
         Ok(())
     }
 
-    /// Part of a buffer on the host, with an id of its own. `None` if the backend cannot make one.
+    /// Part of a buffer, with an id of its own. `None` if the backend cannot make one.
     pub fn slice(&self, buffer: &Buffer<B>, offset: u64, bytes: u64) -> Option<Buffer<B>> {
         let handle = self.backend.slice(&buffer.handle, offset, bytes)?;
         Some(Buffer { handle, id: self.new_id(), bytes, memory: buffer.memory })

@@ -1,4 +1,5 @@
-//! States of several sequences in common buffers, a row for each sequence, so that one run can update those of several.
+//! States of sequences in common buffers, a row for each sequence, so that one run can update those of several, and so that the next
+//! sequence takes over the memory of one that has ended.
 
 use super::{Buffer, BufferPool, StateBuffers, StateLayout, about, size_of};
 use crate::error::EngineError;
@@ -48,7 +49,7 @@ impl<B: Backend> StateArena<B> {
         };
         let states: IndexVec<StateId, ArenaState<B>> =
             layouts.iter().map(reserve).collect::<Result<_, EngineError>>()?;
-        let has_rows = states.iter().all(|state| state.slice(pool, rows.saturating_sub(1)..rows).is_some());
+        let has_rows = states.iter().all(|state| (0..rows).all(|row| state.slice(pool, row..row + 1).is_some()));
         Ok(has_rows.then(|| StateArena { states, free: Rc::new(RefCell::new((0..rows).collect())) }))
     }
 

@@ -19,7 +19,7 @@ use crate::runtime::{FreedMemory, LockedWeights, Runtime, Taps};
 use crate::telemetry::{PerPhase, Recorder};
 use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
 use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore};
-use hpp_schema::{DType, InputRole, ModelKind, Plan, Severity, StateUpdate};
+use hpp_schema::{DType, InputRole, ModelKind, Plan, Severity, StateUpdate, error_line};
 use lock::lock_weights;
 use sessions::{LoadedSessions, SessionLoader};
 use std::collections::BTreeMap;
@@ -101,8 +101,8 @@ pub(crate) fn load<B: Backend>(
         cancel,
         _attached: attached,
     };
-    // One row serves a sequence after the other with memory that the system has given already.
-    let has_rows = can_batch_rows(&program, &symbols, options.row_batching);
+    // A single row is useful too: it serves a sequence after the other with memory that the system has given already.
+    let has_rows = states_have_rows(&program, &symbols, options.row_batching);
     make_ready(&program, &mut runtime, budget, has_rows, reporter)?;
     let load = backend.now().saturating_sub(started);
     runtime.recorder.telemetry.load = load;
@@ -143,7 +143,7 @@ fn lane<B: Backend>(
     Ok(Lane { inputs, boundaries: boundaries(plan, names, symbols, &shared) })
 }
 
-/// Locks weights, reserves the rows of several sequences, waits for devices, and starts the first prefetch.
+/// Locks weights, reserves the rows of sequences, waits for devices, and starts the first prefetch.
 fn make_ready<B: Backend>(
     program: &Program,
     runtime: &mut Runtime<B>,
@@ -154,11 +154,35 @@ fn make_ready<B: Backend>(
     runtime.weights.set_order(&program.run_order(&runtime.route));
     lock_weights(program, runtime, budget, reporter)?;
     if has_rows {
-        runtime.arena = StateArena::new(&program.layouts, &runtime.pool, runtime.max_sequences).ok().flatten();
+        runtime.arena = state_arena(program, runtime, reporter);
     }
     runtime.synchronize()?;
     runtime.watch.loaded()?;
     runtime.weights.prefetch(&runtime.pool)
+}
+
+/// Rows for the states of all sequences; `None` if there is no memory for them at once, or a device's memory cannot be divided. Then
+/// sequences take memory as they come, and are computed one after the other.
+fn state_arena<B: Backend>(program: &Program, runtime: &Runtime<B>, reporter: &dyn Reporter) -> Option<StateArena<B>> {
+    let on_device = program.layouts.iter().any(|layout| layout.memory != MemoryId::HOST);
+    let alone = |why: &str| {
+        // Only who asked for rows on a device has them there.
+        if on_device {
+            reporter.warning(&format!("tokens of several sequences are not rows of one run: {why}"));
+        }
+        None
+    };
+    match StateArena::new(&program.layouts, &runtime.pool, runtime.max_sequences) {
+        Ok(Some(arena)) => Some(arena),
+        Ok(None) => alone("a device's memory cannot be divided into rows"),
+        Err(error) => {
+            let sequences = runtime.max_sequences;
+            alone(&format!(
+                "KV caches of {sequences} sequences at once: {}; --max-sequences takes fewer",
+                error_line(&error)
+            ))
+        }
+    }
 }
 
 fn check_plan(plan: &Plan, reporter: &dyn Reporter) -> Result<(), EngineError> {
@@ -252,16 +276,12 @@ fn state_layouts(
     plan.states.iter().enumerate().map(layout).collect()
 }
 
-/// Whether the tokens of several sequences can be rows of one run: each sequence's part of a state is a row of one buffer, and every model
-/// input can be filled for rows of different lengths. States on a device count only if sums may round differently: there one row and several
-/// take other kernels, so that bits never agree, and their rows take memory at once.
-fn can_batch_rows(program: &Program, symbols: &SymbolTable, batching: RowBatching) -> bool {
+/// Whether states of sequences are rows of one buffer, so that the tokens of several can be rows of one run: states are updated in place for
+/// the whole context, and every model input can be filled for rows of different lengths. States on a device count only if sums may round
+/// differently: there one row and several take other kernels, so that bits never agree, and their rows take memory at once.
+fn states_have_rows(program: &Program, symbols: &SymbolTable, batching: RowBatching) -> bool {
     let Program { plan, layouts, context, .. } = program;
-    let is_wanted = |layout: &StateLayout| match batching {
-        RowBatching::Off => false,
-        RowBatching::Exact => layout.memory == MemoryId::HOST,
-        RowBatching::On => true,
-    };
+    let is_wanted = |layout: &StateLayout| batching == RowBatching::On || layout.memory == MemoryId::HOST;
     let is_row = |(layout, state): (&StateLayout, &hpp_schema::State)| {
         let whole = matches!(layout.update, StateUpdate::InPlace { capacity, .. } if capacity == *context);
         let is_batch = state.shape.first().is_some_and(|dim| symbols.is_batch(dim));

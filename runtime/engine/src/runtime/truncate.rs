@@ -35,7 +35,7 @@ impl<B: Backend> Sequence<B> {
         Ok(Some(left))
     }
 
-    /// How many tokens [`truncate`](Self::truncate) to `length` would leave; `None` if it would change nothing.
+    /// How many tokens [`truncate`](Self::truncate) to `length` would leave; `None` if it cannot go back that far.
     pub(crate) fn truncated_length(&self, program: &Program, length: u64) -> Option<u64> {
         if self.interrupted || length > self.length {
             return None;

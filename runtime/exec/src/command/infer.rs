@@ -8,7 +8,7 @@ use crate::other_load::OtherLoad;
 use crate::report::{Bytes, StageTimes, memory, run_table};
 use crate::runtime::OnnxRuntime;
 use crate::settings::InferSettings;
-use crate::tensors::{read_npz, write_npz};
+use crate::tensors::{check_npz, read_npz, write_npz};
 use hpp_engine::{HostTensor, NamedTensors};
 use hpp_generate::PlanFile;
 use hpp_io::show_json;
@@ -47,6 +47,7 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
             hint: "give another file to --outputs".to_owned(),
         });
     }
+    check_npz(&settings.outputs)?;
     let expected = inputs_of_one_run(&plan.plan);
     let tensors = read_npz(&settings.inputs)?;
     let inputs = check_inputs(tensors, &expected, &settings.inputs)?;

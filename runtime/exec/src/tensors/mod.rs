@@ -11,4 +11,4 @@ mod npz;
 
 pub use logits_file::LogitsFile;
 pub use npy::{NpyError, read_npy};
-pub use npz::{NpzError, read_npz, write_npz};
+pub use npz::{NpzError, check_npz, read_npz, write_npz};

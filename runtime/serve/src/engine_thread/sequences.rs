@@ -82,7 +82,8 @@ impl<B: Backend + 'static> EngineThread<B> {
     fn kept_for_equal(&self, prompt: &[u32], session: Option<&str>, is_full: bool) -> Option<usize> {
         // The long answer of another conversation stays while there is room.
         let may_truncate = |sequence: &TokenSequence<B>| {
-            is_full || sequence.session().is_none() || 2 * prompt.len() >= sequence.tokens().len()
+            let is_own = sequence.session().is_none_or(|other| Some(other) == session);
+            is_full || is_own || 2 * prompt.len() >= sequence.tokens().len()
         };
         let engine = self.batch.engine();
         self.kept.iter().rposition(|sequence| may_truncate(sequence) && sequence.has_prompt(engine, prompt, session))
