@@ -169,6 +169,10 @@ mod tests {
         for text in ["", "G", "24X", "-1G", "1e3", "99999999999T", "(", "12 MiB (3", "nan", "inf"] {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
+        for text in ["16777216T", "99999999999.5G"] {
+            assert_eq!(text.parse::<ByteSize>(), Err(SizeError::TooLarge(text.to_owned())));
+        }
+        assert!("16777215T".parse::<ByteSize>().is_ok());
     }
 
     #[test]

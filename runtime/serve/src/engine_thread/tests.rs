@@ -91,6 +91,21 @@ impl ToyThread {
         answer: u64,
         top_logprobs: Option<usize>,
     ) -> UnboundedReceiver<RequestEvent> {
+        self.submit(prompt, answer, top_logprobs, false)
+    }
+
+    /// Asks for the logits of a prompt's tokens and one token after them.
+    fn score(&self, prompt: Vec<u32>) -> UnboundedReceiver<RequestEvent> {
+        self.submit(prompt, 1, None, true)
+    }
+
+    fn submit(
+        &self,
+        prompt: Vec<u32>,
+        answer: u64,
+        top_logprobs: Option<usize>,
+        prompt_logits: bool,
+    ) -> UnboundedReceiver<RequestEvent> {
         let (events, receiver) = unbounded_channel();
         let request = GenerationRequest {
             prompt,
@@ -100,7 +115,7 @@ impl ToyThread {
             sampling: SamplingOverrides::default().resolve(&SamplingDefaults::default()),
             grammar: None,
             visible_tokens: vec![],
-            prompt_logits: false,
+            prompt_logits,
         };
         let task = GenerateTask { request, top_logprobs, hints: CacheHints::default() };
         let client = Client { events, deadline: None, arrived: Instant::now() };
@@ -264,6 +279,18 @@ fn a_prompt_asked_again_needs_no_pass_where_its_states_can_go_back() {
         assert_eq!(answer(toy.ask(other.clone(), 1)), expected(&other, 1));
         assert_eq!(new_runs(before).iter().sum::<usize>(), other.len() - (other.len() - 2) / CHUNK * CHUNK);
     }
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+}
+
+#[test]
+fn the_logits_of_a_scored_prompt_are_not_reused() {
+    let toy = ToyThread::start_with(2, |_| false, Drafts::default);
+    let prompt: Vec<u32> = (0..10).map(|at| at * 3 % 16).collect();
+    assert_eq!(answer(toy.score(prompt.clone())), expected(&prompt, 1));
+    let before = toy.runs.lock().unwrap().len();
+    assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
+    assert_eq!(toy.runs.lock().unwrap()[before..], [2], "its end is computed as that of any prompt");
     drop(toy.queue);
     toy.thread.join().unwrap();
 }
