@@ -2,6 +2,7 @@
 //! leaves the previous contents, or nothing.
 
 use crate::draft_files::DRAFT_DIR;
+use hpp_model::CONFIG_FILES;
 use hpp_schema::{PREPARED_DIR, Plan, VERIFIED_FILE};
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -224,9 +225,12 @@ fn refuse_foreign(target: &Path) -> Result<(), OutputError> {
     }
 }
 
-/// Whether hpp-split or hpp-exec makes files of this name in every plan directory. A killed hpp-exec leaves a part of the second.
+/// Whether hpp-split or hpp-exec makes files of this name in plan directories. A killed hpp-exec leaves a part of the second. Beside a
+/// quantized model lies its configuration.
 fn is_made_without_record(name: &str) -> bool {
-    OWN_FILES.contains(&name) || name.strip_prefix('.').is_some_and(|name| name.starts_with(VERIFIED_FILE))
+    OWN_FILES.contains(&name)
+        || CONFIG_FILES.contains(&name)
+        || name.strip_prefix('.').is_some_and(|name| name.starts_with(VERIFIED_FILE))
 }
 
 /// Whether a path begins with this name.
