@@ -33,7 +33,7 @@ pub enum OutputError {
         names: Vec<String>,
     },
     /// Its plan cannot be read, so that nobody knows which files belong to it.
-    #[error("the plan in {} cannot be read, so {} may not belong to it, which hpp-split would delete", dir.display(), first_names(names))]
+    #[error("hpp-split would delete {}, and cannot tell whether the plan in {} names them: it cannot be read", first_names(names), dir.display())]
     UnknownFiles {
         /// The directory.
         dir: PathBuf,
