@@ -143,6 +143,9 @@ impl ExecError {
             ExecError::Session { source, .. } if source.kind() == io::ErrorKind::InvalidData => {
                 "the file is damaged: remove it, or use another name"
             }
+            ExecError::Session { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                "free space; the files pages.kv in the directory above that of the session only save computing and may be deleted"
+            }
             ExecError::Store(PageStoreError::Io { .. }) | ExecError::Session { .. } => {
                 "give --kv-dir a directory in which you can write"
             }

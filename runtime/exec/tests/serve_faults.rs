@@ -260,13 +260,20 @@ fn a_full_disk_costs_pages_and_no_answer() {
     let again = server.ok(TEXT, &request);
     assert!(cached_tokens(&again) >= 128, "they are in RAM: {again}");
     assert_eq!(again["choices"], expected);
+    let file_bytes = || {
+        let mut files = std::fs::read_dir(dir.path()).unwrap().flatten().map(|model| model.path().join("pages.kv"));
+        files.find_map(|pages| pages.metadata().ok()).unwrap().len()
+    };
     server.restart(&args);
+    let limited = file_bytes();
     let restored = server.ok(TEXT, &request);
     assert_eq!(restored["choices"], expected);
     assert!(cached_tokens(&restored) < 128, "{restored}");
     // There is room again, so that all pages are written.
     let whole = (restored["usage"]["prompt_tokens"].as_u64().unwrap() / 16) as f64;
     server.wait_for(&of_model("hpp_kv_pages", ",tier=\"disk\""), whole);
+    let page = file_bytes() / whole as u64;
+    assert!(limited > 0 && limited % page == 0, "{limited} bytes of pages of {page}: a part of one was left");
 }
 
 /// A library that moves the clock of the day by the seconds in a file, when it is loaded before others.

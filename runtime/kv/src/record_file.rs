@@ -2,9 +2,11 @@
 
 use crate::key::Fingerprint;
 use crate::page::{PageBytes, PageHeader, SECTOR, record_bytes};
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 /// Bytes of one call.
 const BLOCK: usize = 2 << 20;
@@ -17,6 +19,15 @@ pub(crate) struct RecordFile {
     file: File,
     payload: usize,
     limit: RecordIndex,
+    end: Mutex<FileEnd>,
+}
+
+/// The records that the file has room for on disk.
+struct FileEnd {
+    /// One more than the last record that was written or is being written.
+    records: RecordIndex,
+    /// Those of them whose last write failed.
+    failed: BTreeSet<RecordIndex>,
 }
 
 impl RecordFile {
@@ -42,7 +53,8 @@ impl RecordFile {
                 found.push((record, header));
             }
         }
-        Ok((RecordFile { file: open_direct(path).unwrap_or(buffered), payload, limit }, found))
+        let end = Mutex::new(FileEnd { records, failed: BTreeSet::new() });
+        Ok((RecordFile { file: open_direct(path).unwrap_or(buffered), payload, limit, end }, found))
     }
 
     /// Most records.
@@ -50,8 +62,32 @@ impl RecordFile {
         self.limit
     }
 
-    /// Writes a page, its header last: a record that was not written whole has a header that does not fit it, or none.
+    /// Writes a page. If it fails at the end of the file, as on a full disk, what was written of it is cut off again: other files may need
+    /// the room.
     pub fn write(&self, record: RecordIndex, header: &PageHeader, page: &PageBytes) -> io::Result<()> {
+        let end = || self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        {
+            let mut end = end();
+            end.records = end.records.max(record + 1);
+            end.failed.remove(&record);
+        }
+        let written = self.write_record(record, header, page);
+        if written.is_err() {
+            let mut end = end();
+            end.failed.insert(record);
+            while let Some(last) = end.records.checked_sub(1)
+                && end.failed.remove(&last)
+            {
+                end.records = last;
+            }
+            // The error that is reported is the first one.
+            let _ = self.file.set_len(self.offset(end.records));
+        }
+        written
+    }
+
+    /// Writes a page, its header last: a record that was not written whole has a header that does not fit it, or none.
+    fn write_record(&self, record: RecordIndex, header: &PageHeader, page: &PageBytes) -> io::Result<()> {
         let start = self.offset(record);
         for (index, block) in page.padded_payload().chunks(BLOCK).enumerate() {
             write_at(&self.file, block, start + (SECTOR + index * BLOCK) as u64)?;

@@ -26,7 +26,10 @@ use hpp_io::show;
 use rustyline::error::ReadlineError;
 use rustyline::{Behavior, Config, Editor};
 use std::io::{self, IsTerminal};
+use std::time::Duration;
 
+/// Longest wait for KV pages on their way to disk, where a conversation does not fit beside them.
+const PAGES_WRITTEN: Duration = Duration::from_secs(10);
 const HELP: &str = "/reset  forget the conversation\n/help   show this\n/bye    leave (Ctrl-D and /exit do too)\n\
                     Ctrl-C  stops the answer";
 
@@ -326,7 +329,13 @@ impl Chat<'_> {
 
     /// Keeps the conversation, if it has a session.
     fn save(&self) -> Result<(), ExecError> {
-        self.file.as_ref().map_or(Ok(()), |file| file.save(&self.transcript.conversation()))
+        let Some(file) = &self.file else { return Ok(()) };
+        let conversation = self.transcript.conversation();
+        match (file.save(&conversation), self.sequence.cache()) {
+            // A page that does not fit gives its room back.
+            (Err(ExecError::Session { .. }), Some(cache)) if cache.flush(PAGES_WRITTEN) => file.save(&conversation),
+            (saved, _) => saved,
+        }
     }
 }
 
