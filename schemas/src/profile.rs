@@ -237,6 +237,9 @@ pub struct BandwidthPoint {
 pub struct CorpusStatistics {
     /// BLAKE3 of the corpus file.
     pub hash: String,
+    /// BLAKE3 of the prompts to run, in order; absent in profiles of older versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompts_hash: Option<String>,
     /// Prompts done so far.
     pub prompts_done: u64,
     /// Prompts to run: all of the corpus, or `--max-prompts`; absent while unknown.

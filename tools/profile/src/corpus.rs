@@ -4,7 +4,7 @@
 
 mod line;
 
-use hpp_schema::probe::Prompt;
+use hpp_schema::probe::{Prompt, PromptContent};
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -74,6 +74,10 @@ pub struct Corpus {
     format: CorpusFormat,
     /// Number of prompts, at most the requested number.
     pub prompts: u64,
+    /// Hash of these prompts.
+    pub prompts_hash: String,
+    /// Whether more prompts follow them.
+    pub has_more: bool,
     /// Number of invalid lines among them.
     pub bad: u64,
     /// The first invalid lines, with number and reason.
@@ -88,12 +92,23 @@ impl Corpus {
             Some("txt") => CorpusFormat::Text,
             _ => return Err(CorpusError::Format { path: path.to_owned() }),
         };
-        let mut corpus = Corpus { path: path.to_owned(), format, prompts: 0, bad: 0, reasons: Vec::new() };
-        let mut lines = corpus.lines()?;
+        let mut corpus = Corpus {
+            path: path.to_owned(),
+            format,
+            prompts: 0,
+            prompts_hash: String::new(),
+            has_more: false,
+            bad: 0,
+            reasons: Vec::new(),
+        };
+        let (mut lines, mut hash) = (corpus.lines()?, PromptsHash::default());
         while most.is_none_or(|most| corpus.prompts < most) {
             match lines.next_prompt()? {
                 None => break,
-                Some(Ok(_)) => corpus.prompts += 1,
+                Some(Ok(prompt)) => {
+                    corpus.prompts += 1;
+                    hash.add(&prompt.content);
+                }
                 Some(Err(reason)) => {
                     corpus.bad += 1;
                     if corpus.reasons.len() < MOST_NAMED {
@@ -102,6 +117,8 @@ impl Corpus {
                 }
             }
         }
+        corpus.prompts_hash = hash.finish();
+        corpus.has_more = most == Some(corpus.prompts) && lines.next_prompt()?.is_some();
         match (corpus.bad, corpus.prompts) {
             (0, 0) => Err(CorpusError::Empty { path: path.to_owned() }),
             (bad, prompts) if bad > 0 && (!skip_bad || prompts == 0) => {
@@ -129,6 +146,23 @@ impl Corpus {
             return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")));
         }
         Ok(Lines { path: self.path.clone(), format: self.format, file: BufReader::new(file), number: 0 })
+    }
+}
+
+/// The hash of prompts in order: the same wherever a corpus is divided or however its lines are written.
+#[derive(Default)]
+pub struct PromptsHash(blake3::Hasher);
+
+impl PromptsHash {
+    /// Adds the next prompt.
+    pub fn add(&mut self, content: &PromptContent) {
+        let text = serde_json::to_vec(content).unwrap_or_default();
+        self.0.update(&(text.len() as u64).to_le_bytes()).update(&text);
+    }
+
+    /// BLAKE3, in hexadecimal.
+    pub fn finish(&self) -> String {
+        self.0.finalize().to_hex().to_string()
     }
 }
 

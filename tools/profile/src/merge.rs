@@ -1,45 +1,74 @@
 //! `hpp-profile merge`: one profile of a whole corpus, of which several machines have run a part each.
 
 use crate::cli::MergeArgs;
-use crate::corpus::{Corpus, MOST_NAMED};
+use crate::corpus::{Corpus, MOST_NAMED, PromptsHash};
 use crate::error::ProfileError;
-use crate::store::Store;
+use crate::store::{ProfileStoreError, Store};
 use hpp_schema::{CorpusStatistics, Profile, Statistics};
 use std::path::Path;
+
+const PARTS_HINT: &str = "name the profiles of all parts of this corpus in its order, each once; --quick runs only the first prompts of a part, unless \
+                          --max-prompts allows more";
 
 /// Reads the parts, merges their statistics in order and writes the profile.
 pub fn run(args: &MergeArgs) -> Result<(), ProfileError> {
     let store = Store::new(&args.out);
-    if !args.force {
-        store.refuse_to_overwrite()?;
+    if !args.force && store.refuse_to_overwrite().is_err() {
+        let why = format!("{} is there already", args.out.display());
+        return Err(ProfileError::setting(why, "replace it with --force, or choose another --out"));
     }
     store.refuse_another_kind()?;
     let whole = Corpus::scan(&args.prompts, None, args.skip_bad)?;
-    let parts = args.parts.iter().map(|path| Ok((path.as_path(), Store::new(path).read()?)));
+    let parts = args.parts.iter().map(|path| Ok((path.as_path(), part(path)?)));
     let parts = parts.collect::<Result<Vec<_>, ProfileError>>()?;
     let hash = hpp_onnx::hash::full(&args.prompts)?;
-    let merged = merged(&parts, Whole { hash, prompts: whole.prompts, name: &args.prompts })?;
+    check_prompts(&parts, &whole)?;
+    let merged = merged(&parts, &whole, hash)?;
     store.save(&merged)?;
     store.finish(&merged)?;
     eprintln!("wrote {}", store.path().display());
     Ok(())
 }
 
-/// The corpus that the parts make up.
-struct Whole<'a> {
-    /// BLAKE3 of its file.
-    hash: String,
-    prompts: u64,
-    name: &'a Path,
+/// Reads the profile of a part.
+fn part(path: &Path) -> Result<Profile, ProfileError> {
+    Store::new(path).read().map_err(|error| match error {
+        ProfileStoreError::Missing { path } => ProfileError::setting(
+            format!("there is no {}", path.display()),
+            "name the profiles that hpp-profile wrote for the parts of the corpus",
+        ),
+        other => other.into(),
+    })
 }
 
-/// The first profile with the statistics of all parts. An error if they are not the parts of this corpus for one model.
-fn merged(parts: &[(&Path, Profile)], whole: Whole) -> Result<Profile, ProfileError> {
+/// Checks that the parts ran these prompts, in order. Profiles of older versions do not tell which prompts they ran.
+fn check_prompts(parts: &[(&Path, Profile)], whole: &Corpus) -> Result<(), ProfileError> {
+    let mut prompts = whole.prompts_after(0)?;
+    let mut before = 0;
+    for (path, part) in parts {
+        let Some(corpus) = &part.corpus else { continue };
+        let mut hash = PromptsHash::default();
+        for prompt in prompts.by_ref().take(usize::try_from(corpus.prompts_done).unwrap_or(usize::MAX)) {
+            hash.add(&prompt?.content);
+        }
+        let (first, last) = (before + 1, before + corpus.prompts_done);
+        before = last;
+        if last <= whole.prompts && corpus.prompts_hash.as_ref().is_some_and(|ran| *ran != hash.finish()) {
+            let why = format!("{} did not run prompts {first} to {last} of {}", path.display(), whole.path().display());
+            return Err(ProfileError::setting(why, PARTS_HINT));
+        }
+    }
+    Ok(())
+}
+
+/// The first profile with the statistics of all parts. `hash`: of the file of the whole corpus. An error if they are not all of its parts, for one model.
+fn merged(parts: &[(&Path, Profile)], whole: &Corpus, hash: String) -> Result<Profile, ProfileError> {
     let Some((first_path, first)) = parts.first() else {
         return Err(ProfileError::setting("there is nothing to merge", "name the profiles of the parts"));
     };
     let mut all = CorpusStatistics {
-        hash: whole.hash,
+        hash,
+        prompts_hash: Some(whole.prompts_hash.clone()),
         prompts_done: 0,
         prompts_in_all: Some(whole.prompts),
         skipped: Vec::new(),
@@ -81,8 +110,8 @@ fn merged(parts: &[(&Path, Profile)], whole: Whole) -> Result<Profile, ProfileEr
     }
     if all.prompts_done != whole.prompts {
         let why =
-            format!("the parts have {} prompts and {} has {}", all.prompts_done, whole.name.display(), whole.prompts);
-        return Err(ProfileError::setting(why, "merge the profiles of all parts of this corpus, each once"));
+            format!("the parts ran {} prompts and {} has {}", all.prompts_done, whole.path().display(), whole.prompts);
+        return Err(ProfileError::setting(why, PARTS_HINT));
     }
     Ok(Profile { corpus: Some(all), ..first.clone() })
 }

@@ -45,6 +45,7 @@ fn measure(cli: &Cli, model: &Path) -> Result<(), ProfileError> {
     let corpus = corpus.as_ref().map(|(corpus, hash)| CorpusRun {
         corpus,
         hash: hash.clone(),
+        is_cut: cli.max_prompts.is_none(),
         wanted: Wanted { attention: cli.attention_entropy },
     });
     let interrupt = Interrupt::install();

@@ -155,6 +155,7 @@ fn hit_rates_of_expert_caches_come_from_the_corpus_of_a_profile() {
     };
     profile.corpus = Some(CorpusStatistics {
         hash: String::new(),
+        prompts_hash: None,
         prompts_done: 1,
         prompts_in_all: None,
         skipped: vec![],
@@ -458,6 +459,7 @@ fn active_neurons_are_those_of_the_corpus() {
     let layer = NeuronStatistics { block: "layers.0".into(), tokens: 10, active: vec![1, 0, 4, 5] };
     profile.corpus = Some(CorpusStatistics {
         hash: String::new(),
+        prompts_hash: None,
         prompts_done: 1,
         prompts_in_all: None,
         skipped: vec![],

@@ -21,6 +21,8 @@ pub struct CorpusRun<'a> {
     pub corpus: &'a Corpus,
     /// BLAKE3 of its file.
     pub hash: String,
+    /// Whether its prompts were limited without being asked to.
+    pub is_cut: bool,
     /// What to observe.
     pub wanted: Wanted,
 }
@@ -35,6 +37,7 @@ impl CorpusRun<'_> {
     fn no_statistics(&self) -> CorpusStatistics {
         CorpusStatistics {
             hash: self.hash.clone(),
+            prompts_hash: Some(self.corpus.prompts_hash.clone()),
             prompts_done: 0,
             prompts_in_all: Some(self.corpus.prompts),
             skipped: self.corpus.reasons.clone(),
@@ -50,6 +53,15 @@ impl ProfilingRun<'_> {
         let begun = self.profile.corpus.get_or_insert_with(|| run.no_statistics());
         begun.prompts_in_all = Some(run.corpus.prompts.max(begun.prompts_done));
         let done = begun.prompts_done;
+        if run.corpus.prompts >= done {
+            begun.prompts_hash = Some(run.corpus.prompts_hash.clone());
+        }
+        if run.is_cut && run.corpus.has_more {
+            self.note(format!(
+                "of the corpus only the first {} prompts run: --max-prompts runs more",
+                run.corpus.prompts
+            ));
+        }
         if done >= run.corpus.prompts {
             return Ok(());
         }

@@ -64,7 +64,7 @@ impl Bench {
 }
 
 fn run(corpus: &Corpus) -> CorpusRun<'_> {
-    CorpusRun { corpus, hash: "h".into(), wanted: Wanted::default() }
+    CorpusRun { corpus, hash: "h".into(), is_cut: false, wanted: Wanted::default() }
 }
 
 /// Answers the cases of a request with one millisecond each.

@@ -20,6 +20,7 @@ fn costs_machine_and_corpus_are_said() {
     let statistics = Statistics { prompts: 2, prompt_tokens: 19, generated_tokens: 16, ..Statistics::default() };
     profile.corpus = Some(CorpusStatistics {
         hash: String::new(),
+        prompts_hash: None,
         prompts_done: 3,
         prompts_in_all: Some(3),
         skipped: vec![],

@@ -14,6 +14,7 @@ pub fn statistics(sample: &Sample) -> CorpusStatistics {
     };
     CorpusStatistics {
         hash: "77aa01".into(),
+        prompts_hash: None,
         prompts_done: 64,
         prompts_in_all: Some(64),
         skipped_in_all: 3 * skipped.len() as u64,
