@@ -38,7 +38,7 @@ pub use profile::*;
 pub use provider::*;
 pub use provider_faults::{PROVIDER_FAULTS, ProviderFault};
 pub use read::{PlanError, plan_json_schema};
-pub use run_telemetry::{DiskTelemetry, RunTelemetry, StageTelemetry, TokenTelemetry};
+pub use run_telemetry::{DiskTelemetry, RunTelemetry, StageTelemetry, TokenReads, TokenTelemetry};
 pub use sample::sample_ranges;
 pub use seal::Seal;
 pub use size::ByteSize;

@@ -49,6 +49,16 @@ pub struct StageTelemetry {
 pub struct TokenTelemetry {
     /// Its time outside of partitions, copies and waits, milliseconds.
     pub rest_ms: f64,
+    /// What it reads from disk; absent if nothing.
+    #[serde(default)]
+    pub disk: Option<TokenReads>,
+}
+
+/// Reads of weights for one token.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct TokenReads {
+    /// Time in which the disk reads, milliseconds.
+    pub busy_ms: f64,
 }
 
 /// Reads of weights.

@@ -11,6 +11,9 @@ use std::path::Path;
 /// the same time for a few tokens, and then grow with their number.
 const SHORTER: u64 = 8;
 
+/// Most times as long as alone that computing takes while the disk is read; a run that took longer still has a slower processor.
+const MOST_CONTENTION: f64 = 3.0;
+
 /// Size limit of the file, bytes.
 const MAX_BYTES: u64 = 64 << 20;
 const HINT: &str = "give the output of `hpp-exec bench PLAN --json > run.json` for a plan of this model";
@@ -29,6 +32,8 @@ pub struct Corrections {
     devices: BTreeMap<(DeviceId, Phase), DeviceCorrection>,
     /// The disk's measured rate, bytes per millisecond.
     disk: Option<f64>,
+    /// How many times as long the host computes while the disk is read; 0 if the run does not tell.
+    contention: f64,
     /// The measured time of a token outside of partitions, milliseconds.
     overhead_ms: Option<f64>,
 }
@@ -48,6 +53,29 @@ struct DeviceTimes {
     measured: f64,
     blocks: BTreeSet<usize>,
     launches: f64,
+    /// Passes in which they were measured.
+    passes: f64,
+}
+
+impl DeviceTimes {
+    /// Predicted times of the blocks.
+    fn predicted(&self, problem: &Problem, device: DeviceId, phase: Phase) -> f64 {
+        let costs = costs(problem, device);
+        let block = |at: &usize| match phase {
+            Phase::Decode => costs[*at].decode_ms,
+            Phase::Prefill => costs[*at].prefill_ms.iter().sum(),
+        };
+        self.blocks.iter().map(block).sum()
+    }
+
+    /// Measured over predicted times, where `slowed` of the measured ones is what reading from disk at the same time costs.
+    fn correction(&self, predicted: f64, slowed: f64) -> Option<DeviceCorrection> {
+        let partitions = self.measured / (predicted + self.launches);
+        let of_blocks = (self.measured - slowed - self.launches) / predicted;
+        let blocks = if of_blocks > 0.0 { of_blocks } else { partitions };
+        let is_known = [partitions, blocks].iter().all(|factor| factor.is_finite() && *factor > 0.0);
+        is_known.then_some(DeviceCorrection { partitions, blocks })
+    }
 }
 
 impl MeasuredRun {
@@ -62,7 +90,9 @@ impl MeasuredRun {
             return Err(InputError::new(format!("{file} is a run of the unsplit model (--unsplit)"), HINT));
         }
         let times = run.stages.iter().flat_map(|stage| [stage.prefill_ms, decode_ms(stage)]);
+        let reads = run.token.and_then(|token| token.disk).map(|disk| disk.busy_ms);
         let others = run.disk.map(|disk| disk.gb_per_second).into_iter().chain(run.token.map(|token| token.rest_ms));
+        let others = others.chain(reads);
         if !times.chain(others).all(|value| value.is_finite() && value >= 0.0) {
             return Err(InputError::new(format!("{file} has a negative or infinite time"), HINT));
         }
@@ -104,6 +134,7 @@ impl MeasuredRun {
                 let of_device = times.entry((device, phase)).or_default();
                 of_device.measured += measured;
                 of_device.launches += launch_ms(&predicted, device) * passes as f64;
+                of_device.passes = passes as f64;
                 for label in &stage.blocks {
                     let Some(at) = labels.get(&**label) else {
                         let message = format!("{} has a block {label}, which this model lacks", self.file);
@@ -113,22 +144,23 @@ impl MeasuredRun {
                 }
             }
         }
+        let reads_ms = self.run.token.and_then(|token| token.disk).map_or(0.0, |disk| disk.busy_ms);
+        let decode = times.get(&(DeviceId::Cpu, Phase::Decode));
+        let contention = decode.map_or(0.0, |times| {
+            let expected = times.predicted(&predicted, DeviceId::Cpu, Phase::Decode) + times.launches;
+            contention(times.measured, expected, reads_ms)
+        });
         let correction = |((device, phase), times): ((DeviceId, Phase), DeviceTimes)| {
-            let costs = costs(&predicted, device);
-            let block = |at: &usize| match phase {
-                Phase::Decode => costs[*at].decode_ms,
-                Phase::Prefill => costs[*at].prefill_ms.iter().sum(),
+            let slowed = match device {
+                DeviceId::Cpu => slowed_by_reads(contention, times.measured, reads_ms * times.passes),
+                DeviceId::Gpu(_) => 0.0,
             };
-            let blocks = times.blocks.iter().map(block).sum::<f64>();
-            let partitions = times.measured / (blocks + times.launches);
-            let of_blocks = (times.measured - times.launches) / blocks;
-            let blocks = if of_blocks > 0.0 { of_blocks } else { partitions };
-            let is_known = [partitions, blocks].iter().all(|factor| factor.is_finite() && *factor > 0.0);
-            is_known.then_some(((device, phase), DeviceCorrection { partitions, blocks }))
+            let correction = times.correction(times.predicted(&predicted, device, phase), slowed)?;
+            Some(((device, phase), correction))
         };
         let disk = self.run.disk.map(|disk| disk.gb_per_second * 1e6).filter(|rate| *rate > 0.0);
         let overhead_ms = self.run.token.map(|token| token.rest_ms);
-        Ok(Corrections { devices: times.into_iter().filter_map(correction).collect(), disk, overhead_ms })
+        Ok(Corrections { devices: times.into_iter().filter_map(correction).collect(), disk, contention, overhead_ms })
     }
 
     /// What a person should know about the run. `prompt`: tokens of the prompt that is planned for.
@@ -146,6 +178,12 @@ impl MeasuredRun {
             ));
         }
         let mut parts: Vec<String> = corrections.devices.iter().map(words).collect();
+        if corrections.contention > 1.0 {
+            parts.push(format!(
+                "reading from disk makes computing on cpu take up to {:.2} times as long",
+                corrections.contention
+            ));
+        }
         parts.extend(corrections.disk.map(|rate| format!("the disk delivers {:.2} GB/s", rate / 1e6)));
         notes.push(match parts.is_empty() {
             true => format!("{} measured no device of this plan", self.file),
@@ -175,10 +213,25 @@ impl Corrections {
         }
         problem.pass_overhead_ms = self.overhead_ms.unwrap_or(problem.pass_overhead_ms);
         if let Some(disk) = self.disk.filter(|_| problem.disk_bytes_per_ms.is_some()) {
-            // The run's times are those of computing beside reads.
-            (problem.disk_bytes_per_ms, problem.disk_contention) = (Some(disk), Contention::NONE);
+            // The rate is that of reading while the host computes.
+            (problem.disk_bytes_per_ms, problem.disk_contention) = (Some(disk), Contention::new(self.contention, 1.0));
         }
     }
+}
+
+/// How many times as long the host computes while the disk is read, if that is why a token's partitions took longer than expected. More
+/// tokens in one pass do not read more, so each of them takes its time alone.
+fn contention(measured: f64, expected: f64, reads_ms: f64) -> f64 {
+    let share = (measured - expected) / measured.min(reads_ms);
+    match share > 0.0 && share.is_finite() {
+        true => 1.0 / (1.0 - share.min(1.0 - 1.0 / MOST_CONTENTION)),
+        false => 1.0,
+    }
+}
+
+/// The part of a measured time that reading from disk added: of the time in which both happen, all that computing alone would not take.
+fn slowed_by_reads(contention: f64, measured: f64, reads_ms: f64) -> f64 {
+    measured.min(reads_ms) * (1.0 - 1.0 / contention.max(1.0))
 }
 
 fn words(((device, phase), correction): (&(DeviceId, Phase), &DeviceCorrection)) -> String {
@@ -213,5 +266,24 @@ fn launch_ms(problem: &Problem, device: DeviceId) -> f64 {
     match device {
         DeviceId::Cpu => problem.cpu_launch_ms,
         DeviceId::Gpu(gpu) => problem.gpus[gpu].launch_ms,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_token_takes_longer_than_expected_beside_reads_is_contention_up_to_a_limit() {
+        // 20 of 40 ms are added by reads that last longer than the token computes: it computes at half of its speed.
+        assert_eq!(contention(40.0, 20.0, 100.0), 2.0);
+        assert_eq!(slowed_by_reads(2.0, 40.0, 100.0), 20.0);
+        // Reads of 30 ms add 15 to 55.
+        assert_eq!(contention(55.0, 40.0, 30.0), 2.0);
+        assert_eq!(slowed_by_reads(2.0, 55.0, 30.0), 15.0);
+        // No more than the limit, none if nothing is read, and none if a token is faster than expected.
+        assert!((contention(90.0, 10.0, 100.0) - MOST_CONTENTION).abs() < 1e-9);
+        assert_eq!((contention(40.0, 20.0, 0.0), slowed_by_reads(1.0, 40.0, 0.0)), (1.0, 0.0));
+        assert_eq!((contention(10.0, 20.0, 100.0), slowed_by_reads(0.0, 40.0, 10.0)), (1.0, 0.0));
     }
 }
