@@ -5,7 +5,9 @@ use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency, State};
 
 /// A warning if less than the plan needs is free. `free` is the number of bytes that a process can still allocate.
 pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
-    let (needed, free) = (needed(plan, plan.budgets.batch), free?);
+    // The engine keeps the limit that its plan was made for.
+    let limit = plan.budgets.ram.map_or(u64::MAX, |ram| ram.0);
+    let (needed, free) = (needed(plan, plan.budgets.batch).min(limit), free?);
     (needed > free).then(|| {
         let human = |bytes: u64| ByteSize(bytes).human();
         format!(

@@ -35,7 +35,9 @@ pub use error::{BackendError, EngineError};
 pub use host_memory_warning::{needed as host_memory_needed, warning as host_memory_warning};
 pub use options::{EngineOptions, RowBatching, Verify, WeightReads};
 pub use partition_bench::{CacheFlusher, PartitionBench, RunTimes};
-pub use plan_settings::{is_limited_by_disk, tries_none, untried, with_provider_options, with_providers};
+pub use plan_settings::{
+    is_limited_by_disk, tries_none, untried, with_provider_options, with_providers, without_missing_gpus,
+};
 pub use port::{Backend, Fallback};
 pub use reporter::{ProviderFallback, Reporter, Silent, fallback_warnings, listed};
 pub use runtime::{LogitRows, NamedTensors, PageLayout, Sequence, StepInput, WorkItem};

@@ -66,6 +66,35 @@ pub fn with_provider_options(mut plan: Plan, options: &BTreeMap<Provider, Provid
     plan
 }
 
+/// The plan as it runs where only some providers have a device: what it has on GPUs that are missing is in host memory.
+pub fn without_missing_gpus(plan: &Plan, has_device: impl Fn(Provider) -> bool) -> Plan {
+    let mut plan = plan.clone();
+    let Some(host) = plan.devices.iter().find(|device| device.kind == DeviceKind::Cpu).map(|host| host.name.clone())
+    else {
+        return plan;
+    };
+    let can_run =
+        |providers: &[Provider]| providers.iter().any(|provider| *provider != Provider::CPU && has_device(*provider));
+    let mut missing: Vec<String> = Vec::new();
+    for partition in &mut plan.partitions {
+        if partition.device != host && !can_run(&partition.providers) {
+            missing.push(std::mem::replace(&mut partition.device, host.clone()));
+            partition.residency = Residency::Resident;
+        }
+        let is_missing = |device: &str, providers: &[Provider]| device != host && !can_run(providers);
+        if let Some(prefill) = partition.prefill.take_if(|prefill| is_missing(&prefill.device, &prefill.providers)) {
+            missing.push(prefill.device);
+        }
+    }
+    for state in plan.states.iter_mut().filter(|state| missing.contains(&state.device)) {
+        state.device.clone_from(&host);
+    }
+    for device in plan.devices.iter_mut().filter(|device| missing.contains(&device.name)) {
+        device.ring = None;
+    }
+    plan
+}
+
 /// The first of these providers that no partition of the plan tries; `None` for the unsplit model, which stays on the CPU provider.
 pub fn untried(plan: &Plan, providers: impl IntoIterator<Item = Provider>) -> Option<Provider> {
     let tried: Vec<_> = plan.partitions.iter().flat_map(Partition::variants).flat_map(|v| v.providers).collect();
@@ -95,5 +124,26 @@ mod tests {
         assert!(much(&[bytes(100, Some(90)), bytes(50, Some(44))]));
         assert!(much(&[bytes(900, None), bytes(110, Some(0))]));
         assert!(!much(&[]));
+    }
+
+    #[test]
+    fn what_a_missing_gpu_would_hold_is_in_host_memory() {
+        let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
+        let plan = Plan::from_yaml(plan).unwrap();
+        assert_eq!(without_missing_gpus(&plan, |_| true), plan);
+        let gpus = |plan: &Plan| {
+            let is_gpu = |name: &str| plan.devices.iter().any(|d| d.name == name && d.kind != DeviceKind::Cpu);
+            let variants = plan.partitions.iter().flat_map(Partition::variants).filter(|v| is_gpu(v.device)).count();
+            let states = plan.states.iter().filter(|state| is_gpu(&state.device)).count();
+            let rings = plan.devices.iter().filter(|device| device.ring.is_some()).count();
+            (variants, states, rings)
+        };
+        let (variants, states, _) = gpus(&plan);
+        assert!(variants > 0 && states > 0);
+        let here = without_missing_gpus(&plan, |provider| provider == Provider::CPU);
+        assert_eq!(gpus(&here), (0, 0, 0));
+        assert_eq!(here.partitions.len(), plan.partitions.len());
+        let needed = |plan: &Plan| crate::host_memory_needed(plan, 1);
+        assert!(needed(&here) > needed(&plan));
     }
 }

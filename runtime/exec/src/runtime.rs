@@ -4,7 +4,9 @@ use crate::cli::{LibraryArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::planning::compiled_models;
-use hpp_engine::{Engine, EngineOptions, is_limited_by_disk, tries_none, untried, with_providers};
+use hpp_engine::{
+    Engine, EngineOptions, is_limited_by_disk, tries_none, untried, with_providers, without_missing_gpus,
+};
 use hpp_schema::{Plan, Provider, provider_libraries, provider_options};
 use std::path::Path;
 use std::sync::Arc;
@@ -78,6 +80,11 @@ impl OnnxRuntime {
     /// The backend that runs partitions.
     pub fn backend(&self) -> &OrtBackend {
         &self.backend
+    }
+
+    /// A plan as it runs on this machine: with the arguments' providers, and on the host where a GPU is missing.
+    pub fn plan_here(&self, plan: &Plan, args: &RuntimeArgs) -> Plan {
+        without_missing_gpus(&with_providers(plan, &args.providers), |provider| self.backend.has_device(provider))
     }
 
     /// The library, its providers and devices.

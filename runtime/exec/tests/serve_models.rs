@@ -4,6 +4,7 @@
 
 mod support;
 
+use hpp_schema::{ByteSize, Provider};
 use serde_json::{Value, json};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -93,6 +94,22 @@ fn models_take_turns_where_memory_holds_one() {
         ],
     );
     support::hpp_exec(["serve", &path, "--memory", "10M"]).fails(1, &["--memory 10 MiB is less than the 64 MiB"]);
+}
+
+#[test]
+fn a_model_whose_gpu_is_missing_counts_as_host_memory() {
+    // Says that it is large, so that only its weights matter.
+    let large = || {
+        let mut plan = chat_plan(OTHER);
+        plan.plan.partitions[0].bytes.weights = ByteSize(1 << 30);
+        plan.save();
+        plan
+    };
+    for plan in [large(), large().for_gpu(vec![Provider::CUDA])] {
+        let path = plan.path().display().to_string();
+        let too_little = support::hpp_exec(["serve", &path, "--port", "0", "--memory", "500M", "--kv-ram", "1M"]);
+        too_little.fails(1, &["needs about 1.0", "GiB", "--memory allows 500 MiB"]);
+    }
 }
 
 #[test]

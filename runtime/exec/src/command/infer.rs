@@ -57,9 +57,9 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
     if let Some(warning) = larger_than_planned(&inputs, &expected, &plan.plan) {
         ctx.console.warn(&warning);
     }
-    super::warn_of_memory(&plan.plan, ctx.console);
     let other_load = OtherLoad::start();
     let runtime = OnnxRuntime::open_for(&plan.plan, &settings.runtime, ctx.console)?;
+    super::warn_of_memory(&plan.plan, &runtime.plan_here(&plan.plan, &settings.runtime), ctx.console);
     let mut engine = runtime.load(&plan.plan, &plan.dir, &settings.runtime, ctx.console)?;
 
     let started = Instant::now();

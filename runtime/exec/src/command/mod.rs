@@ -26,7 +26,7 @@ use crate::prompt::PromptSource;
 use crate::runtime::{OnnxRuntime, OrtBackend, available_memory, memory_limit, resident_memory};
 use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
-use hpp_engine::{Engine, EngineError, EngineOptions, NamedTensors};
+use hpp_engine::{Engine, EngineError, EngineOptions, NamedTensors, host_memory_needed, host_memory_warning};
 use hpp_generate::text::{Message, Role};
 use hpp_generate::{EmbeddingTable, ModelInputs, PlanFile, PromptEncoder, PromptError, SingleSequence};
 use hpp_schema::{InputRole, Plan};
@@ -81,8 +81,8 @@ fn load_engine(
     console: &Arc<Console>,
     interrupt: &Interrupt,
 ) -> Result<Engine<OrtBackend>, ExecError> {
-    warn_of_memory(plan, console);
     let runtime = OnnxRuntime::open_for(plan, args, console)?;
+    warn_of_memory(plan, &runtime.plan_here(plan, args), console);
     let cancel = options.cancel.clone().unwrap_or_default();
     let watch = interrupt.cancel_on_request(&cancel);
     let options = EngineOptions { cancel: Some(cancel), ..options };
@@ -98,12 +98,15 @@ fn load_engine(
     Ok(engine)
 }
 
-/// Warns if this machine has less free memory than a plan needs.
-fn warn_of_memory(plan: &Plan, console: &Console) {
+/// Warns if this machine has less free memory than a plan needs. `here`: the plan as it runs on this machine.
+fn warn_of_memory(plan: &Plan, here: &Plan, console: &Console) {
+    // What does not fit within the limit in place of a missing GPU is read from disk.
+    let fits = |limit: u64| host_memory_needed(here, here.budgets.batch) <= limit;
+    let plan = if memory_limit().is_none_or(fits) { here } else { plan };
     // A plan's needs include what the process has taken already; of that, libraries may not count in the process's control group.
     let free = available_memory().map(|free| free.saturating_add(resident_memory()));
     let free = free.into_iter().chain(memory_limit()).min();
-    if let Some(warning) = hpp_engine::host_memory_warning(plan, free) {
+    if let Some(warning) = host_memory_warning(plan, free) {
         console.warn(&warning);
     }
 }

@@ -13,7 +13,7 @@ use crate::console::Console;
 use crate::error::ExecError;
 use crate::interrupt::Interrupt;
 use crate::numbers::counted;
-use crate::runtime::{OrtBackend, resident_memory};
+use crate::runtime::{OnnxRuntime, OrtBackend, resident_memory};
 use crate::settings::DraftMethod;
 use hpp_engine::EngineOptions;
 use hpp_generate::text::TextTokenizer;
@@ -53,7 +53,8 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let starting = Arc::new(AtomicBool::new(true));
     let (mut settings, mut sources) = (Vec::new(), Vec::new());
     for (name, plan) in plans {
-        let needs = EngineNeeds::new(&name, &plan, args, &budget)?;
+        let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
+        let needs = EngineNeeds::new(&name, &runtime.plan_here(&plan.plan, &args.runtime), args, &budget)?;
         settings.push(model_settings(&name, &plan, args)?);
         // A draft that cannot be used is refused here, before models are loaded.
         draft_choice(&plan, args, ctx.console)?;

@@ -69,12 +69,11 @@ pub(super) struct EngineNeeds {
 }
 
 impl EngineNeeds {
-    /// The needs of a plan with as many of the wanted sequences as the budget has room for, at least one.
+    /// The needs of a plan, as it runs on this machine, with as many of the wanted sequences as the budget has room for, at least one.
     ///
     /// # Errors
     /// The user gave a limit of host memory, and the plan alone needs more.
-    pub fn new(name: &str, plan: &PlanFile, args: &ServeArgs, budget: &MemoryBudget) -> Result<Self, ExecError> {
-        let plan = &plan.plan;
+    pub fn new(name: &str, plan: &Plan, args: &ServeArgs, budget: &MemoryBudget) -> Result<Self, ExecError> {
         let planned = || planned_sequences(plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES);
         let wanted = args.max_sequences.unwrap_or_else(planned).max(1);
         let kv = args.kv.ram(plan);
