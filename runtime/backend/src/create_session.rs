@@ -103,7 +103,7 @@ fn attempt(
     provider: Provider,
     context: LoadContext<'_>,
 ) -> Result<Made, BackendError> {
-    let LoadContext { control, reporter, .. } = context;
+    let LoadContext { control, reporter, loading } = context;
     let in_memory = |session, processor| Made {
         session,
         processor,
@@ -129,10 +129,14 @@ fn attempt(
                 "weights in memory"
             );
             let builder = on_host(runtime, spec, packed)?;
+            let make = || match spec.locks_weights {
+                true => disk::claim_locked(loading, spec.weights_dir, || commit(builder, spec, control)),
+                false => commit(builder, spec, control),
+            };
             if !packed {
-                return Ok(in_memory(commit(builder, spec, control)?, host_name(runtime)));
+                return Ok(in_memory(make()?, host_name(runtime)));
             }
-            let (session, packed) = pages::watch(|| commit(builder, spec, control));
+            let (session, packed) = pages::watch(make);
             Ok(Made { packs_weights: true, packed, ..in_memory(session?, host_name(runtime)) })
         }
         _ => {

@@ -27,6 +27,8 @@ pub struct EngineOptions {
     pub row_batching: RowBatching,
     /// When weights that do not stay in memory are read.
     pub weights: WeightReads,
+    /// Whether the weights that the plan has in host memory are locked there: the limit of another engine counts them.
+    pub lock_weights: bool,
     /// Most host memory to pin for copies to devices, bytes; as much as they can use if `None`.
     pub pinned: Option<u64>,
     /// For tests: uses slots on the host where a device is unavailable, instead of running the host's file.

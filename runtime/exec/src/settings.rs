@@ -273,13 +273,8 @@ impl RuntimeArgs {
             pinned: self.pinned.map(|size| size.0),
             slots_on_host: self.slots_on_host,
             poison_slots: self.poison_slots,
-            sequences: None,
-            row_batching: RowBatching::default(),
             state_dir: self.state_dir.clone(),
-            reserved: 0,
-            reserved_per_sequence: 0,
-            others: 0,
-            cancel: None,
+            ..EngineOptions::default()
         }
     }
 }

@@ -184,6 +184,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
             providers: variant.providers,
             fallback: self.options.fallback,
             residency: self.budget.residency(self.plan, variant),
+            locks_weights: self.options.lock_weights,
             experts: partition.experts.as_ref().map(|experts| ExpertWeights {
                 names: &experts.weights,
                 count: usize::try_from(experts.count).unwrap_or(usize::MAX),

@@ -130,6 +130,7 @@ impl Spec<'_> {
             providers: &[provider],
             fallback: Fallback::Refuse,
             residency: WeightResidency::InMemory,
+            locks_weights: false,
             experts: None,
             weights_are_inputs: false,
             has_host_file: false,

@@ -59,6 +59,8 @@ pub struct SessionSpec<'a> {
     pub fallback: Fallback,
     /// Where its weights are while it does not run.
     pub residency: WeightResidency,
+    /// Whether weights in memory are locked, those included that kernels use where their file is mapped.
+    pub locks_weights: bool,
     /// Its experts, if they are read by demand.
     pub experts: Option<ExpertWeights<'a>>,
     /// Whether weights are among its inputs.

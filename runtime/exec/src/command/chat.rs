@@ -349,14 +349,15 @@ fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBacken
         FinishReason::Length => ", stopped by -n/--max-new",
         FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => "",
     };
-    // Where no token is generated, the conversation is not computed yet.
-    let left = sequence.context().saturating_sub(generated.usage.prompt_tokens as u64);
+    // The last token is not computed yet. A stopped pass may have computed drafted tokens that are not part of the answer.
+    let used = generated.usage.prompt_tokens + generated.usage.completion_tokens.saturating_sub(1);
+    let left = sequence.context().saturating_sub(used as u64);
     let page = sequence.cache().map(|cache| cache.page_tokens());
     let pages = page.map_or_else(String::new, |page| format!(" (a session keeps pages of {page})"));
     format!(
         "[{}, {speed} tok/s, {} of the conversation reused{pages}, {} left in the context{end}]",
         counted(generated.usage.completion_tokens as u64, "token"),
         counted(generated.usage.reused_tokens as u64, "token"),
-        counted(sequence.room().min(left), "token")
+        counted(left, "token")
     )
 }

@@ -145,6 +145,7 @@ impl DraftChoice {
         interrupt: &Interrupt,
     ) -> Result<Drafts<OrtBackend>, ExecError> {
         let length = DraftLength::predicted(&predicted_passes(plan));
+        let lock_weights = self.memory() > 0;
         let file = match self {
             DraftChoice::None => return Ok(Drafts { origin: DraftOrigin::None, length }),
             DraftChoice::Ngram => return Ok(Drafts { origin: DraftOrigin::Ngram(Rc::default()), length }),
@@ -154,7 +155,7 @@ impl DraftChoice {
         let providers = if tries_none(&file.plan, &args.providers) { vec![] } else { args.providers.clone() };
         let context = Some(draft_context(&file.plan, plan, args.context));
         let args = &RuntimeArgs { context, providers, ..args.clone() };
-        let options = EngineOptions { sequences: Some(sequences as u64), ..args.engine_options() };
+        let options = EngineOptions { sequences: Some(sequences as u64), lock_weights, ..args.engine_options() };
         let engine = load_engine(&file.plan, &file.dir, args, options, console, interrupt)?;
         let model = DraftModel::new(engine, sequences);
         Ok(Drafts { origin: DraftOrigin::Model(Rc::new(RefCell::new(model))), length })

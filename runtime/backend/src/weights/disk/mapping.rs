@@ -8,6 +8,7 @@ use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use tracing::info;
 
 /// Bytes of a huge page.
 pub(super) const HUGE: usize = 2 << 20;
@@ -59,6 +60,20 @@ pub(crate) fn claim<T>(
         let made = make()?;
         Ok((made, new_since(&before, &mapped()?)))
     })
+}
+
+/// Creates a session and locks its mappings of files under a directory, so that the system does not evict what kernels use there. Where memory
+/// is scarce, each page fault would read ahead megabytes around it, which evict what the next one needs.
+pub(crate) fn claim_locked<T>(
+    loading: &Loading,
+    dir: &Path,
+    make: impl FnOnce() -> Result<T, BackendError>,
+) -> Result<T, BackendError> {
+    let (made, mappings) = claim(loading, dir, make)?;
+    let bytes: usize = mappings.iter().map(|mapping| mapping.length).sum();
+    let refused = mappings.iter().filter(|mapping| mapping.lock().is_err()).count();
+    info!(bytes, refused, "weights locked where their files are mapped");
+    Ok(made)
 }
 
 fn parse(line: &str) -> Option<Mapping> {

@@ -58,6 +58,15 @@ pub(crate) fn claim<T>(
     make().map(|made| (made, Vec::new()))
 }
 
+/// Creates a session and locks nothing.
+pub(crate) fn claim_locked<T>(
+    _: &Loading,
+    _: &Path,
+    make: impl FnOnce() -> Result<T, BackendError>,
+) -> Result<T, BackendError> {
+    make()
+}
+
 /// Where the weights of a session are.
 #[derive(Default)]
 #[expect(dead_code, reason = "streaming needs the mappings, their directory and the experts, and there is none")]
