@@ -65,10 +65,10 @@ def over_off(shop, what, plan, limit, prompt, wanted, *options, exact, drafting=
     return result
 
 
-def under(shop, model, name, part, *options, context=CONTEXT):
-    """A plan for a share of the model's size as memory, with its weights prepared."""
+def under(shop, model, name, part, *options, context=CONTEXT, kernel=disk.KERNEL):
+    """A plan for a share of the model's size as memory, less what the kernel takes, with its weights prepared."""
     limit = disk.limit_of(model, part)
-    plan, _ = shop.split(model, f"speculation/{name}", "--context", context, "--ram", f"{limit - disk.KERNEL}B", "--prompt-tokens", 64, *options)
+    plan, _ = shop.split(model, f"speculation/{name}", "--context", context, "--ram", f"{limit - kernel}B", "--prompt-tokens", 64, *options)
     tokens_per_second(shop, plan, None, PLAIN)
     return plan, limit
 
@@ -77,8 +77,10 @@ def own_draft(shop):
     """Rows for a draft of the model itself, inside the same memory, over the plan without a draft."""
     rows, model = [], grown(shop, "fp32")
     for part, wanted in ((0.25, 6), (0.45, 4)):
-        plain, limit = under(shop, model, f"fp32-alone-{part}", part, context=LONG_CONTEXT)
-        drafting, _ = under(shop, model, f"fp32-own-draft-{part}", part, "--draft", "int4", "--draft-block", 64, context=LONG_CONTEXT)
+        # A quarter of the model holds the draft only without the kernel's share: both plans then do without it.
+        kernel = 0 if part == 0.25 else disk.KERNEL
+        plain, limit = under(shop, model, f"fp32-alone-{part}", part, context=LONG_CONTEXT, kernel=kernel)
+        drafting, _ = under(shop, model, f"fp32-own-draft-{part}", part, "--draft", "int4", "--draft-block", 64, context=LONG_CONTEXT, kernel=kernel)
         what = f"fp32 from disk, RAM for {part:.0%}, the draft inside"
         rows.append(over_off(shop, f"draft of the model itself over off, {what}", plain, limit, PROSE, wanted, exact=True, drafting=drafting, new=LONG))
     return rows
