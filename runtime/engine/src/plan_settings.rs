@@ -66,7 +66,8 @@ pub fn with_provider_options(mut plan: Plan, options: &BTreeMap<Provider, Provid
     plan
 }
 
-/// The plan as it runs where only some providers have a device: what it has on GPUs that are missing is in host memory.
+/// The plan as it runs where only some providers have a device: what it has on GPUs that are missing is in host memory. A GPU counts as
+/// there if one of its providers has any device, so the second of two GPUs is not missed where one is there.
 pub fn without_missing_gpus(plan: &Plan, has_device: impl Fn(Provider) -> bool) -> Plan {
     let mut plan = plan.clone();
     let Some(host) = plan.devices.iter().find(|device| device.kind == DeviceKind::Cpu).map(|host| host.name.clone())

@@ -143,8 +143,11 @@ impl ExecError {
             ExecError::Session { source, .. } if source.kind() == io::ErrorKind::InvalidData => {
                 "the file is damaged: remove it, or use another name"
             }
-            ExecError::Session { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                "free space; the files pages.kv in the directory above that of the session only save computing and may be deleted"
+            ExecError::Session { source, .. }
+                if matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded) =>
+            {
+                "free space: the files */pages.kv beside the directory sessions only save computing, and may be deleted while no \
+                 program uses them"
             }
             ExecError::Store(PageStoreError::Io { .. }) | ExecError::Session { .. } => {
                 "give --kv-dir a directory in which you can write"

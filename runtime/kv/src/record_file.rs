@@ -22,11 +22,11 @@ pub(crate) struct RecordFile {
     end: Mutex<FileEnd>,
 }
 
-/// The records that the file has room for on disk.
+/// Where the file ends.
 struct FileEnd {
     /// One more than the last record that was written or is being written.
     records: RecordIndex,
-    /// Those of them whose last write failed.
+    /// Those before it whose last write failed.
     failed: BTreeSet<RecordIndex>,
 }
 

@@ -5,7 +5,7 @@ use crate::warnings::Warnings;
 use hpp_backend::{IdleThreads, OrtBackend, OrtOptions, available_memory};
 use hpp_engine::{
     CancelHandle, Engine, EngineOptions, Fallback, Reporter, host_memory_warning, is_limited_by_disk, untried,
-    with_provider_options, with_providers,
+    with_provider_options, with_providers, without_missing_gpus,
 };
 use hpp_generate::{ModelInputs, PlanFile, SingleSequence};
 use hpp_schema::{Provider, ProviderOptions};
@@ -52,9 +52,6 @@ pub fn load(
     cancel: CancelHandle,
     warnings: &Arc<Warnings>,
 ) -> Result<(SingleSequence<OrtBackend>, Loaded), Failure> {
-    if let Some(warning) = host_memory_warning(&plan.plan, available_memory()) {
-        warnings.add(warning);
-    }
     let backend = open_backend(plan, &settings, warnings)?;
     let mut named = settings.providers.iter().chain(settings.provider_options.keys());
     if let Some(message) = named.find_map(|provider| backend.unknown_provider(*provider)) {
@@ -68,6 +65,10 @@ pub fn load(
     }
     let options = EngineOptions { cancel: Some(cancel), ..settings.engine };
     let changed = with_providers(&plan.plan, &settings.providers);
+    let here = without_missing_gpus(&changed, |provider| backend.has_device(provider));
+    if let Some(warning) = host_memory_warning(&here, available_memory()) {
+        warnings.add(warning);
+    }
     if let Some(unused) = untried(&changed, settings.provider_options.keys().copied()) {
         let hint = format!("add providers=[{:?}, \"cpu\"], or leave the option out", unused.id());
         let message = format!("ep_option: no partition of this plan tries the provider {:?}", unused.id());

@@ -118,7 +118,7 @@ impl Corpus {
             }
         }
         corpus.prompts_hash = hash.finish();
-        corpus.has_more = most == Some(corpus.prompts) && lines.next_prompt()?.is_some();
+        corpus.has_more = most == Some(corpus.prompts) && lines.next_valid()?.is_some();
         match (corpus.bad, corpus.prompts) {
             (0, 0) => Err(CorpusError::Empty { path: path.to_owned() }),
             (bad, prompts) if bad > 0 && (!skip_bad || prompts == 0) => {
@@ -205,6 +205,17 @@ struct Lines {
 }
 
 impl Lines {
+    /// The next prompt; skips invalid lines.
+    fn next_valid(&mut self) -> Result<Option<Prompt>, CorpusError> {
+        loop {
+            match self.next_prompt()? {
+                None => return Ok(None),
+                Some(Ok(prompt)) => return Ok(Some(prompt)),
+                Some(Err(_)) => {}
+            }
+        }
+    }
+
     /// The next prompt, or the reason why its line is invalid; skips blank lines.
     fn next_prompt(&mut self) -> Result<Option<Result<Prompt, String>>, CorpusError> {
         loop {

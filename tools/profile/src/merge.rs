@@ -22,8 +22,8 @@ pub fn run(args: &MergeArgs) -> Result<(), ProfileError> {
     let parts = args.parts.iter().map(|path| Ok((path.as_path(), part(path)?)));
     let parts = parts.collect::<Result<Vec<_>, ProfileError>>()?;
     let hash = hpp_onnx::hash::full(&args.prompts)?;
-    check_prompts(&parts, &whole)?;
     let merged = merged(&parts, &whole, hash)?;
+    check_prompts(&parts, &whole)?;
     store.save(&merged)?;
     store.finish(&merged)?;
     eprintln!("wrote {}", store.path().display());

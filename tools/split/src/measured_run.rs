@@ -32,7 +32,7 @@ pub struct Corrections {
     devices: BTreeMap<(DeviceId, Phase), DeviceCorrection>,
     /// The disk's measured rate, bytes per millisecond.
     disk: Option<f64>,
-    /// How many times as long the host computes while the disk is read; 0 if the run does not tell.
+    /// How many times as long the host computes while the disk is read; 1 if the run does not tell.
     contention: f64,
     /// The measured time of a token outside of partitions, milliseconds.
     overhead_ms: Option<f64>,
@@ -146,7 +146,7 @@ impl MeasuredRun {
         }
         let reads_ms = self.run.token.and_then(|token| token.disk).map_or(0.0, |disk| disk.busy_ms);
         let decode = times.get(&(DeviceId::Cpu, Phase::Decode));
-        let contention = decode.map_or(0.0, |times| {
+        let contention = decode.map_or(1.0, |times| {
             let expected = times.predicted(&predicted, DeviceId::Cpu, Phase::Decode) + times.launches;
             contention(times.measured, expected, reads_ms)
         });
@@ -231,7 +231,7 @@ fn contention(measured: f64, expected: f64, reads_ms: f64) -> f64 {
 
 /// The part of a measured time that reading from disk added: of the time in which both happen, all that computing alone would not take.
 fn slowed_by_reads(contention: f64, measured: f64, reads_ms: f64) -> f64 {
-    measured.min(reads_ms) * (1.0 - 1.0 / contention.max(1.0))
+    measured.min(reads_ms) * (1.0 - 1.0 / contention)
 }
 
 fn words(((device, phase), correction): (&(DeviceId, Phase), &DeviceCorrection)) -> String {
@@ -284,6 +284,6 @@ mod tests {
         // No more than the limit, none if nothing is read, and none if a token is faster than expected.
         assert!((contention(90.0, 10.0, 100.0) - MOST_CONTENTION).abs() < 1e-9);
         assert_eq!((contention(40.0, 20.0, 0.0), slowed_by_reads(1.0, 40.0, 0.0)), (1.0, 0.0));
-        assert_eq!((contention(10.0, 20.0, 100.0), slowed_by_reads(0.0, 40.0, 10.0)), (1.0, 0.0));
+        assert_eq!((contention(10.0, 20.0, 100.0), slowed_by_reads(1.0, 40.0, 10.0)), (1.0, 0.0));
     }
 }

@@ -343,15 +343,15 @@ impl Chat<'_> {
 fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBackend>) -> String {
     let timings = Timings::new(generated, &sequence.engine().telemetry());
     let speed = rate(timings.decode_tokens_per_second);
-    let end = match generated.finish_reason {
-        FinishReason::Cancelled => ", stopped",
-        FinishReason::Length if sequence.room() <= 1 => ", the context is full: /reset starts a new conversation",
-        FinishReason::Length => ", stopped by -n/--max-new",
-        FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => "",
-    };
     // The last token is not computed yet. A stopped pass may have computed drafted tokens that are not part of the answer.
     let used = generated.usage.prompt_tokens + generated.usage.completion_tokens.saturating_sub(1);
     let left = sequence.context().saturating_sub(used as u64);
+    let end = match generated.finish_reason {
+        FinishReason::Cancelled => ", stopped",
+        FinishReason::Length if left <= 1 => ", the context is full: /reset starts a new conversation",
+        FinishReason::Length => ", stopped by -n/--max-new",
+        FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => "",
+    };
     let page = sequence.cache().map(|cache| cache.page_tokens());
     let pages = page.map_or_else(String::new, |page| format!(" (a session keeps pages of {page})"));
     format!(

@@ -100,7 +100,7 @@ fn load_engine(
 
 /// Warns if this machine has less free memory than a plan needs. `here`: the plan as it runs on this machine.
 fn warn_of_memory(plan: &Plan, here: &Plan, console: &Console) {
-    // What does not fit within the limit in place of a missing GPU is read from disk.
+    // Weights of a missing GPU that do not fit within the limit are read from disk.
     let fits = |limit: u64| host_memory_needed(here, here.budgets.batch) <= limit;
     let plan = if memory_limit().is_none_or(fits) { here } else { plan };
     // A plan's needs include what the process has taken already; of that, libraries may not count in the process's control group.

@@ -75,7 +75,9 @@ impl SessionFile {
         let text = serde_json::to_vec_pretty(conversation).map_err(io::Error::other);
         let text = text.map_err(|source| ExecError::Session { path: self.path.clone(), source })?;
         write_file(&self.path, &text).map_err(|error| match error.source.kind() {
-            io::ErrorKind::StorageFull => ExecError::Session { path: self.path.clone(), source: error.source },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                ExecError::Session { path: self.path.clone(), source: error.source }
+            }
             _ => error.into(),
         })
     }

@@ -51,19 +51,20 @@ impl ProfilingRun<'_> {
     /// Runs the remaining prompts.
     pub fn corpus(&mut self, run: &CorpusRun) -> Result<(), ProfileError> {
         let begun = self.profile.corpus.get_or_insert_with(|| run.no_statistics());
-        begun.prompts_in_all = Some(run.corpus.prompts.max(begun.prompts_done));
-        let done = begun.prompts_done;
+        let (done, in_all) = (begun.prompts_done, begun.prompts_in_all);
+        begun.prompts_in_all = Some(run.corpus.prompts.max(done));
         if run.corpus.prompts >= done {
             begun.prompts_hash = Some(run.corpus.prompts_hash.clone());
-        }
-        if run.is_cut && run.corpus.has_more {
-            self.note(format!(
-                "of the corpus only the first {} prompts run: --max-prompts runs more",
-                run.corpus.prompts
-            ));
+        } else if in_all != Some(done) {
+            // It was the hash of more prompts than now run.
+            begun.prompts_hash = None;
         }
         if done >= run.corpus.prompts {
             return Ok(());
+        }
+        if run.is_cut && run.corpus.has_more {
+            let first = run.corpus.prompts;
+            self.progress.warn(&format!("only the first {first} prompts of the corpus run: --max-prompts runs more"));
         }
         self.progress.begin("instrumenting the model");
         let dir = self.stage_dir()?;

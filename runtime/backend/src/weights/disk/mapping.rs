@@ -62,8 +62,9 @@ pub(crate) fn claim<T>(
     })
 }
 
-/// Creates a session and locks its mappings of files under a directory, so that the system does not evict what kernels use there. Where memory
-/// is scarce, each page fault would read ahead megabytes around it, which evict what the next one needs.
+/// Creates a session and locks its mappings of files under a directory, so that the system does not evict what kernels use there: where memory
+/// is scarce, each page fault would read megabytes around it, which evict what the next one needs. The mappings are private and writable, so
+/// locking copies their pages, and the page cache no longer needs them.
 pub(crate) fn claim_locked<T>(
     loading: &Loading,
     dir: &Path,
@@ -72,6 +73,7 @@ pub(crate) fn claim_locked<T>(
     let (made, mappings) = claim(loading, dir, make)?;
     let bytes: usize = mappings.iter().map(|mapping| mapping.length).sum();
     let refused = mappings.iter().filter(|mapping| mapping.lock().is_err()).count();
+    forget(&mappings);
     info!(bytes, refused, "weights locked where their files are mapped");
     Ok(made)
 }

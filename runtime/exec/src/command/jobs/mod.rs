@@ -305,13 +305,13 @@ impl Jobs {
     }
 
     /// The answers so far, unfinished ones by their tokens: `running` sequences have generated what finished answers have not. `None` before
-    /// the first answer, and while unfinished answers are longer than finished ones, so that nothing tells when they end.
+    /// the first answer, and while unfinished answers are on average longer than finished ones, so that nothing tells when they end.
     fn answers_so_far(&self, running: usize) -> Option<f64> {
         let answers = self.counts.answers;
         let unfinished = self.counts.tokens.saturating_sub(self.answered_tokens) as f64;
         let per_answer = self.answered_tokens as f64 / answers as f64;
         let unfinished_answers = unfinished / per_answer.max(1.0);
-        (answers > 0 && unfinished_answers < running.max(1) as f64).then(|| answers as f64 + unfinished_answers)
+        (answers > 0 && unfinished_answers < running.max(1) as f64).then_some(answers as f64 + unfinished_answers)
     }
 
     fn tokens_per_second(&self) -> f64 {
