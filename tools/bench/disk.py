@@ -9,7 +9,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import measure
-from limit import Limit
+from limit import Limit, ReadRate
 from rounds import Rounds
 from table import compared, row
 from workshop import OUT
@@ -28,6 +28,8 @@ SMALL = {
 }
 # The part of the limit for kernel memory and pages of programs.
 KERNEL = 16 << 20
+# Bytes per second of a disk slower than the machine's own.
+SLOW_DISK = int(1e9)
 BLOCK, AT_ONCE = 2 << 20, 8
 
 
@@ -67,12 +69,12 @@ def forget(*folders):
 
 
 def bench(shop, plan, limit, *options):
-    """One `hpp-exec bench` with one measured run after a warm-up run, under a memory limit if there is one."""
+    """One `hpp-exec bench` with one measured run after a warm-up run, under a limit if there is one: bytes of memory, or a `Limit`."""
     command = [shop.binary("hpp-exec"), "bench", plan, "--prompt-tokens", PROMPT, "--new-tokens", NEW, "--runs", 1, "--json",
                "--threads", shop.threads, "--quiet", *options]
     if limit is None:
         return json.loads(measure.run(command)["stdout"])
-    with Limit(limit) as group:
+    with limit if isinstance(limit, Limit) else Limit(limit) as group:
         return json.loads(measure.run(group.command(command))["stdout"])
 
 
@@ -195,7 +197,21 @@ def compressed(shop):
         rows.append(row(f"{what}, --compress {side}: predicted with a quick profile", f"{predicted:.3g} tok/s",
                         f"{statistics.median(values):.3g} tok/s",
                         f"{error.median:+.0%} ({error.spread[0]:+.0%} to {error.spread[1]:+.0%})", "within 15 %", error.verdict(-0.15, 0.15)))
+    rows.append(compressed_on_slow_disk(shop, model, limit, sides["never"][0], what))
     return rows
+
+
+def compressed_on_slow_disk(shop, model, limit, plain, what):
+    """Copies over none with the rate of reads limited, whatever the planner decides for the disk as it is."""
+    always, _ = shop.split(model, "disk/compressed-always", *plan_options(limit), "--compress", "always")
+    bench(shop, always, None)
+    slow = ReadRate(model, SLOW_DISK, limit)
+    what = f"{what}, reads limited to {SLOW_DISK / 1e9:.1f} GB/s: compressed over plain"
+    try:
+        runs = measure.in_turns(shop.rounds, always=lambda: cold(shop, model, always, slow), never=lambda: cold(shop, model, plain, slow))
+    except OSError as error:
+        return row(what, result=f"no read rate can be set here: {error}")
+    return compared(what, *(list(map(speed, runs[side])) for side in ("always", "never")), 1.25, "tok/s")
 
 
 def model_that_fits(shop):

@@ -600,6 +600,9 @@ pub struct VerifyArgs {
     /// What `--kl` compares with, such as the model before it was quantized [default: the plan's unsplit model].
     #[arg(long, value_name = "PLAN|MODEL", requires = "kl")]
     pub against: Option<PathBuf>,
+    /// Write a page with the result of `--kl` and a picture of it.
+    #[arg(long, value_name = "FILE.html", requires = "kl")]
+    pub report: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,

@@ -66,8 +66,21 @@ fn distributions_are_compared_over_a_file_of_prompts() {
         (&report["kl"]["max"], &report["same_top1"], &report["perplexity_ratio"]),
         (&json!(0.0), &json!(1.0), &json!(1.0))
     );
-    let table = plan.command("verify", &["--kl", prompts]).ok().stdout;
+    let page = plan.file("kl.html");
+    let page = page.to_str().unwrap();
+    let reported = plan.command("verify", &["--kl", prompts, "--report", page]).ok();
+    let table = reported.stdout;
     assert!(table.contains("KL divergence, nats") && table.contains("same most likely token: 100.00 %"), "{table}");
+    assert!(reported.stderr.contains(&format!("wrote {page}")), "{}", reported.stderr);
+    let written = std::fs::read_to_string(page).unwrap();
+    assert!(written.starts_with("<!DOCTYPE html>") && written.contains("No position diverges"), "{written}");
+    // A page is replaced, any other file is not.
+    plan.command("verify", &["--kl", prompts, "--report", page]).ok();
+    let refused = plan.command("verify", &["--kl", prompts, "--report", prompts]);
+    assert!(refused.code == Some(1) && refused.stderr.contains("prompts.jsonl"), "{}", refused.stderr);
+    assert!(std::fs::read_to_string(prompts).unwrap().contains("not JSON"));
+    let without = plan.command("verify", &["--report", page]);
+    assert!(without.code == Some(2) && without.stderr.contains("--kl"), "{}", without.stderr);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! The two are loaded one after the other. The reference's logits wait in a temporary file: 4 bytes for each token of the
 //! vocabulary and each position.
 
-use super::CommandContext;
+use super::{CommandContext, page};
 use crate::cli::{AnswerArgs, VerifyArgs};
 use crate::command::jobs::RequestMaker;
 use crate::command::probe::{LogitsStore, each_row, kl};
@@ -18,7 +18,7 @@ use crate::runtime::OrtBackend;
 use hpp_engine::{Engine, EngineError};
 use hpp_generate::sampling::greedy;
 use hpp_generate::{PlanFile, PromptEncoder, check_language_model};
-use hpp_io::{show, show_json};
+use hpp_io::{check_replaceable, show, show_json, write_file_as};
 use hpp_schema::probe::FEW_POSITIONS;
 use hpp_schema::{InputRole, Plan, Whole, error_line};
 use serde::Serialize;
@@ -27,37 +27,40 @@ use std::path::Path;
 
 /// The result.
 #[derive(Debug, Serialize)]
-struct Report {
+pub(super) struct Report {
     /// What the plan is compared with.
-    reference: String,
+    pub reference: String,
     /// Prompts that were compared.
-    prompts: usize,
+    pub prompts: usize,
     /// Positions compared: one distribution over the next token each.
-    positions: usize,
+    pub positions: usize,
     /// Kullback-Leibler divergence of the plan's distributions from the reference's, nats.
-    kl: Quantiles,
+    pub kl: Quantiles,
     /// Fraction of positions where both find the same token most likely.
-    same_top1: f64,
+    pub same_top1: f64,
     /// Perplexity of the reference on the prompts; null if no prompt has two tokens.
-    reference_perplexity: Option<f64>,
+    pub reference_perplexity: Option<f64>,
     /// Perplexity of the plan on the prompts.
-    perplexity: Option<f64>,
+    pub perplexity: Option<f64>,
     /// Perplexity of the plan over that of the reference.
-    perplexity_ratio: Option<f64>,
+    pub perplexity_ratio: Option<f64>,
 }
 
 /// Mean and quantiles over positions.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct Quantiles {
-    mean: f64,
-    median: f64,
-    p99: f64,
-    p99_9: f64,
-    max: f64,
+pub(super) struct Quantiles {
+    pub mean: f64,
+    pub median: f64,
+    pub p99: f64,
+    pub p99_9: f64,
+    pub max: f64,
 }
 
 /// Compares the plan with `--against`, or with its unsplit model, and prints the result.
 pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
+    if let Some(path) = &args.report {
+        check_replaceable(path, page::START)?;
+    }
     let against = args.against.as_deref().map(PlanFile::open).transpose()?;
     let reference = against.as_ref().unwrap_or(plan);
     check(&plan.plan)?;
@@ -92,6 +95,10 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
         None => "the plan's unsplit model".to_owned(),
     };
     let report = comparison.report(name, texts.len())?;
+    if let Some(path) = &args.report {
+        write_file_as(path, page::page(&plan.plan.model.name, &report, &comparison.kl).as_bytes(), page::START)?;
+        ctx.console.info(&format!("wrote {}", path.display()));
+    }
     if (report.positions as u64) < FEW_POSITIONS {
         ctx.console.warn(&format!(
             "{} are few: the mean depends on which texts they are from, and 99.9 % is the largest; give {FEW_POSITIONS} or more",
@@ -240,7 +247,8 @@ impl Comparison {
         }
     }
 
-    fn report(mut self, reference: String, prompts: usize) -> Result<Report, ExecError> {
+    /// Sorts the divergences.
+    fn report(&mut self, reference: String, prompts: usize) -> Result<Report, ExecError> {
         let positions = self.kl.len();
         if positions == 0 || self.kl.iter().any(|kl| kl.is_nan()) {
             let why = "some are NaN, or the two have different vocabularies".to_owned();
@@ -263,7 +271,7 @@ impl Comparison {
 
 impl Quantiles {
     /// Of sorted numbers, at least one.
-    fn of(sorted: &[f64]) -> Self {
+    pub fn of(sorted: &[f64]) -> Self {
         // The smallest number that at least this fraction of all does not exceed.
         let at = |fraction: f64| {
             let rank = (fraction * sorted.len() as f64).ceil() as usize;
