@@ -52,7 +52,7 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("prost-build", &["hpp-onnx"]),
     ("protox", &["hpp-onnx"]),
     ("microlp", &["hpp-partition"]),
-    ("maud", &["hpp-profile"]),
+    ("maud", &["hpp-profile", "hpp-exec"]),
     ("clap", &["hpp-split", "hpp-profile", "hpp-exec", "hpp-fixtures", "hpp-campaigns", "hpp-cli"]),
     ("clap_complete", &["hpp-cli"]),
     ("clap_mangen", &["hpp-cli"]),

@@ -4,6 +4,7 @@
 //! The two are loaded one after the other. The reference's logits wait in a temporary file: 4 bytes for each token of the
 //! vocabulary and each position.
 
+use super::divergence::{Quantiles, Report};
 use super::{CommandContext, page};
 use crate::cli::{AnswerArgs, VerifyArgs};
 use crate::command::jobs::RequestMaker;
@@ -21,40 +22,8 @@ use hpp_generate::{PlanFile, PromptEncoder, check_language_model};
 use hpp_io::{check_replaceable, show, show_json, write_file_as};
 use hpp_schema::probe::FEW_POSITIONS;
 use hpp_schema::{InputRole, Plan, Whole, error_line};
-use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
-
-/// The result.
-#[derive(Debug, Serialize)]
-pub(super) struct Report {
-    /// What the plan is compared with.
-    pub reference: String,
-    /// Prompts that were compared.
-    pub prompts: usize,
-    /// Positions compared: one distribution over the next token each.
-    pub positions: usize,
-    /// Kullback-Leibler divergence of the plan's distributions from the reference's, nats.
-    pub kl: Quantiles,
-    /// Fraction of positions where both find the same token most likely.
-    pub same_top1: f64,
-    /// Perplexity of the reference on the prompts; null if no prompt has two tokens.
-    pub reference_perplexity: Option<f64>,
-    /// Perplexity of the plan on the prompts.
-    pub perplexity: Option<f64>,
-    /// Perplexity of the plan over that of the reference.
-    pub perplexity_ratio: Option<f64>,
-}
-
-/// Mean and quantiles over positions.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct Quantiles {
-    pub mean: f64,
-    pub median: f64,
-    pub p99: f64,
-    pub p99_9: f64,
-    pub max: f64,
-}
 
 /// Compares the plan with `--against`, or with its unsplit model, and prints the result.
 pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
@@ -269,19 +238,6 @@ impl Comparison {
     }
 }
 
-impl Quantiles {
-    /// Of sorted numbers, at least one.
-    pub fn of(sorted: &[f64]) -> Self {
-        // The smallest number that at least this fraction of all does not exceed.
-        let at = |fraction: f64| {
-            let rank = (fraction * sorted.len() as f64).ceil() as usize;
-            sorted[rank.clamp(1, sorted.len()) - 1]
-        };
-        let mean = sorted.iter().sum::<f64>() / sorted.len() as f64;
-        Quantiles { mean, median: at(0.5), p99: at(0.99), p99_9: at(0.999), max: at(1.0) }
-    }
-}
-
 /// Minus the logarithm of a token's probability, nats.
 fn loss(logits: &[f32], token: u32) -> f64 {
     let max = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
@@ -310,15 +266,6 @@ fn text(report: &Report) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn quantiles_are_numbers_that_occur() {
-        let sorted: Vec<f64> = (1..=1000).map(f64::from).collect();
-        let expected = Quantiles { mean: 500.5, median: 500.0, p99: 990.0, p99_9: 999.0, max: 1000.0 };
-        assert_eq!(Quantiles::of(&sorted), expected);
-        let one = Quantiles { mean: 2.0, median: 2.0, p99: 2.0, p99_9: 2.0, max: 2.0 };
-        assert_eq!(Quantiles::of(&[2.0]), one);
-    }
 
     #[test]
     fn equal_logits_have_no_divergence_and_the_same_perplexity() {

@@ -5,6 +5,7 @@
 
 mod difference;
 mod distributions;
+mod divergence;
 mod page;
 mod report;
 mod sequences;

@@ -1,6 +1,6 @@
 //! `--report`: a page with the result of `--kl` and a picture of how the divergence is distributed. It needs no other file.
 
-use super::distributions::Report;
+use super::divergence::Report;
 use crate::numbers::counted;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use std::fmt::Write;
@@ -59,15 +59,12 @@ pub fn page(name: &str, report: &Report, sorted: &[f64]) -> String {
                     (counted(report.positions as u64, "position")) "."
                 }
                 table {
-                    tr { th { "KL divergence, nats" } @for (name, _) in quantiles { th { (name) } } }
-                    tr { td { "of each position" } @for (_, value) in quantiles { td { (format!("{value:.6}")) } } }
-                }
-                table {
+                    @for (name, value) in quantiles { tr { th { "KL divergence, " (name) } td { (format!("{value:.6} nats")) } } }
                     tr { th { "same most likely token" } td { (format!("{:.2} %", report.same_top1 * 100.0)) } }
                     @if let Some(((reference, plan), ratio)) = perplexity {
-                        tr { th { "perplexity" } td { (format!("{plan:.4}")) } }
-                        tr { th { "of the reference" } td { (format!("{reference:.4}")) } }
-                        tr { th { "ratio" } td { (format!("{ratio:.4}")) } }
+                        tr { th { "perplexity of the plan" } td { (format!("{plan:.4}")) } }
+                        tr { th { "perplexity of the reference" } td { (format!("{reference:.4}")) } }
+                        tr { th { "ratio of both" } td { (format!("{ratio:.4}")) } }
                     }
                 }
                 @match Axes::of(sorted) {
@@ -170,7 +167,7 @@ fn decimal(power: i32) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::distributions::Quantiles;
+    use super::super::divergence::Quantiles;
     use super::*;
 
     fn report(sorted: &[f64]) -> Report {
