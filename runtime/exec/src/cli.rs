@@ -401,7 +401,7 @@ pub struct JobsArgs {
     /// The prompts, one JSON object per line.
     #[arg(long = "in", value_name = "PROMPTS.jsonl")]
     pub input: PathBuf,
-    /// The answers, one JSON object per line, in the order in which they finish. Prompts with an answer in this file are skipped.
+    /// The answers, one JSON object per line, in the order in which they finish. Prompts whose id has an answer in this file are skipped.
     #[arg(long = "out", value_name = "ANSWERS.jsonl")]
     pub output: PathBuf,
     /// Most sequences at once; fewer if memory is short [default: the plan's number; at least 16 without a profile].

@@ -20,10 +20,32 @@ fn json(text: &str) -> Result<PromptContent, String> {
         ["prompt", "text", "messages"].into_iter().filter(|name| fields.contains_key(*name)).collect();
     match known[..] {
         ["messages"] => messages(&fields["messages"]).map(PromptContent::Messages),
-        [name] => prompt(name, &fields[name]).map(PromptContent::Text),
+        [name] => {
+            let text = prompt(name, &fields[name])?;
+            let system = fields.get("system").map(|system| prompt("system", system)).transpose()?;
+            Ok(match is_chat(&fields, system.is_some())? {
+                true => PromptContent::Messages(conversation(system, text)),
+                false => PromptContent::Text(text),
+            })
+        }
         [] => Err(format!("it has none of `prompt`, `text` and `messages`, but {}", names(&fields))),
         _ => Err(format!("it has `{}`, and only one can be the prompt", known.join("` and `"))),
     }
+}
+
+/// Whether a prompt is a user's message, by the fields that `hpp-exec jobs` reads: `chat`, or else whether there is a `system` message.
+fn is_chat(fields: &Map<String, Value>, has_system: bool) -> Result<bool, String> {
+    match fields.get("chat") {
+        None => Ok(has_system),
+        Some(Value::Bool(false)) if has_system => Err("its `system` needs `chat`".into()),
+        Some(Value::Bool(chat)) => Ok(*chat),
+        Some(_) => Err("its `chat` is neither true nor false".into()),
+    }
+}
+
+fn conversation(system: Option<String>, text: String) -> Vec<ChatTurn> {
+    let turn = |role: &str, content| ChatTurn { role: role.to_owned(), content };
+    system.map(|system| turn("system", system)).into_iter().chain([turn("user", text)]).collect()
 }
 
 /// The parser's message without the line number, which is always 1.

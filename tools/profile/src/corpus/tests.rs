@@ -35,6 +35,24 @@ fn each_kind_of_line_is_read() {
 }
 
 #[test]
+fn prompts_become_conversations_as_in_jobs() {
+    let lines = [
+        "{\"prompt\": \"a\", \"chat\": true}",
+        "{\"text\": \"b\", \"system\": \"s\", \"max_new\": 4}",
+        "{\"prompt\": \"c\", \"chat\": false}",
+    ];
+    let (_dir, path) = corpus("c.jsonl", lines.join("\n").as_bytes());
+    let turn = |role: &str, content: &str| ChatTurn { role: role.into(), content: content.into() };
+    let chat = |turns| PromptContent::Messages(turns);
+    let expected = [chat(vec![turn("user", "a")]), chat(vec![turn("system", "s"), turn("user", "b")]), text("c")];
+    assert_eq!(prompts(&path).into_iter().map(|(_, content)| content).collect::<Vec<_>>(), expected);
+    let bad = ["{\"prompt\": \"a\", \"chat\": 1}", "{\"prompt\": \"a\", \"chat\": false, \"system\": \"s\"}"];
+    let (_dir, path) = corpus("bad.jsonl", bad.join("\n").as_bytes());
+    let said = Corpus::scan(&path, None, false).unwrap_err().to_string();
+    assert!(said.contains("`chat` is neither true nor false") && said.contains("`system` needs `chat`"), "{said}");
+}
+
+#[test]
 fn every_bad_line_is_named_at_once() {
     let lines = [
         "{\"prompt\": \"good\"}",

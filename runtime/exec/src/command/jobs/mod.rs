@@ -62,7 +62,10 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         };
         match total {
             0 => ctx.console.warn(&format!("{} has no lines, so there is nothing to answer", args.input.display())),
-            _ => ctx.console.info(&format!("every line of {} has an answer already{of_errors}", args.input.display())),
+            _ => ctx.console.info(&format!(
+                "every line of {} has an answer already, by its id{of_errors}; another --out computes them again",
+                args.input.display()
+            )),
         }
         if args.json {
             show_json(ctx.out, &counts)?;
