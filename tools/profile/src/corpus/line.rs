@@ -22,7 +22,11 @@ fn json(text: &str) -> Result<PromptContent, String> {
         ["messages"] => messages(&fields["messages"]).map(PromptContent::Messages),
         [name] => {
             let text = prompt(name, &fields[name])?;
-            let system = fields.get("system").map(|system| prompt("system", system)).transpose()?;
+            let system = fields
+                .get("system")
+                .filter(|system| !system.is_null())
+                .map(|system| prompt("system", system))
+                .transpose()?;
             Ok(match is_chat(&fields, system.is_some())? {
                 true => PromptContent::Messages(conversation(system, text)),
                 false => PromptContent::Text(text),
@@ -36,7 +40,7 @@ fn json(text: &str) -> Result<PromptContent, String> {
 /// Whether a prompt is a user's message, by the fields that `hpp-exec jobs` reads: `chat`, or else whether there is a `system` message.
 fn is_chat(fields: &Map<String, Value>, has_system: bool) -> Result<bool, String> {
     match fields.get("chat") {
-        None => Ok(has_system),
+        None | Some(Value::Null) => Ok(has_system),
         Some(Value::Bool(false)) if has_system => Err("its `system` needs `chat`".into()),
         Some(Value::Bool(chat)) => Ok(*chat),
         Some(_) => Err("its `chat` is neither true nor false".into()),

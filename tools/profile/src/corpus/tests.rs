@@ -39,7 +39,7 @@ fn prompts_become_conversations_as_in_jobs() {
     let lines = [
         "{\"prompt\": \"a\", \"chat\": true}",
         "{\"text\": \"b\", \"system\": \"s\", \"max_new\": 4}",
-        "{\"prompt\": \"c\", \"chat\": false}",
+        "{\"prompt\": \"c\", \"chat\": false, \"system\": null}",
     ];
     let (_dir, path) = corpus("c.jsonl", lines.join("\n").as_bytes());
     let turn = |role: &str, content: &str| ChatTurn { role: role.into(), content: content.into() };
