@@ -3,8 +3,10 @@
 import json
 import os
 import random
+import statistics
 
 import measure
+import timeline
 from gpu_rows import accuracy
 from table import compared, row
 from workshop import OUT
@@ -49,12 +51,14 @@ def jobs(bench):
     rows.append(row(f"{name}: answers as alone", f"{same} of {len(alone)}", "", "", "all", same == len(alone)))
     batched = ", ".join(f"{side} {sum(each['batched'] for each in runs[side]) // len(runs[side])}" for side in sides if side not in ("alone", "single"))
     rows.append(row(f"{name}: tokens computed as rows of a batch, of {count * new}", batched, "", "", "reported"))
+    passes = "; ".join(f"{side} {runs[side][-1]['first']:.0f} and {runs[side][-1]['later']:.1f} ms" for side in sides)
+    rows.append(row(f"{name}: the first pass and the median of the later ones", passes, "", "", "reported"))
     rows.append(accuracy(f"{name}, as planned", said["predictions"]["throughput"]["tokens_per_second"], rate["together"], "tok/s"))
     return rows
 
 
 def run(bench, plan, new, count, at_once=None, rows="exact"):
-    """A job's tokens per second without loading, the most sequences at once, and its answers by number."""
+    """A job's tokens per second without loading, the most sequences at once, its answers by number, and the milliseconds of its passes."""
     prompts, answers = os.path.join(OUT, "gpu-prompts.jsonl"), os.path.join(OUT, "gpu-answers.jsonl")
     if os.path.exists(answers):
         os.remove(answers)
@@ -64,10 +68,13 @@ def run(bench, plan, new, count, at_once=None, rows="exact"):
             tokens = [numbers.randrange(1, VOCABULARY) for _ in range(PROMPT)]
             out.write(json.dumps({"id": number, "tokens": tokens, "max_new": new, "ignore_eos": True, "temperature": 0}) + "\n")
     limited = ("--max-sequences", at_once) if at_once else ()
+    trace = f"{plan}.jobs.json"
     summary = bench.shop.exec_json("jobs", plan, "--in", prompts, "--out", answers, "--row-batching", rows, "--providers",
-                                   f"{bench.provider},cpu", *limited)
+                                   f"{bench.provider},cpu", "--trace", trace, *limited)
     if summary["errors"]:
         raise measure.Failed(f"a job failed: {summary}")
     with open(answers, encoding="utf-8") as file:
         told = {line["id"]: line["tokens"] for line in map(json.loads, file)}
-    return {"rate": summary["tokens"] / summary["seconds"], "sequences": summary["sequences"], "answers": told, "batched": summary["batched_rows"]}
+    first, *later = timeline.passes(trace)
+    return {"rate": summary["tokens"] / summary["seconds"], "sequences": summary["sequences"], "answers": told, "batched": summary["batched_rows"],
+            "first": first, "later": statistics.median(later)}

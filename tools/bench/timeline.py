@@ -12,6 +12,11 @@ def spans(path):
              "end": event["ts"] + event["dur"], **event.get("args", {})} for event in events if event["ph"] == "X"]
 
 
+def passes(path):
+    """The milliseconds of each pass in the trace, in order."""
+    return [(span["end"] - span["start"]) / 1e3 for span in sorted(spans(path), key=lambda span: span["start"]) if span["kind"] == "pass"]
+
+
 def copied_to_devices(path, passes):
     """Bytes copied to devices for the first `passes` passes, before and in them."""
     return sum(span.get("bytes", 0) for span in spans(path) if span["lane"].startswith("to ") and span.get("pass", passes) < passes)

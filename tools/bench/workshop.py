@@ -39,11 +39,11 @@ class Workshop:
         return os.path.join(self.target, name)
 
     def exec_json(self, *arguments):
-        """The output of hpp-exec with `arguments`, with its cost."""
+        """The output of hpp-exec with `arguments`, and its cost under the names that the output has not: its `seconds` are without loading."""
         command = [*self.around, self.binary("hpp-exec"), *arguments, "--json", "--threads", self.threads, "--quiet"]
         cost = measure.run(command, limit=self.limit)
         answer = json.loads(cost.pop("stdout").strip().splitlines()[-1])
-        return dict(answer, **cost)
+        return {**cost, **answer}
 
     def model(self, name, *options):
         """A generated model by its name; generated if it is missing."""
