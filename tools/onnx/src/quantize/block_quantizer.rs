@@ -30,7 +30,7 @@ impl Bits {
     }
 
     /// The largest quantized number.
-    fn top(self) -> f32 {
+    pub(super) fn top(self) -> f32 {
         match self {
             Bits::Four => 15.0,
             Bits::Eight => 255.0,
@@ -73,6 +73,11 @@ impl BlockFormat {
     pub fn block_bytes(self) -> usize {
         self.block_size * self.bits.count() / 8
     }
+
+    /// Whether scales are searched for, and do not follow from the extremes alone.
+    pub(super) fn fits_scales(self) -> bool {
+        self.scale == ScaleRule::Fitted && !self.asymmetric
+    }
 }
 
 /// The element type of scales, which is that of the activations.
@@ -92,7 +97,7 @@ impl ScaleType {
     }
 
     /// A scale as it is stored.
-    fn round(self, scale: f32) -> f32 {
+    pub fn round(self, scale: f32) -> f32 {
         match self {
             ScaleType::Float32 => scale,
             ScaleType::Float16 => f16::from_f32(scale).to_f32(),
@@ -144,8 +149,7 @@ pub(super) fn quantize_block(
     scales: ScaleType,
     out: &mut [u8],
 ) -> Result<BlockScale, NotFinite> {
-    let fits = format.scale == ScaleRule::Fitted && !format.asymmetric;
-    let scale = block_scale(values, format, scales, fits.then_some(|_| 1.0))?;
+    let scale = block_scale(values, format, scales, format.fits_scales().then_some(|_| 1.0))?;
     let rounding = Levels::new(scale, format.bits);
     out.fill(if format.bits == Bits::Four { scale.zero_point | scale.zero_point << 4 } else { scale.zero_point });
     let mut levels = [0; AT_ONCE];
@@ -197,6 +201,11 @@ impl Levels {
         // Numbers so small that the inverse of their scale is infinite become zeros.
         let inverse = Some(1.0 / scale.scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
         Levels { inverse, zero: f32::from(scale.zero_point), top: bits.top() }
+    }
+
+    /// Factor and summand that make of a number what is rounded to its level.
+    pub fn line(&self) -> (f32, f32) {
+        (self.inverse, self.zero)
     }
 
     /// The level of a number.
@@ -287,7 +296,8 @@ fn range(values: &[f32]) -> Result<(f32, f32), NotFinite> {
     }
 }
 
-fn scale_of(min: f32, max: f32, format: BlockFormat) -> BlockScale {
+/// The scale of a block with these extremes, before it is stored.
+pub(super) fn scale_of(min: f32, max: f32, format: BlockFormat) -> BlockScale {
     let top = format.bits.top();
     if !format.asymmetric {
         let zero_point = format.bits.symmetric_zero_point();
@@ -303,7 +313,7 @@ fn scale_of(min: f32, max: f32, format: BlockFormat) -> BlockScale {
 /// Rounds to `0..=top`, halves away from zero. `f32::round` is a function call on x86-64 without SSE 4.1; this is a few vectorizable
 /// instructions, and exact for numbers of this size: the sum with 2^23 is rounded to a whole number, halves to an even one, which is in its
 /// last bits.
-fn level(value: f32, top: f32) -> u8 {
+pub(super) fn level(value: f32, top: f32) -> u8 {
     const WHOLE: f32 = 8_388_608.0;
     let limited = value.clamp(0.0, top);
     let shifted = limited + WHOLE;

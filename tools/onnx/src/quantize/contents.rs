@@ -1,23 +1,41 @@
 //! The contents of quantized weights, computed when they are read.
 //!
 //! Numbers, scales and zero points of a weight are read one after another, several times each (hash, copy). So the results
-//! of the last weight stay in memory; of a weight larger than [`WINDOW_BYTES`], those of some of its columns.
+//! of the last weight stay in memory; of a weight larger than [`WINDOW_BYTES`], those of some of its columns. While they are
+//! written, a thread computes the next ones, because weights are mostly read in the order of the model.
 
 use super::matrix::{Job, Window};
 use crate::virtual_file::Computed;
 use std::io;
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of results that are kept.
-const WINDOW_BYTES: usize = 384 << 20;
+/// Bytes of the results that are kept, and of those that are computed ahead.
+const WINDOW_BYTES: usize = 192 << 20;
 
 /// All weights that are quantized.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
     pub jobs: Vec<Job>,
-    /// The last window, and the index of its job.
-    last: Mutex<Option<(usize, Window)>>,
+    windows: Mutex<Windows>,
     window_bytes: Option<usize>,
+}
+
+/// The windows in memory.
+#[derive(Debug, Default)]
+struct Windows {
+    /// The last one, and the index of its job.
+    last: Option<(usize, Window)>,
+    ahead: Option<Ahead>,
+}
+
+/// A window that a thread computes.
+#[derive(Debug)]
+struct Ahead {
+    job: usize,
+    columns: Range<usize>,
+    computed: Receiver<io::Result<Window>>,
 }
 
 /// What of a quantized weight.
@@ -54,20 +72,51 @@ impl Jobs {
     }
 
     /// Calls `use_window` with a window that holds a column.
-    fn with_column<T>(&self, index: usize, column: usize, use_window: impl FnOnce(&Window) -> T) -> io::Result<T> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let holds = |(job, window): &&(usize, Window)| *job == index && window.columns.contains(&column);
-        if let Some((_, window)) = last.as_ref().filter(holds) {
+    fn with_column<T>(
+        self: &Arc<Self>,
+        job: usize,
+        column: usize,
+        use_window: impl FnOnce(&Window) -> T,
+    ) -> io::Result<T> {
+        let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
+        let holds = |(known, window): &&(usize, Window)| *known == job && window.columns.contains(&column);
+        if let Some((_, window)) = windows.last.as_ref().filter(holds) {
             return Ok(use_window(window));
         }
-        *last = None;
-        let job = &self.jobs[index];
+        windows.last = None;
+        let columns = self.columns(job, column);
+        let expected = windows.ahead.take().filter(|ahead| ahead.job == job && ahead.columns == columns);
+        // If its thread has ended without a result, there is none.
+        let window = match expected.and_then(|ahead| ahead.computed.recv().ok()) {
+            Some(window) => window?,
+            None => self.jobs[job].window(columns.clone())?,
+        };
+        windows.ahead = self.compute_after(job, &columns);
+        let (_, window) = windows.last.insert((job, window));
+        Ok(use_window(window))
+    }
+
+    /// The columns of the window that holds this one.
+    fn columns(&self, job: usize, column: usize) -> Range<usize> {
+        let job = &self.jobs[job];
         let per_column = job.number_bytes() + job.scale_bytes() + job.blocks();
         let columns = (self.window_bytes.unwrap_or(WINDOW_BYTES) / per_column.max(1)).max(1);
         let start = column / columns * columns;
-        let window = job.window(start..(start + columns).min(job.matrix.columns))?;
-        let (_, window) = last.insert((index, window));
-        Ok(use_window(window))
+        start..(start + columns).min(job.matrix.columns)
+    }
+
+    /// Starts to compute the window after this one. `None` if there is none, or no thread for it.
+    fn compute_after(self: &Arc<Self>, job: usize, columns: &Range<usize>) -> Option<Ahead> {
+        let is_last = columns.end == self.jobs[job].matrix.columns;
+        let (job, column) = if is_last { (job + 1, 0) } else { (job, columns.end) };
+        self.jobs.get(job)?;
+        let columns = self.columns(job, column);
+        let (done, computed) = channel();
+        let (jobs, wanted) = (Arc::clone(self), columns.clone());
+        // Nobody waits for a window that is not read next.
+        let compute = move || _ = done.send(jobs.jobs[job].window(wanted));
+        std::thread::Builder::new().name("hpp-quantize".into()).spawn(compute).ok()?;
+        Some(Ahead { job, columns, computed })
     }
 }
 

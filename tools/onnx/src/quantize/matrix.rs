@@ -5,6 +5,7 @@
 use super::block_quantizer::{Bits, BlockFormat, BlockScale, ScaleType, dequantize, quantize_block};
 use super::compensate::{Factor, quantize_span};
 use super::moments::WeightMoments;
+use super::tile::{Tile, WIDTH};
 use bytes::Bytes;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -17,8 +18,8 @@ use std::path::PathBuf;
 
 /// Bytes of a slab, at most, unless a single block of rows has more.
 const SLAB_BYTES: usize = 16 << 20;
-/// Columns that one task transposes at a time: enough for whole cache lines of a row.
-const GROUP: usize = 64;
+/// Columns that one task quantizes at a time.
+const GROUP: usize = WIDTH;
 /// Numbers that are converted together.
 const AT_ONCE: usize = 64;
 
@@ -343,6 +344,41 @@ impl<'a> Results<'a> {
 impl Group<'_> {
     /// Rounds the columns of a slab from `first` on, counted from the slab's first column.
     fn round(&mut self, slab: &Slab, bytes: &[u8], first: usize) -> Result<(), Position> {
+        let is_simple = self.factors.is_none() && !self.job.matrix.transposed && !self.job.format.fits_scales();
+        if is_simple && self.round_rows(slab, bytes, first) {
+            return Ok(());
+        }
+        self.round_columns(slab, bytes, first)
+    }
+
+    /// Rounds them row by row. `false`, with nothing promised of the results, if a number or a scale is infinite or NaN.
+    fn round_rows(&mut self, slab: &Slab, bytes: &[u8], first: usize) -> bool {
+        let Group { job, numbers, scales: scale_bytes, zero_points, .. } = self;
+        let Job { matrix, format, scales, .. } = job;
+        let (columns, width) = (zero_points.len() / job.blocks(), element_bytes(matrix.dtype));
+        let mut tile = Tile::new(columns);
+        for start in slab.depth.clone().step_by(format.block_size) {
+            let depth = start..(start + format.block_size).min(slab.depth.end);
+            tile.fill(depth.len(), |row, values| {
+                let at = ((depth.start - slab.depth.start + row) * slab.columns.len() + first) * width;
+                to_floats(matrix.dtype, &bytes[at..at + columns * width], values);
+            });
+            let Some(found) = tile.scales(*format, *scales) else { return false };
+            let block = start / format.block_size;
+            for column in 0..columns {
+                let (index, scale) = (column * job.blocks() + block, found.of(column));
+                scales.write(scale.scale, &mut scale_bytes[index * scales.bytes()..][..scales.bytes()]);
+                zero_points[index] = scale.zero_point;
+            }
+            let blocks = numbers.chunks_exact_mut(job.number_bytes());
+            let blocks = blocks.map(|column| &mut column[block * format.block_bytes()..][..format.block_bytes()]);
+            tile.quantize(&found, format.bits, blocks);
+        }
+        true
+    }
+
+    /// Rounds them column by column, which finds the first number that is not finite.
+    fn round_columns(&mut self, slab: &Slab, bytes: &[u8], first: usize) -> Result<(), Position> {
         let Group { job, factors, numbers, scales: scale_bytes, zero_points } = self;
         let Job { matrix, format, scales, .. } = job;
         let columns = first..first + zero_points.len() / job.blocks();

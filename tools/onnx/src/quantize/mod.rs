@@ -15,6 +15,7 @@ mod rewrite;
 mod select;
 #[cfg(test)]
 mod tests;
+mod tile;
 
 pub use block_quantizer::{Bits, BlockFormat, ScaleRule};
 pub use budget::{Candidate, Candidates, Form};
