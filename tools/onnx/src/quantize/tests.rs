@@ -113,7 +113,7 @@ fn orientation_does_not_change_the_bytes() {
     let columns = 150;
     let number = |at: usize| match at % columns {
         7 => {
-            if at / columns % 3 == 0 {
+            if (at / columns).is_multiple_of(3) {
                 -0.0
             } else {
                 0.0
