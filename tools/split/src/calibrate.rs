@@ -68,7 +68,7 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
             "profile with hpp-profile --sensitivity, or give --calibration or neither",
         ));
     }
-    let groups = groups_of(&analysis, &candidates, by_block(&analysis));
+    let groups = readers(&analysis, &candidates);
     let damage: Vec<f64> = groups.iter().map(|group| sensitivities.get(&group.label).copied().unwrap_or(0.0)).collect();
     let importance = importance(&candidates, &groups, &damage);
     let budget = options.budget.unwrap_or(u64::MAX);
@@ -161,8 +161,19 @@ fn groups_of(analysis: &Analysis, candidates: &Candidates, label: impl Fn(&Candi
     groups
 }
 
+/// The matrices that each block reads. One that two blocks read, like an embedding that is the head too, is in both groups: each block's
+/// sensitivity was measured with the other's matrices as they were.
+fn readers(analysis: &Analysis, candidates: &Candidates) -> Vec<Group> {
+    let group = |block: &hpp_graph::Block| {
+        let read =
+            candidates.matrices.iter().filter(|matrix| matrix.nodes.iter().any(|node| block.nodes.contains(node)));
+        Group { label: block.label.clone(), matrices: read.map(|matrix| matrix.name.clone()).collect() }
+    };
+    analysis.segmentation.blocks.iter().map(group).collect()
+}
+
 /// For each matrix the damage of a unit of squared error: that of its group, spread over the squared errors of the group's matrices in 4
-/// bits. Divergence grows with the square of small errors.
+/// bits; of a matrix in several groups, that of all. Divergence grows with the square of small errors.
 fn importance(candidates: &Candidates, groups: &[Group], damage: &[f64]) -> BTreeMap<String, f64> {
     let error = |name: &String| {
         let matrix = candidates.matrices.iter().find(|matrix| matrix.name == *name);
@@ -172,7 +183,7 @@ fn importance(candidates: &Candidates, groups: &[Group], damage: &[f64]) -> BTre
     for (group, damage) in groups.iter().zip(damage) {
         let errors: f64 = group.matrices.iter().map(error).sum();
         let unit = if errors > 0.0 { damage / errors } else { 0.0 };
-        importance.extend(group.matrices.iter().map(|name| (name.clone(), unit)));
+        group.matrices.iter().for_each(|name| *importance.entry(name.clone()).or_insert(0.0) += unit);
     }
     importance
 }
