@@ -14,6 +14,8 @@ pub struct Verdict {
     pub bit_identical: bool,
     /// Largest difference allowed, relative to the largest value.
     pub tolerance: Tolerance,
+    /// The file of the unsplit model; of a quantized plan, its own `whole.onnx` with the same quantized weights.
+    pub unsplit_model: String,
     /// The plan's partitions and the provider that ran each.
     pub partitions: Vec<(String, String)>,
     /// The steps of a text.
@@ -78,7 +80,7 @@ pub struct FirstDifference {
 pub fn text(verdict: &Verdict) -> String {
     let mut out = String::new();
     let names: Vec<String> = verdict.partitions.iter().map(|(name, on)| format!("{name} ({on})")).collect();
-    let _ = writeln!(out, "unsplit model against {}", names.join(", "));
+    let _ = writeln!(out, "unsplit model ({}) against {}", verdict.unsplit_model, names.join(", "));
     if !verdict.steps.is_empty() {
         let rows = verdict.steps.iter().map(step_row);
         out.push_str(&table(&["step", "token", "plan", "margin", "max abs", "max rel", "identical", ""], rows));
@@ -91,7 +93,7 @@ pub fn text(verdict: &Verdict) -> String {
     }
     let tolerance = verdict.tolerance.0;
     let _ = match (verdict.bit_identical, verdict.within_tolerance) {
-        (true, _) => writeln!(out, "bit-identical"),
+        (true, _) => writeln!(out, "bit-identical to the unsplit model"),
         (false, true) => writeln!(out, "within tolerance ({tolerance:e}), largest difference {:.3e}", largest(verdict)),
         (false, false) => {
             writeln!(

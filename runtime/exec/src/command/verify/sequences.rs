@@ -50,6 +50,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
         within_tolerance: steps.iter().all(|step| step.within_tolerance),
         bit_identical: differs.is_none(),
         tolerance,
+        unsplit_model: plan.plan.model.source.clone(),
         partitions: telemetry.stages.iter().map(|s| (s.partition.clone(), s.provider.name().to_owned())).collect(),
         steps,
         outputs: vec![],

@@ -39,6 +39,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
         within_tolerance: outputs.iter().all(|t| t.difference.is_within(tolerance)),
         bit_identical,
         tolerance,
+        unsplit_model: plan.plan.model.source.clone(),
         partitions: of_plan
             .telemetry
             .stages
