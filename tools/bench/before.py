@@ -3,7 +3,9 @@
 import copy
 
 import disk
+import experts
 import measure
+import speculation
 import speed
 from splitting import huge_model
 from table import compared
@@ -11,12 +13,17 @@ from table import compared
 TARGET = 0.99
 
 
-def against_before(shop):
+def earlier_build(shop):
+    """The same workshop with the earlier build's binaries."""
     if shop.before is None:
-        raise measure.Failed("before: name the directory of the earlier build's binaries with --before DIR")
+        raise measure.Failed("name the directory of the earlier build's binaries with --before DIR")
     earlier = copy.copy(shop)
     earlier.target = shop.before
-    rows = []
+    return earlier
+
+
+def against_before(shop):
+    earlier, rows = earlier_build(shop), []
     for dtype in ("int4", "fp32"):
         for partitions in (1, 8):
             rows += in_memory(shop, earlier, dtype, partitions)
@@ -61,3 +68,39 @@ def planning(shop, earlier):
              for side, name in ((shop, "now"), (earlier, "before"))}
     runs = measure.in_turns(shop.rounds, **sides)
     return compared("hpp-split on 65 GB over the earlier build", runs["now"], runs["before"], TARGET, "s", smaller_is_better=True)
+
+
+def together(shop):
+    """Decoding with a quarter of the model's size as memory, each build with what it does about that: the earlier one with its defaults, this
+    one with a draft of the model itself, compressed copies, and experts by demand. The same tokens are required."""
+    earlier = earlier_build(shop)
+    learned = speculation.grown(shop, "fp32")
+    # The large one, 6 GB, takes half an hour.
+    small = copy.copy(shop)
+    small.small = True
+    mixture = experts.model_of(small, "skewed")
+    rounded = shop.model(*disk.rounded(shop))
+    cases = [
+        # A quarter of this model holds the draft only without the kernel's share.
+        ("trained Llama of 1.8 GB in fp32, with a draft of itself", learned, speculation.PROSE, speculation.LONG_CONTEXT, speculation.LONG, 0,
+         ("--draft", "int4", "--draft-block", 64)),
+        ("mixture of 1.6 GB, 128 experts in int4, skewed router", mixture, experts.PROMPT, disk.CONTEXT, experts.NEW, disk.KERNEL, ()),
+        ("random Llama of 2.8 GB in fp32 of bf16 precision", rounded, experts.PROMPT, disk.CONTEXT, experts.NEW, disk.KERNEL, ()),
+    ]
+    return [case(shop, earlier, *about) for about in cases]
+
+
+def case(shop, earlier, what, model, prompt, context, new, kernel, more):
+    """One model: tokens per second of both builds in turn, from a cold page cache."""
+    limit, sides, tokens = disk.limit_of(model, 0.25), {}, {}
+    for side, name, options in ((shop, "now", more), (earlier, "before", ())):
+        plan, _ = side.split(model, f"together/{name}", "--context", context, "--ram", f"{limit - kernel}B", "--prompt-tokens", 64,
+                             "--new-tokens", new, *options)
+        # Prepared weights and copies are written once, before anything is measured.
+        _, answer = speculation.tokens_per_second(side, plan, None, prompt, new=new)
+        tokens[name] = answer["tokens"]
+        sides[name] = lambda side=side, plan=plan: speculation.tokens_per_second(side, plan, limit, prompt, new=new)[0]
+    if tokens["now"] != tokens["before"]:
+        raise measure.Failed(f"{what}: the builds answer differently")
+    runs = measure.in_turns(shop.rounds, **sides)
+    return compared(f"decode with 25% of the model's size as memory over the earlier build, {what}", runs["now"], runs["before"], None, "tok/s")

@@ -4,7 +4,7 @@
 
 NAME is one of MEASUREMENTS below (`--help` lists them).
 Without names, all but those with llama-cpp (which must be built first: make bench-llama-cpp), openvino (which needs
-tools/scripts/deps.sh openvino) and before (which needs --before).
+tools/scripts/deps.sh openvino), before and together (which need --before).
 Results are kept in out/bench/results.json after each measurement. `--small` uses a decoder of 4 layers: for trying the scripts, not for numbers.
 """
 
@@ -61,6 +61,7 @@ MEASUREMENTS = {
     "python": people.python,
     "openvino": people.openvino,
     "before": before.against_before,
+    "together": before.together,
     "llama-cpp": beside_llama_cpp.in_memory,
     "disk-llama-cpp": beside_llama_cpp.from_disk,
     "jobs-llama-cpp": beside_llama_cpp.in_a_batch,
@@ -72,13 +73,13 @@ MEASUREMENTS = {
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--target", default="target/release", help="where the binaries are")
-    arguments.add_argument("--before", help="an earlier build's binaries, for the measurement `before`")
+    arguments.add_argument("--before", help="an earlier build's binaries, for the measurements `before` and `together`")
     arguments.add_argument("--threads", type=int, default=physical_cores())
     arguments.add_argument("--rounds", type=int, default=5, help="rounds; each measures every side once")
     arguments.add_argument("--small", action="store_true")
     arguments.add_argument("names", nargs="*", choices=[*MEASUREMENTS, []])
     asked = arguments.parse_args()
-    names = asked.names or [name for name in MEASUREMENTS if "llama-cpp" not in name and name not in ("before", "openvino")]
+    names = asked.names or [name for name in MEASUREMENTS if "llama-cpp" not in name and name not in ("before", "together", "openvino")]
     shop = Workshop(asked.target, asked.threads, asked.rounds, asked.small, before=asked.before)
     table = Table(os.path.join(OUT, "results-small.json" if asked.small else "results.json"))
     failed = False

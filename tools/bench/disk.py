@@ -171,10 +171,15 @@ def under(shop, model, part, compute, measured):
     ]
 
 
+def rounded(shop):
+    """Name and shape of the float32 model whose weights have the precision of bfloat16."""
+    name, shape = large_shapes(shop)["fp32"]
+    return (name.replace("fp32", "fp32-bf16"), *shape, "--rounded", "bf16")
+
+
 def compressed(shop):
     """float32 weights of bfloat16 precision from disk: compressed as the planner decides, over reading them as they are."""
-    shape = (SMALL if shop.small else SHAPES)["fp32"]
-    model = shop.model(f"large-fp32-bf16{'-small' if shop.small else ''}", *shape, "--rounded", "bf16")
+    model = shop.model(*rounded(shop))
     limit, measured, rows = limit_of(model, 0.25), profiled(shop, "fp32-bf16", model), []
     sides = {}
     for side in ("auto", "never"):

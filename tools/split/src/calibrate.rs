@@ -48,6 +48,11 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
         costs.check_origin(&analysis, true)?;
         let trials = Trials::begin(args, &analysis, options, costs, read_corpus(corpus)?)?;
         let calibrated = if chooses_formats {
+            if !block_sensitivities(costs).is_empty() {
+                tell!(
+                    "note: --calibration measures how much each matrix matters; the sensitivity of blocks in --profile is not used"
+                );
+            }
             choose_formats(args, &analysis, trials)?
         } else {
             trials.options_with_compensation()?
@@ -106,6 +111,9 @@ fn read_corpus(path: &Path) -> Result<Corpus, SplitError> {
 fn choose_formats(args: &SplitArgs, analysis: &Analysis, mut trials: Trials) -> Result<QuantizeOptions, SplitError> {
     let options = trials.options().clone();
     let candidates = quantization_candidates(analysis, &options)?;
+    // Before anything is measured: whether there is a choice at all.
+    let most = args.quantize.max_kl.map_or(u64::MAX, |_| candidates.all.saturating_sub(1));
+    candidates.choose(options.budget.unwrap_or(u64::MAX).min(most), |_| 1.0).map_err(quantize)?;
     let importance = measure_importance(&mut trials, analysis, &candidates)?;
     let in_four_bits =
         candidates.matrices.iter().map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));

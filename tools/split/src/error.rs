@@ -218,7 +218,13 @@ impl SplitError {
                 "install hpp-exec beside hpp-split, or set HPP_EXEC to its path".to_owned()
             }
             SplitError::Divergence(DivergenceError::Interrupted) => return None,
-            SplitError::Divergence(_) => "mend what it says, or set TMPDIR to a directory with space; or omit --calibration: int4 is then rounded to the nearest, and auto chooses bits by squared errors".to_owned(),
+            SplitError::Divergence(error) => {
+                let mend = match error.is_full_disk() {
+                    true => "make room where it says (files of the calibration lie beside --out, and logits in TMPDIR)",
+                    false => "mend what it says",
+                };
+                format!("{mend}; or omit --calibration: int4 is then rounded to the nearest, and auto chooses bits by squared errors")
+            }
             SplitError::Stdout(_) => "free space where stdout goes, or send it elsewhere".to_owned(),
             SplitError::Write(error) if error.source.kind() == io::ErrorKind::StorageFull => {
                 "free space, or write the file on another disk".to_owned()

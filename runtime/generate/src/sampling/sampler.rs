@@ -100,9 +100,10 @@ fn is_tied(logits: &[f32], tie: f32) -> bool {
     second > f32::NEG_INFINITY && first - second <= tie * magnitude
 }
 
-/// The token with the largest logit, the lowest id among equals.
+/// The token with the largest logit, the lowest id among equals. A NaN is an error only if no logit is larger than minus infinity.
 pub fn greedy(logits: &[f32]) -> Result<u32, SamplingError> {
-    argmax(logits).ok_or(SamplingError::NoCandidate { count: logits.len() })
+    let nan = || logits.iter().position(|logit| logit.is_nan()).map(|token| SamplingError::NotANumber { token });
+    argmax(logits).ok_or_else(|| nan().unwrap_or(SamplingError::NoCandidate { count: logits.len() }))
 }
 
 /// The token with the largest logit and its probability at temperature 1; `None` if there is none.
@@ -191,6 +192,8 @@ mod tests {
         for choice in [SamplingMethod::Greedy, SamplingMethod::Random(random(1))] {
             let impossible = [f32::NEG_INFINITY; 3];
             assert_eq!(sampler(choice).next(&[0.0, f32::NAN]), Err(SamplingError::NotANumber { token: 1 }));
+            assert_eq!(greedy(&[f32::NEG_INFINITY, f32::NAN]), Err(SamplingError::NotANumber { token: 1 }));
+            assert_eq!(greedy(&[f32::NEG_INFINITY; 2]), Err(SamplingError::NoCandidate { count: 2 }));
             assert_eq!(sampler(choice).next(&impossible), Err(SamplingError::NoCandidate { count: 3 }));
             assert_eq!(sampler(choice).next(&[]), Err(SamplingError::NoCandidate { count: 0 }));
         }

@@ -153,7 +153,10 @@ pub(super) fn apply(graph: &Graph, selection: &mut Selection, formats: &BTreeMap
         match formats.get(name).copied().flatten() {
             _ if chosen.fixed => selection.chosen.push(chosen),
             Some(format) => selection.chosen.push(Chosen { format, ..chosen }),
-            None => drop(selection.left.insert(name.clone(), LeftReason::Budget)),
+            None => {
+                let is_asked = selection.asked.contains(name);
+                selection.left.insert(name.clone(), if is_asked { LeftReason::Asked } else { LeftReason::Budget });
+            }
         }
     }
 }

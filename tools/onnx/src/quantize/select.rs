@@ -96,6 +96,8 @@ pub(super) struct Selection {
     pub chosen: Vec<Chosen>,
     /// Weights that are left, by name.
     pub left: BTreeMap<String, LeftReason>,
+    /// Weights that one of their operators leaves as asked, by name.
+    pub asked: BTreeSet<String>,
     /// Number of operators whose weights are quantized already.
     pub quantized_already: usize,
 }
@@ -117,7 +119,13 @@ pub(super) fn select(graph: &Graph, roles: &Roles, options: &QuantizeOptions) ->
         match candidate(graph, id, operator, weight, flipped, choice, options) {
             Ok(Some(chosen)) => selection.chosen.push(chosen),
             Ok(None) => {}
-            Err(reason) => drop(selection.left.insert(graph.value(weight).name.clone(), reason)),
+            Err(reason) => {
+                let name = &graph.value(weight).name;
+                if reason == LeftReason::Asked {
+                    selection.asked.insert(name.clone());
+                }
+                selection.left.insert(name.clone(), reason);
+            }
         }
     }
     // A weight that one operator left and another one took is counted as taken.

@@ -25,6 +25,18 @@ pub enum DivergenceError {
     Interrupted,
 }
 
+impl DivergenceError {
+    /// Whether a disk is full, as far as the child's words tell.
+    pub fn is_full_disk(&self) -> bool {
+        let full = io::Error::from(io::ErrorKind::StorageFull).to_string();
+        match self {
+            DivergenceError::Failed(reason) => reason.contains("os error 28") || reason.contains(&full),
+            DivergenceError::Run { source, .. } => source.kind() == io::ErrorKind::StorageFull,
+            DivergenceError::NoExec(_) | DivergenceError::Interrupted => false,
+        }
+    }
+}
+
 /// How much the answers of two models differ.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Divergence {

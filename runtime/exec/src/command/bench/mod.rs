@@ -19,7 +19,7 @@ use hpp_generate::sampling::greedy;
 use hpp_generate::{ModelInputs, PlanFile, SingleSequence, check_language_model};
 use hpp_io::{show, show_json};
 use hpp_schema::{Timeline, Whole};
-use report::{BenchReport, report, text};
+use report::{BenchReport, report, stage_times, text};
 use std::time::Instant;
 use token_times::TokenTimes;
 use weight_paths::weight_paths;
@@ -30,7 +30,8 @@ struct BenchRun {
     /// Times of each token after the first.
     tokens: Vec<TokenTimes>,
     telemetry: Telemetry,
-    timeline: Timeline,
+    /// Milliseconds of each stage in each of these tokens, `[token][stage]`.
+    stages: Vec<Vec<f64>>,
 }
 
 /// Tokens of the prompt by default.
@@ -54,9 +55,12 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     }
     let other_load = OtherLoad::start();
     let mut runs = Vec::new();
+    let mut last_timeline = None;
     for number in 1..=args.runs {
         ctx.console.working(format!("run {number} of {}", args.runs));
-        let run = measure(&mut sequence, &prompt, args.new_tokens)?;
+        let (run, timeline) = measure(&mut sequence, &prompt, args.new_tokens)?;
+        // Only that of the last run is written: a timeline has megabytes for some hundred tokens of many partitions.
+        last_timeline = trace.is_some().then_some(timeline);
         tracing::info!(number, first_token_ms = run.first_token_ms, "run measured");
         runs.push(run);
     }
@@ -65,8 +69,8 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     if let Some(percent) = others_cpu_percent {
         ctx.console.info(&format!("note: {}", busy_note(percent)));
     }
-    if let (Some(file), Some(last)) = (trace, runs.last()) {
-        file.write(&last.timeline)?;
+    if let (Some(file), Some(timeline)) = (trace, last_timeline) {
+        file.write(&timeline)?;
     }
     let mut report: BenchReport = report(args, prompt_tokens, &plan, which.partitions.len(), &runs, &mut sequence);
     report.others_cpu_percent = others_cpu_percent;
@@ -102,7 +106,12 @@ fn prompt_tokens(args: &BenchArgs, context: u64, most: Option<u64>) -> Result<u6
     })
 }
 
-fn measure(sequence: &mut SingleSequence<OrtBackend>, prompt: &[u32], new_tokens: u64) -> Result<BenchRun, ExecError> {
+/// One run, and its timeline.
+fn measure(
+    sequence: &mut SingleSequence<OrtBackend>,
+    prompt: &[u32],
+    new_tokens: u64,
+) -> Result<(BenchRun, Timeline), ExecError> {
     sequence.clear();
     sequence.engine().reset_telemetry();
     sequence.engine().record_timeline(true);
@@ -118,7 +127,9 @@ fn measure(sequence: &mut SingleSequence<OrtBackend>, prompt: &[u32], new_tokens
         tokens.push(TokenTimes::new(millis(started.elapsed()), sequence.engine().last_pass()));
     }
     let engine = sequence.engine();
-    Ok(BenchRun { first_token_ms, tokens, telemetry: engine.telemetry(), timeline: engine.timeline() })
+    let (telemetry, timeline) = (engine.telemetry(), engine.timeline());
+    let stages = stage_times(&telemetry, &timeline, tokens.len());
+    Ok((BenchRun { first_token_ms, tokens, telemetry, stages }, timeline))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use crate::report::{Bytes, StageTimes, memory, table};
 use crate::runtime::OrtBackend;
 use hpp_engine::{StageTelemetry, Telemetry};
 use hpp_generate::{PlanFile, SingleSequence};
-use hpp_schema::{ByteSize, Plan, SpanKind};
+use hpp_schema::{ByteSize, Plan, SpanKind, Timeline};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -118,33 +118,32 @@ pub(super) fn report(
     }
 }
 
-/// Milliseconds of each stage in each decoded token `[token][stage]`. A run's last passes decode its tokens.
-fn decode_times(run: &BenchRun) -> Vec<Vec<f64>> {
-    let last = run.telemetry.prefill.count + run.telemetry.decode.count;
-    let first = last.saturating_sub(run.tokens.len() as u64);
-    let mut tokens = vec![vec![0.0; run.telemetry.stages.len()]; run.tokens.len()];
-    for span in run.timeline.spans.iter().filter(|span| span.kind == SpanKind::Compute && span.pass >= first) {
-        let stage =
-            run.telemetry.stages.iter().position(|stage| stage.partition == span.name && stage.lane() == span.lane);
-        if let (Some(stage), Some(token)) = (stage, tokens.get_mut((span.pass - first) as usize)) {
+/// Milliseconds of each stage in each of so many decoded tokens `[token][stage]`. A run's last passes decode its tokens.
+pub(super) fn stage_times(telemetry: &Telemetry, timeline: &Timeline, tokens: usize) -> Vec<Vec<f64>> {
+    let last = telemetry.prefill.count + telemetry.decode.count;
+    let first = last.saturating_sub(tokens as u64);
+    let mut times = vec![vec![0.0; telemetry.stages.len()]; tokens];
+    for span in timeline.spans.iter().filter(|span| span.kind == SpanKind::Compute && span.pass >= first) {
+        let stage = telemetry.stages.iter().position(|stage| stage.partition == span.name && stage.lane() == span.lane);
+        if let (Some(stage), Some(token)) = (stage, times.get_mut((span.pass - first) as usize)) {
             token[stage] += span.duration_us / 1e3;
         }
     }
-    tokens
+    times
 }
 
 /// Milliseconds of a stage in the passes of the prompt. Those of a model without states that compute later tokens count as prefill
 /// in the telemetry, because each computes the whole text.
 fn prefill_millis(run: &BenchRun, stage: usize) -> f64 {
     let all = run.telemetry.stages[stage].prefill.millis();
-    let later = || decode_times(run).iter().map(|token| token[stage]).sum::<f64>();
+    let later = || run.stages.iter().map(|token| token[stage]).sum::<f64>();
     if run.telemetry.decode.count == 0 { all - later() } else { all }
 }
 
 /// The medians of each stage.
 fn stages(plan: &Plan, runs: &[BenchRun]) -> Vec<BenchStage> {
     let Some(first) = runs.first() else { return vec![] };
-    let tokens: Vec<Vec<f64>> = runs.iter().flat_map(decode_times).collect();
+    let tokens: Vec<&Vec<f64>> = runs.iter().flat_map(|run| &run.stages).collect();
     let median = |value: &dyn Fn(&Telemetry) -> f64| Spread::of(runs.iter().map(|run| value(&run.telemetry))).median;
     let stage = |(at, stage): (usize, &StageTelemetry)| BenchStage {
         times: StageTimes {

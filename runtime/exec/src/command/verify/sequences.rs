@@ -111,7 +111,10 @@ impl ReferenceRun {
         prefill(sequence, &prompt, ctx)?;
         loop {
             let row = sequence.logits().to_vec();
-            let token = greedy(&row)?;
+            let token = greedy(&row).map_err(|error| ExecError::Usage {
+                message: format!("the unsplit model cannot be compared with: {error}"),
+                hint: "the fault is in the model, not in the plan: check its weights, or export it again".to_owned(),
+            })?;
             tokens.push(token);
             logits.push(row);
             if tokens.len() as u64 == steps || sequence.room() == 0 {
