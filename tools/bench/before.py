@@ -85,7 +85,9 @@ def together(shop):
         ("trained Llama of 1.8 GB in fp32, with a draft of itself", learned, speculation.PROSE, speculation.LONG_CONTEXT, speculation.LONG, 0,
          ("--draft", "int4", "--draft-block", 64)),
         ("mixture of 1.6 GB, 128 experts in int4, skewed router", mixture, experts.PROMPT, disk.CONTEXT, experts.NEW, disk.KERNEL, ()),
-        ("random Llama of 2.8 GB in fp32 of bf16 precision", rounded, experts.PROMPT, disk.CONTEXT, experts.NEW, disk.KERNEL, ()),
+        # The planner compresses only with a profile that measured the disk.
+        ("random Llama of 2.8 GB in fp32 of bf16 precision, compressed copies", rounded, experts.PROMPT, disk.CONTEXT, experts.NEW, disk.KERNEL,
+         ("--compress", "always")),
     ]
     return [case(shop, earlier, *about) for about in cases]
 

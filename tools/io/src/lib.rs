@@ -1,10 +1,11 @@
-//! What the three commands share: reads with a size limit, result files, stdout, logs, CPU time of other processes, hints.
+//! What the three commands share: reads with a size limit, result files, stdout, logs, CPU time of other processes, hints, mistakes in JSON lines.
 //!
 //! One implementation, so that all output options handle devices, pipes and symbolic links in the same way. Does not
 //! know file formats or other crates of this workspace.
 
 mod cpu_monitor;
 mod hub;
+mod json_line;
 mod log;
 mod output_file;
 mod read;
@@ -12,6 +13,7 @@ mod stdout;
 
 pub use cpu_monitor::{CpuMonitor, CpuTime};
 pub use hub::hub_hint;
+pub use json_line::json_line_mistake;
 pub use log::{LogFilterError, line_to_stderr, log_to};
 pub use output_file::{
     FileWriteError, OutputFile, check_replaceable, is_stream, resolve_link, write_file, write_file_as,

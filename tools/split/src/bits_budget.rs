@@ -2,16 +2,14 @@
 //! streaming them to a GPU, because only bytes that are moved for each pass cost time.
 
 use crate::analysis::analyse;
+use crate::choose::{Chosen, PlanInputs};
 use crate::cli::SplitArgs;
 use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
-use crate::partitioning::place_blocks;
-use crate::request::{Limits, PlanningRequest, expert_computation, local_machine};
-use crate::sequences::choose_sequences;
+use crate::request::{WhyOnDisk, expert_computation, local_machine};
 use hpp_model::quantization_candidates;
 use hpp_onnx::QuantizeOptions;
-use hpp_partition::Objective;
 use hpp_schema::ByteSize;
 use std::path::Path;
 
@@ -72,12 +70,13 @@ impl TrialPlanner<'_> {
     fn plans(&self, options: Option<&QuantizeOptions>) -> Result<Trial, SplitError> {
         let experts = expert_computation(self.args, &self.costs, &self.local);
         let analysis = analyse(self.path, self.args.context, self.args, options, experts)?;
-        let mut request = PlanningRequest::new(self.args, &analysis, &self.costs, &self.local, Limits::default())?;
-        let is_for_many = request.options.objective == Objective::Throughput && !self.args.has_manual_placement();
-        let chosen = if is_for_many { choose_sequences(&mut request, self.args) } else { Ok(()) };
-        match chosen.and_then(|()| place_blocks(&request, self.args)) {
-            Ok(partitioning) if partitioning.streams_weights(&request) => Ok(Trial::Streamed),
-            Ok(_) => Ok(Trial::Held),
+        let inputs =
+            PlanInputs { args: self.args, analysis: &analysis, costs: &self.costs, local: &self.local, reserved: 0 };
+        match inputs.choose() {
+            Ok(Chosen { request, partitioning }) => {
+                let gives_way = request.limits.kv_on_disk == Some(WhyOnDisk::TooLittleMemory);
+                Ok(if gives_way || partitioning.streams_weights(&request) { Trial::Streamed } else { Trial::Held })
+            }
             Err(SplitError::OverBudget { .. }) => Ok(Trial::Refused),
             Err(error) => Err(error),
         }
@@ -89,7 +88,7 @@ impl TrialPlanner<'_> {
 enum Trial {
     /// Memory holds all weights.
     Held,
-    /// Reads weights from disk in each pass, or streams them to a GPU.
+    /// Reads weights or KV caches from disk in each pass because memory does not hold both, or streams weights to a GPU.
     Streamed,
     /// There is none: memory is too small.
     Refused,

@@ -221,7 +221,7 @@ impl Corrections {
 
 /// How many times as long the host computes while the disk is read, if that is why a token's partitions took longer than expected. More
 /// tokens in one pass do not read more, so each of them takes its time alone.
-fn contention(measured: f64, expected: f64, reads_ms: f64) -> f64 {
+pub fn contention(measured: f64, expected: f64, reads_ms: f64) -> f64 {
     let share = (measured - expected) / measured.min(reads_ms);
     match share > 0.0 && share.is_finite() {
         true => 1.0 / (1.0 - share.min(1.0 - 1.0 / MOST_CONTENTION)),
@@ -230,7 +230,7 @@ fn contention(measured: f64, expected: f64, reads_ms: f64) -> f64 {
 }
 
 /// The part of a measured time that reading from disk added: of the time in which both happen, all that computing alone would not take.
-fn slowed_by_reads(contention: f64, measured: f64, reads_ms: f64) -> f64 {
+pub fn slowed_by_reads(contention: f64, measured: f64, reads_ms: f64) -> f64 {
     measured.min(reads_ms) * (1.0 - 1.0 / contention)
 }
 

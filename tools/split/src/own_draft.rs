@@ -77,7 +77,7 @@ impl OwnDraft {
         let memory = ByteSize(self.host_memory).human();
         let ms = amount::time(self.plan.predictions.decode_ms, ESTIMATED);
         format!(
-            "draft: {}; it takes {memory} of host memory and is expected to propose a token in {ms}",
+            "draft: {}; it takes {memory} of host memory and is expected to propose a token in {ms}; expected speeds are without drafting",
             quantized.unwrap_or_default()
         )
     }

@@ -295,11 +295,8 @@ fn unreadable(error: &serde_json::Error) -> String {
     // A line of a file of lines has no line numbers of its own.
     let text = error.to_string();
     let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-    if error.is_eof() {
-        return "not JSON: it ends too early".to_owned();
-    }
-    if !error.is_data() {
-        return format!("not JSON: a mistake at character {}", error.column());
+    if let Some(mistake) = hpp_io::json_line_mistake(error) {
+        return mistake;
     }
     let types = [("expected u32", "expected a whole number"), ("expected u64", "expected a whole number")];
     let types = types.into_iter().chain([

@@ -76,7 +76,11 @@ impl Corpus {
 }
 
 fn content(text: &str) -> Result<PromptContent, String> {
-    let line: Line = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let line: Line = serde_json::from_str(text).map_err(|error| {
+        let words = error.to_string();
+        let contents = words.rsplit_once(" at line ").map_or(words.as_str(), |(words, _)| words);
+        hpp_io::json_line_mistake(&error).unwrap_or_else(|| contents.to_owned())
+    })?;
     match (line.prompt, line.messages, line.tokens) {
         (Some(text), None, None) if !text.is_empty() && line.chat => {
             let turn = |role: &str, content| ChatTurn { role: role.to_owned(), content };

@@ -10,7 +10,7 @@ use crate::request::PlanningRequest;
 use hpp_graph::PartitionGraph;
 use hpp_model::Analysis;
 use hpp_onnx::WorkDir;
-use hpp_schema::{Plan, Provider};
+use hpp_schema::{DiskTelemetry, Plan, Provider, TokenTelemetry};
 use serde::Deserialize;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -31,8 +31,21 @@ pub struct BenchResult {
     pub transfer_ms: f64,
     /// Tokens decoded in a run, without the first one.
     pub decoded: f64,
+    /// Weights read from disk while decoding, if any were.
+    pub reads: Option<MeasuredReads>,
     /// Percent of the machine's CPU time that other processes took, if so much that it disturbs.
     pub others_cpu_percent: Option<u64>,
+}
+
+/// Weights that a run read from disk.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeasuredReads {
+    /// Their rate while they were in progress, bytes per millisecond.
+    pub bytes_per_ms: f64,
+    /// The part of a token's time in which they were in progress, milliseconds.
+    pub busy_ms: f64,
+    /// A token's time outside of partitions, copies and waits for reads, milliseconds.
+    pub rest_ms: f64,
 }
 
 /// Times of one partition, milliseconds.
@@ -52,7 +65,21 @@ struct BenchReport {
     decode_tokens_per_second: Option<Spread>,
     transfer_ms: Spread,
     stages: Vec<BenchStage>,
+    token: Option<TokenTelemetry>,
+    disk: Option<DiskTelemetry>,
     others_cpu_percent: Option<u64>,
+}
+
+impl BenchReport {
+    fn reads(&self) -> Option<MeasuredReads> {
+        let (token, disk) = (self.token?, self.disk?);
+        let reads = MeasuredReads {
+            bytes_per_ms: disk.gb_per_second * 1e6,
+            busy_ms: token.disk?.busy_ms,
+            rest_ms: token.rest_ms,
+        };
+        (reads.bytes_per_ms > 0.0).then_some(reads)
+    }
 }
 
 /// A partition's device and times.
@@ -159,6 +186,7 @@ fn parse(text: &str, tokens: u64) -> Result<BenchResult, RefineError> {
     if let Some(BenchStage { partition, device, .. }) = report.stages.iter().find(on_cpu) {
         return Err(RefineError::OtherDevice { partition: partition.clone(), device: device.clone() });
     }
+    let reads = report.reads();
     let rate = report.decode_tokens_per_second.map(|spread| spread.median).filter(|rate| *rate > 0.0);
     let rate = rate.ok_or_else(|| RefineError::Output("it decoded no tokens".to_owned()))?;
     Ok(BenchResult {
@@ -166,6 +194,7 @@ fn parse(text: &str, tokens: u64) -> Result<BenchResult, RefineError> {
         stages: report.stages.into_iter().map(|stage| stage.times).collect(),
         transfer_ms: report.transfer_ms.median,
         decoded: tokens.saturating_sub(1) as f64,
+        reads,
         others_cpu_percent: report.others_cpu_percent,
     })
 }
@@ -209,6 +238,12 @@ mod tests {
     fn a_measurement_of_the_planned_devices_is_read() {
         let result = parse(&report("WebGPU"), 8).unwrap();
         assert_eq!((result.times.decode_ms, result.stages.len(), result.stages[1].decode_ms), (2.0, 2, 1.5));
+        assert_eq!(result.reads, None);
+        let mut reading: serde_json::Value = serde_json::from_str(&report("WebGPU")).unwrap();
+        reading["token"] = serde_json::json!({ "rest_ms": 0.25, "disk": { "busy_ms": 1.25 } });
+        reading["disk"] = serde_json::json!({ "gb_per_second": 2.0 });
+        let result = parse(&reading.to_string(), 8).unwrap();
+        assert_eq!(result.reads, Some(MeasuredReads { bytes_per_ms: 2e6, busy_ms: 1.25, rest_ms: 0.25 }));
     }
 
     #[test]

@@ -5,9 +5,12 @@
 //! - Blocks that never ran at a place are scaled by the ratio over all stages at that place. Without this the planner
 //!   would keep preferring placements with unmeasured, optimistic costs.
 //! - Links are scaled by the ratio of measured to predicted copy time.
-//! - The part of a token's time that neither stages nor copies account for becomes the overhead of a pass.
+//! - The part of a token's time that neither stages nor copies nor waits for the disk account for becomes the overhead of a pass.
+//! - If weights were read, the disk has the rate of those reads, and what the host's stages took longer than expected meanwhile is
+//!   contention, because more tokens in one pass read no more.
 
-use super::bench::{BenchResult, StageTimes};
+use super::bench::{BenchResult, MeasuredReads, StageTimes};
+use crate::measured_run::{contention, slowed_by_reads};
 use crate::partitioning::Partitioning;
 use hpp_model::PartitionSpec;
 use hpp_partition::{Contention, Cost, Phase, Placement, Problem, simulate};
@@ -38,16 +41,23 @@ impl CostFeedback {
     pub fn correct(&mut self, problem: &mut Problem, partitioning: &Partitioning, result: &BenchResult) {
         problem.cuts = partitioning.cuts();
         scale_links(problem, partitioning, result);
+        let reads = result.reads.filter(|_| disk_bytes(problem, partitioning) > 0);
+        let slowed = reads.map_or(1.0, |reads| host_contention(problem, partitioning, result, reads));
+        let alone = match reads {
+            Some(reads) => without_contention(problem, partitioning, result, reads, slowed),
+            None => result.clone(),
+        };
         for phase in Phase::BOTH {
-            self.scale_blocks(problem, partitioning, result, phase);
+            self.scale_blocks(problem, partitioning, &alone, phase);
         }
         for partition in &partitioning.partitions {
             self.measured.extend(partition.blocks.clone().map(|block| (block, partition.placement.decode)));
         }
         set_pass_overhead(problem, partitioning, result);
-        if disk_bytes(problem, partitioning) > 0 {
-            // The measured times are those of computing beside reads.
-            problem.disk_contention = Contention::NONE;
+        if let Some(reads) = reads {
+            problem.pass_overhead_ms = reads.rest_ms;
+            (problem.disk_bytes_per_ms, problem.disk_contention) =
+                (Some(reads.bytes_per_ms), Contention::new(slowed, 1.0));
         }
         problem.cuts.clear();
     }
@@ -120,6 +130,51 @@ fn transfer_ms(problem: &Problem, partitioning: &Partitioning, phase: Phase) -> 
 fn disk_bytes(problem: &Problem, partitioning: &Partitioning) -> u64 {
     let solution = &partitioning.solution;
     simulate(problem, &solution.placements, &solution.slots, Phase::Decode).disk_bytes
+}
+
+/// How many times as long the host computes while the disk is read.
+fn host_contention(problem: &Problem, partitioning: &Partitioning, result: &BenchResult, reads: MeasuredReads) -> f64 {
+    let (mut measured, mut expected) = (0.0, 0.0);
+    for (partition, times) in on_host(partitioning, result, Phase::Decode) {
+        let ms = |block: usize| block_ms(problem, block, Placement::Cpu, Phase::Decode);
+        measured += times.decode_ms;
+        expected += partition.blocks.clone().map(ms).sum::<f64>() + problem.cpu_launch_ms;
+    }
+    contention(measured, expected, reads.busy_ms)
+}
+
+/// The measured times without what reading from disk added to them.
+fn without_contention(
+    problem: &Problem,
+    partitioning: &Partitioning,
+    result: &BenchResult,
+    reads: MeasuredReads,
+    contention: f64,
+) -> BenchResult {
+    let share = |phase: Phase| {
+        let stage_ms = |times: &StageTimes| if phase == Phase::Decode { times.decode_ms } else { times.prefill_ms };
+        let measured: f64 = on_host(partitioning, result, phase).map(|(_, times)| stage_ms(times)).sum();
+        let slowed = slowed_by_reads(contention, measured, reads.busy_ms * passes(problem, phase));
+        if measured > 0.0 { 1.0 - slowed / measured } else { 1.0 }
+    };
+    let (prefill, decode) = (share(Phase::Prefill), share(Phase::Decode));
+    let mut alone = result.clone();
+    for (partition, times) in partitioning.partitions.iter().zip(&mut alone.stages) {
+        let computes = |phase| partition.placement.in_phase(phase) == Placement::Cpu;
+        times.prefill_ms *= if computes(Phase::Prefill) { prefill } else { 1.0 };
+        times.decode_ms *= if computes(Phase::Decode) { decode } else { 1.0 };
+    }
+    alone
+}
+
+/// Partitions that compute on the host in a phase, and their times.
+fn on_host<'a>(
+    partitioning: &'a Partitioning,
+    result: &'a BenchResult,
+    phase: Phase,
+) -> impl Iterator<Item = (&'a PartitionSpec, &'a StageTimes)> {
+    let stages = partitioning.partitions.iter().zip(&result.stages);
+    stages.filter(move |(partition, _)| partition.placement.in_phase(phase) == Placement::Cpu)
 }
 
 /// Scales the links of all GPUs in use by the ratio of measured to predicted time of all copies in a run.
@@ -276,6 +331,7 @@ mod tests {
             transfer_ms: transfer_ms(actual, &partitioning, Phase::Prefill)
                 + 5.0 * transfer_ms(actual, &partitioning, Phase::Decode),
             decoded: 5.0,
+            reads: None,
             others_cpu_percent: None,
         }
     }
@@ -299,6 +355,34 @@ mod tests {
         near(model.gpus[0].blocks[0].decode_ms, 0.7);
         near(model.cpu[5].prefill_ms[1], 6.0);
         near(partitioning(&model, 2).solution.decode_ms, partitioning(&actual, 2).solution.decode_ms);
+    }
+
+    /// What a token waits for the disk is no overhead of a pass, which each of several sequences would have.
+    #[test]
+    fn waits_for_the_disk_are_the_disks() {
+        let reading = |cpu: f64, rate: f64| {
+            let mut problem = problem(cpu, 1.0);
+            problem.budget.ram = Some(3000);
+            problem.disk_bytes_per_ms = Some(rate);
+            problem
+        };
+        let (mut model, mut actual) = (reading(1.0, 1000.0), reading(1.0, 100.0));
+        actual.pass_overhead_ms = 0.3;
+        let bytes = disk_bytes(&actual, &partitioning(&actual, 5)) as f64;
+        let mut measured = run(&actual, 5);
+        assert!(measured.times.decode_ms > 15.0 && bytes > 1500.0, "{bytes} bytes, {:?}", measured.times);
+        measured.reads = Some(MeasuredReads { bytes_per_ms: 100.0, busy_ms: bytes / 100.0, rest_ms: 0.3 });
+        let before = partitioning(&model, 5);
+        CostFeedback::default().correct(&mut model, &before, &measured);
+        near(partitioning(&model, 5).solution.decode_ms, measured.times.decode_ms);
+        assert_eq!((model.pass_overhead_ms, model.disk_bytes_per_ms), (0.3, Some(100.0)));
+        // Computing that takes twice as long while the disk is read does so because of that.
+        let mut slowed = measured.clone();
+        slowed.stages[0].decode_ms *= 2.0;
+        let mut model = reading(1.0, 1000.0);
+        CostFeedback::default().correct(&mut model, &before, &slowed);
+        near(model.cpu[0].decode_ms, 1.0);
+        assert!((1.9..2.1).contains(&model.disk_contention.compute), "{:?}", model.disk_contention);
     }
 
     /// Later measurements of other blocks do not change a block's own measurement.

@@ -44,6 +44,9 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let prompt_tokens = prompt_tokens(args, context_length(&plan, &args.runtime), plan.plan.model.context_length)?;
     let trace = TraceFile::create(args.trace.as_deref())?;
     let which = if args.unsplit { unsplit(&plan, Whole::Source)? } else { None }.unwrap_or_else(|| plan.plan.clone());
+    if which.draft.is_some() {
+        ctx.console.info("note: bench decodes without the plan's draft; hpp-exec PLAN and serve draft with it");
+    }
     let embeddings = open_embeddings(&plan.plan, args.embeddings.as_deref())?;
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
     let mut sequence = load_sequence(&which, &plan.dir, &args.runtime, inputs, ctx.console, ctx.interrupt)?;

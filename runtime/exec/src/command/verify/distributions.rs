@@ -76,11 +76,12 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
     }
     if against.is_none() {
         let source = plan.dir.join(&plan.plan.model.source);
-        ctx.console.info(&format!(
-            "compared with {}, the plan's unsplit model; --against MODEL compares with another one, such as the model before it was \
-             quantized",
-            source.display()
-        ));
+        // A quantized plan's own file has its quantized weights.
+        let other = match source.file_name().is_some_and(|name| name == "whole.onnx") {
+            true => "; --against MODEL compares with another one, such as the model before it was quantized",
+            false => "",
+        };
+        ctx.console.info(&format!("compared with {}, the plan's unsplit model{other}", source.display()));
     }
     if args.json {
         show_json(ctx.out, &report)?
