@@ -124,11 +124,14 @@ impl Trials<'_> {
     }
 }
 
-/// `cpu: embedding, layers.0-1; gpu0: layers.2-3, head`.
+/// `cpu: embedding, layers.0-1 (3 partitions); gpu0: layers.2-3, head`.
 fn describe(request: &PlanningRequest, partitioning: &Partitioning) -> String {
-    let describe_one = |partition: &PartitionSpec| {
-        let blocks = request.problem.blocks[partition.blocks.clone()].iter().map(|block| block.label.clone());
-        format!("{}: {}", partition.placement.decode, crate::table::blocks(&blocks.collect::<Vec<_>>()))
+    let neighbours = partitioning.partitions.chunk_by(|one, next| one.placement.decode == next.placement.decode);
+    let describe_run = |run: &[PartitionSpec]| {
+        let blocks = run.iter().flat_map(|partition| &request.problem.blocks[partition.blocks.clone()]);
+        let blocks = crate::table::blocks(&blocks.map(|block| block.label.clone()).collect::<Vec<_>>());
+        let count = if run.len() > 1 { format!(" ({} partitions)", run.len()) } else { String::new() };
+        format!("{}: {blocks}{count}", run[0].placement.decode)
     };
-    partitioning.partitions.iter().map(describe_one).collect::<Vec<_>>().join("; ")
+    neighbours.map(describe_run).collect::<Vec<_>>().join("; ")
 }
