@@ -193,6 +193,9 @@ fn a_tied_weight_in_given_bits_counts_once_in_a_budget() {
     for choices in [(eight, Choice::Same), (Choice::Same, eight)] {
         assert_eq!(smallest(choices), table + matrix + 96 * (32 + 4), "{choices:?}");
     }
+    // The head keeps its floats, and with them the embedding: as asked, not because they fit.
+    let kept = with((Choice::None, Choice::Same), 96 * 64 * 4 + 64 * (64 + 8)).unwrap();
+    assert_eq!(kept.summary.left, [(LeftReason::Asked, 1)].into());
 }
 
 #[test]
