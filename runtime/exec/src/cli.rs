@@ -177,13 +177,15 @@ pub struct PromptArgs {
     pub tokens: Option<Vec<u32>>,
 }
 
-/// How tokens are chosen. The default of a setting is the model's recommended one, else greedy.
+/// How tokens are chosen. The default of a setting is the model's recommended one, else greedy; --top-k, --top-p, --min-p and --seed draw
+/// tokens, at temperature 1 if no other is known.
 #[derive(Clone, Debug, Default, Args)]
 pub struct SamplingArgs {
     /// Flatten (above 1) or sharpen (below 1) the distribution; 0 always takes the most likely token.
     #[arg(long, visible_alias = "temp", value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: Option<f64>,
-    /// Sample from the N most likely tokens; 0 is all.
+    /// Sample from the N most likely tokens; 0 is all. Like --top-p, --min-p and --seed it draws tokens, at temperature 1 where neither
+    /// --temperature nor the model says another.
     #[arg(long, value_name = "N")]
     pub top_k: Option<usize>,
     /// Sample from the fewest most likely tokens whose probabilities add up to P.

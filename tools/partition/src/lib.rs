@@ -49,7 +49,9 @@ pub use runs::{Run, runs};
 pub use simulate::{Simulation, simulate};
 pub use solution::{Phase, Solution};
 pub use sweep::{SweepPoint, sweep};
-pub use throughput::{PassTime, SHORT_PASS_TOKENS, Throughput, plan_throughput, throughput, tokens_per_second};
+pub use throughput::{
+    MOST_SEQUENCES, PassTime, SHORT_PASS_TOKENS, Throughput, plan_throughput, throughput, tokens_per_second,
+};
 
 use std::fmt;
 

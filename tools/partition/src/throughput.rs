@@ -17,7 +17,10 @@ use hpp_schema::memory::BINDING;
 /// Tokens of short passes, which have a time of their own beside passes of one token: drafts to verify.
 pub const SHORT_PASS_TOKENS: [u64; 5] = [2, 4, 8, 16, 32];
 /// Numbers of sequences that are tried.
-const SEQUENCES: [u64; 7] = [1, 2, 4, 8, 16, 32, 64];
+const SEQUENCES: [u64; 7] = [1, 2, 4, 8, 16, 32, MOST_SEQUENCES];
+
+/// The most sequences that are tried.
+pub const MOST_SEQUENCES: u64 = 64;
 /// More sequences must increase the tokens per second by this factor to be worth their memory.
 const LEAST_GAIN: f64 = 1.05;
 /// A further sequence counts as free if a pass takes at most this times as long as with one.

@@ -52,6 +52,8 @@ pub enum SplitError {
         has_gpus: bool,
         /// Host memory that --kv disk frees, bytes.
         freed_by_kv_on_disk: u64,
+        /// The part of the demand that a shorter context makes smaller, bytes.
+        depends_on_context: u64,
         /// Host memory of the model's own draft within the demand, bytes.
         draft: u64,
         /// Demand and budget.
@@ -148,13 +150,23 @@ impl SplitError {
         match (&self, with_kv_in_memory) {
             (
                 SplitError::OverBudget { bytes, source, .. },
-                Some(SplitError::OverBudget { what, bytes: less, needed, has_gpus, draft, source: other, .. }),
+                Some(SplitError::OverBudget {
+                    what,
+                    bytes: less,
+                    needed,
+                    has_gpus,
+                    depends_on_context,
+                    draft,
+                    source: other,
+                    ..
+                }),
             ) if less <= *bytes && other.device == source.device => SplitError::OverBudget {
                 what,
                 bytes: less,
                 needed,
                 has_gpus,
                 freed_by_kv_on_disk: 0,
+                depends_on_context,
                 draft,
                 source: other,
             },
@@ -164,7 +176,9 @@ impl SplitError {
 
     fn hint(&self) -> Option<String> {
         Some(match self {
-            SplitError::OverBudget { source, bytes, needed, has_gpus, freed_by_kv_on_disk, draft, .. } => {
+            SplitError::OverBudget {
+                source, bytes, needed, has_gpus, freed_by_kv_on_disk, depends_on_context, draft, ..
+            } => {
                 let flag = match source.device {
                     DeviceId::Cpu => "--ram".to_owned(),
                     DeviceId::Gpu(0) => "--vram".to_owned(),
@@ -182,9 +196,7 @@ impl SplitError {
                     true => "keep KV caches on disk with --kv disk",
                     false => "",
                 };
-                // A shorter context takes less of these, and of nothing else.
-                let depends_on_context = source.demand.kv.saturating_add(source.demand.workspace);
-                let context = if missing < depends_on_context { "lower --context" } else { "" };
+                let context = if missing < *depends_on_context { "lower --context" } else { "" };
                 let human = ByteSize(*bytes).human_rounded_up();
                 let budget = match needed {
                     NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),

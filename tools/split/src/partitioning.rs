@@ -375,7 +375,10 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
         };
         let (bytes, draft) = (sufficient_budget(request, &source), request.limits.reserved);
         let freed_by_kv_on_disk = freed_by_kv_on_disk(&request.problem, &source);
-        SplitError::OverBudget { what, bytes, needed, has_gpus, freed_by_kv_on_disk, draft, source }
+        // States are shorter then, and so are passes, unless they are as short as they may be.
+        let workspace = request.shorter_pass().map_or(0, |_| source.demand.workspace);
+        let depends_on_context = source.demand.kv.saturating_add(workspace);
+        SplitError::OverBudget { what, bytes, needed, has_gpus, freed_by_kv_on_disk, depends_on_context, draft, source }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::amount::{self, ESTIMATED, MEASURED};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use hpp_partition::MOST_SEQUENCES;
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{
     Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, PartitionVariant, Plan,
@@ -117,9 +118,17 @@ fn expectation(plan: &Plan) -> String {
 /// Several sequences together, and how many of them take no more time than one.
 fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, significant: i32) -> String {
     let rate = amount::digits(throughput.tokens_per_second, significant);
+    let is_for_many = alone.objective.as_ref().is_some_and(|objective| objective.kind == ObjectiveKind::Throughput);
     let alone_ms = alone.time_to_first_token_ms + alone.new_tokens.saturating_sub(1) as f64 * alone.decode_ms;
     let alone = amount::digits(1e3 * alone.new_tokens as f64 / alone_ms.max(1e-9), significant);
+    let most = throughput.passes.iter().filter(|pass| pass.tokens == 1).map(|pass| pass.sequences).max().unwrap_or(1);
     let free = match throughput.free_sequences {
+        free if free == most && most < MOST_SEQUENCES => {
+            let other_plan = if is_for_many { "" } else { "--objective throughput, " };
+            format!(
+                "memory holds no more with this plan; {other_plan}a shorter --context or more memory may change that"
+            )
+        }
         1 => "more at once are not faster".to_owned(),
         free => format!("up to {free} at once take hardly longer than one"),
     };
@@ -291,6 +300,21 @@ pub fn blocks(labels: &[String]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hpp_schema::PredictedPass;
+
+    #[test]
+    fn memory_that_ends_the_number_of_sequences_is_named() {
+        let alone = Predictions { new_tokens: 10, decode_ms: 1.0, ..Predictions::default() };
+        let pass = |sequences| PredictedPass { sequences, tokens: 1, ms: 1.0 };
+        let line = |most: u64, free_sequences| {
+            let passes = (0..=most.ilog2()).map(|power| pass(1 << power)).collect();
+            let throughput = PredictedThroughput { sequences: most, tokens_per_second: 1.0, free_sequences, passes };
+            throughput_line(&alone, &throughput, 2)
+        };
+        assert!(line(1, 1).contains("memory holds no more with this plan"));
+        assert!(line(4, 1).contains("more at once are not faster"));
+        assert!(line(4, 2).contains("up to 2 at once") && line(MOST_SEQUENCES, MOST_SEQUENCES).contains("up to 64"));
+    }
 
     #[test]
     fn consecutive_layers_become_a_range() {

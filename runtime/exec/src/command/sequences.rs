@@ -22,6 +22,14 @@ pub fn fitting_sequences(engine: &Engine<OrtBackend>, wanted: u64, is_asked: boo
     let free = available_memory().filter(|_| !has_limit).map(|free| (free as f64 * STATES_SHARE) as u64);
     let in_memory = free.and_then(|free| free.checked_div(engine.host_state_bytes())).unwrap_or(wanted);
     let sequences = engine.max_sequences().min(in_memory).clamp(1, wanted.max(1));
+    let planned =
+        engine.plan().predictions.throughput.as_ref().map_or(0, |throughput| throughput.sequences).min(wanted);
+    if !is_asked && sequences < planned {
+        console.info(&format!(
+            "note: memory has room for {} at once beside what this process takes already, and the plan expects {planned}",
+            counted(sequences, "sequence")
+        ));
+    }
     if is_asked && sequences < wanted {
         let fitting = counted(sequences, "sequence");
         let disk = match engine.host_state_bytes() > 0 && cfg!(target_os = "linux") {
