@@ -7,7 +7,7 @@ use crate::cli::SplitArgs;
 use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
-use crate::request::{WhyOnDisk, expert_computation, local_machine};
+use crate::request::{expert_computation, local_machine};
 use hpp_model::quantization_candidates;
 use hpp_onnx::QuantizeOptions;
 use hpp_schema::ByteSize;
@@ -74,8 +74,8 @@ impl TrialPlanner<'_> {
             PlanInputs { args: self.args, analysis: &analysis, costs: &self.costs, local: &self.local, reserved: 0 };
         match inputs.choose() {
             Ok(Chosen { request, partitioning }) => {
-                let gives_way = request.limits.kv_on_disk == Some(WhyOnDisk::TooLittleMemory);
-                Ok(if gives_way || partitioning.streams_weights(&request) { Trial::Streamed } else { Trial::Held })
+                let kv_gives_way = request.limits.kv_on_disk.is_some();
+                Ok(if kv_gives_way || partitioning.streams_weights(&request) { Trial::Streamed } else { Trial::Held })
             }
             Err(SplitError::OverBudget { .. }) => Ok(Trial::Refused),
             Err(error) => Err(error),

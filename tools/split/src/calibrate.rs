@@ -77,7 +77,7 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
     let damage: Vec<f64> = groups.iter().map(|group| sensitivities.get(&group.label).copied().unwrap_or(0.0)).collect();
     let importance = importance(&candidates, &groups, &damage);
     let budget = options.budget.unwrap_or(u64::MAX);
-    let formats = candidates.choose(budget, |matrix| importance[&matrix.name]).map_err(quantize)?;
+    let formats = candidates.choose(budget, importance_of(&importance)).map_err(quantize)?;
     Ok(Some(QuantizeOptions { budget: None, formats: Some(formats), ..options }))
 }
 
@@ -196,6 +196,11 @@ fn importance(candidates: &Candidates, groups: &[Group], damage: &[f64]) -> BTre
     importance
 }
 
+/// Looks up a matrix; those that no group has, such as of nodes that belong to no block, do not matter.
+fn importance_of(importance: &BTreeMap<String, f64>) -> impl Fn(&Candidate) -> f64 + '_ {
+    |matrix| importance.get(&matrix.name).copied().unwrap_or(0.0).max(0.0)
+}
+
 /// The form of a matrix in 4 bits that is measured: blocks of 32, else the smallest.
 fn four_bits(matrix: &Candidate) -> Option<&hpp_onnx::Form> {
     let is = |form: &&hpp_onnx::Form, block: Option<usize>| {
@@ -241,7 +246,7 @@ struct Search<'a> {
 impl Search<'_> {
     /// The formats within a budget with the least divergence among some proposals, and that divergence.
     fn best_within(&mut self, budget: u64) -> Result<(Formats, f64), SplitError> {
-        let measured = |matrix: &Candidate| self.importance.get(&matrix.name).copied().unwrap_or(0.0).max(0.0);
+        let measured = importance_of(&self.importance);
         let mut proposals: Vec<(&str, Formats)> = Vec::new();
         let by: [(&str, Importance); 3] =
             [("measured damage", &measured), ("squared errors", &|_| 1.0), ("both", &|matrix| measured(matrix).sqrt())];

@@ -375,11 +375,19 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
         };
         let (bytes, draft) = (sufficient_budget(request, &source), request.limits.reserved);
         let freed_by_kv_on_disk = freed_by_kv_on_disk(&request.problem, &source);
-        // States are shorter then, and so are passes, unless they are as short as they may be.
-        let workspace = request.shorter_pass().map_or(0, |_| source.demand.workspace);
-        let depends_on_context = source.demand.kv.saturating_add(workspace);
+        let depends_on_context = source.demand.kv.saturating_add(workspace_of_context(request, &source));
         SplitError::OverBudget { what, bytes, needed, has_gpus, freed_by_kv_on_disk, depends_on_context, draft, source }
     }
+}
+
+/// The part of the workspace that a shorter context makes smaller, bytes: all of it where passes would be shorter too, else the scores of
+/// attention.
+fn workspace_of_context(request: &PlanningRequest, source: &OverBudget) -> u64 {
+    let workspace = source.demand.workspace;
+    if request.shorter_pass().is_some() || !request.scenario.divides_prompts {
+        return workspace;
+    }
+    request.problem.blocks.iter().map(|block| block.score_bytes).max().unwrap_or(0).min(workspace)
 }
 
 /// Host memory that a plan frees by keeping states on disk, bytes: what they take beside their window.

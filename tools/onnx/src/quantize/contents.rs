@@ -11,8 +11,8 @@ use std::ops::Range;
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Bytes of the results that are kept, and of those that are computed ahead.
-const WINDOW_BYTES: usize = 192 << 20;
+/// Most bytes of the results that are kept, and as many again of those that are computed ahead.
+const WINDOW_BYTES: usize = 384 << 20;
 
 /// All weights that are quantized.
 #[derive(Debug, Default)]
@@ -85,9 +85,11 @@ impl Jobs {
         }
         windows.last = None;
         let columns = self.columns(job, column);
-        let expected = windows.ahead.take().filter(|ahead| ahead.job == job && ahead.columns == columns);
-        // If its thread has ended without a result, there is none.
-        let window = match expected.and_then(|ahead| ahead.computed.recv().ok()) {
+        let ahead = windows.ahead.take();
+        let is_expected = ahead.as_ref().is_some_and(|ahead| ahead.job == job && ahead.columns == columns);
+        // Another window is waited for, too: no more than two are ever in memory. There is none if its thread has ended without it.
+        let computed = ahead.and_then(|ahead| ahead.computed.recv().ok());
+        let window = match computed.filter(|_| is_expected) {
             Some(window) => window?,
             None => self.jobs[job].window(columns.clone())?,
         };
@@ -105,10 +107,14 @@ impl Jobs {
         start..(start + columns).min(job.matrix.columns)
     }
 
-    /// Starts to compute the window after this one. `None` if there is none, or no thread for it.
+    /// Starts to compute the window after this one. `None` if there is none, or no thread for it, and after the last of several, behind
+    /// which the first is read again for another part.
     fn compute_after(self: &Arc<Self>, job: usize, columns: &Range<usize>) -> Option<Ahead> {
-        let is_last = columns.end == self.jobs[job].matrix.columns;
-        let (job, column) = if is_last { (job + 1, 0) } else { (job, columns.end) };
+        let (job, column) = match columns.end == self.jobs[job].matrix.columns {
+            true if columns.start > 0 => return None,
+            true => (job + 1, 0),
+            false => (job, columns.end),
+        };
         self.jobs.get(job)?;
         let columns = self.columns(job, column);
         let (done, computed) = channel();

@@ -90,15 +90,15 @@ proptest! {
             let (number, step) = restored(&job, &window, index / columns, index % columns);
             prop_assert!((number - held(dtype, *value)).abs() <= step * 1.01, "{} for {}", number, value);
         }
-        // Read in small windows and pieces, it is the same.
-        let jobs = Arc::new(Jobs::with_window(vec![job], window_bytes));
-        for (part, expected) in
-            [(Part::Numbers, &window.numbers), (Part::Scales, &window.scales), (Part::ZeroPoints, &window.zero_points)]
-        {
-            let length = jobs.bytes(0, part);
+        // Read in small windows and pieces, and in any order of weights, it is the same.
+        let jobs = Arc::new(Jobs::with_window(vec![job.clone(), job], window_bytes));
+        let parts =
+            [(Part::Numbers, &window.numbers), (Part::Scales, &window.scales), (Part::ZeroPoints, &window.zero_points)];
+        for (job, (part, expected)) in [0, 1, 0].into_iter().flat_map(|job| parts.map(|part| (job, part))) {
+            let length = jobs.bytes(job, part);
             prop_assert_eq!(length, expected.len() as u64);
             let mut file = VirtualFile::default();
-            file.put_computed(7, Arc::new(PartContents { jobs: jobs.clone(), job: 0, part }), length);
+            file.put_computed(7, Arc::new(PartContents { jobs: jobs.clone(), job, part }), length);
             let mut read = vec![];
             file.reader().read_to_end(&mut read).unwrap();
             prop_assert_eq!(&read[7..], &expected[..]);
