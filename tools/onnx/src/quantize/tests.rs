@@ -112,20 +112,8 @@ proptest! {
 fn orientation_does_not_change_the_bytes() {
     let columns = 150;
     let number = |at: usize| match at % columns {
-        7 => {
-            if (at / columns).is_multiple_of(3) {
-                -0.0
-            } else {
-                0.0
-            }
-        }
-        8 => {
-            if at / columns % 3 == 1 {
-                -0.0
-            } else {
-                0.0
-            }
-        }
+        column @ (7 | 8) if at / columns % 3 == column - 7 => -0.0,
+        7 | 8 => 0.0,
         9 => 1e-40,
         _ => ((at * 7919) % 1013) as f32 / 500.0 - 1.0,
     };

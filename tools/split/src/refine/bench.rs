@@ -31,20 +31,20 @@ pub struct BenchResult {
     pub transfer_ms: f64,
     /// Tokens decoded in a run, without the first one.
     pub decoded: f64,
-    /// Weights read from disk while decoding, if any were.
+    /// Weights read from disk in the last run, if any were.
     pub reads: Option<MeasuredReads>,
     /// Percent of the machine's CPU time that other processes took, if so much that it disturbs.
     pub others_cpu_percent: Option<u64>,
 }
 
-/// Weights that a run read from disk.
+/// Weights that a run read from disk, prompt included.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredReads {
     /// Their rate while they were in progress, bytes per millisecond.
     pub bytes_per_ms: f64,
-    /// The part of a token's time in which they were in progress, milliseconds.
+    /// The part of a decoded token's time in which they were in progress, milliseconds.
     pub busy_ms: f64,
-    /// A token's time outside of partitions, copies and waits for reads, milliseconds.
+    /// A decoded token's time outside of partitions, copies and waits for reads, milliseconds.
     pub rest_ms: f64,
 }
 
