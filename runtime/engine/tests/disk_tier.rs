@@ -321,6 +321,20 @@ fn after_a_cancelled_pass_weights_are_read_anew() {
     }
 }
 
+/// Four experts of 100 bytes, of which each token selects one.
+fn experts(router: &str) -> hpp_schema::Experts {
+    hpp_schema::Experts {
+        router: router.to_owned(),
+        count: 4,
+        active: 1,
+        selected_by: SelectedBy::Logits,
+        apart: false,
+        weights: vec!["w".into()],
+        bytes: ByteSize(400),
+        next: None,
+    }
+}
+
 /// A chain of two parts, the second of which begins with four experts of 100 bytes: its entering tensor has four numbers for each token,
 /// and the largest select.
 fn mixture(dir: &Path, backend: &MockBackend, cache: u64) -> Plan {
@@ -332,15 +346,7 @@ fn mixture(dir: &Path, backend: &MockBackend, cache: u64) -> Plan {
     let router = plan.partitions[1].inputs[0].name.clone();
     let second = &mut plan.partitions[1];
     (second.bytes.weights, second.residency) = (ByteSize(430), Residency::Streamed);
-    second.experts = Some(hpp_schema::Experts {
-        router,
-        count: 4,
-        active: 1,
-        selected_by: SelectedBy::Logits,
-        apart: false,
-        weights: vec!["w".into()],
-        bytes: ByteSize(400),
-    });
+    second.experts = Some(experts(&router));
     let host = plan.devices.iter_mut().find(|device| device.name == "cpu").unwrap();
     (host.window, host.expert_cache) = (Some(ByteSize(64)), Some(ByteSize(cache)));
     plan
@@ -359,6 +365,71 @@ fn only_selected_experts_are_read_and_they_stay() {
     // The 30 bytes of other weights are read for each pass and ahead for the next.
     let (least, experts) = (6 * 30, telemetry.expert_misses * 100);
     assert!((least + experts..=least + 30 + experts).contains(&telemetry.read_bytes), "{}", telemetry.read_bytes);
+}
+
+/// A chain of three parts on the host, of which two have four experts of 100 bytes each and nothing else. The numbers that enter the second
+/// predict what those select that enter the third: half of a token's number, or the position if that is larger; and a quarter of the number.
+fn predicting(dir: &Path, backend: &MockBackend) -> Plan {
+    backend.disk().reads_at(1e3);
+    let part = || ChainPart::new(None, Rc::new(|_| Duration::from_micros(10)));
+    ["p1.onnx", "p2.onnx"].iter().for_each(|file| backend.streams(file, vec![100; 4]));
+    let chain = Chain { parts: vec![part(), part(), part()], ..Chain::default() };
+    let mut plan = chain.set_up(dir, backend).unwrap();
+    let routers = [1, 2].map(|index| plan.partitions[index].inputs[0].name.clone());
+    let last = plan.partitions[2].name.clone();
+    for (partition, router) in plan.partitions[1..].iter_mut().zip(&routers) {
+        (partition.bytes.weights, partition.residency) = (ByteSize(400), Residency::Streamed);
+        partition.experts = Some(experts(router));
+    }
+    let next = hpp_schema::NextExperts { partition: last, router: routers[0].clone() };
+    plan.partitions[1].experts.as_mut().unwrap().next = Some(next);
+    let host = plan.devices.iter_mut().find(|device| device.name == "cpu").unwrap();
+    (host.window, host.expert_cache) = (Some(ByteSize(64)), Some(ByteSize(400)));
+    plan
+}
+
+/// Experts used: in memory, read ahead, read when they were selected; read in vain; and bytes read.
+fn experts_used(engine: &Engine<MockBackend>) -> ([u64; 4], u64) {
+    let telemetry = engine.telemetry();
+    let experts =
+        [telemetry.expert_hits, telemetry.experts_read_ahead, telemetry.expert_misses, telemetry.experts_read_in_vain];
+    (experts, telemetry.read_bytes)
+}
+
+#[test]
+fn predicted_experts_are_read_ahead_and_wrong_predictions_change_nothing_else() {
+    let (backend, dir) = (MockBackend::new(), tempfile::tempdir().unwrap());
+    let plan = predicting(dir.path(), &backend);
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    let mut another = engine.new_sequence().unwrap();
+    let step = |engine: &mut Engine<_>, sequence: &mut _, token| {
+        engine.step(sequence, StepInput::Tokens(&[token]), LogitRows::Last).unwrap();
+        experts_used(engine)
+    };
+    // Zeros select the last expert in both parts, as predicted.
+    assert_eq!(step(&mut engine, &mut sequence, 0), ([0, 1, 1, 0], 200));
+    // 1.5 and 0.75 at position 1: the first expert of the one and predicted for the other, which selects the second.
+    assert_eq!(step(&mut engine, &mut sequence, 3), ([0, 1, 3, 1], 500));
+    // 1.5 at position 2: the second, as predicted, which the other part has.
+    assert_eq!(step(&mut engine, &mut sequence, 3), ([1, 1, 4, 1], 600));
+    // 3.5 and 1.75 at position 3: predicted wrongly, while both parts have what they select. The disk fails, and nobody needs what it reads.
+    backend.disk().fails("the disk is broken");
+    assert_eq!(step(&mut engine, &mut sequence, 7), ([3, 1, 4, 2], 600));
+    assert!(backend.disk().peak_held() <= 400);
+    // What the disk failed to read is read for the next run that selects it: 7.5 and 3.75 at position 0.
+    assert_eq!(step(&mut engine, &mut another, 15), ([4, 2, 4, 2], 700));
+}
+
+#[test]
+fn experts_are_not_read_ahead_while_other_weights_are_read() {
+    let (backend, dir) = (MockBackend::new(), tempfile::tempdir().unwrap());
+    let plan = predicting(dir.path(), &backend);
+    backend.streams("p2.onnx", vec![30, 100, 100, 100, 100]);
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    decode(&mut engine, 3);
+    let ([hits, ahead, misses, in_vain], _) = experts_used(&engine);
+    assert_eq!((hits + misses, ahead, in_vain), (6, 0, 0));
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Streamed weights have a ring or window to go to, and weight inputs are within recorded files.
 
 use super::{Findings, names};
-use crate::{DType, DeviceKind, Experts, Partition, PartitionVariant, Plan, Residency, SelectedBy, WeightInput};
+use crate::{
+    DType, DeviceKind, Experts, NextExperts, Partition, PartitionVariant, Plan, Residency, SelectedBy, WeightInput,
+};
 use std::collections::BTreeSet;
 
 pub(super) fn check(plan: &Plan, found: &mut Findings) {
@@ -72,21 +74,10 @@ fn streamed(plan: &Plan, found: &mut Findings, place: &str, variant: &PartitionV
 
 /// The router is an input with one row of numbers for each token, and the device has a cache for experts.
 fn experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, experts: &Experts) {
-    let Experts { router, count, active, selected_by, weights, apart, bytes } = experts;
-    let router = partition.inputs.iter().find(|input| input.name == *router);
-    match router {
-        None => found.error(place, format!("{:?} is not an input of the partition", experts.router)),
-        Some(input) => {
-            let is_boundary = plan.partitions.iter().any(|other| other.name == input.from);
-            found.require(is_boundary, place, format!("{:?} does not come from another partition", input.name));
-            let has_numbers = *selected_by == SelectedBy::Numbers;
-            let is_fit = if has_numbers { input.dtype == DType::Int64 } else { input.dtype.is_float() };
-            found.require(is_fit, place, format!("{:?} is {}", input.name, input.dtype));
-            let width = input.shape.last().and_then(|dim| dim.as_fixed());
-            let wanted = if has_numbers { *active } else { *count };
-            let why = format!("{:?} does not have {wanted} numbers for each token", input.name);
-            found.require(width.is_none_or(|width| width == wanted), place, why);
-        }
+    let Experts { router: name, count, active, weights, apart, bytes, next, .. } = experts;
+    router(plan, found, place, partition, name, experts);
+    if let Some(next) = next {
+        next_experts(plan, found, &format!("{place}.next"), partition, next);
     }
     found.require((1..=*count).contains(active), place, format!("{active} of {count} experts cannot be selected"));
     found.require(!weights.is_empty(), place, "no weight holds the experts");
@@ -101,6 +92,34 @@ fn experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition
     let cache = names::device(plan, &partition.device).and_then(|device| device.expert_cache);
     let why = format!("{} has no cache that holds the experts of the partition", partition.device);
     found.require(cache.is_some_and(|cache| cache.0 >= bytes.0), place, why);
+}
+
+/// An input of a partition has what selects these experts, of this partition or another.
+fn router(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, name: &str, experts: &Experts) {
+    let Some(input) = partition.inputs.iter().find(|input| input.name == name) else {
+        return found.error(place, format!("{name:?} is not an input of the partition"));
+    };
+    let is_boundary = plan.partitions.iter().any(|other| other.name == input.from);
+    found.require(is_boundary, place, format!("{name:?} does not come from another partition"));
+    let has_numbers = experts.selected_by == SelectedBy::Numbers;
+    let is_fit = if has_numbers { input.dtype == DType::Int64 } else { input.dtype.is_float() };
+    found.require(is_fit, place, format!("{name:?} is {}", input.dtype));
+    let width = input.shape.last().and_then(|dim| dim.as_fixed());
+    let wanted = if has_numbers { experts.active } else { experts.count };
+    let why = format!("{name:?} does not have {wanted} numbers for each token");
+    found.require(width.is_none_or(|width| width == wanted), place, why);
+}
+
+/// Predicted experts are those of a later partition, in the order of logits.
+fn next_experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, next: &NextExperts) {
+    let later = plan.partitions.iter().skip_while(|other| other.name != partition.name).skip(1);
+    let Some(experts) = later.filter(|other| other.name == next.partition).find_map(|other| other.experts.as_ref())
+    else {
+        return found.error(place, format!("{:?} is no later partition with experts", next.partition));
+    };
+    let is_ranked = matches!(experts.selected_by, SelectedBy::Logits | SelectedBy::Probabilities);
+    found.require(is_ranked, place, format!("the experts of {:?} are not selected by logits", next.partition));
+    router(plan, found, place, partition, &next.router, experts);
 }
 
 /// Weight inputs are on a GPU, have unique names, and are within files that the plan records.

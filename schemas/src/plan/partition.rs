@@ -79,6 +79,20 @@ pub struct Experts {
     pub apart: bool,
     /// Their bytes.
     pub bytes: ByteSize,
+    /// Which experts a later partition will probably select.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<NextExperts>,
+}
+
+/// A prediction of the experts that a later partition selects: its router, computed early with the hidden state of an earlier layer. While the
+/// partition with this prediction runs, the runtime reads predicted experts ahead if the disk is idle.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NextExperts {
+    /// The later partition, which has experts.
+    pub partition: String,
+    /// The input with the predicted logits of its router, one row for each token. No operator reads it.
+    pub router: String,
 }
 
 /// How the router of a mixture selects experts for a token.

@@ -4,7 +4,7 @@
 //! state, the part that owns the value sends the shape tensor instead. Does not know files or devices.
 
 use crate::segmentation::Segmentation;
-use crate::{Graph, NodeId, Origin, ValueId, ops};
+use crate::{EarlyRouter, Graph, NodeId, Origin, Prediction, ValueId, ops};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -28,6 +28,10 @@ pub struct PartitionGraph {
     /// Replacements for shape reads: where the model reads the shape of the key, this part reads the shape of the
     /// value, a state of its own with the same symbolic shape.
     pub same_shape: BTreeMap<ValueId, ValueId>,
+    /// A router of a later part that this part computes too; its logits are a further output, the last.
+    pub early_router: Option<EarlyRouter>,
+    /// Logits of an [`EarlyRouter`] of an earlier part that are a further input, the last, which no node reads: the runtime does.
+    pub prediction: Option<Prediction>,
 }
 
 impl PartitionGraph {
@@ -343,6 +347,8 @@ impl<'a> Cutter<'a> {
                 state_inputs,
                 outputs,
                 same_shape,
+                early_router: None,
+                prediction: None,
             });
         }
         parts

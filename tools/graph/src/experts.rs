@@ -2,9 +2,11 @@
 //! one slice for each expert, and experts that are computed under a condition; and the division of a block before them.
 
 mod conditional;
+mod early_router;
 mod scores;
 mod written_out;
 
+pub use early_router::{EarlyRouter, Prediction};
 pub use written_out::{WrittenExpert, WrittenOut, written_out};
 
 use crate::segmentation::{Block, BlockKind, Segmentation};

@@ -27,7 +27,7 @@ mod weights;
 pub use class::map_block;
 pub use cut::{CutError, PartitionGraph, cut};
 pub use dot::{Fold, to_dot};
-pub use experts::{ExpertCounts, Mixture, WrittenExpert, WrittenOut, written_out};
+pub use experts::{EarlyRouter, ExpertCounts, Mixture, Prediction, WrittenExpert, WrittenOut, written_out};
 pub use graph::*;
 pub use isomorphism::Isomorphism;
 pub use join::{JoinError, join};

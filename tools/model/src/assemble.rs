@@ -6,7 +6,7 @@ use crate::faults::fault;
 use crate::host_kernels::host_kernels;
 use crate::providers::ProviderPolicy;
 use crate::symbols::{PassSize, symbol_values};
-use hpp_graph::{Graph, Mixture, PartitionGraph, Segmentation, ValueId};
+use hpp_graph::{EarlyRouter, Graph, Mixture, PartitionGraph, Prediction, Segmentation, ValueId};
 use hpp_partition::{BlockPlacement, Demand, KvHome, Packing, Phase, Placement};
 use hpp_schema::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -246,7 +246,7 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
         let BlockPlacement { prefill, decode } = spec.placement;
         let blocks = &decision.segmentation.blocks[part.blocks.clone()];
         let demand = demand(decision, index);
-        let experts = experts(decision, index);
+        let experts = experts(decision, names, index);
         Partition {
             name: names[index].clone(),
             file: format!("{}.onnx", names[index]),
@@ -265,8 +265,8 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             }),
             providers: providers(decision, spec, part, decode),
             blocks: blocks.iter().map(|block| block.label.clone()).collect(),
-            inputs: part.inputs.iter().map(|id| partition_input(decision, names, index, *id)).collect(),
-            outputs: part.outputs.iter().map(|id| partition_output(decision, *id)).collect(),
+            inputs: inputs(decision, names, index),
+            outputs: outputs(decision, part),
             host_kernels: HostKernels::default(),
             bytes: PartitionBytes {
                 weights: ByteSize(demand.weights),
@@ -282,7 +282,7 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
 }
 
 /// The experts of a partition that are read by demand.
-fn experts(decision: &Decision, index: usize) -> Option<Experts> {
+fn experts(decision: &Decision, names: &[String], index: usize) -> Option<Experts> {
     let mixture = decision.mixtures[index].as_ref()?;
     let graph = &decision.analysis.graph;
     let name = |id: &ValueId| graph.value(*id).name.clone();
@@ -294,7 +294,19 @@ fn experts(decision: &Decision, index: usize) -> Option<Experts> {
         weights: mixture.weights.iter().map(name).collect(),
         apart: mixture.is_apart,
         bytes: ByteSize(mixture.bytes(graph)),
+        next: decision.parts[index]
+            .prediction
+            .as_ref()
+            .and_then(|prediction| next_experts(decision, names, prediction)),
     })
+}
+
+/// What a prediction says of the partition whose router it predicts.
+fn next_experts(decision: &Decision, names: &[String], prediction: &Prediction) -> Option<NextExperts> {
+    let is_predicted =
+        |mixture: &Option<Mixture>| mixture.as_ref().is_some_and(|mixture| mixture.router == prediction.router);
+    let later = decision.mixtures.iter().position(is_predicted)?;
+    Some(NextExperts { partition: names[later].clone(), router: prediction.name.clone() })
 }
 
 /// Bytes of a partition's weights that are locked in host memory while the rest is read from disk.
@@ -314,13 +326,39 @@ fn demand(decision: &Decision, index: usize) -> Demand {
     if *placement == BlockPlacement::both(Placement::Cpu) {
         demand.workspace = blocks.iter().map(|block| block.host_workspace(*placement)).max().unwrap_or(0);
     }
-    let read = decision.parts[index].nodes.iter().flat_map(|node| graph.node(*node).reads()).collect::<BTreeSet<_>>();
+    let early = decision.parts[index].early_router.iter().flat_map(|router| &router.nodes);
+    let read = decision.parts[index]
+        .nodes
+        .iter()
+        .chain(early)
+        .flat_map(|node| graph.node(*node).reads())
+        .collect::<BTreeSet<_>>();
     // One block in two partitions has its states in the one that reads them.
     if decision.parts[index].states().is_empty() {
         demand.kv = 0;
     }
     demand.weights = read.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum();
     demand
+}
+
+fn inputs(decision: &Decision, names: &[String], index: usize) -> Vec<PartitionInput> {
+    let part = &decision.parts[index];
+    let predicted = part.prediction.iter().map(|prediction| {
+        let gives =
+            |other: &PartitionGraph| other.early_router.as_ref().is_some_and(|router| router.prediction == *prediction);
+        let producer = decision.parts.iter().position(gives).map(|part| names[part].clone());
+        let (_, dtype, shape) = described(decision.analysis, prediction.router);
+        PartitionInput { name: prediction.name.clone(), dtype, shape, from: producer.unwrap_or_default() }
+    });
+    part.inputs.iter().map(|id| partition_input(decision, names, index, *id)).chain(predicted).collect()
+}
+
+fn outputs(decision: &Decision, part: &PartitionGraph) -> Vec<PartitionOutput> {
+    let predicted = part.early_router.iter().map(|EarlyRouter { prediction, .. }| {
+        let (_, dtype, shape) = described(decision.analysis, prediction.router);
+        PartitionOutput { name: prediction.name.clone(), dtype, shape, to: OutputUse::Boundary }
+    });
+    part.outputs.iter().map(|id| partition_output(decision, *id)).chain(predicted).collect()
 }
 
 fn partition_input(decision: &Decision, names: &[String], index: usize, id: ValueId) -> PartitionInput {

@@ -9,7 +9,7 @@ use crate::names::{self, default_domain, label};
 use crate::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorAnnotation, ValueInfoProto};
 use crate::typed;
 use crate::walk;
-use hpp_graph::{Graph, Origin, PartitionGraph, ValueId};
+use hpp_graph::{EarlyRouter, Graph, NodeId, Origin, PartitionGraph, Prediction, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// Newest IR version that ONNX Runtime loads.
@@ -47,15 +47,18 @@ impl<'a> Extractor<'a> {
 
     /// The part as a model whose graph is called `name`.
     pub fn part(&self, name: &str, part: &PartitionGraph) -> Result<ModelProto, ExtractError> {
-        let nodes = self.nodes(part);
+        let mut nodes = self.nodes(part);
+        nodes.extend(part.early_router.iter().flat_map(|router| self.copies(router)));
+        let early = part.early_router.as_ref().map(|router| self.predicted(&router.prediction));
+        let predicted = part.prediction.as_ref().map(|prediction| Ok(self.predicted(prediction)));
         let used = self.used_names(name, &nodes, part)?;
         let source = self.model.graph_proto();
         let annotations = annotations(source, &used);
         let used = with_parameters(used, &annotations);
         let graph = GraphProto {
             name: Some(name.to_owned()),
-            input: part.inputs.iter().map(|v| self.input(name, *v)).collect::<Result<_, _>>()?,
-            output: part.outputs.iter().map(|v| self.info(*v)).collect(),
+            input: part.inputs.iter().map(|v| self.input(name, *v)).chain(predicted).collect::<Result<_, _>>()?,
+            output: part.outputs.iter().map(|v| self.info(*v)).chain(early).collect(),
             initializer: source.initializer.iter().filter(|t| used.contains(t.name())).cloned().collect(),
             sparse_initializer: {
                 let wanted = |s: &&_| used.contains(names::sparse_name(s));
@@ -99,6 +102,31 @@ impl<'a> Extractor<'a> {
             nodes.iter_mut().for_each(|node| Renamer::new(&mut fresh, "", swapped.clone()).reads(node));
         }
         nodes
+    }
+
+    /// The nodes of a router under other names, which read what the part has.
+    fn copies(&self, router: &EarlyRouter) -> Vec<NodeProto> {
+        let name = |id: ValueId| self.graph.value(id).name.as_str();
+        let EarlyRouter { nodes, replaced, prediction } = router;
+        let copied = nodes.iter().flat_map(|id| self.graph.node(*id).writes());
+        let renamed = copied.map(|id| match id == prediction.router {
+            true => (name(id), prediction.name.clone()),
+            false => (name(id), format!("{}/{}", prediction.name, name(id))),
+        });
+        let names: HashMap<&str, String> =
+            renamed.chain(replaced.iter().map(|(from, to)| (name(*from), name(*to).to_owned()))).collect();
+        let rename = |value: &mut String| names.get(value.as_str()).cloned().into_iter().for_each(|new| *value = new);
+        let copy = |id: &NodeId| {
+            let mut node = self.model.graph_proto().node[id.0 as usize].clone();
+            node.name = Some(format!("{}/{}", prediction.name, node.name()));
+            node.input.iter_mut().chain(&mut node.output).for_each(rename);
+            node
+        };
+        nodes.iter().map(copy).collect()
+    }
+
+    fn predicted(&self, prediction: &Prediction) -> ValueInfoProto {
+        ValueInfoProto { name: Some(prediction.name.clone()), ..self.info(prediction.router) }
     }
 
     /// Every name that the part reads or returns. Fails if a node reads a name before it is available.

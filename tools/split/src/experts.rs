@@ -4,7 +4,7 @@
 use crate::error::SplitError;
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
-use hpp_graph::{ExpertCounts, Mixture, NodeId, PartitionGraph, Segmentation, cut};
+use hpp_graph::{EarlyRouter, ExpertCounts, Graph, Mixture, NodeId, PartitionGraph, Segmentation, cut};
 use hpp_model::{Analysis, PartitionSpec};
 use hpp_partition::{BlockPlacement, Placement};
 
@@ -72,7 +72,39 @@ pub fn divide(
     }
     divided.parts =
         cut(&analysis.graph, &divided.segmentation, &groups).map_err(|error| SplitError::Cut(Box::new(error)))?;
+    if request.read_experts_ahead {
+        divided.predict(&analysis.graph, request.movable);
+    }
     Ok(divided)
+}
+
+impl Divided {
+    /// Lets a partition before each mixture predict which experts the next mixture selects.
+    fn predict(&mut self, graph: &Graph, movable: bool) {
+        let mixtures: Vec<usize> = (0..self.mixtures.len()).filter(|index| self.mixtures[*index].is_some()).collect();
+        for (&index, &later) in mixtures.iter().zip(mixtures.iter().skip(1)) {
+            if let Some((producer, router)) = self.early_router(graph, index, later, movable) {
+                self.parts[index].prediction = Some(router.prediction.clone());
+                self.parts[producer].early_router = Some(router);
+            }
+        }
+    }
+
+    /// The router of partition `later`, and the partition before `index` that computes it too: the one that has the hidden state for it. `None`
+    /// if none can: layers share the file of partitions whose weights are inputs on a GPU.
+    fn early_router(&self, graph: &Graph, index: usize, later: usize, movable: bool) -> Option<(usize, EarlyRouter)> {
+        let router = EarlyRouter::of(graph, self.mixtures[index].as_ref()?, self.mixtures[later].as_ref()?)?;
+        let node = graph.producer(router.hidden_state()?)?;
+        let producer = self.parts[..index].iter().position(|part| part.nodes.contains(&node))?;
+        let shares_file = |placement: Placement| match placement {
+            Placement::Cpu => false,
+            Placement::Resident(_) => movable,
+            Placement::Streamed(_) => true,
+        };
+        let BlockPlacement { prefill, decode } = self.specs[producer].placement;
+        let is_possible = !shares_file(prefill) && !shares_file(decode) && self.parts[producer].early_router.is_none();
+        is_possible.then_some((producer, router))
+    }
 }
 
 /// A note on mixtures that a plan reads from disk whole, because what they select cannot be told before they run. `None` if there is none,

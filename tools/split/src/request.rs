@@ -47,6 +47,8 @@ pub struct PlanningRequest {
     pub compress_permille: u32,
     /// `--movable`.
     pub movable: bool,
+    /// Whether experts are read ahead that a mixture probably selects.
+    pub read_experts_ahead: bool,
     /// Whether the margin on GPUs is the default.
     pub default_margin: bool,
     /// `--allow-unknown-operators`.
@@ -161,6 +163,7 @@ impl PlanningRequest {
             recorded_budgets,
             compress_permille,
             movable: args.movable,
+            read_experts_ahead: args.planning.experts == ExpertReads::Auto,
             default_margin: args.margin.is_none(),
             allow_unknown_operators: args.allow_unknown_operators,
             session_copies,

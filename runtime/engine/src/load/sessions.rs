@@ -3,11 +3,11 @@
 use super::files;
 use crate::cancel::CancelHandle;
 use crate::error::{BackendError, EngineError};
-use crate::ids::{Id, IndexVec, PartitionId, SessionId, StageId};
+use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, SessionId, StageId};
 use crate::options::{EngineOptions, Verify};
 use crate::port::{Backend, ExpertWeights, Fallback, Loaded, Prepared, Session, SessionSpec};
 use crate::program::{
-    InputSource, NameResolver, OutputSink, Route, Routing, Stage, StageInput, StageOutput, match_ports,
+    InputSource, NameResolver, NextRouting, OutputSink, Route, Routing, Stage, StageInput, StageOutput, match_ports,
 };
 use crate::reporter::Reporter;
 use crate::telemetry::StageTelemetry;
@@ -268,15 +268,23 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
     /// How tokens select experts of a partition that fetches them by demand; an error if the router is not among its inputs.
     fn routing(&self, partition: &Partition, inputs: &[StageInput]) -> Result<Option<Routing>, Vec<String>> {
         let Some(experts) = &partition.experts else { return Ok(None) };
-        let input = inputs.iter().find(|input| input.port.name == experts.router);
-        let Some(InputSource::Boundary(router)) = input.map(|input| input.source) else {
-            return Err(vec![format!(
-                "no partition before it produces {:?}, which selects its experts",
-                experts.router
-            )]);
-        };
+        let router = boundary_input(inputs, &experts.router, "selects its experts")?;
         let size = |number: u64| usize::try_from(number).unwrap_or(usize::MAX);
         let (count, active, selected_by) = (size(experts.count), size(experts.active), experts.selected_by);
-        Ok(Some(Routing { router, count, active, selected_by }))
+        let next = experts.next.as_ref().map(|next| -> Result<_, Vec<String>> {
+            let router = boundary_input(inputs, &next.router, "predicts experts")?;
+            let partition = self.plan.partitions.iter().position(|other| other.name == next.partition);
+            let partition = partition.ok_or_else(|| vec![format!("there is no partition {:?}", next.partition)])?;
+            Ok(NextRouting { partition: PartitionId::new(partition), router })
+        });
+        Ok(Some(Routing { router, count, active, selected_by, next: next.transpose()? }))
+    }
+}
+
+/// The boundary that an input reads; an error if none of this name does.
+fn boundary_input(inputs: &[StageInput], name: &str, what: &str) -> Result<BoundaryId, Vec<String>> {
+    match inputs.iter().find(|input| input.port.name == name).map(|input| input.source) {
+        Some(InputSource::Boundary(boundary)) => Ok(boundary),
+        _ => Err(vec![format!("no partition before it produces {name:?}, which {what}")]),
     }
 }

@@ -10,7 +10,7 @@ pub(crate) use liveness::share_buffers;
 pub(crate) use resolve::{NameResolver, match_ports};
 pub(crate) use schedule::{BoundaryCopy, Schedule, ScheduledRun, resolve as resolve_schedule};
 pub(crate) use shape::{PassShape, PassSizes, SymbolTable, token_axis};
-pub(crate) use stage::{InputSource, OutputSink, Routing, Stage, StageInput, StageOutput};
+pub(crate) use stage::{InputSource, NextRouting, OutputSink, Routing, Stage, StageInput, StageOutput};
 
 use crate::buffers::StateLayout;
 use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId, StateId};

@@ -69,6 +69,17 @@ pub(crate) struct Routing {
     pub active: usize,
     /// How the router's numbers select them.
     pub selected_by: SelectedBy,
+    /// Which experts a later partition probably selects.
+    pub next: Option<NextRouting>,
+}
+
+/// A prediction of the logits of a later partition's router.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NextRouting {
+    /// The later partition.
+    pub partition: PartitionId,
+    /// The predicted logits: a row for each token, with a number for each of the later partition's experts.
+    pub router: BoundaryId,
 }
 
 /// An input of a stage.

@@ -3,13 +3,14 @@
 use super::Runtime;
 use super::pass::PassItem;
 use crate::error::EngineError;
-use crate::ids::StageId;
+use crate::ids::{BoundaryId, StageId};
 use crate::port::Backend;
 use crate::program::{Program, Routing};
 use crate::telemetry::Phase;
 use crate::tensor::floats_to_f32;
 use hpp_schema::SelectedBy;
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 
 /// A difference of logits that rounding of their probabilities cannot turn round: the difference to the largest logit, at most
 /// [`SMALLEST_PROBABILITY`], is rounded to 24 bits (5e-6), and exponential and quotient to a few units in the last place (5e-7).
@@ -48,26 +49,73 @@ impl<B: Backend> Runtime<B> {
         Ok(indices(&selected))
     }
 
+    /// While a stage runs with its experts, starts to read those ahead that a later stage probably selects.
+    pub(super) fn read_experts_ahead(
+        &mut self,
+        program: &Program,
+        items: &[PassItem<'_, B>],
+        stage: StageId,
+        phases: &[Phase],
+    ) -> Result<(), EngineError> {
+        let Some(next) = program.stages[stage].routing.and_then(|routing| routing.next) else { return Ok(()) };
+        let later = self.route[phases[0]][next.partition];
+        let Some(routing) = program.stages[later].routing else { return Ok(()) };
+        let mut rankings = Vec::new();
+        for item in items.iter().filter(|item| item.runs_in(phases)) {
+            let logits = self.logits_in_lane(next.router, routing.count, item.sequence.lane)?;
+            rankings.extend(logits.chunks_exact(routing.count).map(|row| ranking(row, routing.active)));
+        }
+        let started = self.weights.disk.read_ahead(later, &likeliest(&rankings));
+        started.map_err(|source| program.stages[later].failed("reading its experts ahead", source))
+    }
+
     fn select_in_lane(&self, routing: Routing, lane: usize, selected: &mut [bool]) -> Result<(), EngineError> {
-        let boundaries = &self.lanes[lane].boundaries;
-        let value = boundaries.read(routing.router, &self.pool)?;
         if routing.selected_by == SelectedBy::Numbers {
+            let boundaries = &self.lanes[lane].boundaries;
+            let value = boundaries.read(routing.router, &self.pool)?;
             return select_numbers(&value.bytes, selected).ok_or_else(|| EngineError::WrongOutput {
                 name: boundaries.name(routing.router).to_owned(),
                 why: format!("its numbers are not those of {} experts", routing.count),
             });
         }
-        let mut logits = Vec::new();
-        let is_float = floats_to_f32(value.dtype, &value.bytes, &mut logits);
-        if !is_float || !logits.len().is_multiple_of(routing.count) {
-            return Err(EngineError::WrongOutput {
-                name: boundaries.name(routing.router).to_owned(),
-                why: format!("its {} elements are not {} logits for each token", logits.len(), routing.count),
-            });
-        }
+        let logits = self.logits_in_lane(routing.router, routing.count, lane)?;
         logits.chunks_exact(routing.count).for_each(|row| routing.select(row, selected));
         Ok(())
     }
+
+    /// The logits of a router: `count` for each token.
+    fn logits_in_lane(&self, router: BoundaryId, count: usize, lane: usize) -> Result<Vec<f32>, EngineError> {
+        let boundaries = &self.lanes[lane].boundaries;
+        let value = boundaries.read(router, &self.pool)?;
+        let mut logits = Vec::new();
+        let is_float = floats_to_f32(value.dtype, &value.bytes, &mut logits);
+        if !is_float || !logits.len().is_multiple_of(count) {
+            return Err(EngineError::WrongOutput {
+                name: boundaries.name(router).to_owned(),
+                why: format!("its {} elements are not {count} logits for each token", logits.len()),
+            });
+        }
+        Ok(logits)
+    }
+}
+
+/// The experts with the largest logits, the largest first; none where a logit is not a number.
+fn ranking(logits: &[f32], active: usize) -> Vec<u32> {
+    if logits.iter().any(|logit| logit.is_nan()) {
+        return Vec::new();
+    }
+    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+    order.sort_unstable_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(b.cmp(a)));
+    order.truncate(active);
+    order
+}
+
+/// The experts of several rankings, each once: the first of all, then the second.
+fn likeliest(rankings: &[Vec<u32>]) -> Vec<u32> {
+    let longest = rankings.iter().map(Vec::len).max().unwrap_or(0);
+    let mut seen = BTreeSet::new();
+    let ranks = (0..longest).flat_map(|rank| rankings.iter().filter_map(move |ranking| ranking.get(rank).copied()));
+    ranks.filter(|expert| seen.insert(*expert)).collect()
 }
 
 /// Marks the experts with these numbers, as int64; `None` if there is no such expert.
@@ -137,14 +185,14 @@ impl Routing {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{BoundaryId, Id};
+    use crate::ids::Id;
 
     fn selected(active: usize, rows: &[&[f32]]) -> Vec<usize> {
         select(active, SelectedBy::Logits, rows)
     }
 
     fn select(active: usize, selected_by: SelectedBy, rows: &[&[f32]]) -> Vec<usize> {
-        let routing = Routing { router: BoundaryId::new(0), count: rows[0].len(), active, selected_by };
+        let routing = Routing { router: BoundaryId::new(0), count: rows[0].len(), active, selected_by, next: None };
         let mut selected = vec![false; routing.count];
         rows.iter().for_each(|row| routing.select(row, &mut selected));
         (0..routing.count).filter(|expert| selected[*expert]).collect()
@@ -159,6 +207,16 @@ mod tests {
         assert_eq!(selected(1, &[&[0.0, -0.0, -1.0]]), [1]);
         assert_eq!(selected(1, &[&[0.0, 1.0, f32::NEG_INFINITY], &[f32::INFINITY, 1.0, 0.0]]), [0, 1]);
         assert_eq!(selected(3, &[&[0.0, 1.0, 2.0]]), [0, 1, 2]);
+    }
+
+    #[test]
+    fn the_likeliest_are_the_first_of_each_token() {
+        let rankings =
+            [ranking(&[0.5, -1.0, 3.0, 0.25], 2), ranking(&[4.0, 1.0, 1.0, 0.0], 2), ranking(&[f32::NAN, 1.0], 1)];
+        assert_eq!(rankings, [vec![2, 0], vec![0, 2], vec![]]);
+        assert_eq!(likeliest(&rankings), [2, 0]);
+        assert_eq!(likeliest(&[vec![3, 1], vec![3, 0, 2]]), [3, 1, 0, 2]);
+        assert!(likeliest(&[]).is_empty());
     }
 
     #[test]

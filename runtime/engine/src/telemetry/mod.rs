@@ -232,8 +232,12 @@ pub struct Telemetry {
     pub read_bytes: u64,
     /// Experts that runs used and that were in memory.
     pub expert_hits: u64,
+    /// Experts that runs used and whose reads had begun before the router selected them.
+    pub experts_read_ahead: u64,
     /// Experts that runs used and that were read from disk for them.
     pub expert_misses: u64,
+    /// Experts that were read ahead and that the next run of their stage did not use.
+    pub experts_read_in_vain: u64,
     /// Uploads of streamed weights to devices, without those of loading.
     pub uploads: Counter,
     /// Bytes in those copies.
@@ -262,6 +266,16 @@ pub struct Telemetry {
     pub memory: MemoryUse,
 }
 
+/// Where an expert was when the router had selected it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ExpertUse {
+    InMemory,
+    /// Read, or being read, because a prediction said that it would be selected.
+    ReadAhead,
+    /// On disk.
+    Read,
+}
+
 impl Telemetry {
     /// Prefill tokens per second; `None` before the first.
     pub fn prefill_tokens_per_second(&self) -> Option<f64> {
@@ -283,7 +297,8 @@ impl Telemetry {
         (self.reads, self.read_bytes, self.disk_stalls) = Default::default();
         (self.uploads, self.uploaded_bytes, self.slot_stalls) = Default::default();
         (self.slot_hits, self.slot_misses) = Default::default();
-        (self.expert_hits, self.expert_misses) = Default::default();
+        (self.expert_hits, self.experts_read_ahead) = Default::default();
+        (self.expert_misses, self.experts_read_in_vain) = Default::default();
         (self.prefill, self.prefill_tokens, self.decode, self.decode_tokens) = Default::default();
     }
 }

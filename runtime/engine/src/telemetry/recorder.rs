@@ -1,7 +1,7 @@
 //! The recorder: the engine reports here everything that takes time. It always updates the telemetry, and the timeline while one
 //! is recorded.
 
-use super::{PassTelemetry, Phase, StageTelemetry, Telemetry};
+use super::{ExpertUse, PassTelemetry, Phase, StageTelemetry, Telemetry};
 use crate::ids::{Id, StageId};
 use crate::port::{Interval, MemoryId, Timing, TimingToken};
 use hpp_schema::{Span, SpanKind, Timeline};
@@ -128,10 +128,18 @@ impl Recorder {
         }
     }
 
-    /// A run uses an expert that was in memory, or was not.
-    pub fn expert_used(&mut self, was_cached: bool) {
-        let count = if was_cached { &mut self.telemetry.expert_hits } else { &mut self.telemetry.expert_misses };
-        *count += 1;
+    /// A run uses an expert.
+    pub fn expert_used(&mut self, used: ExpertUse) {
+        *match used {
+            ExpertUse::InMemory => &mut self.telemetry.expert_hits,
+            ExpertUse::ReadAhead => &mut self.telemetry.experts_read_ahead,
+            ExpertUse::Read => &mut self.telemetry.expert_misses,
+        } += 1;
+    }
+
+    /// An expert was read ahead that no run used.
+    pub fn read_in_vain(&mut self) {
+        self.telemetry.experts_read_in_vain += 1;
     }
 
     /// An operation has finished, or its interval is reported later.

@@ -3,13 +3,14 @@
 
 use super::experts::{ExpertCache, ExpertId};
 use super::prefetch::{Chunk, Prefetcher};
+use super::read_ahead::ReadAhead;
 use super::{TierContext, Waited, WeightTier};
 use crate::buffers::BufferPool;
 use crate::error::BackendError;
 use crate::ids::{IndexVec, SessionId, StageId};
-use crate::port::{Backend, ChunkSize, WeightPager};
+use crate::port::{Backend, ChunkSize, Interval, WeightPager};
 use crate::program::Stage;
-use crate::telemetry::{Awaited, PerPhase, Phase};
+use crate::telemetry::{Awaited, ExpertUse, PerPhase, Phase};
 use std::ops::Range;
 
 /// The weight pagers of all sessions. It serves the stages whose weights do not stay in memory: streamed weights in chunks, mapped
@@ -26,6 +27,11 @@ pub(crate) struct DiskTier<B: Backend> {
     selected: Option<Vec<u32>>,
     /// Experts that are being read and were not waited for.
     reading: Vec<ExpertId>,
+    /// The experts that the last stage with experts uses.
+    in_use: Vec<ExpertId>,
+    ahead: ReadAhead,
+    /// Reads ahead that were evicted before a run could use them, until they are recorded.
+    unrecorded: Vec<(StageId, u64, Interval)>,
 }
 
 impl<B: Backend> DiskTier<B> {
@@ -40,6 +46,9 @@ impl<B: Backend> DiskTier<B> {
             experts: ExpertCache::default(),
             selected: None,
             reading: Vec::new(),
+            in_use: Vec::new(),
+            ahead: ReadAhead::default(),
+            unrecorded: Vec::new(),
         }
     }
 
@@ -110,22 +119,78 @@ impl<B: Backend> DiskTier<B> {
         })?;
         for &expert in &selected {
             let id = ExpertId { stage, expert };
-            let is_cached = self.experts.touch(id);
-            context.recorder.expert_used(is_cached);
-            if is_cached {
-                continue;
+            let used = match (self.experts.touch(id), self.ahead.selected(id)) {
+                (true, false) => ExpertUse::InMemory,
+                (true, true) => ExpertUse::ReadAhead,
+                (false, _) => ExpertUse::Read,
+            };
+            context.recorder.expert_used(used);
+            if used != ExpertUse::InMemory {
+                self.reading.push(id);
             }
-            while let Some(victim) = self.experts.victim(self.experts.bytes(id), stage, &selected) {
-                self.evict(victim);
-            }
-            self.experts.insert(id);
-            self.reading.push(id);
-            for chunk in self.chunks_of(id) {
-                self.pager(stage).prefetch(chunk)?;
+            if used == ExpertUse::Read {
+                self.read_expert(id, |other| other.stage == stage && selected.contains(&other.expert))?;
             }
         }
         self.pager(stage).select_experts(&selected);
+        self.in_use = selected.into_iter().map(|expert| ExpertId { stage, expert }).collect();
         Ok(())
+    }
+
+    /// Evicts others but those that stay, and starts to read an expert. Those that are being read ahead are evicted last, because that waits
+    /// for their reads.
+    fn read_expert(&mut self, id: ExpertId, stays: impl Fn(ExpertId) -> bool) -> Result<(), BackendError> {
+        let bytes = self.experts.bytes(id);
+        let is_spared = |tier: &Self, other: ExpertId| stays(other) || tier.ahead.is_pending(other);
+        let next = |tier: &Self| {
+            tier.experts.victim(bytes, |other| is_spared(tier, other)).or_else(|| tier.experts.victim(bytes, &stays))
+        };
+        while let Some(victim) = next(self) {
+            self.evict(victim);
+        }
+        self.experts.insert(id);
+        self.chunks_of(id).try_for_each(|chunk| self.pager(id.stage).prefetch(chunk))
+    }
+
+    /// Reads some of the experts ahead that a later stage probably selects, the likeliest first, while the stage runs whose experts were
+    /// waited for last. Only where experts are all that is read: then the disk is idle.
+    pub fn read_ahead(&mut self, stage: StageId, likely: &[u32]) -> Result<(), BackendError> {
+        if !self.prefetcher.is_empty() || !self.has_experts(stage) {
+            return Ok(());
+        }
+        let in_use = std::mem::take(&mut self.in_use);
+        let stays = |id: ExpertId| in_use.contains(&id) || (id.stage == stage && likely.contains(&id.expert));
+        let likely_ids = likely.iter().map(|expert| ExpertId { stage, expert: *expert });
+        let absent = likely_ids.filter(|id| !self.experts.is_cached(*id)).collect::<Vec<_>>();
+        let limit = self.ahead.limit(self.experts.passes());
+        let started = absent.into_iter().take(limit).try_for_each(|id| {
+            self.ahead.started(id);
+            self.read_expert(id, stays)
+        });
+        self.in_use = in_use;
+        started
+    }
+
+    /// After a stage has run: records the reads ahead that it did not use. Those that failed are evicted.
+    fn record_unused(&mut self, context: &mut TierContext<'_, B>, stage: StageId) {
+        for id in self.ahead.unused(stage) {
+            context.recorder.read_in_vain();
+            if !self.finish_unused(id) {
+                self.evict(id);
+            }
+        }
+        for (stage, bytes, interval) in self.unrecorded.drain(..) {
+            context.recorder.read_from_disk(stage, bytes, interval);
+        }
+    }
+
+    /// Waits for an expert that no run has waited for; whether it could be read.
+    fn finish_unused(&mut self, id: ExpertId) -> bool {
+        self.chunks_of(id).all(|chunk| {
+            let bytes = self.chunks(id.stage)[chunk].stored;
+            let read = self.pager(id.stage).wait(chunk);
+            read.map(|interval| self.unrecorded.push((id.stage, bytes, interval))).is_ok()
+        })
     }
 
     /// Waits for the experts that are being read.
@@ -152,6 +217,9 @@ impl<B: Backend> DiskTier<B> {
 
     fn evict(&mut self, id: ExpertId) {
         self.experts.remove(id);
+        if self.ahead.forget(id) {
+            self.finish_unused(id);
+        }
         for chunk in self.chunks_of(id) {
             self.pager(id.stage).evict(chunk);
         }
@@ -255,12 +323,15 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
         Ok(Waited::Caller)
     }
 
-    fn release(&mut self, _: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
+    fn release(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
         let pager = self.pager(stage);
         if pager.wants_warm_up() {
             pager.sample_resident();
         }
         pager.release();
+        if self.experts.has_experts(stage) {
+            self.record_unused(context, stage);
+        }
         self.prefetcher.release(stage);
         self.issue_ahead()
     }

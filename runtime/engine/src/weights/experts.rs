@@ -69,18 +69,32 @@ impl ExpertCache {
         entry.is_cached
     }
 
-    /// The expert to evict so that another of this many bytes fits; `None` if it fits. `kept` of the stage stay.
-    pub fn victim(&self, bytes: u64, stage: StageId, kept: &[u32]) -> Option<ExpertId> {
+    /// Passes so far.
+    pub fn passes(&self) -> u64 {
+        self.passes
+    }
+
+    /// Whether an expert is in memory, or being read.
+    pub fn is_cached(&self, ExpertId { stage, expert }: ExpertId) -> bool {
+        self.stages
+            .get(stage.index())
+            .and_then(|experts| experts.get(expert as usize))
+            .is_some_and(|entry| entry.is_cached)
+    }
+
+    /// The expert to evict so that another of this many bytes fits; `None` if it fits, or if all must stay.
+    pub fn victim(&self, bytes: u64, stays: impl Fn(ExpertId) -> bool) -> Option<ExpertId> {
         if self.used + bytes <= self.room {
             return None;
         }
         let cached = self.stages.iter().enumerate().flat_map(|(index, experts)| {
             let cached = experts.iter().enumerate().filter(|(_, entry)| entry.is_cached);
-            cached.map(move |(expert, entry)| (StageId::new(index), expert as u32, entry.score))
+            let id = move |expert: usize| ExpertId { stage: StageId::new(index), expert: expert as u32 };
+            cached.map(move |(expert, entry)| (id(expert), entry.score))
         });
-        let evictable = cached.filter(|(other, expert, _)| *other != stage || !kept.contains(expert));
-        let least = evictable.min_by(|(.., a), (.., b)| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
-        least.map(|(stage, expert, _)| ExpertId { stage, expert })
+        let evictable = cached.filter(|(id, _)| !stays(*id));
+        let least = evictable.min_by(|(_, a), (_, b)| a.partial_cmp(b).unwrap_or(std::cmp::Ordering::Equal));
+        least.map(|(id, _)| id)
     }
 
     /// Bytes of an expert.
@@ -153,16 +167,16 @@ mod tests {
         use_in_pass(&mut cache, &[expert(1, 1), expert(3, 2)]);
         use_in_pass(&mut cache, &[expert(3, 3)]);
         // Full: experts 1 of stage 1 and 2 of stage 3 were used once and longest ago; the stage that runs keeps what it needs.
-        assert_eq!(cache.victim(10, StageId::new(1), &[1]), Some(expert(3, 2)));
-        assert_eq!(cache.victim(10, StageId::new(3), &[2]), Some(expert(1, 1)));
+        assert_eq!(cache.victim(10, |id| id == expert(1, 1)), Some(expert(3, 2)));
+        assert_eq!(cache.victim(10, |id| id == expert(3, 2)), Some(expert(1, 1)));
         cache.remove(expert(3, 2));
-        assert_eq!(cache.victim(10, StageId::new(3), &[]), None);
+        assert_eq!(cache.victim(10, |_| false), None);
         // Frequent uses count for less the longer ago they are.
         for _ in 0..20 * HALF_LIFE as usize {
             cache.start_pass();
         }
         use_in_pass(&mut cache, &[expert(1, 1), expert(3, 3), expert(3, 0)]);
-        assert_eq!(cache.victim(10, StageId::new(3), &[]), Some(expert(1, 0)));
+        assert_eq!(cache.victim(10, |_| false), Some(expert(1, 0)));
     }
 
     /// Layers may have experts of other sizes, or of none.
@@ -175,14 +189,14 @@ mod tests {
         assert_eq!(cache.used, 50);
         // Two of 10 bytes make room for one of 30; an empty one takes none and may be evicted too.
         let mut evicted = Vec::new();
-        while let Some(victim) = cache.victim(30, StageId::new(0), &[0, 1]) {
+        while let Some(victim) = cache.victim(30, |id| id.stage == StageId::new(0) && id.expert < 2) {
             cache.remove(victim);
             evicted.push(victim);
         }
         assert_eq!(evicted.iter().map(|id| id.stage.index()).collect::<BTreeSet<_>>(), BTreeSet::from([1]));
         assert!(evicted.contains(&expert(1, 0)) && evicted.contains(&expert(1, 2)));
         use_in_pass(&mut cache, &[expert(0, 1), expert(1, 1)]);
-        assert_eq!((cache.used, cache.victim(0, StageId::new(1), &[])), (60, None));
+        assert_eq!((cache.used, cache.victim(0, |_| false)), (60, None));
     }
 
     #[test]

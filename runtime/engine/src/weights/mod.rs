@@ -12,6 +12,7 @@ mod device;
 mod disk;
 mod experts;
 mod prefetch;
+mod read_ahead;
 
 pub(crate) use device::{DeviceTier, DeviceTierConfig};
 pub(crate) use disk::DiskTier;

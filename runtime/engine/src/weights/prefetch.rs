@@ -72,6 +72,11 @@ impl Prefetcher {
         self.has_chunks.get(stage.index()).copied().unwrap_or(false)
     }
 
+    /// Whether no stage has chunks.
+    pub fn is_empty(&self) -> bool {
+        self.has_chunks.is_empty()
+    }
+
     /// A pass starts, and the one after it will be of phase `next`.
     pub fn start_pass(&mut self, next: Phase) {
         self.next_pass = Some(next);

@@ -31,8 +31,39 @@ pub struct DiskReads {
 pub struct ExpertUse {
     /// In memory when the router had selected them.
     pub hits: u64,
-    /// Read from disk then.
+    /// Their reads had begun before the router selected them, because an earlier layer predicted that it would.
+    pub read_ahead: u64,
+    /// Read from disk when the router had selected them.
     pub misses: u64,
+    /// Read ahead, and then not used.
+    pub read_in_vain: u64,
+}
+
+impl ExpertUse {
+    /// `None` if no run used an expert that is read by demand.
+    fn new(telemetry: &Telemetry) -> Option<Self> {
+        let uses = ExpertUse {
+            hits: telemetry.expert_hits,
+            read_ahead: telemetry.experts_read_ahead,
+            misses: telemetry.expert_misses,
+            read_in_vain: telemetry.experts_read_in_vain,
+        };
+        (uses.all() > 0).then_some(uses)
+    }
+
+    fn all(self) -> u64 {
+        self.hits + self.read_ahead + self.misses
+    }
+
+    /// For people.
+    fn line(self) -> String {
+        let share = |part: u64| 100.0 * part as f64 / self.all() as f64;
+        let ahead = match self.read_ahead + self.read_in_vain {
+            0 => String::new(),
+            _ => format!(", {:.0} % read ahead, {} more read in vain", share(self.read_ahead), self.read_in_vain),
+        };
+        format!("experts: {} used, {:.0} % of them in memory{ahead}\n", self.all(), share(self.hits))
+    }
 }
 
 impl DiskReads {
@@ -40,14 +71,12 @@ impl DiskReads {
     pub fn new(telemetry: &Telemetry) -> Option<Self> {
         let (bytes, busy_ms) = (telemetry.read_bytes, telemetry.reads.millis());
         let stall_ms = millis(telemetry.disk_stalls.time);
-        let uses = ExpertUse { hits: telemetry.expert_hits, misses: telemetry.expert_misses };
-        let experts = Some(uses).filter(|uses| uses.hits + uses.misses > 0);
         (bytes > 0).then(|| DiskReads {
             bytes,
             busy_ms,
             gb_per_second: gb_per_second(bytes as f64, busy_ms),
             stall_ms,
-            experts,
+            experts: ExpertUse::new(telemetry),
         })
     }
 }
@@ -56,15 +85,11 @@ impl DiskReads {
 pub fn line(reads: Option<&DiskReads>) -> String {
     let Some(reads) = reads else { return String::new() };
     let bytes = ByteSize(reads.bytes).human();
-    let mut text = format!(
+    let text = format!(
         "disk: {bytes} of weights at {:.2} GB/s in {:.0} ms; partitions waited {:.0} ms for them\n",
         reads.gb_per_second, reads.busy_ms, reads.stall_ms
     );
-    if let Some(ExpertUse { hits, misses }) = reads.experts {
-        let (all, share) = (hits + misses, 100.0 * hits as f64 / (hits + misses) as f64);
-        text += &format!("experts: {all} used, {share:.0} % of them in memory\n");
-    }
-    text
+    text + &reads.experts.map(ExpertUse::line).unwrap_or_default()
 }
 
 /// A warning for a plan that runs slower than predicted because of the disk. `None` if it is not slower, or for another reason.
@@ -121,6 +146,10 @@ mod tests {
         (telemetry.expert_hits, telemetry.expert_misses) = (30, 10);
         let reads = line(DiskReads::new(&telemetry).as_ref());
         assert!(reads.ends_with("\nexperts: 40 used, 75 % of them in memory\n"), "{reads}");
+        (telemetry.experts_read_ahead, telemetry.experts_read_in_vain) = (10, 4);
+        let reads = line(DiskReads::new(&telemetry).as_ref());
+        let last = "\nexperts: 50 used, 60 % of them in memory, 20 % read ahead, 4 more read in vain\n";
+        assert!(reads.ends_with(last), "{reads}");
     }
 
     /// The warning for ten tokens in `decode` milliseconds, `stalls` of them waiting, where `source` predicted 100 ms per token.

@@ -4,6 +4,7 @@ mod build;
 mod conditional;
 mod damage;
 mod descriptor;
+mod early_router;
 mod extract;
 mod flatten;
 mod generated;

@@ -105,8 +105,11 @@ pub enum ObjectiveArg {
 /// `--experts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExpertReads {
-    /// Those that the tokens of a pass select; the ones used last stay in memory as far as there is room.
+    /// Those that the tokens of a pass select; the ones used last stay in memory as far as there is room. While a layer computes, those are
+    /// read ahead that the next mixture probably selects.
     Auto,
+    /// As auto, but none are read ahead.
+    Selected,
     /// All of them in every pass, in order.
     All,
 }

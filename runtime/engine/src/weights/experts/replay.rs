@@ -79,7 +79,7 @@ fn of_the_cache(routes: &Routes, experts: usize, room: usize) -> usize {
                     hits += 1;
                     continue;
                 }
-                while let Some(victim) = cache.victim(1, stage, selected) {
+                while let Some(victim) = cache.victim(1, |id| id.stage == stage && selected.contains(&id.expert)) {
                     cache.remove(victim);
                 }
                 cache.insert(id);

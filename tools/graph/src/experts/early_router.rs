@@ -1,0 +1,109 @@
+//! A prediction of the experts that a later layer selects: its router, computed early with the hidden state of an earlier layer.
+//!
+//! Hidden states change little from layer to layer, so that the later router selects mostly the same experts with the hidden state of the layer
+//! before. Nothing is computed with the prediction: it only says which experts to read ahead.
+
+use super::Mixture;
+use crate::{Graph, Node, NodeId, ValueId, ops};
+use hpp_schema::SelectedBy;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// More nodes than any router has. A longer path to a router is no router alone.
+const MOST_NODES: usize = 16;
+
+/// The router of a later mixture and the normalisation before it, which an earlier part computes with its own hidden state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EarlyRouter {
+    /// The nodes to copy, in execution order.
+    pub nodes: Vec<NodeId>,
+    /// The hidden states that these nodes read, and what the copies read instead.
+    pub replaced: BTreeMap<ValueId, ValueId>,
+    /// What the copies compute.
+    pub prediction: Prediction,
+}
+
+/// The logits of an [`EarlyRouter`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prediction {
+    /// Their name, which no value of the graph has.
+    pub name: String,
+    /// The logits that they predict, which have the same element type and shape.
+    pub router: ValueId,
+}
+
+impl EarlyRouter {
+    /// The router of `later`, computed with the hidden state that the router of `earlier` reads before its normalisation. `None` if the graph
+    /// has other forms than a normalisation, followed by a router with constant weights.
+    pub fn of(graph: &Graph, earlier: &Mixture, later: &Mixture) -> Option<EarlyRouter> {
+        let is_ranked = matches!(later.selected_by, SelectedBy::Logits | SelectedBy::Probabilities);
+        let hidden = hidden_state(graph, norm_before(graph, earlier)?)?;
+        let norm = norm_before(graph, later).filter(|_| is_ranked)?;
+        let nodes = router_nodes(graph, later.router, norm)?;
+        let read = hidden_inputs(graph.node(norm));
+        let is_alike = |id: &ValueId| graph.value(*id).dtype == graph.value(hidden).dtype;
+        let name = format!("hpp.predicted.{}", graph.value(later.router).name);
+        let prediction = Prediction { name, router: later.router };
+        let replaced = read.iter().map(|id| (*id, hidden)).collect();
+        read.iter().all(is_alike).then_some(EarlyRouter { nodes, replaced, prediction })
+    }
+
+    /// The part's value that the copies read.
+    pub fn hidden_state(&self) -> Option<ValueId> {
+        self.replaced.values().next().copied()
+    }
+}
+
+/// The normalisation whose output a mixture in one operator computes with.
+fn norm_before(graph: &Graph, mixture: &Mixture) -> Option<NodeId> {
+    let mut value = graph.node(*mixture.nodes.first()?).inputs.first().copied().flatten()?;
+    loop {
+        let id = graph.producer(value)?;
+        let node = graph.node(id);
+        if is_norm(node) {
+            return Some(id);
+        }
+        value = node.inputs.first().copied().flatten().filter(|_| ops::is_movement(node))?;
+    }
+}
+
+fn is_norm(node: &Node) -> bool {
+    adds(node)
+        || matches!(node.op_type.as_str(), "SimplifiedLayerNormalization" | "LayerNormalization" | "RMSNormalization")
+}
+
+/// Whether a normalisation adds its first two inputs before.
+fn adds(node: &Node) -> bool {
+    matches!(node.op_type.as_str(), "SkipSimplifiedLayerNormalization" | "SkipLayerNormalization")
+}
+
+/// The hidden states that a normalisation reads. The sum of a state with itself is normalised as the state is, so both may be the same.
+fn hidden_inputs(norm: &Node) -> Vec<ValueId> {
+    norm.inputs.iter().take(if adds(norm) { 2 } else { 1 }).copied().flatten().collect()
+}
+
+/// The hidden state that a normalisation normalises: its input, or the sum that it also gives.
+fn hidden_state(graph: &Graph, norm: NodeId) -> Option<ValueId> {
+    let node = graph.node(norm);
+    if adds(node) { node.outputs.get(3).copied().flatten() } else { node.inputs.first().copied().flatten() }
+}
+
+/// All nodes between the inputs of a normalisation and the logits of a router, itself included, in execution order. `None` if the logits
+/// depend on anything else than these inputs and constants.
+fn router_nodes(graph: &Graph, router: ValueId, norm: NodeId) -> Option<Vec<NodeId>> {
+    let mut nodes = BTreeSet::new();
+    let mut open = vec![graph.producer(router)?];
+    while let Some(id) = open.pop() {
+        let node = graph.node(id);
+        if !nodes.insert(id) {
+            continue;
+        }
+        if nodes.len() > MOST_NODES || !node.captures.is_empty() || !ops::is_recomputable(node) {
+            return None;
+        }
+        let hidden = if id == norm { hidden_inputs(node) } else { vec![] };
+        for value in node.reads().filter(|value| !hidden.contains(value) && graph.weight(*value).is_none()) {
+            open.push(graph.producer(value)?);
+        }
+    }
+    nodes.contains(&norm).then(|| nodes.into_iter().collect())
+}
