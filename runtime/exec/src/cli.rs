@@ -514,7 +514,7 @@ pub struct ServeArgs {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct KvArgs {
-    /// RAM for saved KV caches; 0 disables saving, also on disk [default: 5 % of the plan's --ram, else 10 % of the free memory, at most 4G].
+    /// RAM for saved KV caches; 0 disables saving, also on disk [default: 5 % of the plan's --ram or of --memory, the smaller, else 10 % of the free memory, at most 4G].
     #[arg(long, value_name = "SIZE", env = "HPP_KV_RAM")]
     pub kv_ram: Option<ByteSize>,
     /// Also save KV caches in this directory, so that they survive a restart. They reveal the prompts to anyone who can read the
@@ -533,7 +533,7 @@ pub struct KvArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 128, env = "HPP_KV_PAGE")]
     #[arg(value_parser = clap::value_parser!(u64).range(16..=4096))]
     pub kv_page: u64,
-    /// Memory of which pages take a share where the plan has no limit.
+    /// Memory of all models, of which pages take a share where the plan has no smaller limit.
     #[arg(skip)]
     pub limit: Option<ByteSize>,
 }

@@ -301,7 +301,7 @@ fn budget_findings(source: &CostSource<'_>, budget: &Budget) -> Vec<Finding> {
     if budget.vram.len() > machine.gpus.len() {
         let gpus = |count: usize| if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs") };
         let has = if machine.gpus.is_empty() { "none".to_owned() } else { machine.gpus.len().to_string() };
-        let what = format!("the plan is for {}, but {} has {has}", gpus(budget.vram.len()), machine.name);
+        let what = format!("the plan is for {}, but the machine has {has}", gpus(budget.vram.len()));
         findings.push(Finding::error("gpus", what));
     }
     for (at, (requested, gpu)) in budget.vram.iter().zip(&machine.gpus).enumerate() {

@@ -1,8 +1,8 @@
 //! Hotness of a block: milliseconds saved on a device per byte of device memory; and whether layers differ in it.
 
 use crate::derive::{costs_of, median, phase_costs};
-use crate::doubt::unreliable_blocks;
 use crate::estimate::{RooflineEstimator, blocks_at};
+use hpp_model::unreliable_blocks;
 use hpp_partition::Phase;
 use hpp_schema::{BlockHotness, ByteSize, HotnessTerms, Profile, Provider};
 

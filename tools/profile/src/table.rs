@@ -1,10 +1,11 @@
 //! The table that the command prints at the end.
 
 use crate::derive::{PHASES, phase_costs};
-use crate::doubt::{doubts, fit_error};
+use crate::doubt::doubts;
 use crate::hotness::{Evenness, verdict};
 use crate::rates::planning_point;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use hpp_model::fit_error;
 use hpp_partition::Phase;
 use hpp_schema::{BandwidthPath, ClassCosts, CorpusStatistics, CostPoint, Profile, ProviderCosts};
 use std::fmt::Write as _;

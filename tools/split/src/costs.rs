@@ -5,7 +5,7 @@ use crate::cli::PlanningArgs;
 use crate::input_errors::{InputError, InputErrors};
 use crate::measured_run::MeasuredRun;
 use crate::presets;
-use hpp_model::{Analysis, CostSource, Scenario, ThisHost, model_hash};
+use hpp_model::{Analysis, CostSource, Scenario, ThisHost, model_hash, unreliable_times};
 use hpp_schema::{DocumentError, Machine, Profile};
 use std::path::Path;
 
@@ -62,6 +62,11 @@ impl Costs {
             CostBasis::Machine(machine) => CostSource::Machine(machine),
             CostBasis::Profile(profile, _) => CostSource::Profile(profile),
         }
+    }
+
+    /// Whether a machine file describes a machine without a GPU.
+    pub fn has_no_gpu(&self) -> bool {
+        matches!(&self.basis, CostBasis::Machine(machine) if machine.gpus.is_empty())
     }
 
     /// The run whose times correct those of the source.
@@ -127,7 +132,8 @@ impl Costs {
     /// Warnings about the accuracy of predictions from this source.
     pub fn notes(&self, scenario: Scenario) -> Vec<String> {
         let CostBasis::Profile(profile, file) = &self.basis else { return vec![] };
-        let mut notes: Vec<String> = profile.busy_machine().map(|busy| format!("{file}: {busy}")).into_iter().collect();
+        let doubts = profile.busy_machine().into_iter().chain(unreliable_times(profile));
+        let mut notes: Vec<String> = doubts.map(|doubt| format!("{file}: {doubt}")).collect();
         let mut note_extrapolation = |what: &str, needed: u64, measured: &[u64]| {
             if let Some(most) = measured.iter().max().filter(|most| needed > **most) {
                 notes.push(format!("{file} measured {what} up to {most} tokens; times for {needed} are extrapolated"));

@@ -287,6 +287,9 @@ fn missing_gpus_hint(costs: &Costs) -> &'static str {
         Some(_) => {
             "profile the GPUs too (hpp-profile with --providers cpu,cuda or cpu,webgpu), or plan without a GPU: --vram 0"
         }
+        None if costs.has_no_gpu() => {
+            "leave out --vram, or choose a machine with a GPU: `--machine list` shows the presets"
+        }
         None => "give --vram a size for each GPU of the machine, or --vram 0 to plan without one",
     }
 }

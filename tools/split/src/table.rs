@@ -125,8 +125,9 @@ fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, signif
     let free = match throughput.free_sequences {
         free if free == most && most < MOST_SEQUENCES => {
             let other_plan = if is_for_many { "" } else { "--objective throughput, " };
+            let more = 2 * most;
             format!(
-                "memory holds no more with this plan; {other_plan}a shorter --context or more memory may change that"
+                "memory holds fewer than {more} with this plan; {other_plan}a shorter --context or more memory may change that"
             )
         }
         1 => "more at once are not faster".to_owned(),
@@ -311,7 +312,7 @@ mod tests {
             let throughput = PredictedThroughput { sequences: most, tokens_per_second: 1.0, free_sequences, passes };
             throughput_line(&alone, &throughput, 2)
         };
-        assert!(line(1, 1).contains("memory holds no more with this plan"));
+        assert!(line(1, 1).contains("memory holds fewer than 2 with this plan"));
         assert!(line(4, 1).contains("more at once are not faster"));
         assert!(line(4, 2).contains("up to 2 at once") && line(MOST_SEQUENCES, MOST_SEQUENCES).contains("up to 64"));
     }

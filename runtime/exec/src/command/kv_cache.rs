@@ -31,12 +31,14 @@ impl KvArgs {
         if let Some(asked) = self.kv_ram {
             return asked.0;
         }
-        let share = match plan.budgets.ram.or(self.limit) {
-            Some(limit) => limit.0 / SHARE_OF_LIMIT,
-            None => available_memory().unwrap_or(0) / SHARE_OF_FREE,
-        };
-        share.min(MOST_RAM)
+        default_ram([plan.budgets.ram, self.limit], available_memory().unwrap_or(0))
     }
+}
+
+/// Bytes of RAM for pages: a share of the smaller limit of host memory, or where there is none of the free memory.
+fn default_ram(limits: [Option<ByteSize>; 2], free: u64) -> u64 {
+    let share = limits.into_iter().flatten().min().map_or(free / SHARE_OF_FREE, |limit| limit.0 / SHARE_OF_LIMIT);
+    share.min(MOST_RAM)
 }
 
 /// Opens the cache of one of `models` models of this process, unless there is no RAM for it or the model's states cannot be saved.
@@ -122,4 +124,19 @@ fn fingerprint(
         ("page", &page),
         ("context", &context),
     ]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_take_a_share_of_the_smaller_limit_or_of_the_free_memory() {
+        let mib = |mib: u64| Some(ByteSize(mib << 20));
+        assert_eq!(default_ram([mib(20_000), mib(400)], 1 << 40), 20 << 20);
+        assert_eq!(default_ram([mib(400), mib(20_000)], 1 << 40), 20 << 20);
+        assert_eq!((default_ram([mib(400), None], 0), default_ram([None, mib(400)], 0)), (20 << 20, 20 << 20));
+        assert_eq!(default_ram([None, None], 800 << 20), 80 << 20);
+        assert_eq!(default_ram([None, None], 1 << 40), MOST_RAM);
+    }
 }

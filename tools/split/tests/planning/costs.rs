@@ -1,9 +1,9 @@
 //! Plans with costs from a machine file or a profile.
 
 use crate::support::{LLAMA, fixture, machine, places, planned, profile, split};
-use hpp_schema::Plan;
+use hpp_schema::{Plan, Profile};
 
-fn saved(dir: &tempfile::TempDir, profile: &hpp_schema::Profile) -> String {
+fn saved(dir: &tempfile::TempDir, profile: &Profile) -> String {
     let path = dir.path().join("profile.yaml");
     std::fs::write(&path, profile.to_yaml().unwrap()).unwrap();
     path.to_str().unwrap().to_owned()
@@ -65,6 +65,27 @@ fn a_profile_of_whole_layers_plans_experts_on_the_host() {
     assert!(places(&apart).contains("cpu:layers.0.experts gpu0:"), "{}", places(&apart));
     let [slowest, fastest, between] = [&on_host, &on_gpu, &apart].map(|plan| plan.predictions.decode_ms);
     assert!(fastest < between && between < slowest, "{fastest} {between} {slowest}");
+}
+
+#[test]
+fn a_profile_whose_times_contradict_each_other_is_used_with_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut profile = profile(LLAMA, 1.0, 1.0);
+    let said = |profile: &Profile| {
+        let file = saved(&dir, profile);
+        split(&[fixture(LLAMA).to_str().unwrap(), "--dry-run", "--profile", &file, "--vram", "0"]).success().stderr
+    };
+    assert!(!said(&profile).contains("contradict each other"));
+    for point in &mut profile.classes[1].providers[0].decode.points {
+        let times = point.single.as_mut().unwrap();
+        times.p90_ms = 4.0 * times.median_ms;
+    }
+    let block = profile.classes[1].block.clone();
+    let text = said(&profile);
+    assert!(
+        text.contains(&format!("the times of {block} on cpu vary from run to run or contradict each other")),
+        "{text}"
+    );
 }
 
 #[test]
