@@ -586,7 +586,8 @@ pub struct VerifyArgs {
     /// Tokens to generate and compare.
     #[arg(long, short = 'n', value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
-    /// Largest difference allowed, relative to the largest logit [default: by element type and provider].
+    /// Largest difference allowed, relative to the largest magnitude in the tensor (at least 0.001) [default: by element type and
+    /// provider].
     #[arg(long, value_name = "X", value_parser = not_negative, allow_negative_numbers = true)]
     pub tolerance: Option<f64>,
     /// Seed of random inputs.

@@ -5,10 +5,13 @@ use hpp_engine::HostTensor;
 use hpp_schema::DType;
 use serde::Serialize;
 
-/// Largest difference allowed, relative to the largest magnitude in the reference tensor.
+/// Largest difference allowed, relative to the size of the reference tensor (see [`Difference::max_rel`]).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(transparent)]
 pub struct Tolerance(pub f64);
+
+/// The least size of a tensor that differences are relative to.
+const SMALLEST_SIZE: f64 = 1e-3;
 
 /// The difference of two tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -19,7 +22,8 @@ pub struct Difference {
     /// shapes differ.
     #[serde(serialize_with = "finite_or_text")]
     pub max_abs: f64,
-    /// `max_abs` divided by the largest magnitude in the reference.
+    /// `max_abs` divided by the size of the reference: its largest magnitude, or 0.001 if all of it is smaller. Such a small tensor
+    /// is what is left of larger numbers that cancel, with their rounding errors.
     #[serde(serialize_with = "finite_or_text")]
     pub max_rel: f64,
 }
@@ -72,9 +76,8 @@ impl Difference {
             () => f64::INFINITY,
         };
         let max_abs = reference.iter().zip(other).map(apart).fold(0.0, f64::max);
-        let scale = reference.iter().filter(|v| v.is_finite()).map(|v| v.abs()).fold(0.0, f64::max);
-        let max_rel = if max_abs == 0.0 { 0.0 } else { max_abs / scale };
-        Difference { bit_identical: false, max_abs, max_rel }
+        let size = reference.iter().filter(|v| v.is_finite()).map(|v| v.abs()).fold(SMALLEST_SIZE, f64::max);
+        Difference { bit_identical: false, max_abs, max_rel: max_abs / size }
     }
 }
 
@@ -129,7 +132,15 @@ mod tests {
         assert_eq!(Difference::of_logits(&[f32::NAN], &[f32::NAN]).max_abs, 0.0);
         assert!(!Difference::of_logits(&[f32::NAN, 1.0], &[2.0, 1.0]).is_within(Tolerance(1e9)));
         assert!(!Difference::of_logits(&[1.0], &[1.0, 2.0]).is_within(Tolerance(1e9)));
-        assert!(!Difference::of_logits(&[0.0], &[1.0]).is_within(Tolerance(1e9)));
+        assert!(!Difference::of_logits(&[0.0], &[1.0]).is_within(Tolerance(0.5)));
+    }
+
+    #[test]
+    fn rounding_errors_of_numbers_that_cancel_are_within_tolerance() {
+        let noise = Difference::of_logits(&[6e-9, -3e-9], &[-4e-9, 2e-9]);
+        assert!(noise.max_rel < 2e-5 && noise.is_within(Tolerance(1e-4)), "{noise:?}");
+        assert!(!noise.is_within(Tolerance(0.0)));
+        assert!(!Difference::of_logits(&[6e-9], &[1e-6]).is_within(Tolerance(1e-4)));
     }
 
     #[test]

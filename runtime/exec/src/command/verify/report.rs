@@ -12,7 +12,7 @@ pub struct Verdict {
     pub within_tolerance: bool,
     /// Whether everything compared is bit-identical.
     pub bit_identical: bool,
-    /// Largest difference allowed, relative to the largest value.
+    /// Largest `max_rel` allowed.
     pub tolerance: Tolerance,
     /// The file of the unsplit model; of a quantized plan, its own `whole.onnx` with the same quantized weights.
     pub unsplit_model: String,
@@ -94,13 +94,9 @@ pub fn text(verdict: &Verdict) -> String {
     let tolerance = verdict.tolerance.0;
     let _ = match (verdict.bit_identical, verdict.within_tolerance) {
         (true, _) => writeln!(out, "bit-identical to the unsplit model"),
-        (false, true) => writeln!(out, "within tolerance ({tolerance:e}), largest difference {:.3e}", largest(verdict)),
+        (false, true) => writeln!(out, "within tolerance ({tolerance:e}), largest max rel {:.3e}", largest(verdict)),
         (false, false) => {
-            writeln!(
-                out,
-                "DIFFERENT: beyond the tolerance ({tolerance:e}), largest difference {:.3e}",
-                largest(verdict)
-            )
+            writeln!(out, "DIFFERENT: beyond the tolerance ({tolerance:e}), largest max rel {:.3e}", largest(verdict))
         }
     };
     out
