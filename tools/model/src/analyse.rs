@@ -415,6 +415,11 @@ impl Analysis {
         (found > 0).then_some(self)
     }
 
+    /// The number of layers whose experts are blocks of their own.
+    pub fn layers_with_experts_apart(&self) -> usize {
+        self.segmentation.blocks.iter().filter(|block| block.is_experts).count()
+    }
+
     /// The graph with a node for each operator: experts are as exported.
     pub fn exported_graph(&self) -> &Graph {
         self.exported.as_ref().unwrap_or(&self.graph)

@@ -19,11 +19,19 @@ pub fn analyse(
         analysis.name = format!("{}-{}", analysis.name, bits.name());
     }
     let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
-    analysis.with_experts_apart(layers).ok_or_else(|| {
+    let mut analysis = analysis.with_experts_apart(layers).ok_or_else(|| {
         SplitError::setting(
             "--cpu-moe and --n-cpu-moe move experts to the CPU, and these layers have none that can be moved: experts of QMoE and MoE can be, and \
              with --cpu-moe or without a GPU also those that Optimum exports as single matrices, of at least 16 KiB each as quantized",
             "`hpp-split inspect` lists the layers with experts; --assign places whole layers",
         )
-    })
+    })?;
+    let (all, divided) = (analysis.segmentation.layer_count(), analysis.layers_with_experts_apart());
+    if args.n_cpu_moe.is_some_and(|asked| asked as usize > all) {
+        let note = format!(
+            "--n-cpu-moe {layers}: the model has {divided} layers with experts, and all of them compute their experts on the CPU"
+        );
+        analysis.notes.push(note);
+    }
+    Ok(analysis)
 }

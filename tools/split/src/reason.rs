@@ -16,7 +16,8 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
             DecidedBy::Both => "placed manually, blocks without an entry by the planner",
             DecidedBy::User | DecidedBy::Planner => "placed manually",
         };
-        let reason = |partition: &PartitionSpec| kept_on_host(request, partition).unwrap_or(manual).to_owned();
+        let reason =
+            |partition: &PartitionSpec| kept_on_host(request, partition, manual).unwrap_or_else(|| manual.to_owned());
         return partitioning.partitions.iter().map(reason).collect();
     }
     let disk = partitioning.disk_streaming(request);
@@ -35,7 +36,7 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
         .iter()
         .map(|partition| {
             let of_run = || run_of(partition).map(|run| reason(request, partitioning, run, sharing(run)));
-            let reason = kept_on_host(request, partition).map(str::to_owned).or_else(of_run).unwrap_or_default();
+            let reason = kept_on_host(request, partition, BY_PLANNER).or_else(of_run).unwrap_or_default();
             match (&disk, partition.placement.decode) {
                 (Some(disk), Placement::Cpu) => beside_disk(reason, partition, disk),
                 _ => reason,
@@ -53,15 +54,19 @@ fn beside_disk(reason: String, partition: &PartitionSpec, disk: &DiskStreaming) 
     }
 }
 
-/// The reason for a partition with blocks that the user keeps on the host.
-fn kept_on_host(request: &PlanningRequest, partition: &PartitionSpec) -> Option<&'static str> {
+/// The reason for a partition with experts that the user keeps on the host; `others` says why its other blocks are there.
+fn kept_on_host(request: &PlanningRequest, partition: &PartitionSpec, others: &str) -> Option<String> {
     let blocks = &request.problem.blocks[partition.blocks.clone()];
-    match blocks.iter().filter(|block| block.on_host).count() {
+    let kept: Vec<String> = blocks.iter().filter(|block| block.on_host).map(|block| block.label.clone()).collect();
+    match kept.len() {
         0 => None,
-        kept if kept == blocks.len() => Some("experts on the CPU, as asked"),
-        _ => Some("on the CPU with its experts, which were asked to be there"),
+        all if all == blocks.len() => Some("experts on the CPU, as asked".to_owned()),
+        _ => Some(format!("{} on the CPU, as asked; other blocks {others}", table::blocks_and_experts(&kept))),
     }
 }
+
+/// Why blocks are beside experts that the user keeps on the host.
+const BY_PLANNER: &str = "placed there by the planner";
 
 /// The reason in a plan without GPUs.
 fn without_gpus(partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> String {

@@ -14,8 +14,8 @@ use crate::partitioning::sufficient_budget;
 use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::{
-    calibrate, experts, interrupt, operators, output, presets, print, quantize, request, settings, sweep, targets,
-    trace, unused_options,
+    calibrate, experts, interrupt, operators, output, presets, print, quantize, request, settings, sweep, table,
+    targets, trace, unused_options,
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, ExpertComputation, faulty_blocks};
@@ -214,11 +214,15 @@ fn useless_gpus_note(args: &SplitArgs, request: &PlanningRequest) -> Option<Stri
 /// Warns of experts that CUDA and the CPU may read differently.
 fn unstated_experts_note(analysis: &Analysis) -> Option<String> {
     let blocks = analysis.blocks_with_unstated_experts();
-    let (first, last) = (blocks.first()?, blocks.last()?);
+    if blocks.is_empty() {
+        return None;
+    }
+    let labels: Vec<String> = blocks.iter().map(|label| (*label).to_owned()).collect();
     Some(format!(
-        "the experts (QMoE) of {} blocks ({first} to {last}) were exported for CUDA, or do not say for what: CUDA and the CPU read such weights \
+        "the experts (QMoE) of {} blocks ({}) were exported for CUDA, or do not say for what: CUDA and the CPU read such weights \
          differently, so place these layers on one of them, or export the model for the CPU or WebGPU (docs/PROVIDERS.md)",
-        blocks.len()
+        blocks.len(),
+        table::blocks_and_experts(&labels)
     ))
 }
 
@@ -227,19 +231,19 @@ fn faults_note(analysis: &Analysis) -> Option<String> {
     let faulty = faulty_blocks(analysis, Provider::WEBGPU);
     let (_, fault) = faulty.first()?;
     let blocks: Vec<&Block> = faulty.iter().map(|(block, _)| &analysis.segmentation.blocks[*block]).collect();
+    let labels: Vec<String> = blocks.iter().map(|block| block.label.clone()).collect();
     let advice = match fault.operator == "QMoE" && blocks.iter().any(|block| !block.is_experts) {
         true => "; with --cpu-moe the rest of these layers may compute on WebGPU",
         false => "",
     };
     Some(format!(
-        "{}'s {} {}; {} of {} blocks ({} to {}) compute on CUDA or the CPU only (docs/PROVIDERS.md){advice}",
+        "{}'s {} {}; {} of {} blocks ({}) compute on CUDA or the CPU only (docs/PROVIDERS.md){advice}",
         Provider::WEBGPU.name(),
         fault.operator,
         fault.what,
         blocks.len(),
         analysis.segmentation.blocks.len(),
-        blocks[0].label,
-        blocks[blocks.len() - 1].label,
+        table::blocks_and_experts(&labels),
     ))
 }
 

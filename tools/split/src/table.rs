@@ -298,6 +298,21 @@ pub fn blocks(labels: &[String]) -> String {
     text.collect::<Vec<_>>().join(", ")
 }
 
+/// The ending of the labels of blocks that are the experts of a layer.
+const OF_EXPERTS: &str = ".experts";
+
+/// `layers.2-3, experts of layers.0-1`: joins labels, with the experts of layers after whole blocks.
+pub fn blocks_and_experts(labels: &[String]) -> String {
+    let layer_of = |label: &String| label.strip_suffix(OF_EXPERTS).map(str::to_owned);
+    let whole: Vec<String> = labels.iter().filter(|label| layer_of(label).is_none()).cloned().collect();
+    let layers: Vec<String> = labels.iter().filter_map(layer_of).collect();
+    match (whole.is_empty(), layers.is_empty()) {
+        (_, true) => blocks(&whole),
+        (true, false) => format!("experts of {}", blocks(&layers)),
+        (false, false) => format!("{}, experts of {}", blocks(&whole), blocks(&layers)),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -323,5 +338,9 @@ mod tests {
         assert_eq!(blocks(&labels("embedding layers.0 layers.1 layers.2 head")), "embedding, layers.0-2, head");
         assert_eq!(blocks(&labels("layers.3 layers.5 layers.6")), "layers.3, layers.5-6");
         assert_eq!(blocks(&[]), "");
+        let divided = labels("layers.0.experts layers.1.experts layers.2 layers.3");
+        assert_eq!(blocks_and_experts(&divided), "layers.2-3, experts of layers.0-1");
+        assert_eq!(blocks_and_experts(&divided[..2]), "experts of layers.0-1");
+        assert_eq!(blocks_and_experts(&divided[2..]), "layers.2-3");
     }
 }
