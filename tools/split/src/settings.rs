@@ -159,9 +159,14 @@ fn refining(args: &SplitArgs, errors: &mut InputErrors) {
     );
 }
 
+/// Whether a profile is refused whatever it holds.
+pub fn refuses_profile(args: &SplitArgs) -> bool {
+    args.quantize.quantize.is_some() && args.planning.profile.is_some() && !args.quantize.is_auto()
+}
+
 fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
     errors.require(
-        args.quantize.quantize.is_none() || args.planning.profile.is_none() || args.quantize.is_auto(),
+        !refuses_profile(args),
         "--profile holds times of the model as it is, and --quantize changes them",
         "split without --profile first, then profile the whole.onnx of that plan and split it with the profile",
     );

@@ -2,7 +2,7 @@
 
 use crate::analysis::analyse;
 use crate::choose::{Chosen, PlanInputs};
-use crate::cli::{KvHomeArg, SplitArgs};
+use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::costs::Costs;
 use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
@@ -90,7 +90,9 @@ struct Inputs {
 /// before it opens the model.
 fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     let mut errors = settings::check(args);
-    let costs = Costs::read(&args.planning, &mut errors);
+    // Of a profile that is refused whatever it holds, nothing else is reported.
+    let profile = args.planning.profile.clone().filter(|_| !settings::refuses_profile(args));
+    let costs = Costs::read(&PlanningArgs { profile, ..args.planning.clone() }, &mut errors);
     errors.into_result()?;
     let hint =
         "hpp-split MODEL, an ONNX file or the directory that an exporter wrote; `hpp-split --help` lists the options";
