@@ -1,5 +1,6 @@
 //! Hashes files with BLAKE3: whole files, and the samples that `hpp_schema::sample_ranges` defines.
 
+use crate::quantize::NotFiniteError;
 use crate::virtual_file::VirtualFile;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -17,6 +18,13 @@ pub struct HashError {
     pub path: PathBuf,
     /// The cause.
     pub source: io::Error,
+}
+
+impl HashError {
+    /// The number that cannot be quantized, if that is the cause: then the file is virtual, and its path names nothing.
+    pub fn not_finite(&self) -> Option<NotFiniteError> {
+        self.source.get_ref()?.downcast_ref::<NotFiniteError>().cloned()
+    }
 }
 
 /// Hash of a whole file, in hexadecimal. Uses bounded memory, and all cores for large files.

@@ -3,12 +3,12 @@
 use hpp_onnx::{BlockFormat, QuantizeSummary, ScaleRule};
 use hpp_schema::ByteSize;
 
-/// `quantized 29 weights to 4 bits (blocks of 32): 7.1 MiB -> 1.1 MiB`, and what was left.
+/// `quantizing 29 weights to 4 bits (blocks of 32): 7.1 MiB -> 1.1 MiB`, and what is left. Weights are read later, when they are written.
 pub fn summary(summary: &QuantizeSummary) -> String {
     let formats: Vec<String> = summary.formats.iter().map(|(format, count)| format_text(*format, *count)).collect();
     let human = |bytes| ByteSize(bytes).human();
     let (before, after) = (human(summary.bytes_before), human(summary.bytes_after));
-    let mut text = format!("quantized {}: {before} -> {after}", formats.join(", "));
+    let mut text = format!("quantizing {}: {before} -> {after}", formats.join(", "));
     if summary.compensated > 0 {
         text += &format!("; errors of {} compensated for {} positions", summary.compensated, summary.positions);
     }

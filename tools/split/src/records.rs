@@ -41,7 +41,10 @@ impl<'a> Records<'a> {
         let contents = self.destination.dry_files().get(path).cloned();
         let contents = contents.map_or_else(|| VirtualFile::of_file(&file).map_err(io), Ok)?;
         let bytes = contents.bytes();
-        let weights = |e: hash::HashError| SplitError::Weights(Box::new(e));
+        let weights = |e: hash::HashError| match e.not_finite() {
+            Some(number) => SplitError::Weights(Box::new(number)),
+            None => SplitError::Weights(Box::new(e)),
+        };
         let sampled = hash::sampled_virtual(&contents, &file).map_err(weights)?;
         let is_within = bytes <= self.remaining;
         self.remaining -= if is_within { bytes } else { 0 };

@@ -73,6 +73,9 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let printed = print::result(args, &plan, explanation.as_ref(), &trials);
     if !args.dry_run {
         print::location(&out_dir, &plan);
+        if analysis.quantized.is_some() {
+            tell!("{}", quantize::MEASURE);
+        }
     }
     Ok(printed?)
 }
@@ -170,7 +173,7 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
         );
     }
     if let Some(quantized) = &analysis.quantized {
-        tell!("{}\n{}", quantize::summary(&quantized.summary), quantize::MEASURE);
+        tell!("{}", quantize::summary(&quantized.summary));
     }
     for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local) {
         tell!("note: {note}");
