@@ -24,7 +24,7 @@ fn a_draft_is_a_plan_inside_the_plan_and_maps_the_models_own_embedding() {
         let arguments = [&[model, "--draft", "int4", "--ram", "90M", "--out", at], options].concat();
         let dry = split(&[&arguments[..], &["--dry-run", "--json"]].concat()).success();
         let said = split(&arguments).success().stderr;
-        assert!(said.contains("draft: quantized ") && said.contains("of host memory"), "{said}");
+        assert!(said.contains("draft: quantizing ") && said.contains("of host memory"), "{said}");
         let (plan, own) = (read(&out.join("plan.yaml")), read(&out.join("draft/plan.yaml")));
         let planned: Plan = serde_json::from_str(&dry.stdout).unwrap();
         assert_eq!(planned.to_yaml().unwrap(), plan.to_yaml().unwrap(), "{options:?}: a dry run gives the same plan");
