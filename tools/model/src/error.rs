@@ -34,7 +34,10 @@ impl ModelError {
         match self {
             ModelError::Setting { hint, .. } => Some((*hint).to_owned()),
             ModelError::Read(error) => error.hint(),
-            ModelError::Quantize(hpp_onnx::QuantizeError::Nothing(_)) => Some("leave --quantize out".to_owned()),
+            ModelError::Quantize(hpp_onnx::QuantizeError::Nothing { embedding_is_left: true, .. }) => {
+                Some("leave --quantize out, or quantize the embedding with --quantize-embedding same".to_owned())
+            }
+            ModelError::Quantize(hpp_onnx::QuantizeError::Nothing { .. }) => Some("leave --quantize out".to_owned()),
             ModelError::Quantize(hpp_onnx::QuantizeError::Budget { smallest, .. }) => Some(format!(
                 "give --bits-budget {} ({smallest} bytes) or more, and leave --quantize-head and --quantize-embedding out if they were given",
                 hpp_schema::ByteSize(*smallest).human_rounded_up()

@@ -65,7 +65,7 @@ impl Candidates {
     ) -> Result<Self, QuantizeError> {
         let selection = select(graph, roles, options);
         if selection.chosen.is_empty() {
-            return Err(QuantizeError::Nothing(selection.nothing_reason()));
+            return Err(selection.nothing());
         }
         Self::find(model, graph, &selection)
     }
@@ -120,7 +120,8 @@ impl Candidates {
         importance: impl Fn(&Candidate) -> f64,
     ) -> Result<BTreeMap<String, Option<BlockFormat>>, QuantizeError> {
         if self.all <= budget {
-            return Err(QuantizeError::Nothing(NothingReason::Fits { bytes: self.all, budget }));
+            let reason = NothingReason::Fits { bytes: self.all, budget };
+            return Err(QuantizeError::Nothing { reason, embedding_is_left: false });
         }
         let smallest = self.smallest();
         if smallest > budget {

@@ -64,8 +64,12 @@ pub enum Choice {
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum QuantizeError {
-    #[error("nothing to quantize: {0}")]
-    Nothing(NothingReason),
+    #[error("nothing to quantize: {reason}")]
+    Nothing {
+        reason: NothingReason,
+        /// Whether a table that token ids index could be quantized, and is left because nobody asked for it.
+        embedding_is_left: bool,
+    },
     #[error(transparent)]
     Tensor(#[from] TensorError),
     #[error("the model has a weight file named {QUANTIZED_FILE:?}, a name that quantizing uses itself")]
@@ -185,7 +189,7 @@ pub fn quantize(
         budget::apply(graph, &mut selection, &formats);
     }
     if selection.chosen.is_empty() {
-        return Err(QuantizeError::Nothing(selection.nothing_reason()));
+        return Err(selection.nothing());
     }
     rewrite::rewrite(model, graph, &selection, options.moments.as_ref())
 }

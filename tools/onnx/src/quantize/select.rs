@@ -1,7 +1,7 @@
 //! Finds the matrices of a graph that can be quantized, and says why others are left.
 
 use super::block_quantizer::BlockFormat;
-use super::{Choice, NothingReason, QuantizeOptions};
+use super::{Choice, NothingReason, QuantizeError, QuantizeOptions};
 use hpp_graph::{Attribute, Graph, Node, NodeId, ValueId};
 use hpp_schema::{DType, Dim};
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,6 +100,8 @@ pub(super) struct Selection {
     pub asked: BTreeSet<String>,
     /// Number of operators whose weights are quantized already.
     pub quantized_already: usize,
+    /// Whether a table that token ids index could be quantized, and is left as asked.
+    pub embedding_is_left: bool,
 }
 
 /// Selects the matrices of a graph with inferred shapes.
@@ -122,6 +124,8 @@ pub(super) fn select(graph: &Graph, roles: &Roles, options: &QuantizeOptions) ->
             Err(reason) => {
                 let name = &graph.value(weight).name;
                 if reason == LeftReason::Asked {
+                    let in_same_bits = candidate(graph, id, operator, weight, flipped, Choice::Same, options);
+                    selection.embedding_is_left |= operator == Operator::Gather && matches!(in_same_bits, Ok(Some(_)));
                     selection.asked.insert(name.clone());
                 }
                 selection.left.insert(name.clone(), reason);
@@ -136,12 +140,13 @@ pub(super) fn select(graph: &Graph, roles: &Roles, options: &QuantizeOptions) ->
 
 impl Selection {
     /// Why nothing was chosen.
-    pub fn nothing_reason(&self) -> NothingReason {
-        match (self.quantized_already, self.left.len()) {
+    pub fn nothing(&self) -> QuantizeError {
+        let reason = match (self.quantized_already, self.left.len()) {
             (0, 0) => NothingReason::NoMatrices,
             (0, _) => NothingReason::AllLeft(self.left_counts()),
             (operators, _) => NothingReason::QuantizedAlready(operators),
-        }
+        };
+        QuantizeError::Nothing { reason, embedding_is_left: self.embedding_is_left }
     }
 
     /// Number of weights left for each reason.
