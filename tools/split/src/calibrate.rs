@@ -9,6 +9,7 @@ pub(crate) mod corpus;
 pub(crate) mod divergence;
 mod free_memory;
 mod inputs;
+mod lines;
 mod trial;
 
 use crate::amount::digits;
@@ -20,6 +21,7 @@ use corpus::Corpus;
 use hpp_model::{Analysis, LogitsMode, analyse, quantization_candidates};
 use hpp_onnx::{Bits, BlockFormat, Candidate, Candidates, QuantizeOptions};
 use hpp_schema::ByteSize;
+use lines::Lines;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use trial::Trials;
@@ -59,7 +61,14 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
         };
         return Ok(Some(calibrated));
     }
-    if !chooses_formats || costs.profile().is_none() {
+    if !chooses_formats {
+        return Ok(Some(options));
+    }
+    if costs.profile().is_none() {
+        tell!(
+            "quantization: bits by the squared errors of weights, all of the same importance; --calibration, or --profile with the sensitivity of \
+             blocks, weights them"
+        );
         return Ok(Some(options));
     }
     let analysis = analyse(path, args.context, LogitsMode::Requested)?;
@@ -73,6 +82,9 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
             "profile with hpp-profile --sensitivity, or give --calibration or neither",
         ));
     }
+    tell!(
+        "quantization: bits by the squared errors of weights, weighted with the sensitivity of blocks in the profile"
+    );
     let groups = readers(&analysis, &candidates);
     let damage: Vec<f64> = groups.iter().map(|group| sensitivities.get(&group.label).copied().unwrap_or(0.0)).collect();
     let importance = importance(&candidates, &groups, &damage);
@@ -119,12 +131,13 @@ fn choose_formats(args: &SplitArgs, analysis: &Analysis, mut trials: Trials) -> 
         candidates.matrices.iter().map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));
     trials.choose_compensation(Some(&in_four_bits.collect()))?;
     let measure = &mut |formats: &Formats| trials.divergence(Some(formats), Purpose::Choice);
-    let mut search = Search { candidates: &candidates, importance, measure };
-    let formats = match args.quantize.max_kl {
+    let mut search = Search { candidates: &candidates, importance, measure, lines: Lines::default() };
+    let best = match args.quantize.max_kl {
         Some(most) => search.smallest_within(most, options.budget)?,
-        None => search.best_within(options.budget.unwrap_or(u64::MAX))?.0,
+        None => search.best_within(options.budget.unwrap_or(u64::MAX))?,
     };
-    Ok(QuantizeOptions { budget: None, formats: Some(formats), ..trials.options().clone() })
+    tell!("calibration: chosen are {}", best.text(&candidates));
+    Ok(QuantizeOptions { budget: None, formats: Some(best.formats), ..trials.options().clone() })
 }
 
 fn quantize(error: hpp_onnx::QuantizeError) -> SplitError {
@@ -221,19 +234,38 @@ fn measure_importance(
         _ => merged(groups_of(analysis, candidates, by_block(analysis))),
     };
     let mut damage = Vec::new();
+    let mut lines = Lines::default();
     for (at, group) in groups.iter().enumerate() {
-        tell!("calibration: {} of {}, {} in 4 bits", at + 1, groups.len(), group.label);
+        lines.say(&format!("calibration: {} of {}, {} in 4 bits", at + 1, groups.len(), group.label));
         let in_group = candidates.matrices.iter().filter(|matrix| group.matrices.contains(&matrix.name));
         let formats = in_group.map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));
         let divergence = trials.divergence(Some(&formats.collect()), Purpose::Sensitivity)?;
         tracing::info!(group = group.label, divergence, "group of matrices rounded");
         damage.push(divergence);
     }
+    tell!("calibration: {0} of {0} measured in 4 bits", groups.len());
     Ok(importance(candidates, &groups, &damage))
 }
 
 /// The damage of a unit of squared error of a matrix.
 type Importance<'a> = &'a dyn Fn(&Candidate) -> f64;
+
+/// Proposed formats, and what was measured of them.
+struct Proposal {
+    /// What decided the formats.
+    by: &'static str,
+    formats: Formats,
+    /// Of the model with them, nats.
+    divergence: f64,
+}
+
+impl Proposal {
+    /// `bits by squared errors: 1.2 MiB, KL 0.01 nats`.
+    fn text(&self, candidates: &Candidates) -> String {
+        let bytes = ByteSize(candidates.bytes(&self.formats)).human();
+        format!("bits by {}: {bytes}, KL {} nats", self.by, digits(self.divergence, 3))
+    }
+}
 
 /// Proposes formats and lets `measure` judge them by their divergence, nats.
 struct Search<'a> {
@@ -241,14 +273,15 @@ struct Search<'a> {
     /// Damage of a unit of squared error, by matrix.
     importance: BTreeMap<String, f64>,
     measure: &'a mut dyn FnMut(&Formats) -> Result<f64, SplitError>,
+    lines: Lines,
 }
 
 impl Search<'_> {
-    /// The formats within a budget with the least divergence among some proposals, and that divergence.
-    fn best_within(&mut self, budget: u64) -> Result<(Formats, f64), SplitError> {
+    /// The formats within a budget with the least divergence among some proposals.
+    fn best_within(&mut self, budget: u64) -> Result<Proposal, SplitError> {
         let measured = importance_of(&self.importance);
-        let mut proposals: Vec<(&str, Formats)> = Vec::new();
-        let by: [(&str, Importance); 3] =
+        let mut proposals: Vec<(&'static str, Formats)> = Vec::new();
+        let by: [(&'static str, Importance); 3] =
             [("measured damage", &measured), ("squared errors", &|_| 1.0), ("both", &|matrix| measured(matrix).sqrt())];
         for (name, importance) in by {
             let formats = self.candidates.choose(budget, importance).map_err(quantize)?;
@@ -256,30 +289,30 @@ impl Search<'_> {
                 proposals.push((name, formats));
             }
         }
-        let mut best: Option<(Formats, f64)> = None;
-        for (name, formats) in proposals {
+        let mut best: Option<Proposal> = None;
+        for (by, formats) in proposals {
             let divergence = (self.measure)(&formats)?;
-            let bytes = ByteSize(self.candidates.bytes(&formats)).human();
-            tell!("calibration: bits by {name}: {bytes}, KL {} nats", digits(divergence, 3));
-            if best.as_ref().is_none_or(|(_, least)| divergence < *least) {
-                best = Some((formats, divergence));
+            let proposal = Proposal { by, formats, divergence };
+            self.lines.say(&format!("calibration: {}", proposal.text(self.candidates)));
+            if best.as_ref().is_none_or(|best| divergence < best.divergence) {
+                best = Some(proposal);
             }
         }
         best.ok_or_else(|| SplitError::setting("no formats fit", "raise --bits-budget"))
     }
 
     /// The smallest formats whose divergence stays below `most`, within a budget.
-    fn smallest_within(&mut self, most: f64, budget: Option<u64>) -> Result<Formats, SplitError> {
+    fn smallest_within(&mut self, most: f64, budget: Option<u64>) -> Result<Proposal, SplitError> {
         let largest = budget.unwrap_or(u64::MAX).min(self.candidates.all.saturating_sub(1));
         let (mut too_small, mut enough) = (self.candidates.smallest(), largest);
-        let (formats, divergence) = self.best_within(too_small.min(largest))?;
-        if divergence <= most {
-            return Ok(formats);
+        let smallest = self.best_within(too_small.min(largest))?;
+        if smallest.divergence <= most {
+            return Ok(smallest);
         }
-        let (mut formats, divergence) = self.best_within(largest)?;
-        if divergence > most {
-            let size = ByteSize(self.candidates.bytes(&formats)).human();
-            let divergence = digits(divergence, 3);
+        let mut found = self.best_within(largest)?;
+        if found.divergence > most {
+            let size = ByteSize(self.candidates.bytes(&found.formats)).human();
+            let divergence = digits(found.divergence, 3);
             return Err(SplitError::setting(
                 format!("with {size} of weights the KL is {divergence} nats, and --max-kl is {most}"),
                 "raise --max-kl, or --bits-budget if it was given",
@@ -287,14 +320,14 @@ impl Search<'_> {
         }
         for _ in 0..STEPS {
             let middle = too_small + (enough - too_small) / 2;
-            let (tried, divergence) = self.best_within(middle)?;
-            if divergence <= most {
-                (formats, enough) = (tried, middle);
+            let tried = self.best_within(middle)?;
+            if tried.divergence <= most {
+                (found, enough) = (tried, middle);
             } else {
                 too_small = middle;
             }
         }
-        Ok(formats)
+        Ok(found)
     }
 }
 
@@ -367,9 +400,10 @@ mod tests {
                 tried += 1;
                 Ok(divergence(&candidates, formats))
             };
-            let mut search = Search { candidates: &candidates, importance, measure };
-            let (formats, kl) = search.best_within(2100).unwrap();
-            assert_eq!((bits(&formats).as_str(), kl), ("4 8 4", divergence(&candidates, &formats)));
+            let mut search = Search { candidates: &candidates, importance, measure, lines: Lines::default() };
+            let best = search.best_within(2100).unwrap();
+            let expected = divergence(&candidates, &best.formats);
+            assert_eq!((bits(&best.formats).as_str(), best.divergence), ("4 8 4", expected));
             assert!((1..=3).contains(&tried));
         }
     }
@@ -381,7 +415,8 @@ mod tests {
         let find = |most: f64, budget: Option<u64>| {
             let importance = importance(&candidates, &groups, &[0.01, 1.0, 0.01]);
             let measure = &mut |formats: &Formats| Ok(divergence(&candidates, formats));
-            Search { candidates: &candidates, importance, measure }.smallest_within(most, budget)
+            let mut search = Search { candidates: &candidates, importance, measure, lines: Lines::default() };
+            search.smallest_within(most, budget).map(|found| found.formats)
         };
         assert_eq!(bits(&find(2.0, None).unwrap()), "4 4 4");
         assert_eq!(bits(&find(0.05, None).unwrap()), "4 8 4");
