@@ -75,9 +75,12 @@ fn a_message_that_is_too_long_is_reported_and_the_conversation_continues() {
     let mut session = talk(&plan, &["--max-new", "2", "--ignore-eos"]);
     say(&mut session, &"far too long ".repeat(20));
     session.exp_string("the context holds 32").unwrap();
-    session.exp_string("/reset").unwrap();
+    session.exp_string("hint: shorten the prompt").unwrap();
     say(&mut session, "hi");
     session.exp_string("[2 tokens").unwrap();
+    // What helps a conversation that is too long comes first.
+    say(&mut session, &"far too long ".repeat(20));
+    session.exp_string("hint: /reset starts a new conversation; or shorten the prompt").unwrap();
     say(&mut session, "/exit");
     assert_eq!(left(session), Some(0));
 }

@@ -23,6 +23,7 @@ use hpp_generate::{
     PromptEncoder, PromptError, SingleSequence, check_language_model, check_prompt, generate, prompt_chunk,
 };
 use hpp_io::show;
+use hpp_schema::error_report;
 use rustyline::error::ReadlineError;
 use rustyline::{Behavior, Config, Editor};
 use std::io::{self, IsTerminal};
@@ -70,7 +71,11 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     }
     let context = context_length(&plan, &settings.run.runtime);
     let file = session.map(|session| session.file);
-    let mut chat = Chat { drafts, sequence, chunk, transcript, file, encoder: &encoder, request, context };
+    let restart = match settings.prompt {
+        PromptSource::Text(_) => "another --session name starts a new conversation",
+        _ => "/reset starts a new conversation",
+    };
+    let mut chat = Chat { drafts, sequence, chunk, transcript, file, encoder: &encoder, request, context, restart };
     match &settings.prompt {
         PromptSource::Text(source) => {
             let line = source.read_message()?;
@@ -80,10 +85,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
             Ok(match chat.answer(&line, ctx)? {
                 Reply::Complete => 0,
                 Reply::Cancelled => INTERRUPTED,
-                Reply::Refused => {
-                    ctx.console.line("hint: another --session name starts a new conversation");
-                    1
-                }
+                Reply::Refused => 1,
             })
         }
         _ => {
@@ -160,6 +162,8 @@ struct Chat<'e> {
     /// The settings of every answer; the prompt changes.
     request: GenerationRequest,
     context: u64,
+    /// How the user starts a new conversation.
+    restart: &'static str,
 }
 
 /// The conversation so far.
@@ -209,6 +213,13 @@ impl Transcript {
         }
     }
 
+    fn is_empty(&self) -> bool {
+        match self {
+            Transcript::Messages { messages, .. } => messages.is_empty(),
+            Transcript::Text(text) => text.is_empty(),
+        }
+    }
+
     fn clear(&mut self) {
         match self {
             Transcript::Messages { messages, .. } => messages.clear(),
@@ -244,7 +255,7 @@ enum Reply {
     Complete,
     /// Ctrl-C stopped the answer; the conversation keeps what there was.
     Cancelled,
-    /// It cannot become a prompt. The error was printed.
+    /// It cannot become a prompt. The error was printed, with hints.
     Refused,
 }
 
@@ -281,11 +292,7 @@ impl Chat<'_> {
                 command if command.starts_with('/') && !command.contains(' ') => {
                     ctx.console.info(&format!("there is no command {command}; /help shows the commands"));
                 }
-                _ => {
-                    if self.answer(&line, ctx)? == Reply::Refused {
-                        ctx.console.info("hint: /reset starts a new conversation");
-                    }
-                }
+                _ => drop(self.answer(&line, ctx)?),
             }
         }
     }
@@ -298,7 +305,12 @@ impl Chat<'_> {
             Ok(prompt) => GenerationRequest { prompt, ..self.request.clone() },
             Err(error @ (GenerateError::Prompt(_) | GenerateError::Template(TemplateError::Template { .. }))) => {
                 self.transcript = before;
-                ctx.console.line(&ExecError::from(error).report());
+                let error = ExecError::from(error);
+                // The whole conversation is the prompt.
+                let restart = Some(self.restart.to_owned()).filter(|_| !self.transcript.is_empty());
+                let hints: Vec<String> = restart.into_iter().chain(error.hint()).collect();
+                let hint = Some(hints.join("; or ")).filter(|hint| !hint.is_empty());
+                ctx.console.line(&error_report(&error, hint.as_deref()));
                 return Ok(Reply::Refused);
             }
             Err(error) => return Err(error.into()),
@@ -321,7 +333,7 @@ impl Chat<'_> {
         let generated = generated?;
         show(ctx.out, "\n")?;
         warn_of_unknown_tokens(tokenizer, &generated, ctx.console);
-        ctx.console.info(&answer_summary(&generated, &mut self.sequence));
+        ctx.console.info(&answer_summary(&generated, &mut self.sequence, self.restart));
         self.transcript.push(Role::Assistant, generated.text.as_deref().unwrap_or_default());
         self.save()?;
         Ok(if generated.finish_reason == FinishReason::Cancelled { Reply::Cancelled } else { Reply::Complete })
@@ -340,17 +352,17 @@ impl Chat<'_> {
 }
 
 /// The line under an answer.
-fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBackend>) -> String {
+fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBackend>, restart: &str) -> String {
     let timings = Timings::new(generated, &sequence.engine().telemetry());
     let speed = rate(timings.decode_tokens_per_second);
     // The last token is not computed yet. A stopped pass may have computed drafted tokens that are not part of the answer.
     let used = generated.usage.prompt_tokens + generated.usage.completion_tokens.saturating_sub(1);
     let left = sequence.context().saturating_sub(used as u64);
     let end = match generated.finish_reason {
-        FinishReason::Cancelled => ", stopped",
-        FinishReason::Length if left <= 1 => ", the context is full: /reset starts a new conversation",
-        FinishReason::Length => ", stopped by -n/--max-new",
-        FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => "",
+        FinishReason::Cancelled => ", stopped".to_owned(),
+        FinishReason::Length if left <= 1 => format!(", the context is full: {restart}"),
+        FinishReason::Length => ", stopped by -n/--max-new".to_owned(),
+        FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => String::new(),
     };
     let page = sequence.cache().map(|cache| cache.page_tokens());
     let pages = page.map_or_else(String::new, |page| format!(" (a session keeps pages of {page})"));
