@@ -19,6 +19,8 @@ pub struct Activity {
     output: Option<PathBuf>,
     started: Instant,
     next_line: Instant,
+    /// The line before, and since when it is true.
+    said: Option<(String, Instant)>,
 }
 
 /// The position in a list.
@@ -31,7 +33,7 @@ impl Activity {
     /// A step without known progress.
     pub fn step(what: String) -> Self {
         let now = Instant::now();
-        Self { what, progress: None, output: None, started: now, next_line: now + LINE_INTERVAL }
+        Self { what, progress: None, output: None, started: now, next_line: now + LINE_INTERVAL, said: None }
     }
 
     /// Loading partition `index` of `count`.
@@ -56,7 +58,7 @@ impl Activity {
     pub fn after(self, previous: Self) -> Self {
         let same_list = self.progress.is_some() && previous.progress.is_some();
         let started = if same_list { previous.started } else { self.started };
-        Self { started, next_line: previous.next_line, ..self }
+        Self { started, next_line: previous.next_line, said: previous.said, ..self }
     }
 
     /// Whether it has taken long enough to be shown.
@@ -64,14 +66,21 @@ impl Activity {
         self.started.elapsed() >= MIN_SHOWN
     }
 
-    /// A line about it, at most once per interval.
+    /// A line about it, at most once per interval. One that says the same as the line before adds how long that has been so.
     pub fn line_if_due(&mut self) -> Option<String> {
         let now = Instant::now();
         if now < self.next_line {
             return None;
         }
         self.next_line = now + LINE_INTERVAL;
-        Some(self.text())
+        let text = self.text();
+        match &self.said {
+            Some((said, since)) if *said == text => Some(format!("{text}, for {} s so far", since.elapsed().as_secs())),
+            _ => {
+                self.said = Some((text.clone(), self.started));
+                Some(text)
+            }
+        }
     }
 
     /// A progress bar, or a spinner if the progress is unknown.
@@ -132,5 +141,18 @@ mod tests {
         let line =
             "writing prepared weights for cpu_2, partition 3 of 4: 3 MiB on disk so far, only at the first start";
         assert_eq!(next.line_if_due().as_deref(), Some(line));
+    }
+
+    #[test]
+    fn a_line_is_not_repeated() {
+        let mut activity = Activity::step("run 2 of 3".to_owned());
+        let mut line = |activity: &mut Activity| {
+            activity.next_line = Instant::now();
+            activity.line_if_due().unwrap()
+        };
+        assert_eq!(line(&mut activity), "run 2 of 3");
+        assert_eq!(line(&mut activity), "run 2 of 3, for 0 s so far");
+        let mut next = Activity::step("run 3 of 3".to_owned()).after(activity);
+        assert_eq!(line(&mut next), "run 3 of 3");
     }
 }
