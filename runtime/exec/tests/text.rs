@@ -152,8 +152,17 @@ fn texts_end_for_the_reason_given() {
     assert_eq!(report["text"].as_str().unwrap(), &text[..text.find(&stop).unwrap()]);
 
     // 11 tokens of prompt and 3 of the answer are a context of 14.
-    let report = plan.run(&[&base[..], &["--ignore-eos", "--context", "14"]].concat()).ok().json();
-    assert_eq!((&report["finish_reason"], tokens(&report).len()), (&json!("length"), 3));
+    // A prompt that fills the context gets one token more, and the warning says so.
+    for (context, answer, warning) in [
+        ("14", 3, "prompt and answer fill the context of 14"),
+        ("12", 1, "prompt and answer fill the context of 12"),
+        ("11", 1, "the prompt alone fills the context of 11, so only one token follows it"),
+    ] {
+        let done = plan.run(&[&base[..], &["--ignore-eos", "--context", context]].concat()).ok();
+        assert!(done.stderr.contains(warning), "{}", done.stderr);
+        let report = done.json();
+        assert_eq!((&report["finish_reason"], tokens(&report).len()), (&json!("length"), answer));
+    }
 }
 
 /// A text that the trained model continues by copying, so that drafts are accepted.

@@ -249,7 +249,12 @@ fn report(
             () if is_most(positions) => "hpp-split with a larger --context plans for more",
             () => "give a larger --context",
         };
-        ctx.console.warn(&format!("the context is full; {hint}"));
+        let context = sequence.context();
+        let full = match generated.usage.prompt_tokens as u64 >= context {
+            true => format!("the prompt alone fills the context of {context}, so only one token follows it"),
+            false => format!("prompt and answer fill the context of {context}"),
+        };
+        ctx.console.warn(&format!("{full}; {hint}"));
     }
     if generated.finish_reason == FinishReason::Length && request.grammar.is_some() {
         ctx.console.warn("the answer ends before its JSON is complete; give a larger --max-new");
