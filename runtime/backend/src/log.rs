@@ -17,7 +17,9 @@ pub(crate) struct Log {
 const KEPT_ON_HOST: (&str, &str) = ("Force fallback to CPU execution for node ", " because");
 
 /// The starts of messages that are expected and not forwarded.
-const EXPECTED: [&str; 4] = [
+const EXPECTED: [&str; 5] = [
+    // A node failed: the error of its run has the same text.
+    "Non-zero status code returned while running ",
     // Where the home directory cannot be written. Telemetry is off (`environment.rs`).
     "Failed to persist telemetry device ID",
     // Every session on a device: shape arithmetic stays on the CPU. `create_session` checks the placement of the other nodes.
@@ -104,6 +106,7 @@ mod tests {
         log.receive(LogLevel::Info, "chatter");
         log.receive(LogLevel::Warning, "  careful\n");
         log.receive(LogLevel::Warning, "careful");
+        log.receive(LogLevel::Error, "Non-zero status code returned while running Gather node. Name:'g'");
         log.receive(LogLevel::Warning, "Some nodes were not assigned to the preferred execution providers");
         let purpose = "EP optimization: Force fallback to CPU execution for node /model/Add because the CPU is faster";
         log.receive(LogLevel::Warning, purpose);

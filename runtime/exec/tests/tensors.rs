@@ -98,6 +98,22 @@ fn tensors_that_do_not_fit_are_listed_with_the_expected_inputs() {
     plan.run(&["--inputs", "none.npz", "--outputs", "o.npz"]).fails(1, &["none.npz"]);
 }
 
+/// A run that fails says why once.
+#[test]
+fn a_token_that_the_model_lacks_is_reported_once() {
+    let plan = PlanDir::new("optimum/bert", 64);
+    let mut tensors = inputs_of(&plan);
+    for (_, tensor) in &mut tensors {
+        let count = tensor.shape.iter().product::<u64>() as usize;
+        *tensor = HostTensor::from_i64(&tensor.shape, &vec![99_999; count]);
+    }
+    let (inputs, outputs) = (plan.file("in.npz"), plan.file("out.npz"));
+    write_npz(&inputs, &tensors).unwrap();
+    let failed = plan.run(&["--inputs", inputs.to_str().unwrap(), "--outputs", outputs.to_str().unwrap()]);
+    let failed = failed.fails(1, &["failed while running", "idx=99999"]);
+    assert_eq!(failed.stderr.matches("idx=99999").count(), 1, "{}", failed.stderr);
+}
+
 #[test]
 fn language_models_and_models_that_run_once_are_distinguished() {
     let once = PlanDir::new("optimum/bert", 64);
