@@ -85,6 +85,23 @@ fn jobs_give_the_answers_of_single_runs() {
     assert_eq!(answers["\"none\""]["tokens"], json!([]));
 }
 
+/// The summary counts the drafts of all answers, as that of a single run does.
+#[test]
+fn the_summary_counts_accepted_drafts() {
+    let text = "Repeat the text.\\nThe vector is a growable array. The vector is a growable array. The vector is a";
+    let line = |id: u32| format!("{{\"id\": {id}, \"prompt\": \"{text}\"}}\n");
+    let files = JobFiles::new("genai/learned-llama-fp32-cpu", &(line(1) + &line(2)));
+    let done = files.run(&["-n", "32", "--ignore-eos", "--json", "--speculate", "ngram"]).ok();
+    let counts = &done.json()["speculation"];
+    let (drafted, accepted) = (counts["drafted"].as_u64().unwrap(), counts["accepted"].as_u64().unwrap());
+    assert!(0 < drafted && accepted <= drafted, "{counts}");
+    let words = format!("speculation: {accepted} of {drafted} drafted tokens accepted");
+    assert!(done.stderr.contains(&words), "{}", done.stderr);
+    std::fs::remove_file(&files.answers).unwrap();
+    let plain = files.run(&["-n", "4", "--json"]).ok();
+    assert!(plain.json().get("speculation").is_none() && !plain.stderr.contains("speculation"), "{}", plain.stderr);
+}
+
 #[test]
 fn each_bad_line_has_an_error_of_its_own_and_the_others_go_on() {
     let bad = "\

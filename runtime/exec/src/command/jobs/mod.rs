@@ -17,7 +17,7 @@ use crate::report::{Bytes, memory};
 use crate::runtime::OrtBackend;
 use crate::settings::DraftMethod;
 use hpp_engine::{EngineOptions, Telemetry};
-use hpp_generate::speculate::Drafts;
+use hpp_generate::speculate::{Drafts, SpeculationStats};
 use hpp_generate::{
     Batch, Finished, GenerateError, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
 };
@@ -163,8 +163,20 @@ struct JobCounts {
     batched_rows: u64,
     /// Most sequences at once.
     sequences: usize,
+    /// Tokens drafted and verified, of all answers, and those of them that the model chose; absent without speculation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speculation: Option<DraftCounts>,
     /// Without loading.
     seconds: f64,
+}
+
+/// Drafted tokens.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+struct DraftCounts {
+    /// Verified.
+    drafted: u64,
+    /// Those that the model chose.
+    accepted: u64,
 }
 
 impl Jobs {
@@ -271,6 +283,11 @@ impl Jobs {
         self.counts.answers += 1;
         self.counts.prompt_tokens += generated.usage.prompt_tokens;
         self.answered_tokens += generated.tokens.len();
+        if let Some(SpeculationStats { drafted, accepted, .. }) = generated.speculation {
+            let counts = self.counts.speculation.get_or_insert_default();
+            counts.drafted += drafted;
+            counts.accepted += accepted;
+        }
         let answer = Answer {
             id: Some(&id),
             line: None,
@@ -338,9 +355,12 @@ impl Jobs {
         let JobCounts { answers, errors, tokens, passes, sequences, seconds, .. } = self.counts;
         let telemetry = self.batch.engine().telemetry();
         let errors = if errors > 0 { format!(" and {}", counted(errors as u64, "error")) } else { String::new() };
+        let drafts = self.counts.speculation.map_or_else(String::new, |DraftCounts { drafted, accepted }| {
+            format!("speculation: {accepted} of {drafted} drafted tokens accepted\n")
+        });
         let state = self.batch.engine().host_state_bytes() + self.batch.engine().disk_state_bytes();
         format!(
-            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\n{}memory: {}",
+            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\n{drafts}{}memory: {}",
             counted(answers as u64, "answer"),
             duration(Duration::from_secs_f64(seconds)),
             counted(sequences as u64, "sequence"),
