@@ -26,8 +26,8 @@ const NEGLIGIBLE: f64 = 1e-3;
 pub struct ExplanationReport {
     /// In the order of blocks.
     partitions: Vec<PartitionReason>,
-    /// Bottlenecks while decoding and in the prompt.
-    limits: [String; 2],
+    /// What bounds the speed.
+    bottlenecks: Bottlenecks,
     /// Devices on which more memory would help.
     scarce: Vec<String>,
     /// Effects of one more GiB, or of another context length.
@@ -38,6 +38,15 @@ pub struct ExplanationReport {
     /// Experts that are read by demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     experts: Option<ExpertReport>,
+}
+
+/// What bounds the speed in each phase, such as `compute on cpu`.
+#[derive(Debug, Serialize)]
+struct Bottlenecks {
+    /// While decoding.
+    decode: String,
+    /// In the prompt.
+    prefill: String,
 }
 
 #[derive(Debug, Serialize)]
@@ -85,9 +94,10 @@ pub fn explain(
         changes.extend(other_context(inputs, request, planned, quantize)?);
     }
     let now = solution.objective_ms;
+    let bottleneck = |phase: Phase| bottleneck(&problem, solution, phase).to_string();
     Ok(ExplanationReport {
         partitions: runs.iter().map(|run| reason(request, run, now)).collect(),
-        limits: [Phase::Decode, Phase::Prefill].map(|phase| bottleneck(&problem, solution, phase).to_string()),
+        bottlenecks: Bottlenecks { decode: bottleneck(Phase::Decode), prefill: bottleneck(Phase::Prefill) },
         scarce: scarce.iter().map(DeviceId::to_string).collect(),
         changes,
         neurons: NeuronReport::new(request, partitioning, inputs.analysis, inputs.costs.source()),
@@ -199,7 +209,7 @@ pub fn text(report: &ExplanationReport) -> String {
         lines.push(format!("{}: {}", partition.blocks, partition.here));
         lines.extend(partition.elsewhere.iter().map(|other| format!("    {other}")));
     }
-    let [decode, prefill] = &report.limits;
+    let Bottlenecks { decode, prefill } = &report.bottlenecks;
     lines.push(format!("bottleneck while decoding: {decode}; in the prompt: {prefill}"));
     if !report.scarce.is_empty() {
         lines.push(format!("more memory on {} would make the plan faster", report.scarce.join(", ")));
