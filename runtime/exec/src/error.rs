@@ -152,7 +152,7 @@ impl ExecError {
             ExecError::Store(PageStoreError::Io { .. }) | ExecError::Session { .. } => {
                 "give --kv-dir a directory in which you can write"
             }
-            ExecError::Output(_) => "free space where stdout goes, or send it elsewhere",
+            ExecError::Output(e) => e.hint(),
             ExecError::Write(e) if e.source.kind() == io::ErrorKind::StorageFull => {
                 "free space, or write the file on another disk"
             }

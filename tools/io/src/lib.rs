@@ -19,4 +19,4 @@ pub use output_file::{
     FileWriteError, OutputFile, check_replaceable, is_stream, resolve_link, write_file, write_file_as,
 };
 pub use read::{read, read_text, read_text_from};
-pub use stdout::{StdoutError, print_line, show, show_json};
+pub use stdout::{StdoutError, is_full_disk, print_line, show, show_json};

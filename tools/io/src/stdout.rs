@@ -19,6 +19,20 @@ impl StdoutError {
     pub fn is_closed(&self) -> bool {
         matches!(self, StdoutError::Closed)
     }
+
+    /// What the user can do.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            StdoutError::Write(error) if is_full_disk(error) => "free space where stdout goes, or send it elsewhere",
+            StdoutError::Write(_) | StdoutError::Closed => "send stdout elsewhere",
+        }
+    }
+}
+
+/// Whether a write failed because there is no room for more: on the disk, within a quota, or within a limit of file sizes.
+pub fn is_full_disk(error: &io::Error) -> bool {
+    use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+    matches!(error.kind(), StorageFull | QuotaExceeded | FileTooLarge)
 }
 
 impl From<io::Error> for StdoutError {
@@ -49,6 +63,13 @@ pub fn print_line(text: &str) -> Result<(), StdoutError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_full_disk_is_said_to_be_full() {
+        let hint = |kind: io::ErrorKind| StdoutError::from(io::Error::from(kind)).hint();
+        assert!(hint(io::ErrorKind::StorageFull).contains("free space"));
+        assert!(!hint(io::ErrorKind::PermissionDenied).contains("free space"));
+    }
 
     #[cfg(target_os = "linux")]
     #[test]

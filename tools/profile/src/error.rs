@@ -86,7 +86,7 @@ impl ProfileError {
             ProfileError::Io { source, .. } if source.kind() == std::io::ErrorKind::PermissionDenied => {
                 Some("give --out a path in a directory that may be written".to_owned())
             }
-            ProfileError::Stdout(_) => Some("free space where stdout goes, or send it elsewhere".to_owned()),
+            ProfileError::Stdout(error) => Some(error.hint().to_owned()),
             _ => None,
         }
     }

@@ -237,7 +237,7 @@ impl SplitError {
                 };
                 format!("{mend}; or omit --calibration: int4 is then rounded to the nearest, and auto chooses bits by squared errors")
             }
-            SplitError::Stdout(_) => "free space where stdout goes, or send it elsewhere".to_owned(),
+            SplitError::Stdout(error) => error.hint().to_owned(),
             SplitError::Write(error) if error.source.kind() == io::ErrorKind::StorageFull => {
                 "free space, or write the file on another disk".to_owned()
             }

@@ -81,8 +81,11 @@ impl AnswersError {
             AnswersError::Write { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
                 "you may not write there: give another --out, or change the permissions"
             }
+            AnswersError::Write { source, .. } if hpp_io::is_full_disk(source) => {
+                "make room, and run the same command again: it continues after the answers that are there"
+            }
             AnswersError::Write { .. } => {
-                "make room or fix the path, and run the same command again: it continues after the answers that are there"
+                "mend that or give another --out; the same command continues after the answers that are there"
             }
             AnswersError::Locked { .. } => "wait until it ends, or give another --out",
             AnswersError::Foreign { .. } => {

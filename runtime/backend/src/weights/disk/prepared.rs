@@ -140,6 +140,10 @@ fn with_advice(error: &io::Error) -> String {
 /// A message if the disk is full; ONNX Runtime's error does not give the cause.
 fn disk_full(partial: &Path, takes: &str) -> Option<String> {
     let error = fs::write(partial.join("more"), vec![1; MIB]).err()?;
+    let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
+    if !kinds.contains(&error.kind()) {
+        return None;
+    }
     let free = free_space(partial).map_or(String::new(), |free| format!("; {} are free there", ByteSize(free).human()));
     Some(format!("{error}{free}. {takes}: make room, or put the plan on another disk (hpp-split --out)"))
 }
