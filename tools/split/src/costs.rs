@@ -116,7 +116,7 @@ impl Costs {
             Ok(hash) => errors.require(
                 hash == profile.model.hash,
                 format!("{file} was measured of another model ({})", profile.model.name),
-                "profile this model: hpp-profile MODEL --prompts FILE",
+                "profile this model with `hpp-profile MODEL --out FILE`, and give that file to --profile",
             ),
             Err(error) => errors.0.push(InputError { message: format!("{error}: {}", error.source), hint: None }),
         }

@@ -103,7 +103,7 @@ fn a_profile_of_another_model_or_machine_is_refused() {
     profile.model.hash = "0".repeat(64);
     let path = saved(&dir, &profile);
     run(&path, &[]).refusal(&["another model", "another machine", "hpp-profile"]);
-    run(&path, &["--allow-other-machine"]).refusal(&["another model"]);
+    run(&path, &["--allow-other-machine"]).refusal(&["another model", "`hpp-profile MODEL --out FILE`"]);
 }
 
 #[test]
