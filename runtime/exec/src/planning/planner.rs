@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Starts of hpp-split's lines that are not passed on: they are for users who run it themselves.
+/// Starts of hpp-split's lines that are not passed on, with the indented lines after them: they are for users who run it themselves.
 const OMITTED_LINES: [&str; 2] = ["wrote ", "run it: "];
 
 /// The hpp-split command.
@@ -57,8 +57,11 @@ impl SplitCommand {
                 text
             });
             let mut held_back = Vec::new();
+            let mut is_omitted = false;
             for line in stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines()).map_while(Result::ok) {
-                if OMITTED_LINES.iter().any(|start| line.starts_with(start)) {
+                is_omitted =
+                    OMITTED_LINES.iter().any(|start| line.starts_with(start)) || is_omitted && line.starts_with("  ");
+                if is_omitted {
                     continue;
                 }
                 console.info(&line);
