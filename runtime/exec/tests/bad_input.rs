@@ -154,6 +154,8 @@ fn prompts_that_cannot_be_read() {
     plan.plan.model.context_length = Some(512);
     plan.save();
     plan.run(&["--prompt", ""]).fails(1, &["the prompt is empty", "hint:"]);
+    // Also where the tokenizer begins each text with a token of its own.
+    PlanDir::new("genai/learned-llama-fp32-cpu", 32).run(&["--prompt", ""]).fails(1, &["the prompt is empty"]);
     let long = vec!["1"; 33].join(",");
     plan.run(&["--tokens", &long]).fails(1, &["33 tokens", "32", "hint:"]);
     plan.run(&["--tokens", "1,512"]).fails(1, &["512", "out of range"]);

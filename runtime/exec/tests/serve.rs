@@ -232,6 +232,8 @@ fn a_prefetch_reads_pages_and_says_how_many_tokens_are_found() {
     let chunks = server.stream("/v1/chat/completions", &chat);
     assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], json!(0), "{chunks:?}");
     assert_eq!(server.refused("/v1/completions", &json!({"prompt": "x", "prefetch": true, "park": true})).0, 400);
+    let (status, error) = server.refused("/v1/completions", &json!({"prompt": ""}));
+    assert!(status == 400 && error.to_string().contains("`prompt` is empty"), "{error}");
 }
 
 #[test]

@@ -313,6 +313,7 @@ async fn complete(State(app): State<SharedApp>, JsonBody { value, room }: JsonBo
     let encoded = blocking(move || {
         let _room = room;
         let encode = |prompt: OnePrompt| match prompt {
+            OnePrompt::Text(text) if text.is_empty() => Err(ApiError::field("prompt", "`prompt` is empty")),
             OnePrompt::Text(text) => Ok((model.encode_text(&text)?, if echoes { text } else { String::new() })),
             OnePrompt::Tokens(tokens) => {
                 let text = if echoes { model.decode(&tokens)? } else { String::new() };

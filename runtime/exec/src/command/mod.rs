@@ -148,13 +148,13 @@ enum PromptFormat<'a> {
 /// than a token of any vocabulary has.
 const MOST_BYTES_PER_TOKEN: u64 = 1024;
 
-/// Reads the prompt and turns it into tokens. `context`: tokens that a prompt may have at most. Calls `on_empty` if its text is empty.
+/// Reads the prompt and turns it into tokens. `context`: tokens that a prompt may have at most. Calls `on_blank` if its text is only spaces.
 fn prompt_tokens(
     source: &PromptSource,
     encoder: &PromptEncoder,
     format: &PromptFormat<'_>,
     context: u64,
-    on_empty: &dyn Fn(),
+    on_blank: &dyn Fn(),
 ) -> Result<Vec<u32>, ExecError> {
     let source = match source {
         PromptSource::Text(source) => source,
@@ -170,8 +170,11 @@ fn prompt_tokens(
     if text.len() as u64 > context.saturating_mul(MOST_BYTES_PER_TOKEN) {
         return Err(PromptError::TextTooLong { bytes: text.len() as u64, context }.into());
     }
+    if text.is_empty() {
+        return Err(PromptError::Empty.into());
+    }
     if text.trim().is_empty() {
-        on_empty();
+        on_blank();
     }
     Ok(match format {
         PromptFormat::Plain => encoder.encode_text(&text)?,
