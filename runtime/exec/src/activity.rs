@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn a_line_is_not_repeated() {
         let mut activity = Activity::step("run 2 of 3".to_owned());
-        let mut line = |activity: &mut Activity| {
+        let line = |activity: &mut Activity| {
             activity.next_line = Instant::now();
             activity.line_if_due().unwrap()
         };
