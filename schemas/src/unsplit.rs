@@ -5,6 +5,7 @@ use crate::{
     DeviceKind, InputRole, OutputUse, Partition, PartitionBytes, PartitionInput, PartitionOutput, Plan, Predictions,
     Provider, Residency, Schedule, SourceModel, State, Step,
 };
+use std::collections::BTreeSet;
 
 /// The file of the unsplit model to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,9 +97,20 @@ impl Plan {
     }
 
     /// All boundary tensors, each once.
+    /// The tensors of the model that cross between partitions, in the order in which they are computed, with the partition that computes each.
+    /// Predictions of experts are none: the model lacks them.
+    pub fn crossing_tensors(&self) -> impl Iterator<Item = (&Partition, &PartitionOutput)> {
+        let experts = self.partitions.iter().filter_map(|partition| partition.experts.as_ref()?.next.as_ref());
+        let predictions: BTreeSet<&str> = experts.map(|next| &*next.router).collect();
+        let outputs = self
+            .partitions
+            .iter()
+            .flat_map(|partition| partition.outputs.iter().map(move |output| (partition, output)));
+        outputs.filter(move |(_, output)| output.to == OutputUse::Boundary && !predictions.contains(&*output.name))
+    }
+
     fn boundaries(&self) -> Vec<PartitionOutput> {
-        let all = self.partitions.iter().flat_map(|partition| &partition.outputs);
-        let mut crossing: Vec<_> = all.filter(|output| output.to == OutputUse::Boundary).cloned().collect();
+        let mut crossing: Vec<_> = self.crossing_tensors().map(|(_, output)| output.clone()).collect();
         crossing.sort_by(|a, b| a.name.cmp(&b.name));
         crossing.dedup_by(|a, b| a.name == b.name);
         crossing

@@ -3,7 +3,8 @@
 
 use hpp_engine::mock::{Chain, ChainPart, MockBackend};
 use hpp_engine::{
-    CancelHandle, Engine, EngineError, EngineOptions, LogitRows, Reporter, Silent, StepInput, WeightReads,
+    CancelHandle, Engine, EngineError, EngineOptions, LogitRows, Logits, NamedTensors, Reporter, Silent, StepInput,
+    WeightReads, WorkItem,
 };
 use hpp_schema::{ByteSize, Plan, Residency, SelectedBy, SpanKind};
 use proptest::prelude::*;
@@ -12,6 +13,8 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Mutex;
 use std::time::Duration;
+
+static NO_EXTRA: NamedTensors = NamedTensors::new();
 
 /// Ten stages of which 4 MiB - 1 MiB are read, and a window that lacks a little of two: reading fills it up to two stages, and the
 /// weights that were unlocked for that are read too.
@@ -419,6 +422,31 @@ fn predicted_experts_are_read_ahead_and_wrong_predictions_change_nothing_else() 
     assert!(backend.disk().peak_held() <= 400);
     // What the disk failed to read is read for the next run that selects it: 7.5 and 3.75 at position 0.
     assert_eq!(step(&mut engine, &mut another, 15), ([4, 2, 4, 2], 700));
+}
+
+/// Several sequences may select and predict as many experts together as the cache holds: then none is read ahead.
+#[test]
+fn reading_ahead_takes_no_more_than_the_cache_has() {
+    let (backend, dir) = (MockBackend::new(), tempfile::tempdir().unwrap());
+    let mut plan = predicting(dir.path(), &backend);
+    for partition in &mut plan.partitions[1..] {
+        partition.experts.as_mut().unwrap().active = 3;
+    }
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    let mut sequences: Vec<_> = (0..3).map(|_| engine.new_sequence().unwrap()).collect();
+    let mut logits = vec![Logits::default(); 3];
+    for pass in 0..14u32 {
+        let tokens: Vec<[u32; 1]> = (0..3).map(|sequence| [(7 * pass + 5 * sequence * pass + sequence) % 16]).collect();
+        let buffers = sequences.iter_mut().zip(&mut logits).zip(&tokens);
+        let mut items: Vec<WorkItem<'_, MockBackend>> = buffers
+            .map(|((sequence, logits), tokens)| {
+                let input = StepInput::Tokens(tokens);
+                WorkItem { sequence, input, rows: LogitRows::Last, extra: &NO_EXTRA, logits }
+            })
+            .collect();
+        assert!(engine.pass(&mut items).unwrap().iter().all(Result::is_ok));
+    }
+    assert!(backend.disk().peak_held() <= 400, "{} bytes in memory", backend.disk().peak_held());
 }
 
 #[test]

@@ -18,6 +18,8 @@ pub struct Activity {
     progress: Option<ListPosition>,
     output: Option<PathBuf>,
     started: Instant,
+    /// When this step began, of a list the step alone.
+    began: Instant,
     next_line: Instant,
     /// The line before, and since when it is true.
     said: Option<(String, Instant)>,
@@ -33,7 +35,15 @@ impl Activity {
     /// A step without known progress.
     pub fn step(what: String) -> Self {
         let now = Instant::now();
-        Self { what, progress: None, output: None, started: now, next_line: now + LINE_INTERVAL, said: None }
+        Self {
+            what,
+            progress: None,
+            output: None,
+            started: now,
+            began: now,
+            next_line: now + LINE_INTERVAL,
+            said: None,
+        }
     }
 
     /// Loading partition `index` of `count`.
@@ -58,7 +68,7 @@ impl Activity {
     pub fn after(self, previous: Self) -> Self {
         let same_list = self.progress.is_some() && previous.progress.is_some();
         let started = if same_list { previous.started } else { self.started };
-        Self { started, next_line: previous.next_line, said: previous.said, ..self }
+        Self { started, began: self.began, next_line: previous.next_line, said: previous.said, ..self }
     }
 
     /// Whether it has taken long enough to be shown.
@@ -77,7 +87,7 @@ impl Activity {
         match &self.said {
             Some((said, since)) if *said == text => Some(format!("{text}, for {} s so far", since.elapsed().as_secs())),
             _ => {
-                self.said = Some((text.clone(), self.started));
+                self.said = Some((text.clone(), self.began));
                 Some(text)
             }
         }

@@ -85,7 +85,7 @@ pub struct Experts {
 }
 
 /// A prediction of the experts that a later partition selects: its router, computed early with the hidden state of an earlier layer. While the
-/// partition with this prediction runs, the runtime reads predicted experts ahead if the disk is idle.
+/// partition with this prediction runs, the runtime reads an expert of the later one ahead, if no other weights are read from disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NextExperts {

@@ -46,7 +46,7 @@ pub fn draft(
         slots: &partitioning.solution.slots,
         providers: &request.providers,
         movable: request.movable,
-        disk: partitioning.disk_streaming(request),
+        disk: partitioning.disk_streaming(request).map(|disk| divided.disk_streaming(disk)),
         packing: request.problem.budget.packing,
         compress_permille: request.compress_permille,
         session_copies: request.session_copies,

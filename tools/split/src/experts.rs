@@ -5,8 +5,9 @@ use crate::error::SplitError;
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
 use hpp_graph::{EarlyRouter, ExpertCounts, Graph, Mixture, NodeId, PartitionGraph, Segmentation, cut};
-use hpp_model::{Analysis, PartitionSpec};
+use hpp_model::{Analysis, DiskStreaming, PartitionSpec};
 use hpp_partition::{BlockPlacement, Placement};
+use std::collections::BTreeSet;
 
 /// The partitions of a plan. Those of a mixture that is read by demand are divided in two.
 pub struct Divided {
@@ -20,7 +21,12 @@ pub struct Divided {
     pub segmentation: Segmentation,
     /// The part of the graph of each partition.
     pub parts: Vec<PartitionGraph>,
+    /// Bytes of host memory that routers take a second time, to predict experts.
+    early_routers: u64,
 }
+
+/// One in this many bytes of the margin that is left unused on each GPU may be taken by routers that are there twice.
+const MARGIN_DIVISOR: u64 = 4;
 
 /// Divides the partitions of a placement whose experts are read by demand. `parts` are those of the undivided partitions.
 pub fn divide(
@@ -40,6 +46,7 @@ pub fn divide(
             segmentation: analysis.segmentation.clone(),
             mixtures: wanted,
             parts,
+            early_routers: 0,
         });
     }
     let is_divided = |spec: &PartitionSpec, mixture: &Mixture| {
@@ -51,8 +58,14 @@ pub fn divide(
     };
     let nodes: Vec<(usize, Vec<NodeId>)> = specs.iter().zip(&wanted).filter_map(node).collect();
     let segmentation = analysis.segmentation.divided_at_experts(&analysis.graph, &nodes);
-    let mut divided =
-        Divided { specs: Vec::new(), mixtures: Vec::new(), origins: Vec::new(), segmentation, parts: Vec::new() };
+    let mut divided = Divided {
+        specs: Vec::new(),
+        mixtures: Vec::new(),
+        origins: Vec::new(),
+        segmentation,
+        parts: Vec::new(),
+        early_routers: 0,
+    };
     let (mut groups, mut next) = (Vec::new(), 0);
     for (origin, (spec, mixture)) in specs.iter().zip(wanted).enumerate() {
         let mut add = |blocks: usize, mixture: Option<Mixture>| {
@@ -72,22 +85,26 @@ pub fn divide(
     }
     divided.parts =
         cut(&analysis.graph, &divided.segmentation, &groups).map_err(|error| SplitError::Cut(Box::new(error)))?;
-    if request.read_experts_ahead {
-        divided.predict(&analysis.graph, request.movable);
+    if let Some(disk) = partitioning.disk_streaming(request).filter(|_| request.read_experts_ahead) {
+        divided.predict(request, &analysis.graph, &disk);
     }
     Ok(divided)
 }
 
 impl Divided {
-    /// Lets a partition before each mixture predict which experts the next mixture selects.
-    fn predict(&mut self, graph: &Graph, movable: bool) {
+    /// Lets a partition before each mixture predict which experts the next mixture selects, as long as there is room for the routers that this
+    /// takes a second time. Not where other weights are read too: then the runtime would read no experts ahead.
+    fn predict(&mut self, request: &PlanningRequest, graph: &Graph, disk: &DiskStreaming) {
         let mixtures: Vec<usize> = (0..self.mixtures.len()).filter(|index| self.mixtures[*index].is_some()).collect();
+        let mut room = Room::beside(request, disk, graph, self.mixtures.iter().flatten());
         for (&index, &later) in mixtures.iter().zip(mixtures.iter().skip(1)) {
-            if let Some((producer, router)) = self.early_router(graph, index, later, movable) {
+            let Some((producer, router)) = self.early_router(graph, index, later, request.movable) else { continue };
+            if room.take(self.specs[producer].placement, router.weight_bytes(graph)) {
                 self.parts[index].prediction = Some(router.prediction.clone());
                 self.parts[producer].early_router = Some(router);
             }
         }
+        self.early_routers = room.taken_of_host;
     }
 
     /// The router of partition `later`, and the partition before `index` that computes it too: the one that has the hidden state for it. `None`
@@ -104,6 +121,59 @@ impl Divided {
         let BlockPlacement { prefill, decode } = self.specs[producer].placement;
         let is_possible = !shares_file(prefill) && !shares_file(decode) && self.parts[producer].early_router.is_none();
         is_possible.then_some((producer, router))
+    }
+
+    /// How the plan reads from disk: the memory for experts is smaller by the routers that predictions take.
+    pub fn disk_streaming(&self, disk: DiskStreaming) -> DiskStreaming {
+        let expert_cache = disk.expert_cache.map(|cache| cache - self.early_routers.min(cache));
+        DiskStreaming { expert_cache, ..disk }
+    }
+}
+
+/// Memory for routers that are there twice, bytes.
+struct Room {
+    /// Of the host: what the cache of experts has beyond the experts of one mixture.
+    host: u64,
+    taken_of_host: u64,
+    /// Of each GPU.
+    gpus: Vec<u64>,
+}
+
+impl Room {
+    fn beside<'m>(
+        request: &PlanningRequest,
+        disk: &DiskStreaming,
+        graph: &Graph,
+        mixtures: impl Iterator<Item = &'m Mixture>,
+    ) -> Room {
+        let largest = mixtures.map(|mixture| mixture.bytes(graph)).max().unwrap_or(0);
+        let cache = disk.expert_cache.filter(|_| disk.locked_share >= 1.0).unwrap_or(0);
+        let of_gpu = request.problem.budget.margin / MARGIN_DIVISOR;
+        Room { host: cache.saturating_sub(largest), taken_of_host: 0, gpus: vec![of_gpu; request.problem.gpus.len()] }
+    }
+
+    /// Takes room where a partition computes; false if there is too little.
+    fn take(&mut self, placement: BlockPlacement, weights: u64) -> bool {
+        let places = BTreeSet::from([placement.prefill, placement.decode]);
+        // Kernels of the host may keep a packed copy beside them.
+        let needed = |place: &Placement| if *place == Placement::Cpu { 2 * weights } else { weights };
+        let fits = |place: &Placement| match place {
+            Placement::Cpu => self.host >= needed(place),
+            Placement::Resident(gpu) | Placement::Streamed(gpu) => {
+                self.gpus.get(*gpu).is_some_and(|room| *room >= needed(place))
+            }
+        };
+        let is_possible = self.host > 0 && places.iter().all(fits);
+        for place in places.iter().filter(|_| is_possible) {
+            match place {
+                Placement::Cpu => {
+                    self.host -= needed(place);
+                    self.taken_of_host += needed(place);
+                }
+                Placement::Resident(gpu) | Placement::Streamed(gpu) => self.gpus[*gpu] -= needed(place),
+            }
+        }
+        is_possible
     }
 }
 

@@ -265,7 +265,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
                 let turn = StageTurn { id, phase: phases[0], item, is_first: item == first, is_last: item == last };
                 self.prepare(turn, &[])?;
                 if turn.is_first && !self.has_prompt() {
-                    self.runtime.read_experts_ahead(self.program, self.items, id, phases)?;
+                    self.runtime.read_experts_ahead(self.program, self.items, id, phases);
                 }
                 self.prefetch_next_states(turn, last);
                 self.run_item(turn)?;

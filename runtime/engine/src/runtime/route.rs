@@ -49,24 +49,26 @@ impl<B: Backend> Runtime<B> {
         Ok(indices(&selected))
     }
 
-    /// While a stage runs with its experts, starts to read those ahead that a later stage probably selects.
+    /// Before a stage runs, whose experts are in memory: starts to read one ahead that a later stage probably selects.
     pub(super) fn read_experts_ahead(
         &mut self,
         program: &Program,
         items: &[PassItem<'_, B>],
         stage: StageId,
         phases: &[Phase],
-    ) -> Result<(), EngineError> {
-        let Some(next) = program.stages[stage].routing.and_then(|routing| routing.next) else { return Ok(()) };
+    ) {
+        let Some(next) = program.stages[stage].routing.and_then(|routing| routing.next) else { return };
         let later = self.route[phases[0]][next.partition];
-        let Some(routing) = program.stages[later].routing else { return Ok(()) };
+        let Some(routing) = program.stages[later].routing.filter(|_| self.weights.disk.reads_ahead(later)) else {
+            return;
+        };
         let mut rankings = Vec::new();
         for item in items.iter().filter(|item| item.runs_in(phases)) {
-            let logits = self.logits_in_lane(next.router, routing.count, item.sequence.lane)?;
-            rankings.extend(logits.chunks_exact(routing.count).map(|row| ranking(row, routing.active)));
+            // What is wrong with a prediction changes no answer.
+            let Ok(logits) = self.logits_in_lane(next.router, routing.count, item.sequence.lane) else { return };
+            rankings.extend(logits.chunks_exact(routing.count).map(|row| likeliest(row, routing.active.div_ceil(2))));
         }
-        let started = self.weights.disk.read_ahead(later, &likeliest(&rankings));
-        started.map_err(|source| program.stages[later].failed("reading its experts ahead", source))
+        self.weights.disk.read_ahead(later, &by_rank(&rankings));
     }
 
     fn select_in_lane(&self, routing: Routing, lane: usize, selected: &mut [bool]) -> Result<(), EngineError> {
@@ -99,19 +101,20 @@ impl<B: Backend> Runtime<B> {
     }
 }
 
-/// The experts with the largest logits, the largest first; none where a logit is not a number.
-fn ranking(logits: &[f32], active: usize) -> Vec<u32> {
+/// The `count` experts with the largest logits, the largest first; none where a logit is not a number. The smaller ones of those that are
+/// predicted are more often wrong.
+fn likeliest(logits: &[f32], count: usize) -> Vec<u32> {
     if logits.iter().any(|logit| logit.is_nan()) {
         return Vec::new();
     }
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
     order.sort_unstable_by(|a, b| logits[*b as usize].total_cmp(&logits[*a as usize]).then(b.cmp(a)));
-    order.truncate(active);
+    order.truncate(count);
     order
 }
 
 /// The experts of several rankings, each once: the first of all, then the second.
-fn likeliest(rankings: &[Vec<u32>]) -> Vec<u32> {
+fn by_rank(rankings: &[Vec<u32>]) -> Vec<u32> {
     let longest = rankings.iter().map(Vec::len).max().unwrap_or(0);
     let mut seen = BTreeSet::new();
     let ranks = (0..longest).flat_map(|rank| rankings.iter().filter_map(move |ranking| ranking.get(rank).copied()));
@@ -211,12 +214,15 @@ mod tests {
 
     #[test]
     fn the_likeliest_are_the_first_of_each_token() {
-        let rankings =
-            [ranking(&[0.5, -1.0, 3.0, 0.25], 2), ranking(&[4.0, 1.0, 1.0, 0.0], 2), ranking(&[f32::NAN, 1.0], 1)];
+        let rankings = [
+            likeliest(&[0.5, -1.0, 3.0, 0.25], 2),
+            likeliest(&[4.0, 1.0, 1.0, 0.0], 2),
+            likeliest(&[f32::NAN, 1.0], 1),
+        ];
         assert_eq!(rankings, [vec![2, 0], vec![0, 2], vec![]]);
-        assert_eq!(likeliest(&rankings), [2, 0]);
-        assert_eq!(likeliest(&[vec![3, 1], vec![3, 0, 2]]), [3, 1, 0, 2]);
-        assert!(likeliest(&[]).is_empty());
+        assert_eq!(by_rank(&rankings), [2, 0]);
+        assert_eq!(by_rank(&[vec![3, 1], vec![3, 0, 2]]), [3, 1, 0, 2]);
+        assert!(by_rank(&[]).is_empty());
     }
 
     #[test]

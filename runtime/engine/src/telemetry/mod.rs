@@ -236,7 +236,7 @@ pub struct Telemetry {
     pub experts_read_ahead: u64,
     /// Experts that runs used and that were read from disk for them.
     pub expert_misses: u64,
-    /// Experts that were read ahead and that the next run of their stage did not use.
+    /// Experts that were read ahead, and not used by the next run of their stage or evicted before it.
     pub experts_read_in_vain: u64,
     /// Uploads of streamed weights to devices, without those of loading.
     pub uploads: Counter,

@@ -137,9 +137,9 @@ impl Recorder {
         } += 1;
     }
 
-    /// An expert was read ahead that no run used.
-    pub fn read_in_vain(&mut self) {
-        self.telemetry.experts_read_in_vain += 1;
+    /// So many experts were read ahead that no run used.
+    pub fn read_in_vain(&mut self, experts: u64) {
+        self.telemetry.experts_read_in_vain += experts;
     }
 
     /// An operation has finished, or its interval is reported later.

@@ -72,7 +72,7 @@ impl<B: Backend> DiskTier<B> {
         self.window = bytes;
     }
 
-    /// Sets the room for experts, bytes; forgets which are cached.
+    /// Sets the room for experts, bytes. Once, before any of them is read.
     pub fn set_expert_cache(&mut self, bytes: u64) {
         let experts_of = |stage: StageId| {
             let pager = &self.pagers[self.sessions[stage]];
@@ -128,8 +128,12 @@ impl<B: Backend> DiskTier<B> {
             if used != ExpertUse::InMemory {
                 self.reading.push(id);
             }
-            if used == ExpertUse::Read {
-                self.read_expert(id, |other| other.stage == stage && selected.contains(&other.expert))?;
+            let is_selected = |other: ExpertId| other.stage == stage && selected.contains(&other.expert);
+            if used == ExpertUse::Read && !self.read_expert(id, is_selected)? {
+                return Err(BackendError::Misfit {
+                    what: "the cache of experts".into(),
+                    why: "it holds fewer than a pass selects".into(),
+                });
             }
         }
         self.pager(stage).select_experts(&selected);
@@ -137,65 +141,53 @@ impl<B: Backend> DiskTier<B> {
         Ok(())
     }
 
-    /// Evicts others but those that stay, and starts to read an expert. Those that are being read ahead are evicted last, because that waits
-    /// for their reads.
-    fn read_expert(&mut self, id: ExpertId, stays: impl Fn(ExpertId) -> bool) -> Result<(), BackendError> {
+    /// Evicts others but those that stay, and starts to read an expert; false if all that could be evicted must stay. Those that are being
+    /// read ahead are evicted last, because that waits for their reads.
+    fn read_expert(&mut self, id: ExpertId, stays: impl Fn(ExpertId) -> bool) -> Result<bool, BackendError> {
         let bytes = self.experts.bytes(id);
-        let is_spared = |tier: &Self, other: ExpertId| stays(other) || tier.ahead.is_pending(other);
-        let next = |tier: &Self| {
-            tier.experts.victim(bytes, |other| is_spared(tier, other)).or_else(|| tier.experts.victim(bytes, &stays))
-        };
-        while let Some(victim) = next(self) {
+        while !self.experts.fits(bytes) {
+            let spared = |other: ExpertId| stays(other) || self.ahead.is_pending(other);
+            let Some(victim) = self.experts.victim(spared).or_else(|| self.experts.victim(&stays)) else {
+                return Ok(false);
+            };
             self.evict(victim);
         }
         self.experts.insert(id);
-        self.chunks_of(id).try_for_each(|chunk| self.pager(id.stage).prefetch(chunk))
+        self.chunks_of(id).try_for_each(|chunk| self.pager(id.stage).prefetch(chunk))?;
+        Ok(true)
     }
 
-    /// Reads some of the experts ahead that a later stage probably selects, the likeliest first, while the stage runs whose experts were
-    /// waited for last. Only where experts are all that is read: then the disk is idle.
-    pub fn read_ahead(&mut self, stage: StageId, likely: &[u32]) -> Result<(), BackendError> {
-        if !self.prefetcher.is_empty() || !self.has_experts(stage) {
-            return Ok(());
-        }
+    /// Whether an expert of a stage may be read ahead now: experts are all that is read, and predictions are mostly right.
+    pub fn reads_ahead(&self, stage: StageId) -> bool {
+        self.prefetcher.is_empty() && self.has_experts(stage) && self.ahead.is_worth(self.experts.passes())
+    }
+
+    /// Starts to read the likeliest absent expert of those that a later stage probably selects, the likeliest of which come first. To be called when
+    /// the experts of the stage that runs next were waited for, so that the disk is idle. If it cannot be read, the later stage reads what it
+    /// selects.
+    pub fn read_ahead(&mut self, stage: StageId, likely: &[u32]) {
+        let mut ids = likely.iter().map(|expert| ExpertId { stage, expert: *expert });
+        let Some(id) = ids.find(|id| !self.experts.is_cached(*id)) else { return };
         let in_use = std::mem::take(&mut self.in_use);
         let stays = |id: ExpertId| in_use.contains(&id) || (id.stage == stage && likely.contains(&id.expert));
-        let likely_ids = likely.iter().map(|expert| ExpertId { stage, expert: *expert });
-        let absent = likely_ids.filter(|id| !self.experts.is_cached(*id)).collect::<Vec<_>>();
-        let limit = self.ahead.limit(self.experts.passes());
-        let started = absent.into_iter().take(limit).try_for_each(|id| {
-            self.ahead.started(id);
-            self.read_expert(id, stays)
-        });
+        match self.read_expert(id, stays) {
+            Ok(true) => self.ahead.started(id),
+            Ok(false) => {}
+            Err(_) => self.evict(id),
+        }
         self.in_use = in_use;
-        started
     }
 
-    /// After a stage has run: records the reads ahead that it did not use. Those that failed are evicted.
-    fn record_unused(&mut self, context: &mut TierContext<'_, B>, stage: StageId) {
+    /// Waits for the experts that are being read, and for those of the stage that were read ahead in vain: no run may start while pages that
+    /// it can access are being filled.
+    fn wait_for_experts(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError> {
+        let mut waited = Waited::Nobody;
         for id in self.ahead.unused(stage) {
-            context.recorder.read_in_vain();
             if !self.finish_unused(id) {
                 self.evict(id);
             }
+            waited = Waited::Caller;
         }
-        for (stage, bytes, interval) in self.unrecorded.drain(..) {
-            context.recorder.read_from_disk(stage, bytes, interval);
-        }
-    }
-
-    /// Waits for an expert that no run has waited for; whether it could be read.
-    fn finish_unused(&mut self, id: ExpertId) -> bool {
-        self.chunks_of(id).all(|chunk| {
-            let bytes = self.chunks(id.stage)[chunk].stored;
-            let read = self.pager(id.stage).wait(chunk);
-            read.map(|interval| self.unrecorded.push((id.stage, bytes, interval))).is_ok()
-        })
-    }
-
-    /// Waits for the experts that are being read.
-    fn wait_for_experts(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError> {
-        let mut waited = Waited::Nobody;
         for index in 0..self.reading.len() {
             for chunk in self.chunks_of(self.reading[index]) {
                 let bytes = self.chunks(stage)[chunk].stored;
@@ -205,7 +197,20 @@ impl<B: Backend> DiskTier<B> {
             waited = Waited::Caller;
         }
         self.reading.clear();
+        context.recorder.read_in_vain(self.ahead.take_wrong());
+        for (stage, bytes, interval) in self.unrecorded.drain(..) {
+            context.recorder.read_from_disk(stage, bytes, interval);
+        }
         Ok(waited)
+    }
+
+    /// Waits for an expert that no run uses; whether it could be read.
+    fn finish_unused(&mut self, id: ExpertId) -> bool {
+        self.chunks_of(id).all(|chunk| {
+            let bytes = self.chunks(id.stage)[chunk].stored;
+            let read = self.pager(id.stage).wait(chunk);
+            read.map(|interval| self.unrecorded.push((id.stage, bytes, interval))).is_ok()
+        })
     }
 
     /// Evicts the experts that were never waited for, or whose reads failed.
@@ -217,7 +222,7 @@ impl<B: Backend> DiskTier<B> {
 
     fn evict(&mut self, id: ExpertId) {
         self.experts.remove(id);
-        if self.ahead.forget(id) {
+        if self.ahead.evicted(id) {
             self.finish_unused(id);
         }
         for chunk in self.chunks_of(id) {
@@ -323,15 +328,12 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
         Ok(Waited::Caller)
     }
 
-    fn release(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
+    fn release(&mut self, _: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
         let pager = self.pager(stage);
         if pager.wants_warm_up() {
             pager.sample_resident();
         }
         pager.release();
-        if self.experts.has_experts(stage) {
-            self.record_unused(context, stage);
-        }
         self.prefetcher.release(stage);
         self.issue_ahead()
     }

@@ -82,11 +82,13 @@ impl ExpertCache {
             .is_some_and(|entry| entry.is_cached)
     }
 
-    /// The expert to evict so that another of this many bytes fits; `None` if it fits, or if all must stay.
-    pub fn victim(&self, bytes: u64, stays: impl Fn(ExpertId) -> bool) -> Option<ExpertId> {
-        if self.used + bytes <= self.room {
-            return None;
-        }
+    /// Whether another expert of this many bytes fits.
+    pub fn fits(&self, bytes: u64) -> bool {
+        self.used + bytes <= self.room
+    }
+
+    /// The expert to evict first; `None` if all must stay.
+    pub fn victim(&self, stays: impl Fn(ExpertId) -> bool) -> Option<ExpertId> {
         let cached = self.stages.iter().enumerate().flat_map(|(index, experts)| {
             let cached = experts.iter().enumerate().filter(|(_, entry)| entry.is_cached);
             let id = move |expert: usize| ExpertId { stage: StageId::new(index), expert: expert as u32 };
@@ -167,16 +169,18 @@ mod tests {
         use_in_pass(&mut cache, &[expert(1, 1), expert(3, 2)]);
         use_in_pass(&mut cache, &[expert(3, 3)]);
         // Full: experts 1 of stage 1 and 2 of stage 3 were used once and longest ago; the stage that runs keeps what it needs.
-        assert_eq!(cache.victim(10, |id| id == expert(1, 1)), Some(expert(3, 2)));
-        assert_eq!(cache.victim(10, |id| id == expert(3, 2)), Some(expert(1, 1)));
+        assert_eq!(cache.victim(|id| id == expert(1, 1)), Some(expert(3, 2)));
+        assert_eq!(cache.victim(|id| id == expert(3, 2)), Some(expert(1, 1)));
         cache.remove(expert(3, 2));
-        assert_eq!(cache.victim(10, |_| false), None);
+        assert!(cache.fits(10));
         // Frequent uses count for less the longer ago they are.
         for _ in 0..20 * HALF_LIFE as usize {
             cache.start_pass();
         }
         use_in_pass(&mut cache, &[expert(1, 1), expert(3, 3), expert(3, 0)]);
-        assert_eq!(cache.victim(10, |_| false), Some(expert(1, 0)));
+        assert!(!cache.fits(10));
+        assert_eq!(cache.victim(|_| false), Some(expert(1, 0)));
+        assert_eq!(cache.victim(|_| true), None);
     }
 
     /// Layers may have experts of other sizes, or of none.
@@ -189,14 +193,15 @@ mod tests {
         assert_eq!(cache.used, 50);
         // Two of 10 bytes make room for one of 30; an empty one takes none and may be evicted too.
         let mut evicted = Vec::new();
-        while let Some(victim) = cache.victim(30, |id| id.stage == StageId::new(0) && id.expert < 2) {
+        while !cache.fits(30) {
+            let victim = cache.victim(|id| id.stage == StageId::new(0) && id.expert < 2).unwrap();
             cache.remove(victim);
             evicted.push(victim);
         }
         assert_eq!(evicted.iter().map(|id| id.stage.index()).collect::<BTreeSet<_>>(), BTreeSet::from([1]));
         assert!(evicted.contains(&expert(1, 0)) && evicted.contains(&expert(1, 2)));
         use_in_pass(&mut cache, &[expert(0, 1), expert(1, 1)]);
-        assert_eq!((cache.used, cache.victim(0, |_| false)), (60, None));
+        assert!(cache.used == 60 && cache.fits(0));
     }
 
     #[test]

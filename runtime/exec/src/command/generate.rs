@@ -45,7 +45,8 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         ctx.console.working("reading stdin to its end, for the prompt");
     }
     let prompt = prompt_tokens(&settings.prompt, &encoder, &format, context, &|| {
-        ctx.console.warn("the prompt is only spaces: the model generates text from nothing; give a prompt with -p");
+        ctx.console
+            .warn("the prompt is only white space: the model generates text from nothing; give a prompt with -p");
     })?;
     ctx.console.idle();
     check_prompt(&prompt, context).map_err(|error| error.of_model_for(plan.plan.model.context_length))?;

@@ -10,6 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// More nodes than any router has. A longer path to a router is no router alone.
 const MOST_NODES: usize = 16;
+/// The weights of a router are a smaller part of those of its experts than one in this many.
+const ROUTER_DIVISOR: u64 = 16;
+/// What the names of copied values begin with.
+const PREFIX: &str = "hpp.predicted.";
 
 /// The router of a later mixture and the normalisation before it, which an earlier part computes with its own hidden state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,7 +37,8 @@ pub struct Prediction {
 
 impl EarlyRouter {
     /// The router of `later`, computed with the hidden state that the router of `earlier` reads before its normalisation. `None` if the graph
-    /// has other forms than a normalisation, followed by a router with constant weights.
+    /// has other forms than a normalisation, followed by a router with constant weights that are small beside the experts, or if it has predictions
+    /// already.
     pub fn of(graph: &Graph, earlier: &Mixture, later: &Mixture) -> Option<EarlyRouter> {
         let is_ranked = matches!(later.selected_by, SelectedBy::Logits | SelectedBy::Probabilities);
         let hidden = hidden_state(graph, norm_before(graph, earlier)?)?;
@@ -41,16 +46,30 @@ impl EarlyRouter {
         let nodes = router_nodes(graph, later.router, norm)?;
         let read = hidden_inputs(graph.node(norm));
         let is_alike = |id: &ValueId| graph.value(*id).dtype == graph.value(hidden).dtype;
-        let name = format!("hpp.predicted.{}", graph.value(later.router).name);
+        let has_predictions = graph.values.iter().any(|value| value.name.starts_with(PREFIX));
+        let is_small = weight_bytes(graph, &nodes) < later.bytes(graph) / ROUTER_DIVISOR;
+        let name = format!("{PREFIX}{}", graph.value(later.router).name);
         let prediction = Prediction { name, router: later.router };
         let replaced = read.iter().map(|id| (*id, hidden)).collect();
-        read.iter().all(is_alike).then_some(EarlyRouter { nodes, replaced, prediction })
+        let is_possible = read.iter().all(is_alike) && is_small && !has_predictions;
+        is_possible.then_some(EarlyRouter { nodes, replaced, prediction })
+    }
+
+    /// Bytes of the weights that the copies read.
+    pub fn weight_bytes(&self, graph: &Graph) -> u64 {
+        weight_bytes(graph, &self.nodes)
     }
 
     /// The part's value that the copies read.
     pub fn hidden_state(&self) -> Option<ValueId> {
         self.replaced.values().next().copied()
     }
+}
+
+/// Bytes of the weights that nodes read.
+fn weight_bytes(graph: &Graph, nodes: &[NodeId]) -> u64 {
+    let read: BTreeSet<ValueId> = nodes.iter().flat_map(|id| graph.node(*id).reads()).collect();
+    read.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum()
 }
 
 /// The normalisation whose output a mixture in one operator computes with.
@@ -67,13 +86,19 @@ fn norm_before(graph: &Graph, mixture: &Mixture) -> Option<NodeId> {
 }
 
 fn is_norm(node: &Node) -> bool {
-    adds(node)
+    adds(node) && !has_bias(node)
         || matches!(node.op_type.as_str(), "SimplifiedLayerNormalization" | "LayerNormalization" | "RMSNormalization")
 }
 
 /// Whether a normalisation adds its first two inputs before.
 fn adds(node: &Node) -> bool {
     matches!(node.op_type.as_str(), "SkipSimplifiedLayerNormalization" | "SkipLayerNormalization")
+}
+
+/// Whether a normalisation that adds two inputs adds a bias to them, too.
+fn has_bias(norm: &Node) -> bool {
+    let bias = if norm.op_type == "SkipLayerNormalization" { 4 } else { 3 };
+    norm.inputs.get(bias).is_some_and(Option::is_some)
 }
 
 /// The hidden states that a normalisation reads. The sum of a state with itself is normalised as the state is, so both may be the same.

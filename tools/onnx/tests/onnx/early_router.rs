@@ -29,7 +29,7 @@ fn mixtures(graph: &Graph) -> Vec<Mixture> {
         count: 16,
         active: 4,
         selected_by: SelectedBy::Logits,
-        weights: vec![],
+        weights: [2, 5].iter().filter_map(|input| graph.node(id).inputs[*input]).collect(),
         is_apart: false,
     };
     operators.map(mixture).collect()

@@ -51,7 +51,8 @@ pub struct PlanningArgs {
     /// many of the layers that would compute on the host, evenly spaced so that copies overlap with host computation.
     #[arg(long, value_name = "auto|N|all")]
     pub stream: Option<LayerCount>,
-    /// Which experts of a mixture to read from disk where they do not fit in memory: those that a pass selects, or all.
+    /// Which experts of a mixture to read from disk where they do not fit in memory: those that a pass selects, and
+    /// ahead of that those that it probably selects; those alone; or all.
     #[arg(long, value_enum, default_value_t = ExpertReads::Auto)]
     pub experts: ExpertReads,
     /// Whether weights that are read from disk in each pass are stored compressed, without loss, and decompressed in memory: `auto` where

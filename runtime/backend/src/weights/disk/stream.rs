@@ -240,6 +240,9 @@ impl StreamedWeights {
         let experts =
             self.selected.iter().flat_map(|expert| self.experts.get(*expert as usize).cloned().into_iter().flatten());
         let mut needed = (0..self.always_needed()).chain(experts);
+        if self.chunks.iter().any(|chunk| matches!(chunk.state, ChunkState::Reading(_))) {
+            return Err(misfit("a run may access it while it is read"));
+        }
         match needed.all(|chunk| self.chunks[chunk].state == ChunkState::Present) {
             true => Ok(()),
             false => Err(misfit("a run needs it and it is not in memory")),

@@ -79,8 +79,9 @@ fn of_the_cache(routes: &Routes, experts: usize, room: usize) -> usize {
                     hits += 1;
                     continue;
                 }
-                while let Some(victim) = cache.victim(1, |id| id.stage == stage && selected.contains(&id.expert)) {
-                    cache.remove(victim);
+                while !cache.fits(1) {
+                    let victim = cache.victim(|id| id.stage == stage && selected.contains(&id.expert));
+                    cache.remove(victim.unwrap());
                 }
                 cache.insert(id);
             }

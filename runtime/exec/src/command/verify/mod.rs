@@ -18,7 +18,7 @@ use difference::Tolerance;
 use hpp_engine::Telemetry;
 use hpp_generate::PlanFile;
 use hpp_io::{show, show_json};
-use hpp_schema::{DType, ModelKind, Plan, Provider};
+use hpp_schema::{DType, ModelKind, Partition, PartitionOutput, Plan, Provider};
 
 /// Compares and prints the result. Exit code 0 only if every difference is within the tolerance; `--kl` has no tolerance.
 pub fn run(args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
@@ -63,11 +63,11 @@ struct BoundaryTensor {
 
 /// The tensors that cross between partitions, in the order in which they are computed.
 fn boundaries(plan: &Plan) -> Vec<BoundaryTensor> {
-    let crossing = plan.partitions.iter().flat_map(|partition| {
-        let outputs = partition.outputs.iter().filter(|o| o.to == hpp_schema::OutputUse::Boundary);
-        outputs.map(|output| BoundaryTensor { partition: partition.name.clone(), name: output.name.clone() })
-    });
-    crossing.collect()
+    let tensor = |(partition, output): (&Partition, &PartitionOutput)| BoundaryTensor {
+        partition: partition.name.clone(),
+        name: output.name.clone(),
+    };
+    plan.crossing_tensors().map(tensor).collect()
 }
 
 /// The name of the last partition, in which a difference begins if no boundary differs.
