@@ -49,6 +49,7 @@ MEASUREMENTS = {
     "fits": disk.model_that_fits,
     "changing": changing.changing,
     "experts": experts.by_demand,
+    "experts-ahead": experts.ahead,
     "jobs": jobs.many_sequences,
     "whole-jobs": jobs.whole_jobs,
     "job-predictions": jobs.predictions,

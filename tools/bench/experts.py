@@ -2,6 +2,7 @@
 expert and with routers that prefer some."""
 
 import json
+import os
 import shutil
 import statistics
 
@@ -11,6 +12,7 @@ import measure
 import speculation
 from rounds import Rounds
 from table import compared, row
+from workshop import ROOT
 
 NEW = speculation.NEW
 # 128 experts, 8 of which a token selects, in 4 bits. 6 GB; small 1.6 GB in as many layers, so that the experts of one layer, which always
@@ -116,3 +118,46 @@ def predicted(shop, what, model, options, mine):
     error = Rounds(expected / measured - 1 for measured in mine)
     return row(f"{what}: predicted with a quick profile", f"{expected:.3g} tok/s", f"{statistics.median(mine):.3g} tok/s",
                f"{error.median:+.0%} ({error.spread[0]:+.0%} to {error.spread[1]:+.0%})", "within 20 %", error.verdict(-0.2, 0.2))
+
+
+# Widths of the experts of the trained mixture, 64 of them in four layers: 3 and 9 MB each.
+TRAINED_WIDTHS = (8192, 24576)
+# The memory for experts, as a share of their size. Those of one layer, a quarter, always have room.
+TRAINED_PART = 0.4
+TRAINED_NEW = 200
+QUESTION = ("-p", "What is ownership?", "--temperature", 1, "--seed", 1)
+
+
+def ahead(shop):
+    """The trained mixture, grown: experts read ahead because the router of the layer before predicts them, over none read ahead."""
+    return [ahead_of(shop, width) for width in (TRAINED_WIDTHS[:1] if shop.small else TRAINED_WIDTHS)]
+
+
+def ahead_of(shop, width):
+    source = os.path.join(ROOT, "fixtures", "models", "genai", "learned-gpt-oss-int4-cpu")
+    model = shop.made(f"grown-mixture-{width}", "grow", source, "--intermediate", width)
+    # hpp-split counts 64 MiB for the process itself, and other weights and buffers take some more.
+    limit = disk.limit_of(model, TRAINED_PART) + (96 << 20)
+    options = ("--context", disk.CONTEXT, "--ram", f"{limit}B", "--prompt-tokens", PROMPT_TOKENS, "--new-tokens", TRAINED_NEW)
+    sides = {"auto": "ahead", "selected": "waiting"}
+    plans = {name: shop.split(model, f"experts/{width}-{name}", *options, "--experts", side)[0] for side, name in sides.items()}
+
+    def run(name):
+        return speculation.tokens_per_second(shop, plans[name], limit + disk.KERNEL, QUESTION, new=TRAINED_NEW)
+
+    # Weights are prepared once, before the measurements.
+    _, right = run("waiting")
+    run("ahead")
+    runs = measure.in_turns(shop.rounds, ahead=lambda: run("ahead"), waiting=lambda: run("waiting"))
+    if any(answer["tokens"] != right["tokens"] for side in runs.values() for _, answer in side):
+        raise measure.Failed("experts read ahead changed the answer")
+    mine, other = ([speed for speed, _ in runs[side]] for side in ("ahead", "waiting"))
+    result = compared(f"trained mixture with experts {width} wide, {TRAINED_PART:.0%} of their size as memory: one read ahead over none", mine, other, None, "tok/s")
+    used = runs["ahead"][-1][1]["timings"]["disk"]
+    of_all = used["experts"]["hits"] + used["experts"]["read_ahead"] + used["experts"]["misses"]
+    waits = [statistics.median(answer["timings"]["disk"]["stall_ms"] for _, answer in runs[side]) for side in ("ahead", "waiting")]
+    result["result"] += (f", {used['experts']['read_ahead'] / of_all:.0%} of the experts used read ahead, {used['experts']['read_in_vain'] / of_all:.0%} more in vain, "
+                         f"waits {waits[0]:.0f} instead of {waits[1]:.0f} ms")
+    for plan in plans.values():
+        shutil.rmtree(plan)
+    return result
