@@ -3,8 +3,8 @@
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
 use crate::table;
-use hpp_partition::{BlockPlacement, Phase, Placement, usage_of_partitions};
-use hpp_schema::ByteSize;
+use hpp_partition::{BlockPlacement, ExpertMemory, Phase, Placement, usage_of_partitions};
+use hpp_schema::{ByteSize, DeviceKind, Plan};
 use serde::Serialize;
 
 /// What a token of one sequence is expected to read of experts.
@@ -30,11 +30,12 @@ pub struct ExpertReport {
 
 impl ExpertReport {
     /// `None` if the plan reads no experts by demand.
-    pub fn new(request: &PlanningRequest, partitioning: &Partitioning) -> Option<Self> {
-        partitioning.disk_streaming(request)?.expert_cache?;
+    pub fn new(request: &PlanningRequest, partitioning: &Partitioning, plan: &Plan) -> Option<Self> {
+        let host = plan.devices.iter().find(|device| device.kind == DeviceKind::Cpu)?;
+        let cache = host.expert_cache?.0;
         let (problem, solution) = (partitioning.single_problem(request), &partitioning.solution);
         let usage = usage_of_partitions(&problem, &solution.placements, &solution.slots);
-        let memory = usage.expert_memory(&problem, Phase::Decode)?;
+        let memory = ExpertMemory { cache, ..usage.expert_memory(&problem, Phase::Decode)? };
         let reads = usage.expert_reads[Phase::Decode as usize];
         let on_host = |at: &usize| solution.placements[*at] == BlockPlacement::both(Placement::Cpu);
         let with_experts = (0..problem.blocks.len()).filter(on_host).filter(|at| problem.blocks[*at].experts.is_some());
@@ -47,7 +48,7 @@ impl ExpertReport {
             count: first.count,
             selected: first.active,
             selected_bytes: reads.visited,
-            cache_bytes: memory.cache,
+            cache_bytes: cache,
             in_memory: 1.0 - read_bytes as f64 / reads.visited.max(1) as f64,
             from_profile: !problem.expert_hits.is_empty(),
             read_bytes,

@@ -14,7 +14,7 @@ use crate::request::{PlanningRequest, expert_computation};
 use crate::table;
 use hpp_onnx::QuantizeOptions;
 use hpp_partition::{BlockPlacement, DeviceId, Phase, RunExplanation, Solution, bottleneck, explain_runs};
-use hpp_schema::ModelKind;
+use hpp_schema::{ModelKind, Plan};
 use serde::Serialize;
 
 const GIB: u64 = 1 << 30;
@@ -83,6 +83,7 @@ pub fn explain(
     request: &PlanningRequest,
     partitioning: &Partitioning,
     quantize: Option<&QuantizeOptions>,
+    plan: &Plan,
 ) -> Result<ExplanationReport, SplitError> {
     // The same problem and cuts as for the reasons in the table, so that both show the same times.
     let cuts = |placements: &[BlockPlacement]| partitioning.cuts_for(request, placements);
@@ -101,7 +102,7 @@ pub fn explain(
         scarce: scarce.iter().map(DeviceId::to_string).collect(),
         changes,
         neurons: NeuronReport::new(request, partitioning, inputs.analysis, inputs.costs.source()),
-        experts: ExpertReport::new(request, partitioning),
+        experts: ExpertReport::new(request, partitioning, plan),
     })
 }
 

@@ -66,7 +66,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     }
     let plan = write(args, &analysis, own_draft.as_ref(), &parts, plan, &out_dir)?;
     let explanation = match args.planning.explain {
-        true => Some(explain(&inputs, &planned, &request, &partitioning, quantize.as_ref())?),
+        true => Some(explain(&inputs, &planned, &request, &partitioning, quantize.as_ref(), &plan)?),
         false => None,
     };
     // stdout may be closed or full: print the location of the plan, which goes to stderr, before reporting that.
