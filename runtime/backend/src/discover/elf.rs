@@ -91,7 +91,8 @@ mod tests {
             examine(&path)
         };
         assert_eq!(with_bytes(own.len()), Ok(()));
-        for count in [own.len() / 2, 4096, 100, 64, 30] {
+        // Loaded segments come first: with debug information, which follows them, half of the file may still hold them all.
+        for count in [own.len() / 16, 4096, 100, 64, 30] {
             let refused = with_bytes(count).unwrap_err();
             assert!(refused.contains("truncated"), "{count}: {refused}");
         }
