@@ -35,7 +35,8 @@ pub enum GenerateError {
 
 /// Hint for a file that a plan names and that does not exist.
 const MOVED: &str = "a plan refers to the model's files by paths relative to itself, so neither can be moved alone: move it back, or \
-                     make the plan again with hpp-split MODEL --out DIR; hpp-split --pack makes a plan that can be moved";
+                     make the plan again with hpp-split MODEL --out DIR --force, which also restores files of the plan itself; hpp-split \
+                     --pack makes a plan that can be moved";
 
 impl GenerateError {
     /// Whether a cancel handle ended an engine's pass.

@@ -280,7 +280,7 @@ impl<'a> PlanWriter<'a> {
         }
         tell!(
             "note: {location} cannot be linked into the output directory ({why}); hpp-exec reads it from its own directory, but \
-             stock ONNX Runtime cannot open the partitions: choose --out on the model's file system, or use --pack"
+             stock ONNX Runtime cannot open the partitions: use --pack, or choose --out on the model's file system and as a user who owns the model's files"
         );
         Ok(self.destination.relative(self.analysis.model.dir()))
     }

@@ -104,7 +104,8 @@ fn expectation(plan: &Plan) -> String {
         p.prompt_tokens,
     );
     if let Some(throughput) = &p.throughput {
-        let _ = write!(text, "\n{}", throughput_line(p, throughput, significant));
+        let reads_disk = plan.devices.iter().any(|device| device.window.is_some());
+        let _ = write!(text, "\n{}", throughput_line(p, throughput, significant, reads_disk));
     }
     if let Some(limit) = &p.limit {
         let _ = write!(text, "\nbottleneck: {limit}");
@@ -116,13 +117,22 @@ fn expectation(plan: &Plan) -> String {
 }
 
 /// Several sequences together, and how many of them take no more time than one.
-fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, significant: i32) -> String {
+fn throughput_line(
+    alone: &Predictions,
+    throughput: &PredictedThroughput,
+    significant: i32,
+    reads_disk: bool,
+) -> String {
     let rate = amount::digits(throughput.tokens_per_second, significant);
     let is_for_many = alone.objective.as_ref().is_some_and(|objective| objective.kind == ObjectiveKind::Throughput);
     let alone_ms = alone.time_to_first_token_ms + alone.new_tokens.saturating_sub(1) as f64 * alone.decode_ms;
     let alone = amount::digits(1e3 * alone.new_tokens as f64 / alone_ms.max(1e-9), significant);
     let most = throughput.passes.iter().filter(|pass| pass.tokens == 1).map(|pass| pass.sequences).max().unwrap_or(1);
     let free = match throughput.free_sequences {
+        // More sequences take memory from locked weights and the cache of experts.
+        free if free == most && most < MOST_SEQUENCES && reads_disk => {
+            "more at once leave less memory for weights, so more is read from disk".to_owned()
+        }
         free if free == most && most < MOST_SEQUENCES => {
             let other_plan = if is_for_many { "" } else { "--objective throughput, " };
             let more = 2 * most;
@@ -322,11 +332,15 @@ mod tests {
     fn memory_that_ends_the_number_of_sequences_is_named() {
         let alone = Predictions { new_tokens: 10, decode_ms: 1.0, ..Predictions::default() };
         let pass = |sequences| PredictedPass { sequences, tokens: 1, ms: 1.0 };
-        let line = |most: u64, free_sequences| {
+        let told = |most: u64, free_sequences, reads_disk| {
             let passes = (0..=most.ilog2()).map(|power| pass(1 << power)).collect();
             let throughput = PredictedThroughput { sequences: most, tokens_per_second: 1.0, free_sequences, passes };
-            throughput_line(&alone, &throughput, 2)
+            throughput_line(&alone, &throughput, 2, reads_disk)
         };
+        let line = |most, free_sequences| told(most, free_sequences, false);
+        assert!(
+            told(4, 4, true).contains("leave less memory for weights") && !told(4, 2, true).contains("less memory")
+        );
         assert!(line(1, 1).contains("memory holds fewer than 2 with this plan"));
         assert!(line(4, 1).contains("more at once are not faster"));
         assert!(line(4, 2).contains("up to 2 at once") && line(MOST_SEQUENCES, MOST_SEQUENCES).contains("up to 64"));

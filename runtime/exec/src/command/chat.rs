@@ -358,18 +358,18 @@ fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBacken
     // The last token is not computed yet. A stopped pass may have computed drafted tokens that are not part of the answer.
     let used = generated.usage.prompt_tokens + generated.usage.completion_tokens.saturating_sub(1);
     let left = sequence.context().saturating_sub(used as u64);
+    let left_in_context = format!("{} left in the context", counted(left, "token"));
     let end = match generated.finish_reason {
-        FinishReason::Cancelled => ", stopped".to_owned(),
-        FinishReason::Length if left <= 1 => format!(", the context is full: {restart}"),
-        FinishReason::Length => ", stopped by -n/--max-new".to_owned(),
-        FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => String::new(),
+        FinishReason::Cancelled => format!("{left_in_context}, stopped"),
+        FinishReason::Length if left <= 1 => format!("the context is full: {restart}"),
+        FinishReason::Length => format!("{left_in_context}, stopped by -n/--max-new"),
+        FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => left_in_context,
     };
     let page = sequence.cache().map(|cache| cache.page_tokens());
     let pages = page.map_or_else(String::new, |page| format!(" (a session keeps pages of {page})"));
     format!(
-        "[{}, {speed} tok/s, {} of the conversation reused{pages}, {} left in the context{end}]",
+        "[{}, {speed} tok/s, {} of the conversation reused{pages}, {end}]",
         counted(generated.usage.completion_tokens as u64, "token"),
         counted(generated.usage.reused_tokens as u64, "token"),
-        counted(left, "token")
     )
 }

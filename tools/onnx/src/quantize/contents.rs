@@ -8,8 +8,8 @@ use super::matrix::{Job, Window};
 use crate::virtual_file::Computed;
 use std::io;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
 
 /// Most bytes of the results that are kept, and as many again of those that are computed ahead.
 const WINDOW_BYTES: usize = 384 << 20;
@@ -17,7 +17,7 @@ const WINDOW_BYTES: usize = 384 << 20;
 /// All weights that are quantized.
 #[derive(Debug, Default)]
 pub(super) struct Jobs {
-    pub jobs: Vec<Job>,
+    pub jobs: Arc<Vec<Job>>,
     windows: Mutex<Windows>,
     window_bytes: Option<usize>,
 }
@@ -30,12 +30,27 @@ struct Windows {
     ahead: Option<Ahead>,
 }
 
-/// A window that a thread computes.
+/// A window that a thread computes. Waits for the thread when dropped: what it reads may be in a temporary directory, which this process must
+/// remove before it ends.
 #[derive(Debug)]
 struct Ahead {
     job: usize,
     columns: Range<usize>,
-    computed: Receiver<io::Result<Window>>,
+    /// `None` once it was taken.
+    thread: Option<JoinHandle<io::Result<Window>>>,
+}
+
+impl Ahead {
+    /// Waits for the window; `None` if the thread has ended without it.
+    fn computed(mut self) -> Option<io::Result<Window>> {
+        self.thread.take()?.join().ok()
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
 }
 
 /// What of a quantized weight.
@@ -56,13 +71,13 @@ pub(super) struct PartContents {
 
 impl Jobs {
     pub fn new(jobs: Vec<Job>) -> Self {
-        Jobs { jobs, ..Jobs::default() }
+        Jobs { jobs: Arc::new(jobs), ..Jobs::default() }
     }
 
     /// With a smaller window, to test that it changes nothing.
     #[cfg(test)]
     pub fn with_window(jobs: Vec<Job>, bytes: usize) -> Self {
-        Jobs { jobs, window_bytes: Some(bytes), ..Jobs::default() }
+        Jobs { jobs: Arc::new(jobs), window_bytes: Some(bytes), ..Jobs::default() }
     }
 
     /// Bytes of a part.
@@ -72,12 +87,7 @@ impl Jobs {
     }
 
     /// Calls `use_window` with a window that holds a column.
-    fn with_column<T>(
-        self: &Arc<Self>,
-        job: usize,
-        column: usize,
-        use_window: impl FnOnce(&Window) -> T,
-    ) -> io::Result<T> {
+    fn with_column<T>(&self, job: usize, column: usize, use_window: impl FnOnce(&Window) -> T) -> io::Result<T> {
         let mut windows = self.windows.lock().unwrap_or_else(PoisonError::into_inner);
         let holds = |(known, window): &&(usize, Window)| *known == job && window.columns.contains(&column);
         if let Some((_, window)) = windows.last.as_ref().filter(holds) {
@@ -87,8 +97,8 @@ impl Jobs {
         let columns = self.columns(job, column);
         let ahead = windows.ahead.take();
         let is_expected = ahead.as_ref().is_some_and(|ahead| ahead.job == job && ahead.columns == columns);
-        // Another window is waited for, too: no more than two are ever in memory. There is none if its thread has ended without it.
-        let computed = ahead.and_then(|ahead| ahead.computed.recv().ok());
+        // Another window is waited for, too: no more than two are ever in memory.
+        let computed = ahead.and_then(Ahead::computed);
         let window = match computed.filter(|_| is_expected) {
             Some(window) => window?,
             None => self.jobs[job].window(columns.clone())?,
@@ -109,7 +119,7 @@ impl Jobs {
 
     /// Starts to compute the window after this one. `None` if there is none, or no thread for it, and after the last of several, behind
     /// which the first is read again for another part.
-    fn compute_after(self: &Arc<Self>, job: usize, columns: &Range<usize>) -> Option<Ahead> {
+    fn compute_after(&self, job: usize, columns: &Range<usize>) -> Option<Ahead> {
         let (job, column) = match columns.end == self.jobs[job].matrix.columns {
             true if columns.start > 0 => return None,
             true => (job + 1, 0),
@@ -117,12 +127,10 @@ impl Jobs {
         };
         self.jobs.get(job)?;
         let columns = self.columns(job, column);
-        let (done, computed) = channel();
-        let (jobs, wanted) = (Arc::clone(self), columns.clone());
-        // Nobody waits for a window that is not read next.
-        let compute = move || _ = done.send(jobs.jobs[job].window(wanted));
-        std::thread::Builder::new().name("hpp-quantize".into()).spawn(compute).ok()?;
-        Some(Ahead { job, columns, computed })
+        let (jobs, wanted) = (Arc::clone(&self.jobs), columns.clone());
+        let compute = move || jobs[job].window(wanted);
+        let thread = std::thread::Builder::new().name("hpp-quantize".into()).spawn(compute).ok()?;
+        Some(Ahead { job, columns, thread: Some(thread) })
     }
 }
 
