@@ -168,7 +168,9 @@ impl HostMemoryBudget {
         let fallen_back = fallen_back(plan, is_fallback);
         let largest = fallen_back.iter().max_by_key(|partition| partition.bytes.weights)?;
         let weights = largest.bytes.weights.0;
-        let needed = [weights, activations(plan, &fallen_back)].into_iter().fold(rss, u64::saturating_add);
+        // The experts of one partition stay in memory, too.
+        let parts = [weights, largest_experts(plan), activations(plan, &fallen_back)];
+        let needed = parts.into_iter().fold(rss, u64::saturating_add);
         (needed > limit).then(|| LargeFallback { partition: largest.name.clone(), weights, needed, limit })
     }
 
