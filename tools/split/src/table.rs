@@ -8,6 +8,7 @@ use hpp_schema::{
     Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, PartitionVariant, Plan,
     PredictedThroughput, Predictions, Residency, Ring,
 };
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 /// A table with a header; aligns the columns `right` to the right.
@@ -34,10 +35,12 @@ pub fn plan_summary(plan: &Plan) -> String {
     text + &expectation(plan)
 }
 
-/// Partitions by row. Adjacent partitions that are streamed in the same way share a row, because there may be one per
+/// Partitions by row. Adjacent partitions that are streamed in the same way for the same reason share a row, because there may be one per
 /// layer.
 fn fold(partitions: &[Partition]) -> Vec<&[Partition]> {
-    let share_row = |a: &Partition, b: &Partition| a.is_streamed() && b.is_streamed() && device(a) == device(b);
+    let share_row = |a: &Partition, b: &Partition| {
+        a.is_streamed() && b.is_streamed() && device(a) == device(b) && a.reason == b.reason
+    };
     partitions.chunk_by(share_row).collect()
 }
 
@@ -47,22 +50,20 @@ fn row(partitions: &[Partition]) -> Vec<String> {
     let mut labels: Vec<String> = partitions.iter().flat_map(|p| p.blocks.clone()).collect();
     if partitions.len() > 1 {
         // The halves of a block before and from its experts on.
-        labels.retain(|label| !label.ends_with(EXPERTS));
+        let whole: BTreeSet<String> = labels.iter().filter(|label| !label.ends_with(OF_EXPERTS)).cloned().collect();
+        labels.retain(|label| label.strip_suffix(OF_EXPERTS).is_none_or(|layer| !whole.contains(layer)));
     }
     let workspace = partitions.iter().map(|p| p.bytes.workspace).max().unwrap_or_default();
     vec![
         if partitions.len() == 1 { first.name.clone() } else { format!("{} to {}", first.name, last.name) },
         device(first),
-        blocks(&labels),
+        if partitions.len() == 1 { blocks(&labels) } else { blocks_and_experts(&labels) },
         sum(|p| p.bytes.weights),
         sum(|p| p.bytes.kv),
         workspace.human(),
         first.reason.clone(),
     ]
 }
-
-/// Ends the label of the half of a block that begins with its experts.
-const EXPERTS: &str = ".experts";
 
 /// `gpu0`, `gpu0 streamed`, `cpu from disk`, `cpu (prompt: gpu0 streamed)`.
 fn device(partition: &Partition) -> String {
