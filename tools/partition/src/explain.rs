@@ -62,12 +62,15 @@ impl fmt::Display for Bottleneck {
 /// Computes [`Problem::cuts`] of a placement.
 pub type FindCuts<'a> = &'a dyn Fn(&[BlockPlacement]) -> Vec<usize>;
 
-/// Each run of neighbours with one block placement, with its alternatives and the cuts that they would have. Evaluates only, does not plan.
+/// Each run of neighbours with one block placement, those that must stay on the host apart from those that need not, with its alternatives and the cuts that they would have. Evaluates only, does not plan.
 pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: FindCuts) -> Vec<RunExplanation> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    for (i, placement) in solution.placements.iter().enumerate() {
+    let like = |a: usize, b: usize| {
+        solution.placements[a] == solution.placements[b] && problem.blocks[a].on_host == problem.blocks[b].on_host
+    };
+    for i in 0..solution.placements.len() {
         match runs.last_mut() {
-            Some(run) if solution.placements[run.start] == *placement => run.end = i + 1,
+            Some(run) if like(run.start, i) => run.end = i + 1,
             _ => runs.push(i..i + 1),
         }
     }

@@ -44,7 +44,7 @@ impl ExpertReport {
         let labels: Vec<String> = blocks.iter().map(|at| problem.blocks[*at].label.clone()).collect();
         let read_bytes = memory.read_bytes(reads, &problem.expert_hits);
         Some(ExpertReport {
-            blocks: table::blocks(&labels),
+            blocks: table::blocks_and_experts(&labels),
             count: first.count,
             selected: first.active,
             selected_bytes: reads.visited,

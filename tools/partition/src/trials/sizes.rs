@@ -232,6 +232,19 @@ fn an_explanation_names_the_bottleneck_and_the_times_elsewhere() {
     assert!(matches!(on_gpu.over_budget, Some(OverBudget { device: DeviceId::Gpu(0), .. })));
 }
 
+/// Blocks that a user keeps on the host say nothing of their neighbours there, which may move.
+#[test]
+fn what_must_stay_on_the_host_is_explained_apart_from_what_may_move() {
+    let mut problem = problem(dense(6), DESKTOP, 512, 128);
+    problem.blocks[2].on_host = true;
+    let options = options(Mechanisms::ResidentCpu, Objective::Decode);
+    let placements = vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()];
+    let solution = evaluate(&problem, &options, placements, vec![0]);
+    let runs = explain_runs(&problem, &options, &solution, &|_| vec![]);
+    assert_eq!(runs.iter().map(|run| run.blocks.clone()).collect::<Vec<_>>(), [0..2, 2..3, 3..8]);
+    assert!(runs[2].elsewhere.iter().any(|other| other.place == Placement::Resident(0)));
+}
+
 #[test]
 fn a_prompt_that_streams_is_limited_by_the_link() {
     let problem = problem(dense(80), DESKTOP, 64, 128);
