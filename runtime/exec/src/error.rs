@@ -153,8 +153,8 @@ impl ExecError {
                 "give --kv-dir a directory in which you can write"
             }
             ExecError::Output(e) => e.hint(),
-            ExecError::Write(e) if e.source.kind() == io::ErrorKind::StorageFull => {
-                "free space, or write the file on another disk"
+            ExecError::Write(e) if hpp_io::is_full_disk(&e.source) => {
+                "free space (or raise `ulimit -f`), or write the file on another disk"
             }
             _ => return None,
         };

@@ -6,6 +6,7 @@ use hpp_exec::cli::{Cli, explained};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    hpp_cli::report_file_size_limit();
     #[cfg(feature = "shell-files")]
     if let Some(done) = hpp_cli::shell_files::written(<Cli as clap::CommandFactory>::command()) {
         return done;

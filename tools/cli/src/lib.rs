@@ -2,9 +2,11 @@
 //! man pages.
 
 mod advice;
+mod file_size_limit;
 #[cfg(feature = "shell-files")]
 pub mod shell_files;
 mod spellings;
 
 pub use advice::{Advice, Habit, OPTIONS_OF};
+pub use file_size_limit::report_file_size_limit;
 pub use spellings::normalize_spellings;

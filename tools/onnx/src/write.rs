@@ -17,6 +17,10 @@ const MAX_PROTO: u64 = (1 << 31) - 1;
 pub enum WriteError {
     #[error("cannot write {path}: the disk is full. Nothing was left under that name; free some space and run again")]
     DiskFull { path: PathBuf },
+    #[error(
+        "cannot write {path}: the process may write no file that large. Nothing was left under that name; raise the limit (ulimit -f) and run again"
+    )]
+    OverFileSizeLimit { path: PathBuf },
     #[error("cannot write {path}")]
     Io { path: PathBuf, source: io::Error },
     #[error("{path} would take {bytes} bytes, but no program reads an ONNX file over 2 GiB; keep its weights external")]
@@ -24,11 +28,12 @@ pub enum WriteError {
 }
 
 impl WriteError {
-    /// Wraps an I/O error. A full disk becomes [`WriteError::DiskFull`].
+    /// Wraps an I/O error. A full disk and a limit on file sizes have errors of their own.
     pub fn new(path: &Path, source: io::Error) -> Self {
         let path = path.to_owned();
         match source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => WriteError::DiskFull { path },
+            io::ErrorKind::FileTooLarge => WriteError::OverFileSizeLimit { path },
             _ => WriteError::Io { path, source },
         }
     }

@@ -57,8 +57,8 @@ impl ProfileStoreError {
                 Some("choose another --out; a profile that is damaged is measured anew with --force")
             }
             ProfileStoreError::Other { hint, .. } => Some(hint),
-            ProfileStoreError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                Some("free space and continue with --resume: what was saved before is whole")
+            ProfileStoreError::Io { source, .. } if hpp_io::is_full_disk(source) => {
+                Some("free space (or raise `ulimit -f`) and continue with --resume: what was saved before is whole")
             }
             _ => None,
         }

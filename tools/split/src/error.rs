@@ -238,11 +238,11 @@ impl SplitError {
                 format!("{mend}; or omit --calibration: int4 is then rounded to the nearest, and auto chooses bits by squared errors")
             }
             SplitError::Stdout(error) => error.hint().to_owned(),
-            SplitError::Write(error) if error.source.kind() == io::ErrorKind::StorageFull => {
-                "free space, or write the file on another disk".to_owned()
+            SplitError::Write(error) if hpp_io::is_full_disk(&error.source) => {
+                "free space (or raise `ulimit -f`), or write the file on another disk".to_owned()
             }
-            SplitError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                "free space, or choose another disk with --out; nothing was left half-written".to_owned()
+            SplitError::Io { source, .. } if hpp_io::is_full_disk(source) => {
+                "free space (or raise `ulimit -f`), or choose another disk with --out; nothing was left half-written".to_owned()
             }
             _ => return None,
         })

@@ -19,6 +19,7 @@ const ADVICE: Advice = Advice {
 };
 
 fn main() -> ExitCode {
+    hpp_cli::report_file_size_limit();
     #[cfg(feature = "shell-files")]
     if let Some(done) = hpp_cli::shell_files::written(Cli::command()) {
         return done;

@@ -67,9 +67,9 @@ impl OutputError {
             OutputError::ForeignFiles { .. } => Some("move them elsewhere, or choose another directory with --out"),
             OutputError::UnknownFiles { .. } => Some("remove the directory yourself, or choose another one with --out"),
             OutputError::Busy(_) => Some("wait for it, or choose another directory with --out"),
-            OutputError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                Some("free space or choose a directory on another disk with --out; no partial files were left")
-            }
+            OutputError::Io { source, .. } if hpp_io::is_full_disk(source) => Some(
+                "free space (or raise `ulimit -f`), or choose a directory on another disk with --out; no partial files were left",
+            ),
             OutputError::Io { .. } => Some("choose a writable directory with --out"),
         }
     }
