@@ -2,28 +2,32 @@
 //! options of providers than its own.
 
 use crate::options::WeightReads;
-use hpp_schema::{DeviceKind, Partition, PartitionBytes, Plan, Provider, ProviderOptions, Residency};
+use hpp_schema::{DeviceKind, Partition, Plan, Provider, ProviderOptions, Residency};
 use std::collections::BTreeMap;
 
 /// Whether reading from disk limits the speed of a plan: then threads that have nothing to do should sleep, because the threads that read
 /// and decompress weights need a processor at once, and the disk idles while a spinning thread holds it.
+///
+/// Experts that are read by demand do not count: nothing computes while they are read, and waking threads that sleep took a sixth of each
+/// token (docs/BENCHMARKS.md, "Experts by demand").
 pub fn is_limited_by_disk(plan: &Plan, reads: WeightReads) -> bool {
     let on_host = |name: &str| plan.devices.iter().any(|device| device.name == name && device.kind == DeviceKind::Cpu);
     let computes = |partition: &&Partition| on_host(&partition.device) && partition.residency != Residency::Mapped;
     match reads {
-        WeightReads::Prefetch | WeightReads::OnDemand => {
-            reads_much(plan.partitions.iter().filter(computes).map(|partition| &partition.bytes))
-        }
+        WeightReads::Prefetch | WeightReads::OnDemand => reads_much(plan.partitions.iter().filter(computes)),
         WeightReads::Mapped => false,
     }
 }
 
-/// Whether a pass reads more than a tenth of the weights: memory delivers them more than ten times as fast as a disk.
-fn reads_much<'a>(partitions: impl Iterator<Item = &'a PartitionBytes>) -> bool {
+/// Whether a pass reads more than a tenth of the weights that are not experts read by demand: memory delivers them more than ten times as
+/// fast as a disk.
+fn reads_much<'a>(partitions: impl Iterator<Item = &'a Partition>) -> bool {
     let (mut total, mut read) = (0_u64, 0_u64);
-    for PartitionBytes { weights, locked, .. } in partitions {
-        total = total.saturating_add(weights.0);
-        read = read.saturating_add(locked.map_or(0, |locked| weights.0.saturating_sub(locked.0)));
+    for Partition { bytes, experts, .. } in partitions {
+        let of_experts = experts.as_ref().map_or(0, |experts| experts.bytes.0);
+        let others = bytes.weights.0.saturating_sub(of_experts);
+        total = total.saturating_add(others);
+        read = read.saturating_add(bytes.locked.map_or(0, |locked| others.saturating_sub(locked.0)));
     }
     read > total / 10
 }
@@ -111,26 +115,48 @@ pub fn tries_none(plan: &Plan, providers: &[Provider]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hpp_schema::ByteSize;
+    use hpp_schema::{ByteSize, Experts, PartitionBytes, SelectedBy};
 
     #[test]
     fn reading_limits_the_speed_if_more_than_a_tenth_of_the_weights_is_read_from_disk() {
+        let first = example().partitions.remove(0);
         let bytes = |weights, locked: Option<u64>| {
-            let locked = locked.map(ByteSize);
-            PartitionBytes { weights: ByteSize(weights), locked, ..PartitionBytes::default() }
+            let bytes = PartitionBytes { weights: ByteSize(weights), locked: locked.map(ByteSize), ..first.bytes };
+            Partition { bytes, experts: None, ..first.clone() }
         };
-        let much = |partitions: &[PartitionBytes]| reads_much(partitions.iter());
+        let much = |partitions: &[Partition]| reads_much(partitions.iter());
         assert!(!much(&[bytes(100, None), bytes(50, None)]));
         assert!(!much(&[bytes(100, Some(90)), bytes(50, Some(45))]));
         assert!(much(&[bytes(100, Some(90)), bytes(50, Some(44))]));
         assert!(much(&[bytes(900, None), bytes(110, Some(0))]));
         assert!(!much(&[]));
+        let experts = |bytes| {
+            let router = "router".to_owned();
+            Some(Experts {
+                router,
+                count: 8,
+                active: 2,
+                selected_by: SelectedBy::default(),
+                weights: vec![],
+                apart: false,
+                bytes,
+                next: None,
+            })
+        };
+        let with_experts =
+            |weights, locked| Partition { experts: experts(ByteSize(800)), ..bytes(weights, Some(locked)) };
+        assert!(!much(&[with_experts(900, 100), bytes(100, Some(80))]));
+        assert!(much(&[with_experts(900, 100), bytes(100, Some(79))]));
+    }
+
+    fn example() -> Plan {
+        let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
+        Plan::from_yaml(plan).unwrap()
     }
 
     #[test]
     fn what_a_missing_gpu_would_hold_is_in_host_memory() {
-        let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
-        let plan = Plan::from_yaml(plan).unwrap();
+        let plan = example();
         assert_eq!(without_missing_gpus(&plan, |_| true), plan);
         let gpus = |plan: &Plan| {
             let is_gpu = |name: &str| plan.devices.iter().any(|d| d.name == name && d.kind != DeviceKind::Cpu);
