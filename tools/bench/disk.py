@@ -124,11 +124,11 @@ def larger_than_memory(shop):
     return rows
 
 
-def profiled(shop, dtype, model):
+def profiled(shop, dtype, model, *options):
     """A quick profile of this machine and model, for plans that know the disk's rate."""
     path = os.path.join(OUT, f"profile-large-{dtype}.yaml")
     measure.run([shop.binary("hpp-profile"), model, "--quick", "--providers", "cpu", "--contexts", PROMPT, "--prefill-tokens",
-                 f"16,{PROMPT}", "--out", path, "--force", "--threads", shop.threads, "--quiet"])
+                 f"16,{PROMPT}", "--out", path, "--force", "--threads", shop.threads, "--quiet", *options])
     return path
 
 

@@ -12,7 +12,7 @@ import measure
 import speculation
 from rounds import Rounds
 from table import compared, row
-from workshop import ROOT
+from workshop import OUT, ROOT
 
 NEW = speculation.NEW
 # 128 experts, 8 of which a token selects, in 4 bits. 6 GB; small 1.6 GB in as many layers, so that the experts of one layer, which always
@@ -26,7 +26,11 @@ ROUTERS = {"uniform": (), "skewed": ("--router-skew", 1.5)}
 WANTED = {"uniform": 4, "skewed": 8}
 # Tokens of a random model repeat each other; drawn at this temperature they are nearly uniform.
 PROMPT_TOKENS = 16
-PROMPT = ("--tokens", ",".join(str(7 * token + 11) for token in range(PROMPT_TOKENS)), "--temperature", 5, "--seed", 1)
+TOKENS = [7 * token + 11 for token in range(PROMPT_TOKENS)]
+ASKED = ("--tokens", ",".join(map(str, TOKENS)), "--temperature", 5, "--seed")
+PROMPT = (*ASKED, 1)
+# Other answers to the same prompt, which a profile runs as its corpus.
+CORPUS_SEEDS = (2, 3, 4, 5)
 # The memory, as a share of the model's size.
 PART = 0.25
 
@@ -96,7 +100,8 @@ def with_router(shop, router):
     over_sum = compared(f"{what}: over computing and reading one after the other", mine, serial, None, "tok/s")
     in_memory = row(f"{what}: with all weights in memory", f"{statistics.median(computing):.3g} tok/s", "", "", "reported")
     rows = [over_all, over_bound, over_sum, in_memory, eight(shop, what, model, plans["auto"], limit),
-            predicted(shop, what, model, options, mine)]
+            predicted(shop, what, model, options, mine),
+            predicted(shop, what, model, options, mine, corpus_of(shop, whole, router))]
     # Prepared weights take as much space as the models.
     for plan in (*plans.values(), whole):
         shutil.rmtree(plan)
@@ -110,14 +115,26 @@ def eight(shop, what, model, plan, limit):
     return compared(f"{what}: 8 sequences over 1", runs["8"], runs["1"], 2, "tok/s")
 
 
-def predicted(shop, what, model, options, mine):
-    """The plan's time of a token, which assumes uniform routers and this machine's rates of a quick profile, beside the measured one."""
-    profile = disk.profiled(shop, f"mixture-{'small' if shop.small else 'large'}", model)
+def corpus_of(shop, whole, router):
+    """A corpus of other answers than the one that is measured."""
+    path = os.path.join(OUT, f"corpus-{router}.jsonl")
+    answers = [speculation.tokens_per_second(shop, whole, None, (*ASKED, seed))[1]["tokens"] for seed in CORPUS_SEEDS]
+    with open(path, "w", encoding="utf-8") as out:
+        out.writelines(json.dumps({"tokens": TOKENS + answer}) + "\n" for answer in answers)
+    return path
+
+
+def predicted(shop, what, model, options, mine, corpus=None):
+    """The plan's time of a token with this machine's rates of a quick profile, beside the measured one. Without a corpus the plan assumes
+    uniform routers, with one the hit rates of its tokens."""
+    prompts = ("--prompts", corpus) if corpus else ()
+    profile = disk.profiled(shop, f"mixture-{'small' if shop.small else 'large'}", model, *prompts)
     command = [shop.binary("hpp-split"), model, "--dry-run", "--json", *options, "--profile", profile]
     expected = 1000 / json.loads(measure.run(command)["stdout"])["predictions"]["decode_ms"]
     error = Rounds(expected / measured - 1 for measured in mine)
-    return row(f"{what}: predicted with a quick profile", f"{expected:.3g} tok/s", f"{statistics.median(mine):.3g} tok/s",
-               f"{error.median:+.0%} ({error.spread[0]:+.0%} to {error.spread[1]:+.0%})", "within 20 %", error.verdict(-0.2, 0.2))
+    return row(f"{what}: predicted with a quick profile{' and a corpus' if corpus else ''}", f"{expected:.3g} tok/s",
+               f"{statistics.median(mine):.3g} tok/s", f"{error.median:+.0%} ({error.spread[0]:+.0%} to {error.spread[1]:+.0%})", "within 20 %",
+               error.verdict(-0.2, 0.2))
 
 
 # Widths of the experts of the trained mixture, 64 of them in four layers: 3 and 9 MB each.

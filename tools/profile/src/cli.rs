@@ -19,8 +19,9 @@ pub struct Cli {
     #[arg(required = true)]
     pub model: Option<PathBuf>,
 
-    /// Prompts to run: a .jsonl file of {"prompt": ..}, {"text": ..} or {"messages": [..]} lines, with `chat` and `system` as
-    /// `hpp-exec jobs` reads them, or a .txt file with one prompt per line. Without it only block times and the machine are measured.
+    /// Prompts to run: a .jsonl file of {"prompt": ..}, {"text": ..}, {"messages": [..]} or {"tokens": [..]} lines, with `chat` and
+    /// `system` as `hpp-exec jobs` reads them, or a .txt file with one prompt per line. Without it only block times and the machine
+    /// are measured.
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
     /// Execution providers to measure [default: cpu, and every provider with a device on this machine].

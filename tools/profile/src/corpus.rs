@@ -18,7 +18,7 @@ const LONGEST_LINE: u64 = 16 << 20;
 /// The file format of a corpus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CorpusFormat {
-    /// One JSON object per line: `{"prompt": ...}`, `{"text": ...}` or `{"messages": [...]}`.
+    /// One JSON object per line: `{"prompt": ...}`, `{"text": ...}`, `{"messages": [...]}` or `{"tokens": [...]}`.
     JsonLines,
     /// One prompt per line.
     Text,

@@ -17,9 +17,10 @@ fn json(text: &str) -> Result<PromptContent, String> {
     let value: Value = serde_json::from_str(text).map_err(|e| format!("it is not JSON: {}", reason(&e)))?;
     let Value::Object(fields) = value else { return Err("it is not a JSON object".into()) };
     let known: Vec<&str> =
-        ["prompt", "text", "messages"].into_iter().filter(|name| fields.contains_key(*name)).collect();
+        ["prompt", "text", "messages", "tokens"].into_iter().filter(|name| fields.contains_key(*name)).collect();
     match known[..] {
         ["messages"] => messages(&fields["messages"]).map(PromptContent::Messages),
+        ["tokens"] => tokens(&fields["tokens"]).map(PromptContent::Tokens),
         [name] => {
             let text = prompt(name, &fields[name])?;
             let system = fields
@@ -32,7 +33,7 @@ fn json(text: &str) -> Result<PromptContent, String> {
                 false => PromptContent::Text(text),
             })
         }
-        [] => Err(format!("it has none of `prompt`, `text` and `messages`, but {}", names(&fields))),
+        [] => Err(format!("it has none of `prompt`, `text`, `messages` and `tokens`, but {}", names(&fields))),
         _ => Err(format!("it has `{}`, and only one can be the prompt", known.join("` and `"))),
     }
 }
@@ -72,6 +73,18 @@ fn prompt(name: &str, value: &Value) -> Result<String, String> {
         Some(text) => Ok(text.to_owned()),
         None => Err(format!("its `{name}` is not text")),
     }
+}
+
+fn tokens(value: &Value) -> Result<Vec<u32>, String> {
+    let entries = value.as_array().ok_or("its `tokens` are not a list")?;
+    if entries.is_empty() {
+        return Err("its `tokens` are empty".into());
+    }
+    let token = |(at, entry): (usize, &Value)| {
+        let number = entry.as_u64().and_then(|number| u32::try_from(number).ok());
+        number.ok_or_else(|| format!("its token {} is not a token's number", at + 1))
+    };
+    entries.iter().enumerate().map(token).collect()
 }
 
 fn messages(value: &Value) -> Result<Vec<ChatTurn>, String> {

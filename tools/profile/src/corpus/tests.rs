@@ -26,10 +26,11 @@ fn each_kind_of_line_is_read() {
     let (_dir, path) = corpus(
         "c.jsonl",
         b"\xef\xbb\xbf{\"prompt\": \"a\", \"id\": 7}\r\n\n{\"text\": \"b\"}\n\
-          {\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}",
+          {\"messages\": [{\"role\": \"user\", \"content\": \"c\"}]}\n{\"tokens\": [5, 9], \"id\": 1}",
     );
     let chat = PromptContent::Messages(vec![ChatTurn { role: "user".into(), content: "c".into() }]);
-    assert_eq!(prompts(&path), [(1, text("a")), (3, text("b")), (4, chat)]);
+    let tokens = PromptContent::Tokens(vec![5, 9]);
+    assert_eq!(prompts(&path), [(1, text("a")), (3, text("b")), (4, chat), (5, tokens)]);
     let (_dir, path) = corpus("c.txt", b"one \r\n   \n\n{\"two\"\nthree");
     assert_eq!(prompts(&path), [(1, text("one ")), (4, text("{\"two\"")), (5, text("three"))]);
 }
@@ -64,26 +65,30 @@ fn every_bad_line_is_named_at_once() {
         "{\"messages\": []}",
         "{\"messages\": [{\"role\": \"user\"}]}",
         "{\"text\": \"\"}",
+        "{\"tokens\": []}",
+        "{\"tokens\": [3, -1]}",
     ];
     let (_dir, path) = corpus("c.jsonl", lines.join("\n").as_bytes());
     let error = Corpus::scan(&path, None, false).unwrap_err();
     let said = error.to_string();
     for words in [
-        "8 lines of the corpus",
+        "10 lines of the corpus",
         "line 2: it is not JSON: EOF",
         "line 3: it is not a JSON object",
-        "line 4: it has none of `prompt`, `text` and `messages`, but `question`",
+        "line 4: it has none of `prompt`, `text`, `messages` and `tokens`, but `question`",
         "line 5: its `prompt` is not text",
         "line 6: it has `prompt` and `text`, and only one",
         "line 7: its `messages` are empty",
         "line 8: its message 1 has no text in `content`",
         "line 9: its `text` is empty",
+        "line 10: its `tokens` are empty",
+        "line 11: its token 2 is not a token's number",
     ] {
         assert!(said.contains(words), "{words:?} is not in {said}");
     }
     assert!(error.hint().unwrap().contains("--skip-bad"));
     let skipping = Corpus::scan(&path, None, true).unwrap();
-    assert_eq!((skipping.prompts, skipping.bad, skipping.reasons.len()), (1, 8, 8));
+    assert_eq!((skipping.prompts, skipping.bad, skipping.reasons.len()), (1, 10, 10));
 }
 
 #[test]
