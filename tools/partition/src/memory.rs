@@ -261,17 +261,17 @@ impl MemoryUsage {
     /// `(1 - f) (C + G) - (1 - d) min(c C, (1 - f) C) = (1 - f) G + max((1 - f) C - c C (1 - d), d (1 - f) C)`,
     ///
     /// rounded to whole bytes, and at least 1 if f is less than 1, because 0 means that nothing is read. Experts that are read by
-    /// demand do not belong to C; what a pass reads of them is [`ExpertMemory::read_bytes`].
+    /// demand do not belong to C; [`expert_read_bytes`](Self::expert_read_bytes) are added.
     pub fn disk_read_bytes(&self, problem: &Problem, phase: Phase) -> u64 {
         let mut reads = self.host_reads[phase as usize];
-        let (share, experts) = match self.expert_memory(problem, phase) {
-            None => (self.locked_share(problem, phase), 0),
+        let share = match self.expert_memory(problem, phase) {
+            None => self.locked_share(problem, phase),
             Some(memory) => {
-                let experts = self.expert_reads[phase as usize];
-                reads.computed = reads.computed.saturating_sub(experts.all);
-                (memory.rest_locked, memory.read_bytes(experts, &problem.expert_hits))
+                reads.computed = reads.computed.saturating_sub(self.expert_reads[phase as usize].all);
+                memory.rest_locked
             }
         };
+        let experts = self.expert_read_bytes(problem, phase);
         if share >= 1.0 {
             return experts;
         }
@@ -280,6 +280,12 @@ impl MemoryUsage {
         // Rounds only once, so that more memory never means more reading.
         let not_read = share * reads.all() as f64 + packing.unread_share() * decompressed;
         reads.all().saturating_sub(not_read as u64).max(1) + experts
+    }
+
+    /// Bytes of experts that a pass of a phase reads by demand; see [`ExpertMemory::read_bytes`].
+    pub(crate) fn expert_read_bytes(&self, problem: &Problem, phase: Phase) -> u64 {
+        let memory = self.expert_memory(problem, phase);
+        memory.map_or(0, |memory| memory.read_bytes(self.expert_reads[phase as usize], &problem.expert_hits))
     }
 
     /// Bytes of weights that a pass of a phase decompresses.

@@ -121,10 +121,14 @@ pub(crate) fn sequence_ms(problem: &Problem, placements: &[BlockPlacement], slot
 /// Times of getting the weights of a pass from disk, beside its partitions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DiskTimes {
-    /// The shortest time of a pass: that of reading, or of decompressing if that takes longer. Milliseconds; infinite without a disk.
-    pub shortest_ms: f64,
-    /// What decompressing takes from the host's computing, milliseconds.
-    pub host_ms: f64,
+    /// Reading for a pass, milliseconds; infinite without a disk.
+    read_ms: f64,
+    /// Reading the experts that routers select, for a pass, milliseconds. Nothing computes meanwhile: the next partition needs them.
+    expert_ms: f64,
+    /// Decompressing for a pass while nothing computes, milliseconds.
+    decompress_ms: f64,
+    /// Threads that decompress, as a share of the host's cores.
+    host_share: f64,
 }
 
 /// A partition sequence beside the disk. Milliseconds in some passes together.
@@ -145,28 +149,39 @@ pub(crate) struct BesideDisk {
 impl DiskTimes {
     /// Of a pass of a phase.
     pub fn of(problem: &Problem, usage: &MemoryUsage, phase: Phase) -> Self {
-        let state = usage.state_reads[phase as usize];
-        let read_ms =
-            disk_ms(problem, usage.disk_read_bytes(problem, phase)) + disk_ms(problem, state) / STATE_READ_RATE;
+        let (state, experts) = (usage.state_reads[phase as usize], usage.expert_read_bytes(problem, phase));
+        let others = usage.disk_read_bytes(problem, phase).saturating_sub(experts);
+        let read_ms = disk_ms(problem, others) + disk_ms(problem, state) / STATE_READ_RATE;
+        let expert_ms = disk_ms(problem, experts);
         let Some(Decompression { bytes_per_ms, host_share }) = problem.decompression else {
-            return DiskTimes { shortest_ms: read_ms, host_ms: 0.0 };
+            return DiskTimes { read_ms, expert_ms, decompress_ms: 0.0, host_share: 0.0 };
         };
         let decompress_ms = usage.decompressed_bytes(problem, phase) / bytes_per_ms;
-        DiskTimes { shortest_ms: read_ms.max(decompress_ms), host_ms: decompress_ms * host_share }
+        DiskTimes { read_ms, expert_ms, decompress_ms, host_share }
     }
 
     /// A partition sequence of some passes that takes `sequence_ms` without the disk, `host_ms` of them computing on the host. Reads go on all
-    /// the time, until the next weights are in memory.
+    /// the time, until the next weights are in memory; only experts are read between two partitions.
+    ///
+    /// While C threads compute on C cores and T threads decompress, each runs at `C / (C + T)` of its speed. With D milliseconds of
+    /// decompressing and H of computing, the longer of both ends after `D + H T / C` or `H + D T / C`.
     pub fn beside(self, problem: &Problem, sequence_ms: f64, host_ms: f64, passes: f64) -> BesideDisk {
         let contention = problem.disk_contention;
-        let (decompress_ms, reads_ms) = (self.host_ms * passes, self.shortest_ms * passes);
+        let decompress_ms = self.decompress_ms * self.host_share * passes;
+        let decompressed_ms = match self.decompress_ms > 0.0 {
+            true => self.decompress_ms * passes + host_ms * self.host_share,
+            false => 0.0,
+        };
+        let reads_ms = (self.read_ms * passes).max(decompressed_ms);
         let (sequence_ms, host_ms) = (sequence_ms + decompress_ms, host_ms + decompress_ms);
         let ms = lower_bound_beside_transfers(sequence_ms, host_ms, reads_ms, contention);
         let slowed_ms = if reads_ms > 0.0 { (ms - sequence_ms).min(host_ms * (contention.compute - 1.0)) } else { 0.0 };
         // The time in which the host computes during reads.
         let overlap_ms = (contention.compute * host_ms).min(contention.transfer * reads_ms);
         let disk_ms = (reads_ms + overlap_ms * (1.0 - 1.0 / contention.transfer)).min(ms);
-        BesideDisk { ms, decompress_ms, slowed_ms, wait_ms: ms - sequence_ms - slowed_ms, disk_ms }
+        let expert_ms = self.expert_ms * passes;
+        let wait_ms = ms - sequence_ms - slowed_ms + expert_ms;
+        BesideDisk { ms: ms + expert_ms, decompress_ms, slowed_ms, wait_ms, disk_ms: disk_ms + expert_ms }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Examples with times computed by hand.
 
 use crate::{
-    BlockPlacement, BlockRole, BlockSpec, Budget, Contention, Cost, FilledState, GpuCosts, GrowingState, Phase,
-    Placement, Problem, Simulation, Streamed, Work, Workload, simulate,
+    BlockPlacement, BlockRole, BlockSpec, Budget, Contention, Cost, Decompression, Experts, FilledState, GpuCosts,
+    GrowingState, Packing, Phase, Placement, Problem, Simulation, Streamed, Work, Workload, simulate,
 };
 
 /// Four layers of 100 bytes. A layer takes 10 ms on the host and 1 ms on the GPU, its copy 20 ms; nothing else costs time.
@@ -312,6 +312,34 @@ fn reading_from_disk_and_computing_slow_each_other_down() {
     // With all weights in memory nothing is slowed.
     problem.budget.ram = None;
     near(run(&problem, [C, C, C, R], 0, Phase::Decode).ms, 31.0);
+}
+
+/// Of a token's 31 ms the host computes 30. 75 bytes are decompressed from 38, which are read in 12.7 ms.
+#[test]
+fn threads_that_decompress_and_threads_that_compute_share_the_cores() {
+    let mut problem = four_layers();
+    (problem.disk_bytes_per_ms, problem.budget.ram) = (Some(3.0), Some(250));
+    problem.budget.packing = Packing { growth_permille: 0, decompressed_permille: 1000, read_permille: 500 };
+    let mut ms = |bytes_per_ms| {
+        problem.decompression = Some(Decompression { bytes_per_ms, host_share: 0.5 });
+        run(&problem, [C, C, C, R], 0, Phase::Decode).ms
+    };
+    // 75 ms of decompressing take as much longer as half of the cores' 30 ms of computing.
+    near(ms(1.0), 75.0 + 15.0);
+    // 10 ms of decompressing take 5 ms from the computing.
+    near(ms(7.5), 31.0 + 5.0);
+}
+
+#[test]
+fn nothing_computes_while_selected_experts_are_read() {
+    let mut problem = four_layers();
+    (problem.disk_bytes_per_ms, problem.budget.ram) = (Some(3.0), Some(250));
+    let experts = Experts { bytes: 80, count: 8, active: 2 };
+    problem.blocks.iter_mut().for_each(|block| block.experts = Some(experts));
+    let simulation = run(&problem, [C, C, C, R], 0, Phase::Decode);
+    assert!(simulation.disk_bytes > 0);
+    near(simulation.ms, 31.0 + simulation.disk_bytes as f64 / 3.0);
+    near(simulation.stall_ms, simulation.disk_bytes as f64 / 3.0);
 }
 
 #[test]
