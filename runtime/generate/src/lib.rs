@@ -44,6 +44,6 @@ pub use input::{Input, chunk_length};
 pub use kv_cache::{KvCache, KvSettings, PageValue, PromptPages};
 pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};
 pub use prompt::{PromptEncoder, check_language_model, check_prompt};
-pub use sequence::{ModelInputs, TokenSequence, prompt_chunk};
+pub use sequence::{ModelInputs, TokenSequence, kept_logits_bytes, prompt_chunk};
 pub use single_sequence::{Prefill, SingleSequence};
 pub use text_embedding::{TextEmbedding, hidden_states_output};

@@ -8,6 +8,7 @@ use crate::input::{Input, chunk_length};
 use crate::speculate::MAX_DRAFT;
 use hpp_engine::{Backend, Engine, EngineError, LogitRows, Logits, NamedTensors, Sequence, StepInput, WorkItem};
 use hpp_kv::PageKey;
+use hpp_schema::SourceModel;
 
 /// Prompt tokens between two checks for cancellation, if the plan feeds prompts in chunks.
 const CHUNK: usize = 64;
@@ -48,6 +49,11 @@ struct PromptEnd {
     tokens: usize,
     /// The logits `[vocab]` after them.
     logits: Vec<f32>,
+}
+
+/// Bytes of the logits that a [`TokenSequence`] of a model keeps: those after its last token and those after its prompt.
+pub fn kept_logits_bytes(model: &SourceModel) -> u64 {
+    model.vocabulary().unwrap_or(0).saturating_mul(2 * size_of::<f32>() as u64)
 }
 
 impl<B: Backend> Default for TokenSequence<B> {
@@ -248,11 +254,21 @@ impl<B: Backend> TokenSequence<B> {
         Ok(())
     }
 
-    /// Makes the sequence equal to `text`, reusing their common prefix. Returns whether it is: a cancelled pass ends it early.
-    pub fn read(&mut self, engine: &mut Engine<B>, inputs: &ModelInputs, text: &[u32]) -> Result<bool, GenerateError> {
+    /// Makes the sequence equal to `text`, reusing their common prefix, or nearer to it by `most` chunks of a prompt. Returns whether it
+    /// is equal; a cancelled pass ends it early.
+    pub fn read(
+        &mut self,
+        engine: &mut Engine<B>,
+        inputs: &ModelInputs,
+        text: &[u32],
+        most: usize,
+    ) -> Result<bool, GenerateError> {
         let chunk = prompt_chunk(engine);
         let mut rest = &text[self.keep_prefix(engine, text)?..];
-        while !rest.is_empty() {
+        for _ in 0..most {
+            if rest.is_empty() {
+                break;
+            }
             let (now, later) = rest.split_at(chunk_length(rest.len(), chunk));
             match self.feed(engine, inputs, Input { tokens: now, rows: LogitRows::Last }) {
                 Err(error) if error.is_cancelled() => return Ok(false),
@@ -260,7 +276,7 @@ impl<B: Backend> TokenSequence<B> {
             }
             rest = later;
         }
-        Ok(true)
+        Ok(rest.is_empty())
     }
 
     /// What [`feed`](Self::feed) computes, as an item of a pass with other sequences. After the pass, the caller calls [`fed`](Self::fed).

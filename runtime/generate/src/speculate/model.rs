@@ -94,8 +94,10 @@ impl<B: Backend> Drafter for ModelDrafter<B> {
             self.sequence = model.take(&self.text);
         }
         let Some(sequence) = &mut self.sequence else { return Ok(()) };
-        let DraftModel { engine, inputs, .. } = &mut *model;
-        if !sequence.read(engine, inputs, &self.text)? {
+        let DraftModel { engine, inputs, most: texts, .. } = &mut *model;
+        // Other texts wait for this draft: their next pass comes after it.
+        let most_chunks = if *texts > 1 { 1 } else { usize::MAX };
+        if !sequence.read(engine, inputs, &self.text, most_chunks)? {
             return Ok(());
         }
         let mut probability = 1.0;

@@ -15,6 +15,10 @@ const MAX_TOKENS_PER_CHARACTER: usize = 4;
 /// Window length in tokens at which the front of the window is dropped.
 const WINDOW: usize = 24;
 
+/// Window length in tokens at which its front is dropped where its text is not complete: so many bytes that are not UTF-8. With all of them
+/// in the window, each token would take longer than the one before.
+const LONGEST_WINDOW: usize = 256;
+
 /// Decodes the tokens of one text one by one.
 pub struct Detokenizer {
     tokenizer: TextTokenizer,
@@ -43,6 +47,8 @@ impl Detokenizer {
         let piece = self.take(&text, stable);
         if stable == text.len() {
             self.move_window()?;
+        } else if self.window.len() >= LONGEST_WINDOW {
+            self.shorten_window(text.len())?;
         }
         Ok(piece)
     }
@@ -86,6 +92,15 @@ impl Detokenizer {
             self.returned = self.tokenizer.decode(&self.window)?.len();
         }
         self.complete_len = self.window.len();
+        Ok(())
+    }
+
+    /// Drops all tokens from a window but those that may be part of its last character. `length`: bytes of the window's text.
+    fn shorten_window(&mut self, length: usize) -> Result<(), TokenizerError> {
+        let held_back = length - self.returned;
+        self.window.drain(..self.window.len() + 1 - MAX_TOKENS_PER_CHARACTER);
+        self.returned = self.tokenizer.decode(&self.window)?.len().saturating_sub(held_back);
+        self.complete_len = 0;
         Ok(())
     }
 }
@@ -134,6 +149,18 @@ mod tests {
     fn special_and_unknown_tokens_have_no_text() {
         let tokenizer = byte_level();
         assert_eq!(stream(&tokenizer, &[256, u32::from(b'a'), 999_999]), ["", "a", "", ""]);
+    }
+
+    #[test]
+    fn bytes_that_are_no_characters_keep_the_window_short() {
+        let tokenizer = byte_level();
+        let tokens: Vec<u32> = (0..2000).map(|at| if at % 700 == 699 { u32::from(b'a') } else { 0x80 }).collect();
+        assert_eq!(stream(&tokenizer, &tokens).concat(), tokenizer.decode(&tokens).unwrap());
+        let mut detokenizer = Detokenizer::new(tokenizer);
+        for token in tokens {
+            detokenizer.push(token).unwrap();
+            assert!(detokenizer.window.len() <= LONGEST_WINDOW);
+        }
     }
 
     proptest! {
