@@ -37,6 +37,11 @@ impl<B: Backend> TextEmbedding<B> {
     pub fn tokens(&self) -> usize {
         self.tokens.len()
     }
+
+    /// Whether some of them are fed, so that it holds the states of a sequence.
+    pub fn is_started(&self) -> bool {
+        self.fed > 0
+    }
 }
 
 impl<B: Backend> Batch<B> {

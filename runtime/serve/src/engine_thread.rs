@@ -183,6 +183,7 @@ pub(crate) fn start<B: Backend + 'static>(
             running: HashMap::new(),
             embeddings: VecDeque::new(),
             embedded_last: false,
+            is_turn_of_embedding: false,
             kept: Vec::new(),
             metrics,
             reported_cache: Instant::now(),
@@ -240,6 +241,8 @@ struct EngineThread<B: Backend> {
     embeddings: VecDeque<Embedding<B>>,
     /// Whether the last pass was followed by a chunk of an embedding.
     embedded_last: bool,
+    /// Whether an answer has started since the last embedding was computed.
+    is_turn_of_embedding: bool,
     /// Sequences of answered requests, the least recently used first.
     kept: Vec<TokenSequence<B>>,
     metrics: ModelMetrics,
@@ -406,7 +409,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         let mut waiting = std::mem::take(&mut self.waiting);
         let mut still_waiting = VecDeque::new();
         while let Some(mut next) = waiting.pop_front() {
-            let sequence = if self.batch.len() < self.max_sequences { self.sequence_for(&mut next) } else { None };
+            let sequence = if self.batch.len() < self.answer_places() { self.sequence_for(&mut next) } else { None };
             match sequence {
                 Some(sequence) => {
                     // Pages are read for one request at a time: now for the first one that waits.
@@ -438,6 +441,7 @@ impl<B: Backend + 'static> EngineThread<B> {
                 let (last_token, park, _unanswered) = (None, hints.park, unanswered);
                 let running = Running { client, top_logprobs, last_token, park, _unanswered };
                 self.running.insert(id, running);
+                self.is_turn_of_embedding = true;
             }
             Err(error) => {
                 self.metrics.ended("failed");

@@ -19,10 +19,26 @@ impl<B: Backend> Embedding<B> {
 }
 
 impl<B: Backend> EngineThread<B> {
-    /// Whether a chunk of an embedding is next: a sequence is free for it, and it is its turn. While answers go on, embeddings and prompts
-    /// take turns, so that no answer waits for both.
+    /// Whether the first embedding is computed in part and holds the states of a sequence.
+    pub(super) fn has_started_embedding(&self) -> bool {
+        self.embeddings.front().is_some_and(|first| first.text.is_started())
+    }
+
+    /// How many answers may run beside embeddings: one less while embeddings wait, so that answers that always wait do not take every
+    /// sequence. Where there is one sequence, answers and embeddings take turns.
+    pub(super) fn answer_places(&self) -> usize {
+        match self.max_sequences {
+            all if self.embeddings.is_empty() => all,
+            0 | 1 => usize::from(!self.has_started_embedding() && !self.is_turn_of_embedding),
+            all => all - 1,
+        }
+    }
+
+    /// Whether a chunk of an embedding is next: it is started or a sequence is free for it, and it is its turn. While answers go on,
+    /// embeddings and prompts take turns, so that no answer waits for both.
     pub(super) fn embeds_next(&self) -> bool {
-        let is_possible = !self.embeddings.is_empty() && self.batch.len() < self.max_sequences;
+        let has_place = self.has_started_embedding() || self.batch.len() < self.max_sequences;
+        let is_possible = !self.embeddings.is_empty() && has_place;
         let takes_turns = self.batch.is_answering() && self.batch.reads_prompts();
         is_possible && !(takes_turns && self.embedded_last)
     }
@@ -46,6 +62,7 @@ impl<B: Backend> EngineThread<B> {
                 RequestEvent::Failed(error.into())
             }
         };
+        self.is_turn_of_embedding = false;
         if let Some(done) = self.embeddings.pop_front() {
             let _ = done.client.events.send(event);
         }

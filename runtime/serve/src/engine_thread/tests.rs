@@ -9,7 +9,7 @@ use hpp_generate::kv::{EvictionPolicy, Fingerprint};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::speculate::{DraftLength, DraftOrigin};
 use hpp_generate::{GenerationRequest, KvSettings, ModelInputs};
-use hpp_schema::SamplingDefaults;
+use hpp_schema::{Plan, SamplingDefaults};
 use std::rc::Rc;
 use std::sync::{Barrier, Mutex};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -106,7 +106,6 @@ impl ToyThread {
         top_logprobs: Option<usize>,
         prompt_logits: bool,
     ) -> UnboundedReceiver<RequestEvent> {
-        let (events, receiver) = unbounded_channel();
         let request = GenerationRequest {
             prompt,
             max_new_tokens: answer,
@@ -118,9 +117,19 @@ impl ToyThread {
             prompt_logits,
         };
         let task = GenerateTask { request, top_logprobs, hints: CacheHints::default() };
+        self.submit_task(EngineTask::Generate(Box::new(task)))
+    }
+
+    /// Asks for the embedding of tokens.
+    fn embed(&self, tokens: Vec<u32>) -> UnboundedReceiver<RequestEvent> {
+        self.submit_task(EngineTask::Embed(tokens))
+    }
+
+    fn submit_task(&self, task: EngineTask) -> UnboundedReceiver<RequestEvent> {
+        let (events, receiver) = unbounded_channel();
         let client = Client { events, deadline: None, arrived: Instant::now() };
         let place = QueuePlace::take(&Arc::default(), 1, 1).unwrap().remove(0);
-        let submission = Submission { task: EngineTask::Generate(Box::new(task)), client };
+        let submission = Submission { task, client };
         self.queue.submit(Queued { submission, place });
         receiver
     }
@@ -136,10 +145,26 @@ fn second_single(runs: &[usize]) -> bool {
     runs.last() == Some(&1) && runs.iter().filter(|tokens| **tokens == 1).count() == 2
 }
 
+/// The toy model, whose hidden states are an output of the model, so that it gives embeddings.
+fn toy_with_hidden_states() -> toy::Toy {
+    let logits = "    - { name: logits, dtype: float32, shape: [batch, rows, 16], role: logits }\n";
+    let hidden = "    - { name: hidden_states, dtype: float32, shape: [batch, seq, 1], role: free }\n";
+    let yaml = include_str!("../../../engine/tests/support/toy.yaml").replace("hidden.0", "hidden_states");
+    let yaml = yaml.replace("to: boundary", "to: model");
+    let mut toy = toy::Toy::new();
+    let files = std::mem::take(&mut toy.plan.files);
+    toy.plan = Plan { files, ..Plan::from_yaml(&yaml.replace(logits, &format!("{logits}{hidden}"))).unwrap() };
+    let mut second = toy::second();
+    second.inputs[0].name = "hidden_states".into();
+    toy.backend.model("cpu_0.onnx", second);
+    toy
+}
+
 /// The toy model with a cache of pages of `CHUNK` tokens, so that its prompts have chunks of so many.
 fn load(runs: Arc<Mutex<Vec<usize>>>, gate: Arc<Barrier>, waits: fn(&[usize]) -> bool) -> LoadedEngine<MockBackend> {
-    let toy = toy::Toy::new();
+    let toy = toy_with_hidden_states();
     let mut first = toy::first(toy::DEVICE);
+    first.outputs[0].name = "hidden_states".into();
     let kernel = Rc::clone(&first.kernel);
     first.kernel = Rc::new(move |frame| {
         let tokens = frame.input(0)?.shape()[1] as usize;
@@ -183,6 +208,14 @@ fn answer(mut events: UnboundedReceiver<RequestEvent>) -> Vec<u32> {
     }
 }
 
+/// Waits for an embedding, and returns its width.
+fn embedding(mut events: UnboundedReceiver<RequestEvent>) -> usize {
+    match events.blocking_recv() {
+        Some(RequestEvent::Embedding(vector)) => vector.len(),
+        other => panic!("{other:?}"),
+    }
+}
+
 /// The answer of the toy model, computed the plain way.
 fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
     let mut text = prompt.to_vec();
@@ -216,6 +249,45 @@ fn between_two_tokens_of_an_answer_there_is_at_most_one_chunk_of_prompts() {
     // Prompts take turns, so that the short one does not wait for the long ones.
     let at = runs.iter().enumerate().filter(|(_, tokens)| **tokens == short.len()).nth(1).unwrap().0;
     assert!(runs[1..at].iter().filter(|tokens| **tokens > 1).count() <= 4, "{runs:?}");
+}
+
+#[test]
+fn an_embedding_is_computed_while_answers_wait_for_every_sequence() {
+    let toy = ToyThread::start_with(2, second_single, Drafts::default);
+    let running = toy.ask(vec![3, 1, 4], 50);
+    toy.gate.wait();
+    let embedded = toy.embed((0..12).collect());
+    let others: Vec<_> = (0..8).map(|of| toy.ask(vec![of, 9], 20)).collect();
+    toy.gate.wait();
+    assert_eq!(embedding(embedded), 1);
+    assert_eq!(answer(running), expected(&[3, 1, 4], 50));
+    for (of, events) in (0..8).zip(others) {
+        assert_eq!(answer(events), expected(&[of, 9], 20));
+    }
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+    let runs = toy.runs.lock().unwrap();
+    let last_chunk = runs.iter().rposition(|tokens| *tokens == CHUNK).unwrap();
+    assert!(!runs[..last_chunk].contains(&2), "no other answer starts before it is computed: {runs:?}");
+}
+
+#[test]
+fn answers_and_embeddings_take_turns_where_there_is_one_sequence() {
+    let toy = ToyThread::start_with(1, second_single, Drafts::default);
+    let running = toy.ask(vec![3, 1, 4], 4);
+    toy.gate.wait();
+    let embeddings: Vec<_> = (0..2).map(|of| toy.embed((of..of + 8).collect())).collect();
+    let answers: Vec<_> = (0..3).map(|of| toy.ask(vec![of, 9], 1)).collect();
+    toy.gate.wait();
+    assert_eq!(answer(running), expected(&[3, 1, 4], 4));
+    assert!(embeddings.into_iter().all(|events| embedding(events) == 1));
+    for (of, events) in (0..3).zip(answers) {
+        assert_eq!(answer(events), expected(&[of, 9], 1));
+    }
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+    let runs = toy.runs.lock().unwrap();
+    assert_eq!(runs[..], [3, 1, 1, 1, CHUNK, CHUNK, 2, CHUNK, CHUNK, 2, 2]);
 }
 
 #[test]
