@@ -523,8 +523,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.metrics.running.set(number(self.batch.len()));
         self.metrics.waiting.set(number(self.queued.load(Ordering::SeqCst)));
         self.metrics.idle_sequences.set(number(self.kept.len()));
-        let sequences = (self.batch.len() + self.kept.len()) as u64;
-        let bytes = self.batch.engine().host_state_bytes().saturating_mul(sequences);
+        let bytes = self.batch.engine().host_state_bytes().saturating_mul(self.with_states() as u64);
         self.metrics.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         if self.reported_cache.elapsed() >= CACHE_REPORT {
             self.report_cache();

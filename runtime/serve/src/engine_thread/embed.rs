@@ -18,7 +18,7 @@ impl<B: Backend> Embedding<B> {
     }
 }
 
-impl<B: Backend> EngineThread<B> {
+impl<B: Backend + 'static> EngineThread<B> {
     /// Whether the first embedding is computed in part and holds the states of a sequence.
     pub(super) fn has_started_embedding(&self) -> bool {
         self.embeddings.front().is_some_and(|first| first.text.is_started())
@@ -45,7 +45,7 @@ impl<B: Backend> EngineThread<B> {
 
     /// The next chunk of the first embedding.
     pub(super) fn embed(&mut self) {
-        if self.batch.len() + self.kept.len() >= self.max_sequences && !self.kept.is_empty() {
+        if !self.has_started_embedding() && self.is_full() && !self.kept.is_empty() {
             self.kept.remove(0);
         }
         let Some(first) = self.embeddings.front_mut() else { return };

@@ -7,10 +7,20 @@ use hpp_generate::kv::PageLookup;
 use std::time::Instant;
 
 impl<B: Backend + 'static> EngineThread<B> {
-    /// Drops kept sequences that have no place beside the running ones, the least recently used first. Their pages stay.
+    /// Sequences with states: running ones, kept ones, and that of a started embedding.
+    pub(super) fn with_states(&self) -> usize {
+        self.batch.len() + self.kept.len() + usize::from(self.has_started_embedding())
+    }
+
+    /// Whether a new sequence needs the place of a kept one.
+    pub(super) fn is_full(&self) -> bool {
+        self.with_states() >= self.max_sequences
+    }
+
+    /// Drops kept sequences that have no place beside the other ones, the least recently used first. Their pages stay.
     pub(super) fn drop_kept(&mut self) {
-        let places = self.max_sequences.saturating_sub(self.batch.len());
-        self.kept.drain(..self.kept.len().saturating_sub(places));
+        let excess = self.with_states().saturating_sub(self.max_sequences);
+        self.kept.drain(..self.kept.len().min(excess));
     }
 
     /// The start of a request: the kept sequence or the stored pages with the longest common prefix with its prompt, else an empty
@@ -22,7 +32,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         let (request, hints) = (&waiting.task.request, &waiting.task.hints);
         // The logits of a prompt that was computed before are gone.
         let prompt: &[u32] = if request.prompt_logits { &[] } else { &request.prompt };
-        let is_full = self.batch.len() + self.kept.len() >= self.max_sequences;
+        let is_full = self.is_full();
         if let Some(equal) = self.kept_for_equal(prompt, hints.session.as_deref(), is_full) {
             return Some(self.kept.remove(equal));
         }

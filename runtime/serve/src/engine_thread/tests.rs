@@ -290,6 +290,29 @@ fn answers_and_embeddings_take_turns_where_there_is_one_sequence() {
     assert_eq!(runs[..], [3, 1, 1, 1, CHUNK, CHUNK, 2, CHUNK, CHUNK, 2, 2]);
 }
 
+/// The fourth run waits.
+fn fourth_run(runs: &[usize]) -> bool {
+    runs.len() == 4
+}
+
+#[test]
+fn a_kept_sequence_makes_room_for_an_answer_beside_a_started_embedding() {
+    let toy = ToyThread::start_with(2, fourth_run, Drafts::default);
+    let (kept, prompt) = ("hpp_idle_sequences{model=\"toy\"}", (0..8).collect::<Vec<u32>>());
+    assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
+    toy.wait_for(kept, |kept| kept == 1.0);
+    let embedded = toy.embed((0..24).map(|at| at % 16).collect());
+    // Its first chunk is computed.
+    toy.gate.wait();
+    let short = toy.ask(vec![7, 7], 1);
+    toy.gate.wait();
+    assert_eq!(answer(short), expected(&[7, 7], 1));
+    assert_eq!(embedding(embedded), 1);
+    toy.wait_for(kept, |kept| kept == 0.0);
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+}
+
 #[test]
 fn answers_stay_the_same_while_their_engine_gives_up_memory_and_gets_it_back() {
     let toy = ToyThread::start();
