@@ -3,7 +3,7 @@
 use crate::embedding_table::EmbeddingError;
 use crate::grammar::GrammarError;
 use crate::sampling::SamplingError;
-use crate::text::{TemplateError, TokenizerError};
+use crate::text::{LimitError, TemplateError, TokenizerError};
 use hpp_engine::{BackendError, EngineError};
 use hpp_schema::ByteSize;
 
@@ -81,6 +81,21 @@ impl GenerateError {
                 }
             },
         })
+    }
+
+    /// Whether work on text exceeded limits of time and memory, which other work may have taken, so that it may succeed later.
+    pub fn may_pass(&self) -> bool {
+        let limit: Option<&LimitError> = match self {
+            GenerateError::Template(TemplateError::Limit { source, .. }) => Some(source),
+            GenerateError::Grammar(GrammarError::Limit(source)) => Some(source),
+            GenerateError::Tokenizer(
+                TokenizerError::Load { source, .. }
+                | TokenizerError::Encode { source, .. }
+                | TokenizerError::Decode { source, .. },
+            ) => source.downcast_ref(),
+            _ => None,
+        };
+        limit.is_some_and(LimitError::may_pass)
     }
 
     /// Whether the engine cannot go on and must be loaded again: its files changed, or its device was lost.

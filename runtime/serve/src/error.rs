@@ -82,7 +82,7 @@ pub enum ApiError {
     /// The answer took longer than the limit.
     #[error("the request took longer than its time limit")]
     Timeout,
-    /// Memory for the states of the request is short, or the server is shutting down.
+    /// Memory for the request or time for its text is short, or the server is shutting down.
     #[error("{0}")]
     Unavailable(String),
     /// The engine failed.
@@ -191,6 +191,7 @@ impl From<GenerateError> for ApiError {
     fn from(error: GenerateError) -> Self {
         let message = error_line(&error);
         match error {
+            _ if error.may_pass() => ApiError::Unavailable(message),
             GenerateError::Prompt(_)
             | GenerateError::Template(_)
             | GenerateError::Tokenizer(_)
@@ -248,5 +249,23 @@ pub fn check_address(address: SocketAddr) -> Result<(), ServeError> {
     match std::net::TcpListener::bind(address) {
         Ok(_) => Ok(()),
         Err(source) => Err(ServeError::Listen { address, source }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hpp_generate::text::{LimitError, TokenizerError};
+
+    #[test]
+    fn limits_of_the_process_are_no_fault_of_a_request() {
+        let status = |limit: LimitError| {
+            let (path, source) = ("tokenizer.json".into(), limit.into());
+            ApiError::from(GenerateError::from(TokenizerError::Encode { path, source })).status()
+        };
+        for limit in [LimitError::Memory(1), LimitError::Time(Duration::ZERO), LimitError::Abandoned(4)] {
+            assert_eq!(status(limit), StatusCode::SERVICE_UNAVAILABLE);
+        }
+        assert_eq!(status(LimitError::Panic("a defect".to_owned())), StatusCode::BAD_REQUEST);
     }
 }

@@ -8,7 +8,7 @@ use hpp_generate::grammar::{Grammar, GrammarCompiler, GrammarSource};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::tools::ToolFormat;
 use hpp_generate::text::{Message, TextTokenizer};
-use hpp_generate::{GenerationRequest, PromptEncoder, PromptError, check_prompt};
+use hpp_generate::{GenerateError, GenerationRequest, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
 use serde_json::Value;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -181,9 +181,10 @@ impl ServedModel {
     pub fn compile(&self, source: &GrammarSource, param: &'static str) -> Result<Grammar, ApiError> {
         let grammars = self.grammars.as_ref();
         let grammars = grammars.ok_or_else(|| ApiError::field(param, PromptError::NoTokenizer.to_string()))?;
-        grammars
-            .compile(source)
-            .map_err(|error| ApiError::field(param, format!("`{param}`: {}", hpp_schema::error_line(&error))))
+        grammars.compile(source).map_err(|error| match GenerateError::from(error) {
+            error if error.may_pass() => error.into(),
+            error => ApiError::field(param, format!("`{param}`: {}", hpp_schema::error_line(&error))),
+        })
     }
 
     /// The text of tokens.

@@ -1,15 +1,15 @@
 //! Limits for work on files of a model: tokenizers and chat templates come with a model and may be broken or hostile.
 //!
 //! The work runs on a thread with its own stack. A panic becomes an error. The caller abandons the thread when it exceeds
-//! its time or memory. A thread cannot be stopped from outside: an abandoned one runs until the process ends, so a process
-//! that gets [`LimitError::Time`] or [`LimitError::Memory`] should end soon.
+//! its time or memory. A thread cannot be stopped from outside: an abandoned one runs until its work ends, which may be never.
+//! While [`MOST_ABANDONED`] of them run, no more work is begun.
 
 use std::cell::Cell;
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::Once;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,6 +18,9 @@ const STACK_BYTES: usize = 512 << 20;
 
 /// Interval between two checks of time and memory.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+
+/// Abandoned threads that may run at a time; each may have taken a gigabyte and takes a processor.
+const MOST_ABANDONED: usize = 4;
 
 /// Upper limits of one piece of work.
 #[derive(Clone, Copy, Debug)]
@@ -40,18 +43,30 @@ pub enum LimitError {
     /// It exceeded its memory.
     #[error("abandoned after it had taken more than {} MiB of memory", .0 >> 20)]
     Memory(u64),
+    /// Too many threads were abandoned and still run.
+    #[error(
+        "{0} pieces of such work exceeded their limits before and still run: try again later, or restart the program"
+    )]
+    Abandoned(usize),
     /// The system refused the thread.
     #[error("cannot start a thread with a stack of {} MiB", STACK_BYTES >> 20)]
     Thread(#[source] io::Error),
 }
 
-/// Threads abandoned by this process.
+impl LimitError {
+    /// Whether the same work may succeed later: time and memory are those of the whole process.
+    pub fn may_pass(&self) -> bool {
+        !matches!(self, LimitError::Panic(_))
+    }
+}
+
+/// Threads that this process has abandoned and that still run.
 static ABANDONED: AtomicUsize = AtomicUsize::new(0);
 
-/// The number of threads that this process has abandoned because their work on a tokenizer or a chat template exceeded its limits. They
-/// may still run and take memory.
+/// The number of threads that this process has abandoned because their work on a tokenizer or a chat template exceeded its limits, and
+/// that still run and take memory.
 pub fn abandoned_threads() -> usize {
-    ABANDONED.load(Ordering::Relaxed)
+    ABANDONED.load(Ordering::SeqCst)
 }
 
 /// Runs work on its own thread and abandons it beyond the limits.
@@ -59,11 +74,41 @@ pub(crate) fn run_limited<T: Send + 'static>(
     limits: TextLimits,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, LimitError> {
+    run_counted(&ABANDONED, limits, work)
+}
+
+/// Counts an abandoned thread, unless it has ended meanwhile.
+fn abandon(abandoned: &AtomicUsize, is_over: &AtomicBool) {
+    abandoned.fetch_add(1, Ordering::SeqCst);
+    if is_over.swap(true, Ordering::SeqCst) {
+        abandoned.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Like [`run_limited`]; `abandoned` counts the abandoned threads that still run.
+fn run_counted<T: Send + 'static>(
+    abandoned: &'static AtomicUsize,
+    limits: TextLimits,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, LimitError> {
+    let still_running = abandoned.load(Ordering::SeqCst);
+    if still_running >= MOST_ABANDONED {
+        return Err(LimitError::Abandoned(still_running));
+    }
     let (before, started) = (resident_bytes(), Instant::now());
     let (send, result) = sync_channel(1);
+    // Set by whoever is first: the thread at its end, or the caller who abandons it.
+    let is_over = Arc::new(AtomicBool::new(false));
+    let has_ended = Arc::clone(&is_over);
+    let run = move || {
+        // Sending fails once the caller has abandoned the work.
+        drop(send.send(catch_panic(work)));
+        if has_ended.swap(true, Ordering::SeqCst) {
+            abandoned.fetch_sub(1, Ordering::SeqCst);
+        }
+    };
     let thread = thread::Builder::new().name("hpp-text".into()).stack_size(STACK_BYTES);
-    // Sending fails once the caller has abandoned the work.
-    let thread = thread.spawn(move || drop(send.send(catch_panic(work)))).map_err(LimitError::Thread)?;
+    let thread = thread.spawn(run).map_err(LimitError::Thread)?;
     loop {
         match result.recv_timeout(CHECK_INTERVAL) {
             Ok(done) => {
@@ -73,13 +118,13 @@ pub(crate) fn run_limited<T: Send + 'static>(
             }
             Err(RecvTimeoutError::Disconnected) => return Err(LimitError::Panic("the thread ended".to_owned())),
             Err(RecvTimeoutError::Timeout) if started.elapsed() > limits.time => {
-                ABANDONED.fetch_add(1, Ordering::Relaxed);
+                abandon(abandoned, &is_over);
                 return Err(LimitError::Time(limits.time));
             }
             Err(RecvTimeoutError::Timeout) => {
                 let grown = resident_bytes().zip(before).map(|(now, before)| now.saturating_sub(before));
                 if grown.is_some_and(|grown| grown > limits.memory) {
-                    ABANDONED.fetch_add(1, Ordering::Relaxed);
+                    abandon(abandoned, &is_over);
                     return Err(LimitError::Memory(limits.memory));
                 }
             }
@@ -159,6 +204,28 @@ mod tests {
         let sleep = || thread::sleep(Duration::from_secs(5));
         assert!(matches!(run_limited(limits, sleep), Err(LimitError::Time(_))));
         assert!(abandoned_threads() > 0);
+    }
+
+    #[test]
+    fn no_more_work_begins_while_too_many_abandoned_threads_run() {
+        static COUNT: AtomicUsize = AtomicUsize::new(0);
+        let limits = TextLimits { time: Duration::from_millis(20), ..LIMITS };
+        let releases: Vec<_> = (0..MOST_ABANDONED)
+            .map(|_| {
+                let (release, released) = sync_channel::<()>(0);
+                let waits = move || released.recv().is_err();
+                assert!(matches!(run_counted(&COUNT, limits, waits), Err(LimitError::Time(_))));
+                release
+            })
+            .collect();
+        assert!(matches!(run_counted(&COUNT, LIMITS, || 7), Err(LimitError::Abandoned(MOST_ABANDONED))));
+        drop(releases);
+        let started = Instant::now();
+        while COUNT.load(Ordering::SeqCst) > 0 {
+            assert!(started.elapsed() < LIMITS.time, "they have ended");
+            thread::sleep(CHECK_INTERVAL);
+        }
+        assert_eq!(run_counted(&COUNT, LIMITS, || 7).unwrap(), 7);
     }
 
     #[test]
