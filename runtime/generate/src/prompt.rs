@@ -56,8 +56,28 @@ impl PromptEncoder {
         messages: &[Message],
         tools: &[serde_json::Value],
     ) -> Result<Vec<u32>, GenerateError> {
+        self.encode_rendered(&self.render_with_tools(messages, tools)?)
+    }
+
+    /// The text of a conversation with a model that may call these tools, as the chat template renders it.
+    ///
+    /// # Errors
+    /// There is no template, or it fails.
+    pub fn render_with_tools(
+        &self,
+        messages: &[Message],
+        tools: &[serde_json::Value],
+    ) -> Result<String, GenerateError> {
         let template = self.template.as_ref().ok_or(PromptError::NoTemplate)?;
-        Ok(self.tokenizer()?.encode(&template.render_with_tools(messages, tools)?, SpecialTokens::Omit)?)
+        Ok(template.render_with_tools(messages, tools)?)
+    }
+
+    /// The tokens of a text that the chat template has rendered.
+    ///
+    /// # Errors
+    /// There is no tokenizer, or it fails.
+    pub fn encode_rendered(&self, text: &str) -> Result<Vec<u32>, GenerateError> {
+        Ok(self.tokenizer()?.encode(text, SpecialTokens::Omit)?)
     }
 }
 

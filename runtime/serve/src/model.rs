@@ -154,8 +154,12 @@ impl ServedModel {
     /// # Errors
     /// It does not fit the context, or the template fails.
     pub fn encode_conversation(&self, messages: &[Message], tools: &[Value]) -> Result<Vec<u32>, ApiError> {
+        let encoder = &self.settings.encoder;
         self.check_length(messages.iter().map(|message| message.content.len()).sum())?;
-        Ok(self.settings.encoder.encode_with_tools(messages, tools)?)
+        let text = encoder.render_with_tools(messages, tools)?;
+        // With tools, calls, names and what the template adds to each message.
+        self.check_length(text.len())?;
+        Ok(encoder.encode_rendered(&text)?)
     }
 
     /// How it writes calls of tools.
@@ -286,3 +290,6 @@ fn submission(task: EngineTask, timeout: Option<Duration>) -> (Submission, Unbou
     let deadline = timeout.and_then(|timeout| arrived.checked_add(timeout));
     (Submission { task, client: Client { events, deadline, arrived } }, receiver)
 }
+
+#[cfg(test)]
+pub(crate) mod tests;
