@@ -328,15 +328,14 @@ impl ApiFormat {
 
     /// Probabilities of tokens; null if there are none.
     fn logprobs(self, model: &ServedModel, tokens: &[ReportedToken]) -> Value {
-        let text = |scored: &Scored| model.token_text(scored.id);
         if tokens.is_empty() {
             return Value::Null;
         }
         match self {
             ApiFormat::Chat => {
                 let entry = |scored: &Scored| {
-                    let text = text(scored);
-                    json!({"token": text, "logprob": scored.logprob, "bytes": text.as_bytes()})
+                    let bytes = model.token_bytes(scored.id);
+                    json!({"token": String::from_utf8_lossy(&bytes), "logprob": scored.logprob, "bytes": bytes})
                 };
                 let content = tokens.iter().filter_map(|token| token.logprobs.as_ref()).map(|token| {
                     let mut chosen = entry(&token.chosen);
@@ -347,8 +346,12 @@ impl ApiFormat {
             }
             ApiFormat::Text => {
                 let top = |token: &TokenLogprobs| {
-                    let entries = token.top.iter().map(|scored| (text(scored), json!(scored.logprob)));
-                    Value::Object(entries.collect())
+                    let mut entries = serde_json::Map::new();
+                    for Scored { id, logprob } in &token.top {
+                        // Parts of characters have one text: it has the probability of the most likely of them.
+                        entries.entry(model.token_text(*id)).or_insert_with(|| json!(logprob));
+                    }
+                    Value::Object(entries)
                 };
                 let scores = || tokens.iter().map(|token| token.logprobs.as_ref());
                 json!({
@@ -399,3 +402,6 @@ fn finish_reason(generated: &Generated, has_calls: bool) -> &'static str {
         FinishReason::Cancelled => "cancelled",
     }
 }
+
+#[cfg(test)]
+mod tests;

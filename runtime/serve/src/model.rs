@@ -208,10 +208,14 @@ impl ServedModel {
         }
     }
 
-    /// The text of one token, the name of a special one; incomplete characters are replaced.
+    /// The bytes that one token adds to a text, the name of a special one.
+    pub fn token_bytes(&self, token: u32) -> Vec<u8> {
+        self.tokenizer().map_or_else(|_| vec![], |tokenizer| tokenizer.token_bytes(token))
+    }
+
+    /// The same as text; incomplete characters are replaced.
     pub fn token_text(&self, token: u32) -> String {
-        let Ok(tokenizer) = self.tokenizer() else { return String::new() };
-        tokenizer.special_name(token).or_else(|| tokenizer.decode(&[token]).ok()).unwrap_or_default()
+        String::from_utf8_lossy(&self.token_bytes(token)).into_owned()
     }
 
     /// Whether a token ends a text.

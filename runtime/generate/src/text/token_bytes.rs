@@ -31,7 +31,7 @@ pub struct VocabularyBytes {
 
 /// How names of tokens stand for bytes.
 #[derive(Default)]
-struct Naming {
+pub struct Naming {
     /// Each character stands for a byte.
     is_byte_level: bool,
     /// `<0xNN>` is a byte.
@@ -46,30 +46,43 @@ struct Naming {
 /// # Errors
 /// The decoder is of an unknown kind, or the ids have gaps without end.
 pub fn vocabulary_bytes(tokenizer: &Tokenizer) -> Result<VocabularyBytes, String> {
-    let decoder = tokenizer.get_decoder().map(serde_json::to_value).transpose().map_err(|error| error.to_string())?;
-    let mut naming = Naming::default();
-    naming.read(&decoder.unwrap_or_default());
-    if !naming.is_byte_level && naming.space.is_none() {
-        return Err("its decoder does not say which bytes a token stands for".to_owned());
-    }
+    let naming = Naming::of(tokenizer)?;
     let names = tokenizer.get_vocab(true);
     let highest = names.values().max().map_or(0, |id| *id as usize);
     if highest / MAX_IDS_PER_TOKEN > names.len() {
         return Err(format!("it has {} tokens, and ids up to {highest}", names.len()));
     }
-    let added = tokenizer.get_added_tokens_decoder();
     let mut tokens = vec![TokenBytes::None; highest + 1];
     for (name, id) in names {
-        tokens[id as usize] = match added.get(&id) {
-            Some(token) if token.special => TokenBytes::Special(name),
-            Some(_) => TokenBytes::Text(name.into_bytes()),
-            None => naming.bytes(name),
-        };
+        tokens[id as usize] = naming.token(tokenizer, id, name);
     }
     Ok(VocabularyBytes { tokens, drops_first_space: naming.drops_first_space })
 }
 
 impl Naming {
+    /// The naming of a tokenizer.
+    ///
+    /// # Errors
+    /// Its decoder is of an unknown kind.
+    pub fn of(tokenizer: &Tokenizer) -> Result<Naming, String> {
+        let decoder = tokenizer.get_decoder().map(serde_json::to_value).transpose();
+        let mut naming = Naming::default();
+        naming.read(&decoder.map_err(|error| error.to_string())?.unwrap_or_default());
+        if !naming.is_byte_level && naming.space.is_none() {
+            return Err("its decoder does not say which bytes a token stands for".to_owned());
+        }
+        Ok(naming)
+    }
+
+    /// What a token of this id and name adds to a text.
+    pub fn token(&self, tokenizer: &Tokenizer, id: u32, name: String) -> TokenBytes {
+        match tokenizer.get_added_vocabulary().get_added_tokens_decoder().get(&id) {
+            Some(token) if token.special => TokenBytes::Special(name),
+            Some(_) => TokenBytes::Text(name.into_bytes()),
+            None => self.bytes(name),
+        }
+    }
+
     /// Reads a decoder, and those within it.
     fn read(&mut self, decoder: &Value) {
         match decoder["type"].as_str() {
@@ -142,6 +155,21 @@ mod tests {
         let space = bytes(&metaspace());
         assert_eq!((&space.tokens[0], &space.tokens[2]), (&TokenBytes::Special("<|end|>".into()), &text(b" two")));
         assert!(space.drops_first_space);
+    }
+
+    #[test]
+    fn the_bytes_of_one_token_are_those_of_the_vocabulary() {
+        for tokenizer in [byte_level(), byte_fallback(), metaspace()] {
+            for (id, token) in (0..).zip(bytes(&tokenizer).tokens) {
+                let expected = match token {
+                    TokenBytes::Text(bytes) => bytes,
+                    TokenBytes::Special(name) => name.into_bytes(),
+                    TokenBytes::None => vec![],
+                };
+                assert_eq!(tokenizer.token_bytes(id), expected, "{id}");
+            }
+            assert_eq!(tokenizer.token_bytes(999_999), [0; 0]);
+        }
     }
 
     /// What the bytes say must be what decoding says.

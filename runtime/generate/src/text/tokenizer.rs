@@ -2,7 +2,7 @@
 //!
 //! The file comes with a model and may be hostile, so loading and encoding run under the limits of `untrusted`.
 
-use super::token_bytes::{VocabularyBytes, vocabulary_bytes};
+use super::token_bytes::{Naming, TokenBytes, VocabularyBytes, vocabulary_bytes};
 use super::untrusted::{TextLimits, catch_panic, run_limited};
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
@@ -29,6 +29,8 @@ pub struct TextTokenizer {
     growth: u64,
     /// Bytes of the longest name of a token.
     longest_token: usize,
+    /// How names of tokens stand for bytes, if that follows from the file.
+    naming: Option<Arc<Naming>>,
     path: Arc<Path>,
 }
 
@@ -77,7 +79,8 @@ impl TextTokenizer {
         let bytes = hpp_io::read_text(path, MAX_FILE_BYTES).map_err(|error| failed(error.into()))?.into_bytes();
         let parsed = run_limited(limits(bytes.len()), move || parse(bytes)).map_err(|error| failed(error.into()))?;
         let Parsed { tokenizer, growth, longest_token } = parsed.map_err(failed)?;
-        Ok(Self { inner: Arc::new(tokenizer), growth, longest_token, path: path.into() })
+        let naming = Naming::of(&tokenizer).ok().map(Arc::new);
+        Ok(Self { inner: Arc::new(tokenizer), growth, longest_token, naming, path: path.into() })
     }
 
     /// Bytes of the longest name of a token; its text has no more of them.
@@ -131,6 +134,21 @@ impl TextTokenizer {
     /// They do not follow from the file.
     pub fn vocabulary_bytes(&self) -> Result<VocabularyBytes, String> {
         vocabulary_bytes(&self.inner)
+    }
+
+    /// The bytes that a token adds to a text, whole characters or not, with the space at the start of a word; the name of a special one.
+    /// None for an unknown id. Where they do not follow from the file, those of the token decoded alone.
+    pub fn token_bytes(&self, token: u32) -> Vec<u8> {
+        let Some(name) = self.inner.id_to_token(token) else { return vec![] };
+        match self.naming.as_ref().map(|naming| naming.token(&self.inner, token, name)) {
+            Some(TokenBytes::Text(bytes)) => bytes,
+            Some(TokenBytes::Special(name)) => name.into_bytes(),
+            Some(TokenBytes::None) => vec![],
+            None => {
+                let text = self.special_name(token).or_else(|| self.decode(&[token]).ok());
+                text.unwrap_or_default().into_bytes()
+            }
+        }
     }
 
     /// The id of the token with this name.
