@@ -90,7 +90,7 @@ impl Answers {
                     None => return Err(ApiError::engine_gone()),
                 }
             };
-            usages.push(generated.usage);
+            usages.push(Some(generated.usage));
             let text = echo + generated.text.as_deref().unwrap_or("");
             let logprobs = format.logprobs(&model, &scores);
             let (message, has_calls) = message(text.clone(), calls);
@@ -127,7 +127,7 @@ impl Answers {
             created,
             each,
             includes_usage,
-            usages: Vec::new(),
+            usages: vec![None; choices.len()],
             unfinished: vec![true; choices.len()],
             calls: choices.iter().map(|choice| choice.calls.clone()).collect(),
             report_end_tokens: choices.iter().map(|choice| choice.reports_end_tokens).collect(),
@@ -174,7 +174,8 @@ struct ChunkWriter {
     /// Answers to one prompt.
     each: usize,
     includes_usage: bool,
-    usages: Vec<hpp_generate::TokenUsage>,
+    /// For each answer, its tokens once it has finished.
+    usages: Vec<Option<hpp_generate::TokenUsage>>,
     /// For each answer, whether neither its end nor an error was sent.
     unfinished: Vec<bool>,
     /// For each answer, what finds its calls.
@@ -221,7 +222,7 @@ impl ChunkWriter {
             },
             RequestEvent::Finished(generated) => {
                 self.unfinished[index] = false;
-                self.usages.push(generated.usage);
+                self.usages[index] = Some(generated.usage);
                 let found = self.calls[index].as_mut().map(|calls| (calls.calls(), calls.finish()));
                 let has_calls = found.as_ref().is_some_and(|(calls, _)| *calls > 0);
                 if let Some((calls, parts)) = found {

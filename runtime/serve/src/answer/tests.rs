@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::model::tests::model;
+use hpp_generate::{GenerationTimings, TokenUsage};
+use tokio::sync::mpsc::unbounded_channel;
 
 /// A model whose tokens are words and bytes: 0 is ` a`, 1 is `b`, 2 to 5 are the bytes of an emoji.
 fn bytes_and_words() -> Arc<ServedModel> {
@@ -43,4 +45,44 @@ fn tokens_with_one_text_have_the_probability_of_the_most_likely() {
     let logprobs = ApiFormat::Text.logprobs(&model, &[reported(2, &[(2, -1.0), (1, -2.0), (3, -3.0)])]);
     assert_eq!(logprobs["top_logprobs"], json!([{"\u{fffd}": -1.0, "b": -2.0}]));
     assert_eq!(logprobs["tokens"], json!(["\u{fffd}"]));
+}
+
+/// An answer with this many tokens to a prompt of ten, four of them found in the cache; a failure if there are none.
+fn ended(completion_tokens: usize) -> AnswerChoice {
+    let (sender, events) = unbounded_channel();
+    let usage = TokenUsage { prompt_tokens: 10, reused_tokens: 4, completion_tokens };
+    let (text, finish_reason, timings) = (Some(String::new()), FinishReason::Length, GenerationTimings::default());
+    let generated = Generated { tokens: vec![], text, finish_reason, usage, timings, speculation: None };
+    sender
+        .send(match completion_tokens {
+            0 => RequestEvent::Failed(ApiError::Timeout),
+            _ => RequestEvent::Finished(Box::new(generated)),
+        })
+        .unwrap();
+    AnswerChoice { events, echo: String::new(), calls: None, reports_end_tokens: false }
+}
+
+/// The usage at the end of a stream of such answers, two to each prompt.
+fn streamed_usage(completion_tokens: &[usize]) -> Value {
+    let choices = completion_tokens.iter().map(|tokens| ended(*tokens)).collect();
+    let answers = Answers::new(bytes_and_words(), ApiFormat::Text, 2, choices);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let bytes = async { axum::body::to_bytes(answers.stream(true).into_body(), usize::MAX).await.unwrap() };
+    let bytes = runtime.block_on(bytes);
+    let chunks = String::from_utf8(bytes.to_vec()).unwrap();
+    let usages = chunks.lines().filter_map(|line| serde_json::from_str::<Value>(line.strip_prefix("data: ")?).ok());
+    usages.map(|chunk| chunk["usage"].clone()).rfind(|usage| !usage.is_null()).unwrap()
+}
+
+#[test]
+fn streamed_usage_counts_each_prompt_once_though_answers_fail() {
+    let usage = |prompt: usize, completion: usize, cached: usize| {
+        json!({
+            "prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached}
+        })
+    };
+    assert_eq!(streamed_usage(&[3, 5, 1, 1]), usage(20, 10, 8));
+    assert_eq!(streamed_usage(&[0, 5, 1, 1]), usage(20, 7, 8), "one of two to the first prompt");
+    assert_eq!(streamed_usage(&[0, 0, 0, 1]), usage(10, 1, 4), "nothing is known of the first prompt");
 }

@@ -17,6 +17,7 @@ pub use embedding::{EmbeddingRequest, EncodingFormat};
 pub use settings::{OneOrMany, Settings, StreamOptions, time_limit};
 pub use tools::Tools;
 
+use hpp_generate::TokenUsage;
 use serde::Serialize;
 
 /// Counts of tokens.
@@ -40,18 +41,19 @@ pub struct PromptTokensDetails {
 }
 
 impl Usage {
-    /// The sum over answers. The tokens of a prompt count once for its `each` answers.
-    pub fn of(answers: &[hpp_generate::TokenUsage], each: usize) -> Self {
-        let sum = |tokens: fn(&hpp_generate::TokenUsage) -> usize| answers.iter().map(tokens).sum::<usize>();
-        let each = each.max(1);
-        let prompt_tokens = sum(|usage| usage.prompt_tokens) / each;
-        let completion_tokens = sum(|usage| usage.completion_tokens);
-        let cached_tokens = sum(|usage| usage.reused_tokens) / each;
-        Usage {
-            prompt_tokens,
-            completion_tokens,
-            total_tokens: prompt_tokens + completion_tokens,
-            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+    /// The sum over answers, `None` for those that failed. The tokens of a prompt count once for its `each` answers, those found in the
+    /// cache as the mean over them.
+    pub fn of(answers: &[Option<TokenUsage>], each: usize) -> Self {
+        let mut sum = Usage::default();
+        for of_prompt in answers.chunks(each.max(1)) {
+            let finished: Vec<&TokenUsage> = of_prompt.iter().flatten().collect();
+            let Some(first) = finished.first() else { continue };
+            let cached = finished.iter().map(|usage| usage.reused_tokens).sum::<usize>() / finished.len();
+            sum.prompt_tokens += first.prompt_tokens;
+            sum.completion_tokens += finished.iter().map(|usage| usage.completion_tokens).sum::<usize>();
+            sum.prompt_tokens_details.cached_tokens += cached;
         }
+        sum.total_tokens = sum.prompt_tokens + sum.completion_tokens;
+        sum
     }
 }
