@@ -74,6 +74,13 @@ fn decode(text: &str) -> Vec<f32> {
 }
 
 #[test]
+fn a_request_with_more_texts_than_places_in_the_queue_is_answered() {
+    let server = Server::start(PlanDir::new(HIDDEN, 64), &["--queue", "1"]);
+    let texts: Vec<Value> = (1..20).map(|token| json!([token, 2, 3])).collect();
+    assert_eq!(embed(&server, &json!(texts)).len(), texts.len());
+}
+
+#[test]
 fn what_has_no_embedding_is_refused_by_name() {
     let server = Server::start(PlanDir::new(HIDDEN, 64), &[]);
     for (body, param) in [

@@ -285,6 +285,14 @@ impl ServedModel {
     pub async fn submit(&self, submissions: Vec<Submission>) -> Result<(), ApiError> {
         self.pool.submit(self.engine, submissions).await
     }
+
+    /// Puts a request into the engine's queue once that has room.
+    ///
+    /// # Errors
+    /// See [`EnginePool::submit_when_free`].
+    pub async fn submit_when_free(&self, submission: Submission) -> Result<(), ApiError> {
+        self.pool.submit_when_free(self.engine, submission).await
+    }
 }
 
 /// A request that arrives now, and what receives its events.

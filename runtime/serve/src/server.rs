@@ -352,7 +352,8 @@ async fn embed(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody)
     let (submissions, receivers): (Vec<_>, Vec<_>) = prepared.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
     // A request may have more texts than may wait: they are submitted as others are answered.
     let (mut data, mut submissions) = (Vec::new(), submissions.into_iter());
-    model.submit(submissions.by_ref().take(EMBEDDINGS_AT_ONCE).collect()).await?;
+    let at_once = EMBEDDINGS_AT_ONCE.min(model.queue_limit()).max(1);
+    model.submit(submissions.by_ref().take(at_once).collect()).await?;
     for (index, mut events) in receivers.into_iter().enumerate() {
         let vector = loop {
             match events.recv().await {
@@ -369,7 +370,7 @@ async fn embed(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody)
         }
         data.push(json!({"object": "embedding", "index": index, "embedding": request.encoding_format.write(&vector)}));
         if let Some(next) = submissions.next() {
-            model.submit(vec![next]).await?;
+            model.submit_when_free(next).await?;
         }
     }
     let usage = json!({"prompt_tokens": prompt_tokens, "total_tokens": prompt_tokens});

@@ -32,6 +32,9 @@ use tokio::sync::oneshot;
 /// How often requests that wait for an engine are checked for clients that have left, and a load for a shutdown.
 const CHECK: Duration = Duration::from_millis(100);
 
+/// How often a request that waits for a place in the queue looks for one.
+const QUEUE_CHECK: Duration = Duration::from_millis(10);
+
 /// How engines share memory.
 #[derive(Clone)]
 pub struct PoolSettings {
@@ -231,11 +234,25 @@ impl EnginePool {
     /// # Errors
     /// There is no room for all of them in the queue now ([`ApiError::Busy`]) or ever, or the engine cannot be loaded.
     pub async fn submit(&self, engine: usize, submissions: Vec<Submission>) -> Result<(), ApiError> {
-        let waits = self.0.submit(engine, submissions)?;
-        match waits {
-            Some(accepted) => accepted.await.unwrap_or_else(|_| Err(ApiError::engine_gone())),
-            None => Ok(()),
-        }
+        accepted(self.0.submit(engine, submissions)?).await
+    }
+
+    /// Like [`submit`](Self::submit) of one submission, but waits while the queue is full.
+    ///
+    /// # Errors
+    /// Its time limit has passed, or the engine cannot be loaded.
+    pub async fn submit_when_free(&self, engine: usize, submission: Submission) -> Result<(), ApiError> {
+        let places = loop {
+            if let Ok(places) = QueuePlace::take(&self.0.waiting[engine], 1, self.0.settings.queue) {
+                break places;
+            }
+            if let Some(end) = submission.client.early_end(Instant::now()) {
+                self.0.sources[engine].metrics.ended(end.outcome());
+                return Err(ApiError::Timeout);
+            }
+            tokio::time::sleep(QUEUE_CHECK).await;
+        };
+        accepted(self.0.enqueue(engine, vec![submission], places)?).await
     }
 
     /// Most requests of one model that may wait.
@@ -266,29 +283,46 @@ impl EnginePool {
     }
 }
 
+/// What tells when submissions are in the queue of their engine; nothing if they are already.
+type Acceptance = Option<oneshot::Receiver<Result<(), ApiError>>>;
+
+/// Waits until submissions are in the queue of their engine.
+async fn accepted(acceptance: Acceptance) -> Result<(), ApiError> {
+    match acceptance {
+        Some(accepted) => accepted.await.unwrap_or_else(|_| Err(ApiError::engine_gone())),
+        None => Ok(()),
+    }
+}
+
 impl Shared {
     fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts submissions into the queue of an engine, or returns what tells when they are.
-    fn submit(
-        &self,
-        engine: usize,
-        submissions: Vec<Submission>,
-    ) -> Result<Option<oneshot::Receiver<Result<(), ApiError>>>, ApiError> {
+    /// Puts submissions into the queue of an engine, if it has room for all of them.
+    fn submit(&self, engine: usize, submissions: Vec<Submission>) -> Result<Acceptance, ApiError> {
         let (count, limit, metrics) = (submissions.len(), self.settings.queue, &self.sources[engine].metrics);
         if count > limit {
             return Err(ApiError::TooMany { count, limit });
-        }
-        let mut slots = self.slots();
-        if slots.is_closed {
-            return Err(ApiError::shutting_down());
         }
         let places = QueuePlace::take(&self.waiting[engine], count, limit).map_err(|waiting| {
             metrics.ended("refused");
             ApiError::Busy { waiting }
         })?;
+        self.enqueue(engine, submissions, places)
+    }
+
+    /// Puts submissions into their places in the queue of an engine, or of those that wait for it.
+    fn enqueue(
+        &self,
+        engine: usize,
+        submissions: Vec<Submission>,
+        places: Vec<QueuePlace>,
+    ) -> Result<Acceptance, ApiError> {
+        let mut slots = self.slots();
+        if slots.is_closed {
+            return Err(ApiError::shutting_down());
+        }
         let queued = submissions.into_iter().zip(places).map(|(submission, place)| Queued { submission, place });
         let slot = &mut slots.engines[engine];
         if let SlotStatus::Loaded { queue, last_used, is_draining: false, .. } = &mut slot.status {

@@ -77,6 +77,29 @@ fn requests_wait_for_a_load_within_the_queue_and_their_time() {
 }
 
 #[test]
+fn a_request_waits_for_a_place_in_the_queue_within_its_time() {
+    let pool = never_loaded();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let filled: Vec<_> = (0..2).map(|_| request(None)).collect();
+    let (submissions, mut events): (Vec<_>, Vec<_>) = filled.into_iter().unzip();
+    assert!(pool.0.submit(0, submissions).is_ok());
+    let (late, _late_events) = request(Some(Duration::from_millis(50)));
+    assert_eq!(runtime.block_on(pool.submit_when_free(0, late)), Err(ApiError::Timeout));
+    let (next, mut next_events) = request(Some(Duration::from_millis(500)));
+    let waits = async {
+        let leaves = async {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            events.clear();
+        };
+        let accepted = pool.submit_when_free(0, next);
+        futures_util::future::join(accepted, leaves).await.0
+    };
+    assert_eq!(runtime.block_on(waits), Err(ApiError::Timeout));
+    assert!(matches!(next_events.try_recv(), Ok(RequestEvent::Failed(_))), "its time ended in a place of the queue");
+    pool.close();
+}
+
+#[test]
 fn a_load_that_fails_or_panics_fails_its_requests_and_the_next_one_loads_again() {
     let panics = AtomicBool::new(true);
     let pool = pool(move |_| {
