@@ -105,6 +105,8 @@ pub(crate) trait EngineEvents: Send + 'static {
     fn loaded(&self, result: Result<Vec<WeightPlacement>, LoadError>);
     /// Every request is answered.
     fn idle(&self);
+    /// The engine cannot go on: the thread takes no more requests, ends those that it has, and frees it.
+    fn ending(&self);
     /// The thread has freed the engine and is about to end.
     fn ended(&self);
 }
@@ -178,6 +180,7 @@ pub(crate) fn start<B: Backend + 'static>(
             kv_ram: None,
             inbox,
             is_closed: false,
+            failure: None,
             queued: waiting,
             waiting: VecDeque::new(),
             running: HashMap::new(),
@@ -189,7 +192,7 @@ pub(crate) fn start<B: Backend + 'static>(
             reported_cache: Instant::now(),
             stop,
         };
-        thread.run(&|| guard.0.idle());
+        thread.run(&guard.0);
     };
     let thread = std::thread::Builder::new().name("hpp-engine".to_owned()).spawn(run)?;
     Ok((queue, thread))
@@ -234,6 +237,8 @@ struct EngineThread<B: Backend> {
     inbox: Receiver<EngineCommand>,
     /// Whether there will be no more requests.
     is_closed: bool,
+    /// Why it ends though there may be more requests.
+    failure: Option<ApiError>,
     /// Submitted requests that wait, in the inbox or in `waiting`.
     queued: Arc<AtomicUsize>,
     waiting: VecDeque<Waiting>,
@@ -251,31 +256,42 @@ struct EngineThread<B: Backend> {
 }
 
 impl<B: Backend + 'static> EngineThread<B> {
-    fn run(mut self, on_idle: &dyn Fn()) {
-        while self.receive(on_idle) {
+    fn run(mut self, events: &dyn EngineEvents) {
+        while self.receive(&|| events.idle()) {
             if self.stop.load(Ordering::SeqCst) {
-                self.end_all(&ApiError::shutting_down());
+                self.failure = Some(ApiError::shutting_down());
                 break;
             }
             self.drop_ended();
             self.start_waiting();
             let embeds = self.embeds_next();
             self.pass(if embeds { 0 } else { self.grid });
-            if embeds {
+            if embeds && self.failure.is_none() {
                 self.embed();
             }
             self.embedded_last = embeds;
             self.report();
         }
+        if let Some(error) = self.failure.take() {
+            // First, so that clients that ask again do not ask this engine.
+            events.ending();
+            self.end_all(&error);
+            self.end_submitted(&error);
+        }
         self.report_unloaded();
     }
 
-    /// Takes messages; waits for one if there is nothing to do. False once there will be none.
+    /// Takes messages; waits for one if there is nothing to do. False once there will be none, or the engine cannot go on.
     fn receive(&mut self, on_idle: &dyn Fn()) -> bool {
         let mut was_idle = false;
         loop {
-            while let Ok(message) = self.inbox.try_recv() {
+            while self.failure.is_none()
+                && let Ok(message) = self.inbox.try_recv()
+            {
                 self.take(message);
+            }
+            if self.failure.is_some() {
+                return false;
             }
             let can_start = || self.waiting.iter().any(|waiting| !waiting.is_loading);
             if !self.batch.is_empty() || !self.embeddings.is_empty() || can_start() {
@@ -317,8 +333,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         if let Err(error) = self.batch.set_locked(share.locked) {
             tracing::error!(error = hpp_schema::error_line(&error), "cannot lock another part of the weights");
             // The next request loads the engine again.
-            self.is_closed = true;
-            self.end_all(&GenerateError::from(error).into());
+            self.failure = Some(GenerateError::from(error).into());
         }
         // Less RAM holds fewer pages than requests wait for.
         self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false);
@@ -478,9 +493,12 @@ impl<B: Backend + 'static> EngineThread<B> {
             Ok(finished) => finished.into_iter().for_each(|finished| self.finish(finished)),
             Err(error) => {
                 tracing::error!(error = hpp_schema::error_line(&error), "a pass failed");
-                // The next request loads the engine again.
-                self.is_closed |= error.needs_reload();
-                self.end_all(&error.into());
+                if error.needs_reload() {
+                    // The next request loads the engine again.
+                    self.failure = Some(error.into());
+                } else {
+                    self.end_all(&error.into());
+                }
             }
         }
     }
@@ -516,6 +534,16 @@ impl<B: Backend + 'static> EngineThread<B> {
         }
         self.batch.clear();
         self.kept.clear();
+    }
+
+    /// Ends every request that was submitted and not taken yet.
+    fn end_submitted(&mut self, error: &ApiError) {
+        while let Ok(message) = self.inbox.try_recv() {
+            if let EngineCommand::Submit(queued, _) = message {
+                self.metrics.ended("failed");
+                queued.submission.client.fail(error.clone());
+            }
+        }
     }
 
     fn report(&mut self) {

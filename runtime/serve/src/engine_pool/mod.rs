@@ -641,6 +641,12 @@ impl EngineEvents for PoolEvents {
         self.pool.changed.notify_all();
     }
 
+    fn ending(&self) {
+        // From now on, requests wait until it is loaded again.
+        self.pool.slots().engines[self.engine].status = SlotStatus::Unloading;
+        self.pool.changed.notify_all();
+    }
+
     fn ended(&self) {
         let mut slots = self.pool.slots();
         let slot = &mut slots.engines[self.engine];

@@ -4,6 +4,7 @@ use super::*;
 use crate::engine_thread::{Client, EngineTask, LoadContext, LoadedEngine, RequestEvent};
 use crate::metrics::Metrics;
 use hpp_engine::mock::MockBackend;
+use std::sync::Barrier;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 type Loaded = Result<LoadedEngine<MockBackend>, LoadError>;
@@ -114,6 +115,38 @@ fn a_load_that_fails_or_panics_fails_its_requests_and_the_next_one_loads_again()
     assert_eq!(ask(), "the model \"m\" cannot be loaded: the disk is gone");
     assert_eq!(pool.report(0).error.as_deref(), Some("the disk is gone"));
     assert_eq!(pool.load(0).unwrap_err().to_string(), "the disk is gone");
+    pool.close();
+}
+
+/// Waits when it is dropped.
+struct WaitsAtEnd(Arc<Barrier>);
+
+impl Drop for WaitsAtEnd {
+    fn drop(&mut self) {
+        self.0.wait();
+    }
+}
+
+#[test]
+fn a_request_that_arrives_while_a_failed_engine_is_freed_is_answered_by_the_next() {
+    let (gate, is_first) = (Arc::new(Barrier::new(2)), AtomicBool::new(true));
+    let meets = Arc::clone(&gate);
+    let pool = pool(move |_| {
+        if !is_first.swap(false, Ordering::SeqCst) {
+            return Ok(crate::engine_thread::tests::load_toy());
+        }
+        let freed = WaitsAtEnd(Arc::clone(&meets));
+        Ok(crate::engine_thread::tests::load_changing(move || {
+            let _ = &freed;
+        }))
+    });
+    let ((first, mut first_events), (second, mut second_events)) = (request(None), request(None));
+    assert_eq!(outcome(pool.0.submit(0, vec![first])), Ok(()));
+    assert!(matches!(first_events.blocking_recv(), Some(RequestEvent::Failed(_))));
+    let waits = pool.0.submit(0, vec![second]);
+    gate.wait();
+    assert_eq!(outcome(waits), Ok(()));
+    assert!(matches!(second_events.blocking_recv(), Some(RequestEvent::Embedding(_))));
     pool.close();
 }
 

@@ -56,8 +56,12 @@ impl<B: Backend + 'static> EngineThread<B> {
                 self.metrics.ended("stop");
                 RequestEvent::Embedding(vector)
             }
+            Err(error) if error.needs_reload() => {
+                // All requests end with it, and the next one loads the engine again.
+                self.failure = Some(error.into());
+                return;
+            }
             Err(error) => {
-                self.is_closed |= error.needs_reload();
                 self.metrics.ended("failed");
                 RequestEvent::Failed(error.into())
             }

@@ -9,7 +9,8 @@ use hpp_generate::kv::{EvictionPolicy, Fingerprint};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::speculate::{DraftLength, DraftOrigin};
 use hpp_generate::{GenerationRequest, KvSettings, ModelInputs};
-use hpp_schema::{Plan, SamplingDefaults};
+use hpp_schema::{FileRole, Plan, SamplingDefaults};
+use std::io::Write;
 use std::rc::Rc;
 use std::sync::{Barrier, Mutex};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -28,6 +29,8 @@ impl EngineEvents for Ignored {
     }
 
     fn idle(&self) {}
+
+    fn ending(&self) {}
 
     fn ended(&self) {}
 }
@@ -55,6 +58,14 @@ impl ToyThread {
             let toy = load(Arc::clone(&recorded), Arc::clone(&meets), waits);
             Ok(LoadedEngine { max_sequences: sequences, drafts: drafts(), ..toy })
         };
+        ToyThread { runs, ..Self::start_loading(load, gate) }
+    }
+
+    /// With an engine that is loaded so.
+    fn start_loading(
+        load: impl Fn(LoadContext) -> Result<LoadedEngine<MockBackend>, LoadError> + Send + Sync + 'static,
+        gate: Arc<Barrier>,
+    ) -> Self {
         let metrics = Metrics::new();
         let setup = EngineSetup {
             metrics: metrics.model("toy"),
@@ -63,7 +74,7 @@ impl ToyThread {
             cancel: CancelHandle::new(),
         };
         let (queue, thread) = start::<MockBackend>(Arc::new(load), setup, Ignored).unwrap();
-        ToyThread { queue, thread, runs, gate, metrics }
+        ToyThread { queue, thread, runs: Arc::default(), gate, metrics }
     }
 
     /// Waits until a metric has a value.
@@ -162,12 +173,7 @@ fn toy_with_hidden_states() -> toy::Toy {
 
 /// The toy model with a cache of pages of `CHUNK` tokens, so that its prompts have chunks of so many.
 fn load(runs: Arc<Mutex<Vec<usize>>>, gate: Arc<Barrier>, waits: fn(&[usize]) -> bool) -> LoadedEngine<MockBackend> {
-    let toy = toy_with_hidden_states();
-    let mut first = toy::first(toy::DEVICE);
-    first.outputs[0].name = "hidden_states".into();
-    let kernel = Rc::clone(&first.kernel);
-    first.kernel = Rc::new(move |frame| {
-        let tokens = frame.input(0)?.shape()[1] as usize;
+    load_from(&toy_with_hidden_states(), move |tokens| {
         let waits = {
             let mut runs = runs.lock().unwrap();
             runs.push(tokens);
@@ -177,6 +183,32 @@ fn load(runs: Arc<Mutex<Vec<usize>>>, gate: Arc<Barrier>, waits: fn(&[usize]) ->
             gate.wait();
             gate.wait();
         }
+    })
+}
+
+/// The toy model, loaded; a file of its weights is written to while it runs. Before that it calls `before_change`, and it drops it when
+/// it is unloaded.
+pub(crate) fn load_changing(before_change: impl Fn() + 'static) -> LoadedEngine<MockBackend> {
+    let mut toy = toy_with_hidden_states();
+    let path = toy.dir.path().join("weights.data");
+    std::fs::write(&path, b"weights").unwrap();
+    toy.plan.files.push(toy::record(toy.dir.path(), "weights.data", FileRole::Weights));
+    let weights = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    load_from(&toy, move |_| {
+        before_change();
+        // File times advance in steps of up to 10 ms.
+        std::thread::sleep(Duration::from_millis(20));
+        (&weights).write_all(b"W").unwrap();
+    })
+}
+
+/// A toy model, loaded, that calls `on_run` with the tokens of each run of its first partition.
+fn load_from(toy: &toy::Toy, on_run: impl Fn(usize) + 'static) -> LoadedEngine<MockBackend> {
+    let mut first = toy::first(toy::DEVICE);
+    first.outputs[0].name = "hidden_states".into();
+    let kernel = Rc::clone(&first.kernel);
+    first.kernel = Rc::new(move |frame| {
+        on_run(frame.input(0)?.shape()[1] as usize);
         kernel(frame)
     });
     toy.backend.model("gpu_0.onnx", first);
@@ -433,6 +465,31 @@ fn a_client_that_leaves_in_the_middle_of_a_pass_is_gone_after_it_and_the_others_
     // Of its tokens the first came from its prompt, and one from the pass that it left.
     let single = toy.runs.lock().unwrap().iter().filter(|tokens| **tokens == 1).count();
     assert_eq!(single, 39 + 14 * 19 + reported, "later passes are without it");
+}
+
+#[test]
+fn requests_that_arrive_while_their_engine_fails_are_told() {
+    let gate = Arc::new(Barrier::new(2));
+    let meets = Arc::clone(&gate);
+    let load = move |_| {
+        let meets = Arc::clone(&meets);
+        let before_change = move || {
+            meets.wait();
+            meets.wait();
+        };
+        Ok(load_changing(before_change))
+    };
+    let toy = ToyThread::start_loading(load, Arc::clone(&gate));
+    let running = toy.ask(vec![3, 1, 4], 50);
+    gate.wait();
+    let arrived = [toy.ask(vec![1, 2], 3), toy.embed(vec![1])];
+    gate.wait();
+    for mut events in [running].into_iter().chain(arrived) {
+        let failed = matches!(events.blocking_recv(), Some(RequestEvent::Failed(error)) if error.to_string().contains("weights.data"));
+        assert!(failed);
+    }
+    toy.thread.join().unwrap();
+    assert!(toy.metrics.to_text().contains("outcome=\"failed\"} 3"), "{}", toy.metrics.to_text());
 }
 
 #[test]
