@@ -16,11 +16,11 @@ use crate::weight_placement::WeightPlacement;
 use embed::Embedding;
 use hpp_engine::{Backend, CancelHandle};
 use hpp_generate::adapt::{Adaptation, EngineShare};
-use hpp_generate::kv::{LoadTicket, StoreStats};
+use hpp_generate::kv::LoadTicket;
 use hpp_generate::speculate::Drafts;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, FinishReason, Finished, GenerateError, Generated, Generation, GenerationEvent};
-use hpp_generate::{GenerationTimings, KvCache, RequestId, TokenSequence, TokenUsage};
+use hpp_generate::{GenerationTimings, RequestId, TokenSequence, TokenUsage};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -135,12 +135,16 @@ pub(crate) struct EngineSetup {
     pub cancel: CancelHandle,
 }
 
-/// Calls [`EngineEvents::ended`], also after a panic.
-struct EndGuard<E: EngineEvents>(E);
+/// Reports that the engine is gone, also after a panic.
+struct EndGuard<E: EngineEvents> {
+    events: E,
+    metrics: ModelMetrics,
+}
 
 impl<E: EngineEvents> Drop for EndGuard<E> {
     fn drop(&mut self) {
-        self.0.ended();
+        self.metrics.unloaded();
+        self.events.ended();
     }
 }
 
@@ -158,18 +162,18 @@ pub(crate) fn start<B: Backend + 'static>(
     let wake: WakeFn = Box::new(move || drop(waker.send(EngineCommand::Wake)));
     let queue = EngineQueue { messages, unanswered: Arc::default() };
     let run = move || {
-        let guard = EndGuard(events);
         let EngineSetup { metrics, waiting, stop, cancel } = setup;
+        let guard = EndGuard { events, metrics: metrics.clone() };
         let engine = match load(LoadContext { wake, cancel }) {
             Ok(engine) => engine,
-            Err(error) => return guard.0.loaded(Err(error)),
+            Err(error) => return guard.events.loaded(Err(error)),
         };
         let grid = match engine.batch.cache() {
             Some(cache) => cache.page_tokens(),
             None => engine.batch.prompt_chunk().min(GRID),
         };
         let LoadedEngine { batch, max_sequences, tokenizer, drafts, placement } = engine;
-        guard.0.loaded(Ok(placement));
+        guard.events.loaded(Ok(placement));
         let thread = EngineThread {
             batch,
             tokenizer,
@@ -192,7 +196,7 @@ pub(crate) fn start<B: Backend + 'static>(
             reported_cache: Instant::now(),
             stop,
         };
-        thread.run(&guard.0);
+        thread.run(&guard.events);
     };
     let thread = std::thread::Builder::new().name("hpp-engine".to_owned()).spawn(run)?;
     Ok((queue, thread))
@@ -278,7 +282,7 @@ impl<B: Backend + 'static> EngineThread<B> {
             self.end_all(&error);
             self.end_submitted(&error);
         }
-        self.report_unloaded();
+        self.report_cache();
     }
 
     /// Takes messages; waits for one if there is nothing to do. False once there will be none, or the engine cannot go on.
@@ -555,16 +559,6 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.metrics.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
         if self.reported_cache.elapsed() >= CACHE_REPORT {
             self.report_cache();
-        }
-    }
-
-    /// Sets to zero what an engine that is not loaded does not have.
-    fn report_unloaded(&mut self) {
-        let last = self.batch.cache().map(KvCache::stats).unwrap_or_default();
-        self.metrics.cache.report(&StoreStats { ram_pages: 0, ram_bytes: 0, ..last });
-        let metrics = &self.metrics;
-        for gauge in [&metrics.running, &metrics.idle_sequences, &metrics.state_bytes] {
-            gauge.set(0);
         }
     }
 

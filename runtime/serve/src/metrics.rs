@@ -309,6 +309,14 @@ impl ModelMetrics {
         let labels = FinishLabels { model: self.model.clone(), outcome: outcome.to_owned() };
         self.requests.get_or_create(&labels).inc();
     }
+
+    /// Sets to zero what an engine that is not loaded does not have.
+    pub fn unloaded(&self) {
+        for gauge in [&self.running, &self.idle_sequences, &self.state_bytes] {
+            gauge.set(0);
+        }
+        self.cache.unloaded();
+    }
 }
 
 impl CacheFamilies {
@@ -347,6 +355,14 @@ impl CacheFamilies {
 }
 
 impl CacheMetrics {
+    /// Sets the pages in RAM to zero.
+    fn unloaded(&self) {
+        let ram = TierLabels { model: self.model.clone(), tier: "ram".to_owned() };
+        for pages in [&self.families.pages, &self.families.bytes] {
+            pages.get_or_create(&ram).set(0);
+        }
+    }
+
     /// Adds the counts since the last report.
     pub fn report(&mut self, now: &StoreStats) {
         let (families, last) = (&self.families, &self.last);

@@ -306,7 +306,7 @@ impl Shared {
             return Err(ApiError::TooMany { count, limit });
         }
         let places = QueuePlace::take(&self.waiting[engine], count, limit).map_err(|waiting| {
-            metrics.ended("refused");
+            (0..count).for_each(|_| metrics.ended("refused"));
             ApiError::Busy { waiting }
         })?;
         self.enqueue(engine, submissions, places)
@@ -657,6 +657,7 @@ impl EngineEvents for PoolEvents {
             self.pool.load_failed(slot, self.engine, "the engine's thread ended while it loaded".into());
         }
         slot.status = SlotStatus::Unloaded;
+        self.pool.report_waiting(self.engine);
         drop(slots);
         self.pool.changed.notify_all();
     }

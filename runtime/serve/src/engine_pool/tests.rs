@@ -11,7 +11,11 @@ type Loaded = Result<LoadedEngine<MockBackend>, LoadError>;
 
 /// A pool of one engine with two places in its queue.
 fn pool(load: impl Fn(LoadContext) -> Loaded + Send + Sync + 'static) -> EnginePool {
-    let metrics = Metrics::new().model("m");
+    pool_counted_by(&Metrics::new(), load)
+}
+
+fn pool_counted_by(metrics: &Metrics, load: impl Fn(LoadContext) -> Loaded + Send + Sync + 'static) -> EnginePool {
+    let metrics = metrics.model("m");
     let source =
         EngineSource::new("m".to_owned(), MemoryNeeds::default(), Reducible::default(), metrics, Arc::new(load));
     let settings = PoolSettings { budget: MemoryNeeds::default(), allowed: None, idle_timeout: None, queue: 2 };
@@ -20,12 +24,14 @@ fn pool(load: impl Fn(LoadContext) -> Loaded + Send + Sync + 'static) -> EngineP
 
 /// A pool whose load ends when it is cancelled.
 fn never_loaded() -> EnginePool {
-    pool(|context| {
-        while !context.cancel.is_cancelled() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        Err("cancelled".into())
-    })
+    pool(until_cancelled)
+}
+
+fn until_cancelled(context: LoadContext) -> Loaded {
+    while !context.cancel.is_cancelled() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Err("cancelled".into())
 }
 
 fn request(deadline: Option<Duration>) -> (Submission, UnboundedReceiver<RequestEvent>) {
@@ -74,6 +80,19 @@ fn requests_wait_for_a_load_within_the_queue_and_their_time() {
     assert_eq!(outcome(left), Err(ApiError::Timeout), "nobody hears it");
     let (again, _events) = request(None);
     assert!(pool.0.submit(0, vec![again]).is_ok(), "their places are free");
+    pool.close();
+}
+
+#[test]
+fn each_answer_of_a_refused_request_counts() {
+    let metrics = Metrics::new();
+    let pool = pool_counted_by(&metrics, until_cancelled);
+    let (submission, _events) = request(None);
+    assert!(pool.0.submit(0, vec![submission]).is_ok());
+    let two = (0..2).map(|_| request(None).0).collect();
+    assert_eq!(pool.0.submit(0, two).map(drop), Err(ApiError::Busy { waiting: 1 }));
+    let text = metrics.to_text();
+    assert!(text.contains("hpp_requests_total{model=\"m\",outcome=\"refused\"} 2"), "{text}");
     pool.close();
 }
 

@@ -8,7 +8,7 @@ use hpp_generate::adapt::EngineShare;
 use hpp_generate::kv::{EvictionPolicy, Fingerprint};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::speculate::{DraftLength, DraftOrigin};
-use hpp_generate::{GenerationRequest, KvSettings, ModelInputs};
+use hpp_generate::{GenerationRequest, KvCache, KvSettings, ModelInputs};
 use hpp_schema::{FileRole, Plan, SamplingDefaults};
 use std::io::Write;
 use std::rc::Rc;
@@ -465,6 +465,29 @@ fn a_client_that_leaves_in_the_middle_of_a_pass_is_gone_after_it_and_the_others_
     // Of its tokens the first came from its prompt, and one from the pass that it left.
     let single = toy.runs.lock().unwrap().iter().filter(|tokens| **tokens == 1).count();
     assert_eq!(single, 39 + 14 * 19 + reported, "later passes are without it");
+}
+
+#[test]
+fn an_engine_whose_thread_panics_is_reported_as_gone() {
+    let panics = Arc::new(AtomicBool::new(false));
+    let has_defect = Arc::clone(&panics);
+    let load = move |_| {
+        let has_defect = Arc::clone(&has_defect);
+        Ok(load_from(&toy_with_hidden_states(), move |_| assert!(!has_defect.load(Ordering::SeqCst), "a defect")))
+    };
+    let toy = ToyThread::start_loading(load, Arc::new(Barrier::new(1)));
+    let prompt: Vec<u32> = (0..8).collect();
+    assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
+    let gauges = ["hpp_idle_sequences{model=\"toy\"}", "hpp_kv_pages{model=\"toy\",tier=\"ram\"}"];
+    gauges.iter().for_each(|gauge| toy.wait_for(gauge, |value| value > 0.0));
+    panics.store(true, Ordering::SeqCst);
+    let mut events = toy.ask(vec![1, 2], 1);
+    assert!(events.blocking_recv().is_none());
+    assert!(toy.thread.join().is_err());
+    let text = toy.metrics.to_text();
+    for gauge in gauges.into_iter().chain(["hpp_state_bytes{model=\"toy\"}"]) {
+        assert!(text.contains(&format!("{gauge} 0\n")), "{text}");
+    }
 }
 
 #[test]
