@@ -1,6 +1,7 @@
 //! The connections of the server: how many there may be, and how long they may take.
 //!
-//! A connection is *idle* until a request has arrived whole, and again once its answer is sent; in between it is *answering*. Where there are
+//! A connection is *idle* until a request has arrived whole, and again once the system has taken the last byte of its answer; in between it
+//! is *answering*. Where there are
 //! too many, the one that has been idle longest is closed for a new one, so that clients that say nothing cannot keep others out. One that
 //! is answering is never closed for another.
 
@@ -15,20 +16,20 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use stalled::StallLimit;
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Wait after the system refused a connection for lack of descriptors or memory.
@@ -60,18 +61,53 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// What a connection does.
-#[derive(Default)]
+/// No request has arrived whole since the last answer.
+const IDLE: u8 = 0;
+/// A request has arrived whole, and the end of its answer is not known.
+const ANSWERING: u8 = 1;
+/// The answer has ended, and the system may not have taken all of it.
+const FLUSHING: u8 = 2;
+
+/// What a connection does. Only its own task changes it.
 pub(crate) struct Activity {
-    is_answering: AtomicBool,
+    state: AtomicU8,
     /// Larger for connections that became idle later.
     idle_since: AtomicU64,
+    /// Counts what happens on all connections: those that open, and ends of answers.
+    clock: Arc<AtomicU64>,
 }
 
 impl Activity {
+    /// A connection that opens now.
+    fn new(clock: Arc<AtomicU64>) -> Self {
+        let now = clock.fetch_add(1, Ordering::SeqCst);
+        Activity { state: AtomicU8::new(IDLE), idle_since: AtomicU64::new(now), clock }
+    }
+
     /// A request has arrived whole.
     pub fn answers(&self) {
-        self.is_answering.store(true, Ordering::SeqCst);
+        self.state.store(ANSWERING, Ordering::SeqCst);
+    }
+
+    /// The answer has ended; its last bytes may wait to be written.
+    fn ends(&self) {
+        self.state.store(FLUSHING, Ordering::SeqCst);
+    }
+
+    /// The system has taken all that was written.
+    fn flushed(&self) {
+        if self.is_flushing() {
+            self.idle_since.store(self.clock.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
+            self.state.store(IDLE, Ordering::SeqCst);
+        }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == IDLE
+    }
+
+    fn is_flushing(&self) -> bool {
+        self.state.load(Ordering::SeqCst) == FLUSHING
     }
 }
 
@@ -83,8 +119,7 @@ pub(crate) struct PeerAddress(pub Option<IpAddr>);
 #[derive(Default)]
 struct Registry {
     open: Mutex<BTreeMap<u64, OpenConnection>>,
-    /// Counts what happens: connections that open, and ends of answers.
-    clock: AtomicU64,
+    clock: Arc<AtomicU64>,
 }
 
 struct OpenConnection {
@@ -96,15 +131,11 @@ impl Registry {
     fn open(&self) -> MutexGuard<'_, BTreeMap<u64, OpenConnection>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn tick(&self) -> u64 {
-        self.clock.fetch_add(1, Ordering::SeqCst)
-    }
 }
 
 /// Closes the connection that has been idle longest, once the task that is returned has ended. `None` if all are answering.
 fn close_longest_idle(open: &mut BTreeMap<u64, OpenConnection>) -> Option<JoinHandle<()>> {
-    let idle = open.iter().filter(|(_, connection)| !connection.activity.is_answering.load(Ordering::SeqCst));
+    let idle = open.iter().filter(|(_, connection)| connection.activity.is_idle());
     let longest = idle.min_by_key(|(_, connection)| connection.activity.idle_since.load(Ordering::SeqCst));
     let id = longest.map(|(id, _)| *id)?;
     let task = open.remove(&id)?.task;
@@ -137,7 +168,7 @@ pub(crate) async fn serve_connections(
     limits: ConnectionLimits,
     shutdown: impl Future<Output = ()>,
 ) {
-    let (registry, graceful) = (Arc::new(Registry::default()), GracefulShutdown::new());
+    let (registry, (stop, _)) = (Arc::new(Registry::default()), watch::channel(()));
     let accept = async {
         // Fewer than `limits.most` while the system has descriptors or memory for fewer.
         let mut most = limits.most;
@@ -146,7 +177,7 @@ pub(crate) async fn serve_connections(
             match listener.accept().await {
                 Ok((stream, _)) => {
                     let limits = ConnectionLimits { most, ..limits };
-                    closing.extend(admit(&registry, stream, &router, limits, graceful.watcher()));
+                    closing.extend(admit(&registry, stream, &router, limits, stop.subscribe()));
                     if closing.len() > MOST_CLOSING
                         && let Some(closed) = closing.pop_front()
                     {
@@ -168,7 +199,9 @@ pub(crate) async fn serve_connections(
     futures_util::future::select(pin!(accept), pin!(shutdown)).await;
     drop(listener);
     close_idle(&registry, 0);
-    graceful.shutdown().await;
+    let _ = stop.send(());
+    // Each connection has a receiver until it ends.
+    stop.closed().await;
 }
 
 /// Whether a connection ended before it was accepted.
@@ -194,7 +227,7 @@ fn admit(
     stream: TcpStream,
     router: &Router,
     limits: ConnectionLimits,
-    watcher: Watcher,
+    stop: watch::Receiver<()>,
 ) -> Option<JoinHandle<()>> {
     let mut open = registry.open();
     let closed = if open.len() >= limits.most { close_longest_idle(&mut open) } else { None };
@@ -203,10 +236,10 @@ fn admit(
         let _ = stream.try_write(no_place().as_bytes());
         return None;
     }
-    let id = registry.tick();
-    let activity = Arc::new(Activity { idle_since: AtomicU64::new(id), ..Activity::default() });
+    let activity = Arc::new(Activity::new(Arc::clone(&registry.clock)));
+    let id = activity.idle_since.load(Ordering::SeqCst);
     let registered = Registered { registry: Arc::clone(registry), id };
-    let serving = serve_connection(stream, router.clone(), limits, Arc::clone(&activity), watcher, registered);
+    let serving = serve_connection(stream, router.clone(), limits, Arc::clone(&activity), stop, registered);
     let task = tokio::spawn(serving);
     open.insert(id, OpenConnection { activity, task });
     closed
@@ -217,17 +250,20 @@ async fn serve_connection(
     router: Router,
     limits: ConnectionLimits,
     activity: Arc<Activity>,
-    watcher: Watcher,
-    registered: Registered,
+    mut stop: watch::Receiver<()>,
+    _registered: Registered,
 ) {
     // Tokens are sent as they come.
     let _ = stream.set_nodelay(true);
     let peer = PeerAddress(stream.peer_addr().ok().map(|address| address.ip()));
-    let (service, registry) = (TowerToHyperService::new(router), &registered.registry);
+    let service = TowerToHyperService::new(router);
     let service = service_fn(|mut request: Request<Incoming>| {
+        if request.body().is_end_stream() {
+            activity.answers();
+        }
         request.extensions_mut().insert(Arc::clone(&activity));
         request.extensions_mut().insert(peer);
-        let ended = AnswerEnd { activity: Arc::clone(&activity), registry: Arc::clone(registry) };
+        let ended = AnswerEnd(Arc::clone(&activity));
         let answer = service.call(request);
         async move {
             let Ok(response) = answer.await;
@@ -236,22 +272,35 @@ async fn serve_connection(
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.headers);
-    let connection = builder.serve_connection(TokioIo::new(StallLimit::new(stream, limits.stall)), service);
-    if let Err(error) = watcher.watch(connection).await {
+    let stream = StallLimit::new(stream, limits.stall, Arc::clone(&activity));
+    let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+    let mut stops = pin!(stop.changed());
+    let (mut is_stopping, mut is_told) = (false, false);
+    let ended = poll_fn(|context| {
+        is_stopping = is_stopping || stops.as_mut().poll(context).is_ready();
+        loop {
+            if let Poll::Ready(ended) = connection.as_mut().poll(context) {
+                return Poll::Ready(ended);
+            }
+            // A connection that is told while it flushes may close before it has written everything.
+            if is_told || !is_stopping || activity.is_flushing() {
+                return Poll::Pending;
+            }
+            is_told = true;
+            connection.as_mut().graceful_shutdown();
+        }
+    });
+    if let Err(error) = ended.await {
         tracing::debug!(%error, "a connection ended");
     }
 }
 
-/// Makes a connection idle when it is dropped, with the last of an answer.
-struct AnswerEnd {
-    activity: Arc<Activity>,
-    registry: Arc<Registry>,
-}
+/// Notes the end of an answer when it is dropped, with the last of it.
+struct AnswerEnd(Arc<Activity>);
 
 impl Drop for AnswerEnd {
     fn drop(&mut self) {
-        self.activity.idle_since.store(self.registry.tick(), Ordering::SeqCst);
-        self.activity.is_answering.store(false, Ordering::SeqCst);
+        self.0.ends();
     }
 }
 

@@ -1,8 +1,10 @@
-//! A connection that fails once its client takes nothing for too long.
+//! A connection that fails once its client takes nothing for too long, and notes when all of an answer is written.
 
+use super::Activity;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -12,13 +14,14 @@ use tokio::time::{Instant, Sleep, sleep};
 pub(super) struct StallLimit<S> {
     stream: S,
     limit: Duration,
+    activity: Arc<Activity>,
     /// Ends the wait of a write that makes no progress; `None` where none waits.
     end: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> StallLimit<S> {
-    pub fn new(stream: S, limit: Duration) -> Self {
-        StallLimit { stream, limit, end: None }
+    pub fn new(stream: S, limit: Duration, activity: Arc<Activity>) -> Self {
+        StallLimit { stream, limit, activity, end: None }
     }
 
     /// The result of a write, or an error if writes have waited too long.
@@ -65,7 +68,11 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for StallLimit<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        if matches!(flushed, Poll::Ready(Ok(()))) {
+            self.activity.flushed();
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {

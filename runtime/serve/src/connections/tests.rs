@@ -19,7 +19,10 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
     stall: Duration::from_millis(300),
 };
 
-/// A server with the paths `/` (an answer at once), `/held` (one after `release`) and `/endless` (one that tells `ended` when it is dropped).
+/// Bytes of an answer that no buffer of the system holds.
+const LARGE: usize = 64 << 20;
+
+/// A server with the paths `/` (an answer at once), `/large` (one of [`LARGE`] bytes), `/held` (one after `release`) and `/endless` (one that tells `ended` when it is dropped).
 struct TestServer {
     address: SocketAddr,
     /// Tells of each request for `/held` that has arrived.
@@ -57,8 +60,11 @@ impl TestServer {
             });
             Body::from_stream(parts).into_response()
         };
-        let router =
-            Router::new().route("/", get(|| async { "ok" })).route("/held", get(held)).route("/endless", get(endless));
+        let router = Router::new()
+            .route("/", get(|| async { "ok" }))
+            .route("/large", get(|| async { "x".repeat(LARGE) }))
+            .route("/held", get(held))
+            .route("/endless", get(endless));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
@@ -217,4 +223,37 @@ fn a_shutdown_waits_for_answers_and_not_for_silence() {
     assert!(server.ends());
     assert!(releases.join().unwrap().unwrap().ends_with("held"));
     drop((silent, half));
+}
+
+#[test]
+fn an_answer_that_is_not_taken_yet_is_sent_whole_though_the_server_stops() {
+    for keeps in ["close", "keep-alive"] {
+        let server = TestServer::start(ConnectionLimits { headers: Duration::from_secs(3600), stall: WAIT, ..LIMITS });
+        let mut client = server.connect();
+        write!(client, "GET /large HTTP/1.1\r\nhost: x\r\nconnection: {keeps}\r\n\r\n").unwrap();
+        // All of it is ready.
+        let mut head = [0; 64];
+        client.read_exact(&mut head).unwrap();
+        let address = server.address;
+        let reads = std::thread::spawn(move || {
+            let started = Instant::now();
+            while Client::connect(address).is_ok() {
+                assert!(started.elapsed() < WAIT, "it goes on");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            rest(client).len()
+        });
+        assert!(server.ends(), "{keeps}");
+        assert!(reads.join().unwrap() > LARGE, "{keeps}");
+    }
+}
+
+#[test]
+fn an_answer_that_is_not_taken_yet_does_not_give_way() {
+    let server = TestServer::start(ConnectionLimits { most: 1, stall: WAIT, ..LIMITS });
+    let mut client = server.ask("/large");
+    client.read_exact(&mut [0; 64]).unwrap();
+    assert!(rest(server.connect()).starts_with("HTTP/1.1 503 "));
+    assert!(rest(client).len() > LARGE);
+    assert!(server.ends());
 }
