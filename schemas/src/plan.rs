@@ -123,6 +123,12 @@ impl SourceModel {
         gives_one_position(&self.outputs)
     }
 
+    /// Tokens of the vocabulary, by the shape of its logits; `None` if that is not fixed.
+    pub fn vocabulary(&self) -> Option<u64> {
+        let logits = self.outputs.iter().find(|output| output.role == OutputRole::Logits)?;
+        logits.shape.last()?.as_fixed()
+    }
+
     /// Why a pass cannot verify drafted tokens: why its logits are not those of each token alone. `None` if it can.
     pub fn why_drafts_fail(&self) -> Option<&'static str> {
         if self.gives_one_position() {

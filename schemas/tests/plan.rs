@@ -31,6 +31,14 @@ fn a_model_that_runs_once_takes_and_gives_its_states() {
 }
 
 #[test]
+fn the_vocabulary_is_the_last_dimension_of_the_logits() {
+    let mut plan = plan();
+    assert_eq!(plan.model.vocabulary(), Some(512));
+    plan.model.outputs.clear();
+    assert_eq!(plan.model.vocabulary(), None);
+}
+
+#[test]
 fn the_valid_plan_has_no_findings() {
     assert_eq!(plan().check(), []);
 }

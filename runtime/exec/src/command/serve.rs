@@ -17,7 +17,9 @@ use crate::runtime::{OnnxRuntime, OrtBackend, resident_memory};
 use crate::settings::DraftMethod;
 use hpp_engine::EngineOptions;
 use hpp_generate::text::TextTokenizer;
-use hpp_generate::{Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model, hidden_states_output};
+use hpp_generate::{
+    Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model, hidden_states_output, kept_logits_bytes,
+};
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{InputRole, Plan, Seal};
 use hpp_serve::{
@@ -242,7 +244,7 @@ impl ModelLoader {
             sequences: Some(self.sequences),
             row_batching: args.batch.engine_option(),
             reserved: args.kv.ram(&plan.plan).saturating_add(draft.shared_memory()),
-            reserved_per_sequence: draft.sequence_memory(),
+            reserved_per_sequence: draft.sequence_memory().saturating_add(kept_logits_bytes(&plan.plan.model)),
             others,
             cancel: Some(cancel),
             ..runtime.engine_options()
