@@ -57,13 +57,10 @@ impl UsageProbe {
         !self.known
     }
 
-    /// Records which pages the last run made resident, and drops them.
+    /// Records which pages the last run made resident, unless it is known, and drops them.
     pub fn sample(&mut self) {
-        if self.known {
-            return;
-        }
         for (mapping, used) in self.mappings.iter().zip(&mut self.used) {
-            *used |= present(mapping).is_ok_and(|pages| is_used(pages, mapping.length / PAGE));
+            *used |= !self.known && present(mapping).is_ok_and(|pages| is_used(pages, mapping.length / PAGE));
             // SAFETY: the mappings are this session's alone (`DiskReaders::take_over`), which is alive, and are still backed by the file:
             // dropped pages are read again when needed.
             unsafe { mapping.free_pages() };
@@ -186,8 +183,12 @@ mod tests {
         let used = probe.used();
         assert_eq!(used.iter().map(|mapping| mapping.length).collect::<Vec<_>>(), [64 * PAGE]);
         assert_eq!(first[PAGE], 1, "it is faulted in again");
-        let again = UsageProbe::new(mappings.clone(), dir.path(), true);
+        let mut again = UsageProbe::new(mappings.clone(), dir.path(), true);
         assert!(!again.is_wanted());
+        // A warm-up run for another partition leaves no pages of this one in memory either.
+        assert_eq!(first[0], 1);
+        again.sample();
+        assert_eq!(present(&mappings[0]).unwrap() + present(&mappings[1]).unwrap(), 0);
         assert_eq!(again.used(), used);
         // A record of other mappings is ignored, and without samples all mappings count as used.
         std::fs::write(dir.path().join(RECORD), "0 4096 1\n").unwrap();
