@@ -19,6 +19,22 @@ pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
     })
 }
 
+/// A warning if all weights of a plan stay in host memory and need clearly more than its budget, which a user may have changed: the budget
+/// then limits nothing.
+pub fn budget_warning(plan: &Plan) -> Option<String> {
+    let streams = |partition: &Partition| partition.variants().any(|v| v.residency == Residency::Streamed);
+    let budget = plan.budgets.ram.filter(|_| !plan.partitions.iter().any(streams))?;
+    let needed = needed(plan, plan.budgets.batch);
+    // What a plan needs is an estimate.
+    (needed > budget.0.saturating_add(budget.0 / 8)).then(|| {
+        let [needed, ram] = [ByteSize(needed), budget].map(ByteSize::human);
+        format!(
+            "the plan's budget is {ram} of host memory (budgets.ram), and its weights, which all stay in memory, need about {needed} with \
+             everything else: hpp-split --ram {ram} plans for so little"
+        )
+    })
+}
+
 /// Bytes of host memory that a plan needs with this many sequences: resident weights, the window for weights read from disk, the cache of
 /// experts, states (of those on disk the window), activations and the process itself; and as many of the weights streamed to GPUs as the plan's budget has room for.
 pub fn needed(plan: &Plan, sequences: u64) -> u64 {
@@ -76,6 +92,25 @@ mod tests {
         let text = warning(&plan, Some(23 << 30)).unwrap();
         assert!(text.contains("49.") && text.contains("23 GiB are free"), "{text}");
         assert_eq!(warning(&plan, None), None, "the system does not report it");
+    }
+
+    #[test]
+    fn a_budget_that_weights_in_memory_exceed_is_said() {
+        let mut plan = plan();
+        let stays = |variant: &mut Residency| *variant = Residency::Resident;
+        plan.partitions.iter_mut().for_each(|partition| {
+            stays(&mut partition.residency);
+            partition.prefill.iter_mut().for_each(|prefill| stays(&mut prefill.residency));
+        });
+        let needed = needed(&plan, plan.budgets.batch);
+        plan.budgets.ram = None;
+        assert_eq!(budget_warning(&plan), None);
+        plan.budgets.ram = Some(ByteSize(needed));
+        assert_eq!(budget_warning(&plan), None);
+        plan.budgets.ram = Some(ByteSize(needed / 2));
+        assert!(budget_warning(&plan).is_some_and(|text| text.contains("budgets.ram")));
+        plan.partitions[0].residency = Residency::Streamed;
+        assert_eq!(budget_warning(&plan), None);
     }
 
     #[test]

@@ -529,10 +529,10 @@ pub struct KvArgs {
     #[arg(long, value_name = "POLICY", default_value = "hybrid", env = "HPP_KV_POLICY")]
     #[arg(value_parser = <EvictionPolicy as std::str::FromStr>::from_str)]
     pub kv_policy: EvictionPolicy,
-    /// Tokens per page, the unit of saving, and per chunk of a prompt.
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, env = "HPP_KV_PAGE")]
+    /// Tokens per page, the unit of saving, and per chunk of a prompt [default: 128, or the plan's prefill_chunk if that is smaller].
+    #[arg(long, value_name = "TOKENS", env = "HPP_KV_PAGE")]
     #[arg(value_parser = clap::value_parser!(u64).range(16..=4096))]
-    pub kv_page: u64,
+    pub kv_page: Option<u64>,
     /// Memory of all models, of which pages take a share where the plan has no smaller limit.
     #[arg(skip)]
     pub limit: Option<ByteSize>,

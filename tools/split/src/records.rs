@@ -37,19 +37,21 @@ impl<'a> Records<'a> {
 
     fn record(&mut self, path: &str, role: FileRole, must_hash: bool) -> Result<(), SplitError> {
         let file = self.destination.resolve(path);
-        let io = |source| SplitError::Io { action: "read", path: file.clone(), source };
+        let io_of = |path, source| SplitError::Io { action: "read", path, source };
+        let io = |source| io_of(file.clone(), source);
         let contents = self.destination.dry_files().get(path).cloned();
         let contents = contents.map_or_else(|| VirtualFile::of_file(&file).map_err(io), Ok)?;
         let bytes = contents.bytes();
-        let weights = |e: hash::HashError| match e.not_finite() {
+        let failed = |error: hash::HashError| match error.not_finite() {
             Some(number) => SplitError::Weights(Box::new(number)),
-            None => SplitError::Weights(Box::new(e)),
+            // While the plan is written, the path leads through a directory that is gone when the user reads the error.
+            None => io_of(fs::canonicalize(&file).unwrap_or_else(|_| file.clone()), error.source),
         };
-        let sampled = hash::sampled_virtual(&contents, &file).map_err(weights)?;
+        let sampled = hash::sampled_virtual(&contents, &file).map_err(failed)?;
         let is_within = bytes <= self.remaining;
         self.remaining -= if is_within { bytes } else { 0 };
         let whole = must_hash || is_within;
-        let blake3 = whole.then(|| hash::full_virtual(&contents, &file)).transpose().map_err(weights)?;
+        let blake3 = whole.then(|| hash::full_virtual(&contents, &file)).transpose().map_err(failed)?;
         self.records.push(FileRecord { path: path.to_owned(), role, bytes: ByteSize(bytes), sampled, blake3 });
         Ok(())
     }

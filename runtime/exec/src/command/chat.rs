@@ -5,7 +5,7 @@ use super::drafts::DraftChoice;
 use super::generate::{request, warn_of_unknown_tokens};
 use super::kv_cache::open_cache;
 use super::session::{Conversation, SessionFile, directory};
-use super::{CommandContext, context_length, load_engine, open_embeddings};
+use super::{BLANK_PROMPT, CommandContext, context_length, load_engine, open_embeddings};
 use crate::cli::KvArgs;
 use crate::error::ExecError;
 use crate::interrupt::INTERRUPTED;
@@ -75,12 +75,17 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         PromptSource::Text(_) => "another --session name starts a new conversation",
         _ => "/reset starts a new conversation",
     };
-    let mut chat = Chat { drafts, sequence, chunk, transcript, file, encoder: &encoder, request, context, restart };
+    let longest_context = plan.plan.model.context_length;
+    let encoder = &encoder;
+    let mut chat =
+        Chat { drafts, sequence, chunk, transcript, file, encoder, request, context, longest_context, restart };
     match &settings.prompt {
         PromptSource::Text(source) => {
             let line = source.read_message()?;
-            if line.trim().is_empty() {
-                return Err(GenerateError::from(PromptError::Empty).into());
+            match line.as_str() {
+                "" => return Err(GenerateError::from(PromptError::Empty).into()),
+                blank if blank.trim().is_empty() => ctx.console.warn(BLANK_PROMPT),
+                _ => {}
             }
             Ok(match chat.answer(&line, ctx)? {
                 Reply::Complete => 0,
@@ -162,6 +167,8 @@ struct Chat<'e> {
     /// The settings of every answer; the prompt changes.
     request: GenerationRequest,
     context: u64,
+    /// The longest context that the model was built for, where that is known.
+    longest_context: Option<u64>,
     /// How the user starts a new conversation.
     restart: &'static str,
 }
@@ -234,17 +241,15 @@ impl Transcript {
         }
     }
 
-    /// The tokens of the conversation, if they fit the context.
-    fn tokens(&self, encoder: &PromptEncoder, context: u64) -> Result<Vec<u32>, GenerateError> {
-        let tokens = match self {
+    /// The tokens of the conversation.
+    fn tokens(&self, encoder: &PromptEncoder) -> Result<Vec<u32>, GenerateError> {
+        match self {
             Transcript::Messages { system, messages } => {
                 let all: Vec<Message> = system.iter().chain(messages).cloned().collect();
-                encoder.encode_conversation(&all)?
+                encoder.encode_conversation(&all)
             }
-            Transcript::Text(text) => encoder.encode_text(text)?,
-        };
-        check_prompt(&tokens, context)?;
-        Ok(tokens)
+            Transcript::Text(text) => encoder.encode_text(text),
+        }
     }
 }
 
@@ -297,11 +302,18 @@ impl Chat<'_> {
         }
     }
 
+    /// The tokens of the conversation, if they fit the context.
+    fn prompt(&self) -> Result<Vec<u32>, GenerateError> {
+        let tokens = self.transcript.tokens(self.encoder)?;
+        check_prompt(&tokens, self.context).map_err(|error| error.of_model_for(self.longest_context))?;
+        Ok(tokens)
+    }
+
     /// Answers one message. A message that cannot become a prompt is reported and dropped; any other error ends the conversation.
     fn answer(&mut self, line: &str, ctx: &mut CommandContext<'_>) -> Result<Reply, ExecError> {
         let before = self.transcript.clone();
         self.transcript.push(Role::User, line);
-        let request = match self.transcript.tokens(self.encoder, self.context) {
+        let request = match self.prompt() {
             Ok(prompt) => GenerationRequest { prompt, ..self.request.clone() },
             Err(error @ (GenerateError::Prompt(_) | GenerateError::Template(TemplateError::Template { .. }))) => {
                 self.transcript = before;

@@ -3,7 +3,8 @@
 use super::adaptation::{BesideEngine, adaptation};
 use super::drafts::DraftChoice;
 use super::{
-    CommandContext, PromptFormat, context_length, load_engine, open_embeddings, open_extra_inputs, prompt_tokens,
+    BLANK_PROMPT, CommandContext, PromptFormat, context_length, load_engine, open_embeddings, open_extra_inputs,
+    prompt_tokens,
 };
 use crate::cli::AnswerArgs;
 use crate::console::Console;
@@ -44,10 +45,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     if settings.prompt.reads_stdin() {
         ctx.console.working("reading stdin to its end, for the prompt");
     }
-    let prompt = prompt_tokens(&settings.prompt, &encoder, &format, context, &|| {
-        ctx.console
-            .warn("the prompt is only white space: the model generates text from nothing; give a prompt with -p");
-    })?;
+    let prompt = prompt_tokens(&settings.prompt, &encoder, &format, context, &|| ctx.console.warn(BLANK_PROMPT))?;
     ctx.console.idle();
     check_prompt(&prompt, context).map_err(|error| error.of_model_for(plan.plan.model.context_length))?;
     let request = request(settings, &plan, &encoder, prompt)?;

@@ -11,6 +11,8 @@ use hpp_schema::{ByteSize, Plan, Seal};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
+/// Tokens of a page where the user gives no number.
+const DEFAULT_PAGE_TOKENS: u64 = 128;
 /// The part of a host memory limit that pages may take: the plan's, or that of all models.
 const SHARE_OF_LIMIT: u64 = 20;
 /// Of this machine's free memory, the part for pages where the plan has no limit.
@@ -52,11 +54,10 @@ pub fn open_cache(
     console: &Arc<Console>,
 ) -> Result<Option<KvCache>, ExecError> {
     // A page is a chunk of a prompt, which the plan limits.
-    let page_tokens = args.kv_page.min(engine.chunk()).max(1);
-    if page_tokens < args.kv_page {
-        console.info(&format!(
-            "pages of states have {page_tokens} tokens, not {}: the plan's passes take no more (prefill_chunk)",
-            args.kv_page
+    let page_tokens = args.kv_page.unwrap_or(DEFAULT_PAGE_TOKENS).min(engine.chunk()).max(1);
+    if let Some(wanted) = args.kv_page.filter(|wanted| *wanted > page_tokens) {
+        console.warn(&format!(
+            "--kv-page {wanted} is more than the plan's passes take (prefill_chunk): pages have {page_tokens} tokens"
         ));
     }
     let ram = args.ram(plan);

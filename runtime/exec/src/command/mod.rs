@@ -26,7 +26,9 @@ use crate::prompt::PromptSource;
 use crate::runtime::{OnnxRuntime, OrtBackend, available_memory, memory_limit, resident_memory};
 use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
-use hpp_engine::{Engine, EngineError, EngineOptions, NamedTensors, host_memory_needed, host_memory_warning};
+use hpp_engine::{
+    Engine, EngineError, EngineOptions, NamedTensors, budget_warning, host_memory_needed, host_memory_warning,
+};
 use hpp_generate::text::{Message, Role};
 use hpp_generate::{EmbeddingTable, ModelInputs, PlanFile, PromptEncoder, PromptError, SingleSequence};
 use hpp_schema::{InputRole, Plan};
@@ -100,6 +102,9 @@ fn load_engine(
 
 /// Warns if this machine has less free memory than a plan needs. `here`: the plan as it runs on this machine.
 fn warn_of_memory(plan: &Plan, here: &Plan, console: &Console) {
+    if let Some(warning) = budget_warning(plan) {
+        console.warn(&warning);
+    }
     // Weights of a missing GPU that do not fit within the limit are read from disk.
     let fits = |limit: u64| host_memory_needed(here, here.budgets.batch) <= limit;
     let plan = if memory_limit().is_none_or(fits) { here } else { plan };
@@ -147,6 +152,10 @@ enum PromptFormat<'a> {
 /// Bytes of text for each token of context beyond which a prompt is refused without being tokenized, which would take minutes: far more
 /// than a token of any vocabulary has.
 const MOST_BYTES_PER_TOKEN: u64 = 1024;
+
+/// The warning about a prompt of spaces.
+const BLANK_PROMPT: &str =
+    "the prompt is only white space: the model generates text from nothing; give a prompt with -p";
 
 /// Reads the prompt and turns it into tokens. `context`: tokens that a prompt may have at most. Calls `on_blank` if its text is only spaces.
 fn prompt_tokens(

@@ -10,7 +10,7 @@ use serde::Serialize;
 const SLOW_FACTOR: f64 = 1.5;
 
 /// Weights read from disk while a plan ran.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct DiskReads {
     /// Bytes read.
     pub bytes: u64,

@@ -13,6 +13,7 @@ use crate::interrupt::INTERRUPTED;
 use crate::job_files::{Answer, Answers, BadLine, Job, JobId, PromptReader};
 use crate::json_schema::read_schema;
 use crate::numbers::{counted, rate};
+use crate::report::disk::{self, DiskReads};
 use crate::report::{Bytes, memory};
 use crate::runtime::OrtBackend;
 use crate::settings::DraftMethod;
@@ -166,6 +167,9 @@ struct JobCounts {
     /// Tokens drafted and verified, of all answers, and those of them that the model chose; absent without speculation.
     #[serde(skip_serializing_if = "Option::is_none")]
     speculation: Option<DraftCounts>,
+    /// Weights read from disk; absent if there were none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk: Option<DiskReads>,
     /// Without loading.
     seconds: f64,
 }
@@ -191,7 +195,9 @@ impl Jobs {
         drop(watch);
         ctx.console.idle();
         self.counts.seconds = self.started.elapsed().as_secs_f64();
-        self.counts.batched_rows = self.batch.engine().telemetry().batched_rows;
+        let telemetry = self.batch.engine().telemetry();
+        self.counts.batched_rows = telemetry.batched_rows;
+        self.counts.disk = DiskReads::new(&telemetry);
         self.answers.sync()?;
         self.write_trace()?;
         let is_interrupted = match outcome {
@@ -360,7 +366,7 @@ impl Jobs {
         });
         let state = self.batch.engine().host_state_bytes() + self.batch.engine().disk_state_bytes();
         format!(
-            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\n{drafts}{}memory: {}",
+            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\n{drafts}{}{}memory: {}",
             counted(answers as u64, "answer"),
             duration(Duration::from_secs_f64(seconds)),
             counted(sequences as u64, "sequence"),
@@ -368,6 +374,7 @@ impl Jobs {
             rate(Some(tokens as f64 / seconds.max(1e-9))),
             rate((passes > 0).then(|| tokens as f64 / passes as f64)),
             time_shares(&telemetry, seconds),
+            disk::line(self.counts.disk.as_ref()),
             memory(&Bytes::new(&telemetry, state * sequences as u64))
         )
     }
