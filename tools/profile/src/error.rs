@@ -68,7 +68,7 @@ impl ProfileError {
             ProfileError::Stdout(error) if error.is_closed() => return ExitCode::SUCCESS,
             _ => {}
         }
-        eprintln!("{}", hpp_schema::error_report(self, self.hint().as_deref()));
+        hpp_io::line_to_stderr(&hpp_schema::error_report(self, self.hint().as_deref()));
         ExitCode::from(1)
     }
 

@@ -26,7 +26,7 @@ pub fn run(args: &MergeArgs) -> Result<(), ProfileError> {
     check_prompts(&parts, &whole)?;
     store.save(&merged)?;
     store.finish(&merged)?;
-    eprintln!("wrote {}", store.path().display());
+    hpp_io::line_to_stderr(&format!("wrote {}", store.path().display()));
     Ok(())
 }
 

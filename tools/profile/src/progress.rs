@@ -74,7 +74,7 @@ impl Progress {
     /// Writes a warning above the bar.
     pub fn warn(&self, text: &str) {
         if !self.quiet {
-            self.bar.suspend(|| eprintln!("warning: {text}"));
+            self.bar.suspend(|| hpp_io::line_to_stderr(&format!("warning: {text}")));
         }
     }
 
@@ -98,7 +98,7 @@ impl Lines {
         let thread = std::thread::spawn(move || {
             while ended.recv_timeout(BETWEEN_LINES) == Err(RecvTimeoutError::Timeout) {
                 let line = lock(&remaining).line(Instant::now());
-                eprintln!("{line}");
+                hpp_io::line_to_stderr(&line);
             }
         });
         Lines { end, thread }

@@ -79,7 +79,7 @@ fn measure(cli: &Cli, model: &Path) -> Result<(), ProfileError> {
     let measured = measure_all(cli, &mut measure, corpus.as_ref());
     measure.progress.finish();
     if matches!(measured, Err(ProfileError::Interrupted)) {
-        eprintln!("{}", store.after_an_interrupt());
+        hpp_io::line_to_stderr(&store.after_an_interrupt());
     }
     measured?;
     finish(cli, &measure)
@@ -119,9 +119,9 @@ fn finish(cli: &Cli, measure: &ProfilingRun) -> Result<(), ProfileError> {
         false => summary(&measure.profile),
     });
     if !cli.quiet {
-        eprintln!("wrote {}", measure.store.path().display());
+        hpp_io::line_to_stderr(&format!("wrote {}", measure.store.path().display()));
         if let Some(path) = &cli.report {
-            eprintln!("wrote {}", path.display());
+            hpp_io::line_to_stderr(&format!("wrote {}", path.display()));
         }
     }
     Ok(shown?)

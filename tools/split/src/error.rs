@@ -137,7 +137,7 @@ impl SplitError {
             SplitError::Stdout(error) if error.is_closed() => return ExitCode::SUCCESS,
             _ => {}
         }
-        eprintln!("{}", hpp_schema::error_report(self, self.hint().as_deref()));
+        hpp_io::line_to_stderr(&hpp_schema::error_report(self, self.hint().as_deref()));
         let is_interrupted = matches!(
             self,
             SplitError::Refine(RefineError::Interrupted) | SplitError::Divergence(DivergenceError::Interrupted)
@@ -252,10 +252,10 @@ impl SplitError {
 /// Prints each error with its hint. A hint that consecutive errors share is printed once, after the last of them.
 fn report_all(errors: &InputErrors) -> ExitCode {
     for (at, error) in errors.0.iter().enumerate() {
-        eprintln!("error: {}", error.message);
+        hpp_io::line_to_stderr(&format!("error: {}", error.message));
         let is_repeated = errors.0.get(at + 1).is_some_and(|next| next.hint == error.hint);
         if let Some(hint) = error.hint.filter(|_| !is_repeated) {
-            eprintln!("hint: {hint}");
+            hpp_io::line_to_stderr(&format!("hint: {hint}"));
         }
     }
     ExitCode::from(1)

@@ -27,10 +27,10 @@ pub fn name_partial_directory(partial: PathBuf) {
             thread::sleep(POLL_INTERVAL);
         }
         if partial.exists() {
-            eprintln!(
+            hpp_io::line_to_stderr(&format!(
                 "interrupted: {} keeps what was written; the same command continues or replaces it, or remove it",
                 partial.display()
-            );
+            ));
         }
         std::process::exit(INTERRUPTED);
     });
