@@ -165,10 +165,16 @@ fn mistyped_subcommand(command: &Command, arguments: &[String], habits: &[Habit]
     if let Some((_, advice)) = habits.iter().find(|(word, _)| word == first) {
         return Some((*advice).to_owned());
     }
-    let nearest = names().min_by_key(|name| strsim::damerau_levenshtein(name, first))?;
+    let nearest = nearest(first, names())?;
+    Some(format!("there is no subcommand '{first}'; did you mean '{} {nearest}'?", command.get_name()))
+}
+
+/// The name that a mistyped word most likely stands for.
+pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let distance = |name: &str| strsim::damerau_levenshtein(name, word);
+    let nearest = names.into_iter().min_by_key(|name| distance(name))?;
     let allowed = if nearest.len() > 4 { 2 } else { 1 };
-    let is_near = strsim::damerau_levenshtein(nearest, first) <= allowed;
-    is_near.then(|| format!("there is no subcommand '{first}'; did you mean '{} {nearest}'?", command.get_name()))
+    (distance(nearest) <= allowed).then_some(nearest)
 }
 
 /// Advice for an option that `habits`, a subcommand or another command has.

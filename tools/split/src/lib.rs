@@ -52,6 +52,7 @@ mod sweep;
 mod table;
 mod targets;
 mod trace;
+mod unknown_providers;
 mod unused_options;
 mod weight_inputs;
 

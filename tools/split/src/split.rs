@@ -15,7 +15,7 @@ use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::{
     calibrate, experts, interrupt, operators, output, presets, print, quantize, request, settings, sweep, table,
-    targets, trace, unused_options,
+    targets, trace, unknown_providers, unused_options,
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, ExpertComputation, faulty_blocks};
@@ -175,7 +175,8 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     if let Some(quantized) = &analysis.quantized {
         tell!("{}", quantize::summary(&quantized.summary));
     }
-    for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local) {
+    let unknown = unknown_providers::notes(&args.planning.providers, costs.profile());
+    for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local).chain(&unknown) {
         tell!("note: {note}");
     }
 }
