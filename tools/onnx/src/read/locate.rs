@@ -33,6 +33,8 @@ pub enum LocateError {
     ConfigNames { config: PathBuf, filename: String },
     #[error("{path} is a plan, not a model")]
     IsPlan { path: PathBuf },
+    #[error("{dir} looks like the directory of a plan that lost its plan.yaml: it holds {}", names.join(", "))]
+    LostPlan { dir: PathBuf, names: Vec<String> },
     #[error("{path} is {format}, not an ONNX model")]
     OtherFormat { path: PathBuf, format: Format },
 }
@@ -62,6 +64,9 @@ impl LocateError {
                     Some(whole) => format!("{run}; its unsplit model is {}", whole.display()),
                     None => run.to_owned(),
                 })
+            }
+            LocateError::LostPlan { .. } => {
+                Some("make the plan again from its model with hpp-split, or put its plan.yaml back".to_owned())
             }
             LocateError::Io { .. } | LocateError::Several { .. } => None,
         }
@@ -107,6 +112,9 @@ fn in_directory(dir: &Path) -> Result<PathBuf, LocateError> {
     }
     let mut names = onnx_files(dir)?;
     match names.len() {
+        1.. if !dir.join(PLAN).is_file() && names.iter().any(|name| is_of_plan(name)) => {
+            Err(LocateError::LostPlan { dir: dir.to_owned(), names })
+        }
         1 => Ok(dir.join(names.remove(0))),
         0 if dir.join("onnx").is_dir() => in_directory(&dir.join("onnx")),
         0 => Err(match Format::of_directory(dir) {
@@ -116,6 +124,12 @@ fn in_directory(dir: &Path) -> Result<PathBuf, LocateError> {
         _ if dir.join(PLAN).is_file() => Err(LocateError::IsPlan { path: dir.to_owned() }),
         _ => Err(LocateError::Several { dir: dir.to_owned(), names }),
     }
+}
+
+/// Whether hpp-split gives partitions this name: `cpu_0.onnx`, `gpu_12.onnx`.
+fn is_of_plan(name: &str) -> bool {
+    let number = name.strip_suffix(".onnx").and_then(|name| name.strip_prefix("gpu_").or(name.strip_prefix("cpu_")));
+    number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
 /// The other ONNX files beside the one that [`locate`] chose in a directory by its name. None where a configuration names the file.
@@ -145,6 +159,10 @@ fn named_by_genai(dir: &Path) -> Result<Option<PathBuf>, LocateError> {
         // A plan has a copy of its model's configuration.
         if dir.join(PLAN).is_file() {
             return Err(LocateError::IsPlan { path: dir.to_owned() });
+        }
+        let names = onnx_files(dir)?;
+        if names.iter().any(|name| is_of_plan(name)) {
+            return Err(LocateError::LostPlan { dir: dir.to_owned(), names });
         }
         return Err(LocateError::ConfigNames { config, filename: filename.into() });
     }
@@ -212,6 +230,20 @@ mod tests {
         let empty = dir_with(&["README.md"]);
         assert!(matches!(locate(empty.path()), Err(LocateError::NoneIn { .. })));
         assert!(matches!(locate(&empty.path().join("absent")), Err(LocateError::Missing { .. })));
+    }
+
+    #[test]
+    fn a_plan_without_its_plan_file_is_recognised() {
+        for names in [&["cpu_0.onnx"][..], &["cpu_0.onnx", "gpu_12.onnx", "tapped.onnx"]] {
+            let error = locate(dir_with(names).path()).unwrap_err();
+            assert!(error.to_string().contains("plan.yaml") && error.to_string().contains(names[0]), "{error}");
+            assert!(error.hint().is_some_and(|hint| hint.contains("hpp-split")), "{error}");
+        }
+        // A plan has a copy of its model's configuration.
+        let dir = dir_with(&["cpu_0.onnx"]);
+        fs::write(dir.path().join("genai_config.json"), r#"{"model":{"decoder":{"filename":"m.onnx"}}}"#).unwrap();
+        assert!(matches!(locate(dir.path()), Err(LocateError::LostPlan { .. })));
+        assert_eq!(chosen(&["cpu_int4.onnx"]), "cpu_int4.onnx");
     }
 
     #[test]
