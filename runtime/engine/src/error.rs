@@ -1,6 +1,7 @@
 //! The engine's errors. Each message says what the engine was doing, to what, and, where there is one, the next step.
 
 use hpp_schema::{ByteSize, DType, Finding, Provider};
+use std::io;
 use std::path::PathBuf;
 
 /// An error of a backend.
@@ -67,6 +68,8 @@ pub enum EngineError {
     Files {
         /// One line for each file.
         problems: Vec<String>,
+        /// Why the first file that cannot be read cannot; `None` if all can.
+        unreadable: Option<io::ErrorKind>,
     },
     /// Another process wrote to a file while the plan was running.
     #[error("{} was changed while it was in use: {why}; tokens from here on would be wrong", .path.display())]

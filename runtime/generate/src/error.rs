@@ -6,6 +6,7 @@ use crate::sampling::SamplingError;
 use crate::text::{LimitError, TemplateError, TokenizerError};
 use hpp_engine::{BackendError, EngineError};
 use hpp_schema::ByteSize;
+use std::io;
 
 /// Why a generation failed.
 #[derive(Debug, thiserror::Error)]
@@ -38,6 +39,13 @@ const MOVED: &str = "a plan refers to the model's files by paths relative to its
                      make the plan again with hpp-split MODEL --out DIR --force, which also restores files of the plan itself; hpp-split \
                      --pack makes a plan that can be moved";
 
+/// Hint for a file that is there and that this user may not read.
+pub(crate) const UNREADABLE: &str = "make it readable for this user, and the directories above it too";
+
+fn is_denied(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}
+
 impl GenerateError {
     /// Whether a cancel handle ended an engine's pass.
     pub fn is_cancelled(&self) -> bool {
@@ -47,16 +55,21 @@ impl GenerateError {
     /// The next step for a person, where there is one.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
-            GenerateError::Engine(EngineError::Files { problems })
-                if problems.iter().any(|p| p.contains("cannot be read")) =>
-            {
-                MOVED
+            GenerateError::Engine(EngineError::Files { unreadable: Some(io::ErrorKind::NotFound), .. }) => MOVED,
+            GenerateError::Engine(EngineError::Files { unreadable: Some(io::ErrorKind::PermissionDenied), .. }) => {
+                UNREADABLE
             }
             GenerateError::Engine(e) => return e.hint(),
+            GenerateError::Tokenizer(TokenizerError::Load { source, .. })
+                if source.downcast_ref::<io::Error>().is_some_and(is_denied) =>
+            {
+                UNREADABLE
+            }
             GenerateError::Tokenizer(TokenizerError::Load { path, .. }) if !path.exists() => MOVED,
             GenerateError::Tokenizer(_) => {
                 "get tokenizer.json again from the model's source, or give tokens instead of text: --tokens 1,2,3"
             }
+            GenerateError::Template(TemplateError::Read { source, .. }) if is_denied(source) => UNREADABLE,
             GenerateError::Template(TemplateError::Read { path, .. }) if !path.exists() => MOVED,
             GenerateError::Template(TemplateError::Template { .. } | TemplateError::Limit { .. }) => {
                 "leave --chat out to send the prompt as it is, or get the template again from the model's source"
@@ -152,5 +165,24 @@ impl PromptError {
             PromptError::TooLong { tokens, context, .. } => PromptError::TooLong { tokens, context, most: built_for },
             other => other,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_files_and_files_that_may_not_be_read_get_different_hints() {
+        let hints = |kind: io::ErrorKind| {
+            let files = EngineError::Files { problems: vec![], unreadable: Some(kind) };
+            let source = io::Error::from(kind).into();
+            let tokenizer = TokenizerError::Load { path: "no/such/file".into(), source };
+            let template = TemplateError::Read { path: "no/such/file".into(), source: kind.into() };
+            let errors = [GenerateError::from(files), tokenizer.into(), template.into()];
+            errors.map(|error| error.hint().unwrap_or_default())
+        };
+        assert_eq!(hints(io::ErrorKind::NotFound), [MOVED; 3]);
+        assert_eq!(hints(io::ErrorKind::PermissionDenied), [UNREADABLE; 3]);
     }
 }

@@ -80,7 +80,9 @@ impl PlanFileError {
             PlanFileError::IsModel { .. } => Some("make a plan first: hpp-split MODEL --vram 24G --out DIR".to_owned()),
             PlanFileError::Missing { path } => Some(hpp_io::hub_hint(path).unwrap_or_else(|| GIVE_PLAN.to_owned())),
             PlanFileError::NotAPlan { .. } => Some(GIVE_PLAN.to_owned()),
-            PlanFileError::Read { .. } => None,
+            PlanFileError::Read { source, .. } => {
+                (source.kind() == io::ErrorKind::PermissionDenied).then(|| crate::error::UNREADABLE.to_owned())
+            }
             PlanFileError::Parse { source, .. } => source.hint().map(str::to_owned),
         }
     }

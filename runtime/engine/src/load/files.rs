@@ -48,11 +48,12 @@ fn check_knowing(
         forget: plan.devices.iter().any(|device| device.window.is_some()),
         known,
         has_news: false,
+        unreadable: None,
         watch: FileWatch::default(),
     };
     let problems: Vec<String> = plan.files.iter().filter_map(|record| checking.problem(record)).collect();
     if !problems.is_empty() {
-        return Err(EngineError::Files { problems });
+        return Err(EngineError::Files { problems, unreadable: checking.unreadable });
     }
     tracing::info!(files = plan.files.len(), hash_all = always || verify == Verify::Full, "files of the plan verified");
     if checking.has_news {
@@ -73,6 +74,8 @@ struct Checking<'a> {
     known: Verified,
     /// `known` differs from the record on disk.
     has_news: bool,
+    /// Why the first file that cannot be read cannot.
+    unreadable: Option<io::ErrorKind>,
     watch: FileWatch,
 }
 
@@ -83,7 +86,10 @@ impl Checking<'_> {
             Ok(None) => return None,
             Err(error) if !is_read(record.role) && error.kind() == io::ErrorKind::NotFound => return None,
             Ok(Some(differs)) => differs,
-            Err(error) => format!("cannot be read: {error}"),
+            Err(error) => {
+                self.unreadable.get_or_insert(error.kind());
+                format!("cannot be read: {error}")
+            }
         };
         Some(format!("{}: {differs}", path.display()))
     }
