@@ -117,7 +117,7 @@ impl KeptDirectory<'_> {
         let finish = || seal(&partial, files, &dir).and_then(|()| fs::rename(&partial, &dir));
         let made = make(&partial).and_then(|()| finish().map_err(&failed));
         if let Err(error) = made {
-            let full = disk_full(&partial, &self.takes);
+            let full = disk_full(&partial, &self.takes).or_else(|| refused_write(&error, &partial, &self.takes));
             drop(fs::remove_dir_all(&partial));
             return Err(full.map_or(error, |cause| BackendError::Runtime { doing: self.doing(), cause }));
         }
@@ -133,6 +133,9 @@ fn with_advice(error: &io::Error) -> String {
             "{error}. The first run writes prepared weights beside the plan: run the plan once as a user who may write there, or \
              make the plan elsewhere (hpp-split --out)"
         ),
+        io::ErrorKind::FileTooLarge => {
+            format!("{error}. There is a limit on the size of files: raise it (`ulimit -f`)")
+        }
         _ => error.to_string(),
     }
 }
@@ -144,8 +147,21 @@ fn disk_full(partial: &Path, takes: &str) -> Option<String> {
     if !kinds.contains(&error.kind()) {
         return None;
     }
+    Some(make_room(&error.to_string(), partial, takes))
+}
+
+/// A message if ONNX Runtime could not write a file and the disk has room for a short one: the file was longer than the rest of the disk, or
+/// than a limit allows.
+fn refused_write(error: &BackendError, partial: &Path, takes: &str) -> Option<String> {
+    let BackendError::Runtime { cause, .. } = error else { return None };
+    let why = || format!("{} (there is no room, or a limit on the size of files)", cause.trim_end());
+    cause.contains("Failed to write").then(|| make_room(&why(), partial, takes))
+}
+
+/// Why something could not be written, and what to do.
+fn make_room(why: &str, partial: &Path, takes: &str) -> String {
     let free = free_space(partial).map_or(String::new(), |free| format!("; {} are free there", ByteSize(free).human()));
-    Some(format!("{error}{free}. {takes}: make room, or put the plan on another disk (hpp-split --out)"))
+    format!("{why}{free}. {takes}: make room (or raise `ulimit -f`), or put the plan on another disk (hpp-split --out)")
 }
 
 /// Free bytes of the file system of a directory.
@@ -395,6 +411,20 @@ mod tests {
         // A directory without a seal is incomplete.
         fs::remove_file(found.join(SEAL)).unwrap();
         find_or_make(&prepared, "cpu_0", "x", 1000, stopped).unwrap_err();
+    }
+
+    #[test]
+    fn a_write_that_the_library_could_not_do_is_an_error_with_advice() {
+        let dir = tempfile::tempdir().unwrap();
+        let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
+        let refused = |_: &Path| {
+            let cause = "Failed to write pre-packed blobs to external file".to_owned();
+            Err(BackendError::Runtime { doing: "load cpu_0.onnx".to_owned(), cause })
+        };
+        let error = find_or_make(&prepared, "cpu_0", "x", 1000, refused).unwrap_err().to_string();
+        for words in ["prepare the weights of cpu_0", "pre-packed", "are free there", "make room", "`ulimit -f`"] {
+            assert!(error.contains(words), "{words:?} is not in: {error}");
+        }
     }
 
     #[test]
