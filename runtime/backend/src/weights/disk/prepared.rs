@@ -61,7 +61,7 @@ pub(crate) fn find_or_make(
     limit: u64,
     make: impl FnOnce(&Path) -> Result<(), BackendError>,
 ) -> Result<PathBuf, BackendError> {
-    let takes = "Prepared weights take one to two times the space of 4-bit and fp32 weights, and six times that of 16-bit weights";
+    let takes = "Prepared weights take up to two and a half times the space of 4-bit weights, and six times that of 16-bit weights";
     let made_for = format!("{made_for}\n{limit}");
     let wanted = KeptDirectory { prepared, partition, made_for, files: &FILES, takes: takes.to_owned() };
     let finish = |partial: &Path| {
@@ -422,7 +422,8 @@ mod tests {
             Err(BackendError::Runtime { doing: "load cpu_0.onnx".to_owned(), cause })
         };
         let error = find_or_make(&prepared, "cpu_0", "x", 1000, refused).unwrap_err().to_string();
-        for words in ["prepare the weights of cpu_0", "pre-packed", "are free there", "make room", "`ulimit -f`"] {
+        let advice = ["are free there", "up to two and a half times the space of 4-bit", "make room", "`ulimit -f`"];
+        for words in ["prepare the weights of cpu_0", "pre-packed"].iter().chain(&advice) {
             assert!(error.contains(words), "{words:?} is not in: {error}");
         }
     }
