@@ -11,6 +11,10 @@ use std::path::Path;
 
 /// Size limit of a profile or machine file, bytes; equal to the limit in `hpp-schema`.
 const MAX_BYTES: u64 = 64 << 20;
+/// Hint for a file that is no profile, or a damaged one.
+const GIVE_PROFILE: &str = "give the file that hpp-profile wrote, or measure again: hpp-profile MODEL --out FILE";
+/// Hint for what is no machine.
+const GIVE_MACHINE: &str = "give the name of a preset, or a YAML file like those in fixtures/machines";
 
 /// The source of costs, and a run that corrects them.
 #[derive(Clone, Debug)]
@@ -34,11 +38,11 @@ impl Costs {
     /// Reads the files that the settings name; adds what is wrong with them to `errors`.
     pub fn read(args: &PlanningArgs, errors: &mut InputErrors) -> Costs {
         let read = match (&args.profile, &args.machine) {
-            (Some(path), _) => read_text(path)
-                .and_then(|text| Profile::from_yaml(&text).map_err(|error| parse_errors(path, &error)))
+            (Some(path), _) => read_text(path, GIVE_PROFILE)
+                .and_then(|text| Profile::from_yaml(&text).map_err(|error| parse_errors(path, &error, GIVE_PROFILE)))
                 .map(|profile| CostBasis::Profile(Box::new(profile), file_name(path))),
             (None, Some(path)) => machine(path)
-                .and_then(|text| Machine::from_yaml(&text).map_err(|error| parse_errors(path, &error)))
+                .and_then(|text| Machine::from_yaml(&text).map_err(|error| parse_errors(path, &error, GIVE_MACHINE)))
                 .map(|machine| CostBasis::Machine(Box::new(machine))),
             (None, None) => Ok(CostBasis::Assumed),
         };
@@ -151,27 +155,24 @@ fn machine(path: &Path) -> Result<String, Vec<InputError>> {
     let names_a_file = path.components().count() > 1 || path.extension().is_some();
     match preset.and_then(presets::find) {
         Some(preset) => Ok(preset.to_owned()),
-        None if path.exists() || names_a_file => read_text(path),
+        None if path.exists() || names_a_file => read_text(path, GIVE_MACHINE),
         None => {
             let message = format!("there is no machine {:?}; the presets are {}", path.display(), presets::names());
-            Err(vec![InputError::new(
-                message,
-                "give the name of a preset, or a YAML file like those in fixtures/machines",
-            )])
+            Err(vec![InputError::new(message, GIVE_MACHINE)])
         }
     }
 }
 
-fn read_text(path: &Path) -> Result<String, Vec<InputError>> {
+fn read_text(path: &Path, hint: &'static str) -> Result<String, Vec<InputError>> {
     let text = hpp_io::read_text(path, MAX_BYTES);
-    text.map_err(|why| vec![InputError { message: format!("cannot read {}: {why}", path.display()), hint: None }])
+    text.map_err(|why| vec![InputError::new(format!("cannot read {}: {why}", path.display()), hint)])
 }
 
-fn parse_errors(path: &Path, error: &DocumentError) -> Vec<InputError> {
+fn parse_errors(path: &Path, error: &DocumentError, hint: &'static str) -> Vec<InputError> {
     let file = path.display();
     match error.findings() {
-        [] => vec![InputError { message: format!("{file}: {error}"), hint: None }],
-        findings => findings.iter().map(|finding| InputError::in_file(&file.to_string(), finding)).collect(),
+        [] => vec![InputError::new(format!("{file}: {error}"), hint)],
+        findings => findings.iter().map(|finding| InputError::new(format!("{file}: {finding}"), hint)).collect(),
     }
 }
 

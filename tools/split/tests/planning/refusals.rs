@@ -166,12 +166,15 @@ fn unreadable_and_foreign_files_are_refused() {
         path.to_str().unwrap().to_owned()
     };
     let (empty, binary, plan) = (file("empty", b""), file("binary", &[0xff, 0xfe, 0]), file("plan", b"hpp_plan: 2\n"));
-    for option in ["--machine", "--profile"] {
-        run(&[option, "no/such/file"]).refusal(&["no/such/file"]);
-        run(&[option, &empty]).refusal(&["empty", "has no line"]);
-        run(&[option, &binary]).refusal(&["not valid UTF-8"]);
-        run(&[option, &plan]).refusal(&["has no line"]);
-        run(&[option, dir.path().to_str().unwrap()]).refusal(&["cannot read"]);
+    let cut_short = file("cut_short", b"hpp_profile: 1\nmodel: {\n");
+    run(&["--profile", &cut_short])
+        .refusal(&["cut_short", "hint: give the file that hpp-profile wrote, or measure again"]);
+    for (option, hint) in [("--machine", "hint: give the name of a preset"), ("--profile", "hint: give the file")] {
+        run(&[option, "no/such/file"]).refusal(&["no/such/file", hint]);
+        run(&[option, &empty]).refusal(&["empty", "has no line", hint]);
+        run(&[option, &binary]).refusal(&["not valid UTF-8", hint]);
+        run(&[option, &plan]).refusal(&["has no line", hint]);
+        run(&[option, dir.path().to_str().unwrap()]).refusal(&["cannot read", hint]);
     }
     assert!(!std::path::Path::new("never-written").exists());
 }
