@@ -4,6 +4,7 @@ use crate::begin::{add_entries, begin, clear_failures, profiled_model};
 use crate::child::{Launcher, Prober, RequestError};
 use crate::cli::{Cli, Command};
 use crate::corpus::Corpus;
+use crate::derive::{PHASES, phase_costs};
 use crate::effort::{Effort, last_level_cache};
 use crate::error::ProfileError;
 use crate::estimate::RooflineEstimator;
@@ -21,7 +22,7 @@ use crate::targets::{BlockFacts, RunBytes, facts, targets};
 use hpp_io::CpuMonitor;
 use hpp_model::{Analysis, LogitsMode, ThisHost, analyse, model_hash};
 use hpp_onnx::WorkDir;
-use hpp_schema::{Host, Profile, Provider};
+use hpp_schema::{Host, Profile, Provider, ProviderCosts};
 use std::path::Path;
 
 /// Runs the command.
@@ -82,7 +83,8 @@ fn measure(cli: &Cli, model: &Path) -> Result<(), ProfileError> {
         hpp_io::line_to_stderr(&store.after_an_interrupt());
     }
     measured?;
-    finish(cli, &measure)
+    finish(cli, &measure)?;
+    refuse_unmeasured(&measure.profile)
 }
 
 /// Runs every stage in order.
@@ -125,6 +127,25 @@ fn finish(cli: &Cli, measure: &ProfilingRun) -> Result<(), ProfileError> {
         }
     }
     Ok(shown?)
+}
+
+/// Refuses a profile in which no block has a time: nothing can be planned with it.
+fn refuse_unmeasured(profile: &Profile) -> Result<(), ProfileError> {
+    let is_timed = |costs: &ProviderCosts| {
+        PHASES.iter().any(|phase| phase_costs(costs, *phase).points.iter().any(|point| point.single.is_some()))
+    };
+    let mut entries = profile.classes.iter().flat_map(|entry| &entry.providers);
+    if profile.classes.is_empty() || entries.any(is_timed) {
+        return Ok(());
+    }
+    let hint = match profile.settings.providers.contains(&Provider::CPU) {
+        true => "the profile says why each measurement failed; --resume --retry-failures tries them again",
+        false => {
+            "`cpu` in --providers, or leaving the option out, measures this machine's CPU (with --force: the profile is there already); \
+             `hpp-exec devices` says why a provider has no device"
+        }
+    };
+    Err(ProfileError::setting("nothing usable was measured: every measurement of a block failed", hint))
 }
 
 /// Reads the profile to resume. Refuses to overwrite an existing file without `--force`.
@@ -305,5 +326,26 @@ fn no_child(trouble: RequestError) -> ProfileError {
         RequestError::Refused(why) | RequestError::Lost(why) => {
             ProfileError::setting(why, "`hpp-exec devices` says what is there")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+    use hpp_partition::Phase;
+
+    #[test]
+    fn a_profile_without_the_time_of_any_block_is_refused() {
+        let analysis = sample::analysis("genai/llama3-fp32-cpu");
+        let hint = |profile: &Profile| match refuse_unmeasured(profile) {
+            Err(ProfileError::Setting { hint, .. }) => hint,
+            other => panic!("{other:?}"),
+        };
+        let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CUDA]));
+        assert!(hint(&profile).contains("`cpu` in --providers"));
+        assert!(hint(&sample::profile(&analysis, sample::settings(&[Provider::CPU]))).contains("--retry-failures"));
+        sample::time(&mut profile, "head", Provider::CUDA, (Phase::Decode, 100), (1.0, None));
+        assert!(refuse_unmeasured(&profile).is_ok());
     }
 }
