@@ -271,6 +271,19 @@ fn without_a_tokenizer_tokens_go_in_and_out() {
     plan.run(&["--tokens", "1", "--stop", "x"]).fails(1, &["--stop needs a tokenizer"]);
 }
 
+#[test]
+fn end_tokens_that_the_model_cannot_choose_are_a_warning() {
+    let mut plan = PlanDir::new(LLAMA, 64);
+    let vocabulary = plan.plan.model.vocabulary().unwrap();
+    let warning = format!("no end token of the plan (999999, 999998) is in the vocabulary of {vocabulary} tokens");
+    for (ends, is_warned) in [(vec![999_999, 999_998], true), (vec![999_999, 2], false), (vec![], false)] {
+        plan.plan.generation.as_mut().unwrap().eos_token_ids = ends;
+        plan.save();
+        let stderr = plan.run(&["--tokens", "1,2,3", "--max-new", "2"]).ok().stderr;
+        assert_eq!(stderr.contains(&warning), is_warned, "{stderr}");
+    }
+}
+
 /// Only text needs it.
 #[test]
 fn a_missing_tokenizer_is_a_warning_for_a_prompt_of_tokens() {

@@ -94,10 +94,29 @@ fn load_engine(
     if interrupt.is_requested() {
         return Err(EngineError::Cancelled.into());
     }
+    if let Some(warning) = endless_answers(plan) {
+        console.warn(&warning);
+    }
     if engine.recomputes() {
         console.warn("this model keeps no state: every token computes the whole text again");
     }
     Ok(engine)
+}
+
+/// A warning if the model can choose none of the tokens that end an answer. Some of several are no mistake: tokenizers have added tokens
+/// beyond the vocabulary.
+fn endless_answers(plan: &Plan) -> Option<String> {
+    let ends = &plan.generation.as_ref()?.eos_token_ids;
+    let vocabulary = plan.model.vocabulary()?;
+    if ends.is_empty() || ends.iter().any(|id| u64::from(*id) < vocabulary) {
+        return None;
+    }
+    let ids: Vec<String> = ends.iter().map(u32::to_string).collect();
+    Some(format!(
+        "answers end only where a limit ends them: no end token of the plan ({}) is in the vocabulary of {vocabulary} tokens; correct \
+         generation.eos_token_ids in plan.yaml, or make the plan again with hpp-split",
+        ids.join(", ")
+    ))
 }
 
 /// Warns if this machine has less free memory than a plan needs. `here`: the plan as it runs on this machine.
