@@ -52,7 +52,7 @@ pub trait WeightPager {
     fn wants_warm_up(&self) -> bool {
         false
     }
-    /// After a warm-up run, of whichever partition wanted it: records which pages it touched, and drops them.
+    /// After a run: if the weights are still mapped from their files, as during warm-up, records which pages it touched, and drops them.
     fn sample_resident(&mut self) {}
     /// For streamed weights: reads and locks up to `locked` bytes of them and drops the others. Until then the system loads pages
     /// as runs touch them. Returns a warning for the user, if there is one. Called again, between two runs and with no chunk in memory, it

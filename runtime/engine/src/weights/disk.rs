@@ -329,12 +329,8 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
     }
 
     fn release(&mut self, _: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
-        // During warm-up the weights of all stages are mapped from their files.
-        let warms_up = self.wants_warm_up();
         let pager = self.pager(stage);
-        if warms_up {
-            pager.sample_resident();
-        }
+        pager.sample_resident();
         pager.release();
         self.prefetcher.release(stage);
         self.issue_ahead()

@@ -220,7 +220,7 @@ impl SessionWeights {
         matches!(self, SessionWeights::Pending(pending) if pending.probe.is_wanted())
     }
 
-    /// After a warm-up run: records which pages it touched, and drops them.
+    /// After a run: if the weights are still mapped from their files, as during warm-up, records which pages it touched, and drops them.
     pub fn sample_resident(&mut self) {
         if let SessionWeights::Pending(pending) = self {
             pending.probe.sample();
