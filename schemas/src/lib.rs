@@ -2,6 +2,7 @@
 //!
 //! Types, parsing, checks and JSON Schemas. This crate opens no files, sessions or devices.
 
+mod activations;
 mod check;
 pub mod compression;
 mod dim;
@@ -26,6 +27,7 @@ mod timeline;
 mod unsplit;
 mod words;
 
+pub use activations::Activations;
 pub use check::{Finding, Severity, names_a_file};
 pub use dim::{Dim, DimError, Shape, Symbols};
 pub use document::DocumentError;

@@ -10,7 +10,7 @@ mod costs;
 pub use costs::*;
 
 use crate::document::{self, DocumentError, DocumentFormat};
-use crate::{ByteSize, DiskContention, Finding, Machine, Provider, ProviderOptions, Statistics};
+use crate::{Activations, ByteSize, DiskContention, Finding, Machine, Provider, ProviderOptions, Statistics};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -144,6 +144,9 @@ pub struct ProfileSettings {
     pub quick: bool,
     /// Whether every block was measured instead of one per class.
     pub all_blocks: bool,
+    /// The activations that 4- and 8-bit weights multiply: `--activations`.
+    #[serde(default, skip_serializing_if = "Activations::are_exported")]
+    pub activations: Activations,
     /// Tokens generated after each prompt of the corpus.
     pub decode_tokens: u64,
 }

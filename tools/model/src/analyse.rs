@@ -1,5 +1,6 @@
 //! Reads a model and determines its graph, blocks, states, roles of inputs and outputs, and configuration.
 
+use crate::activations::round_to_8_bits;
 use crate::config::ModelConfig;
 use crate::context_limit::{ContextLimit, context_limit, tables_change_after};
 use crate::costs::Scenario;
@@ -14,7 +15,9 @@ use hpp_onnx::{
     BranchChoice, Candidates, HeadReason, Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile,
     compute_selected_experts, product_inputs, quantize,
 };
-use hpp_schema::{Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate};
+use hpp_schema::{
+    Activations, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate,
+};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
@@ -63,6 +66,8 @@ pub struct Analysis {
     pub tables_change_after: Option<u64>,
     /// The weights that will be quantized when a plan is written; `None` without quantization.
     pub quantized: Option<QuantizedWeights>,
+    /// How many operators take activations of 8 bits because that was asked for; `None` with activations as exported.
+    pub integer_operators: Option<usize>,
     /// What the file of each block would hold, once asked for: planning asks for several lengths of passes.
     pub(crate) block_files: BlockFiles,
 }
@@ -94,19 +99,42 @@ pub enum ExpertComputation {
     Selected,
 }
 
-/// Reads and analyses a model, with experts as exported. `context` is the context length to plan for, tokens.
-pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<Analysis, ModelError> {
-    analyse_quantized(path, context, logits, None, ExpertComputation::AsExported)
+/// How a model is analysed, and what of it is computed otherwise than exported.
+#[derive(Clone, Copy, Debug)]
+pub struct AnalysisOptions<'a> {
+    /// The context length to plan for, tokens; `None` for the model's, or 8192 if that is less.
+    pub context: Option<u64>,
+    /// Positions with logits.
+    pub logits: LogitsMode,
+    /// How weights are quantized; `None` for weights as exported.
+    pub quantize: Option<&'a QuantizeOptions>,
+    /// Which experts compute a pass.
+    pub experts: ExpertComputation,
+    /// What 4- and 8-bit weights multiply.
+    pub activations: Activations,
 }
 
-/// Same as [`analyse`], of the model with quantized weights if there are options.
-pub fn analyse_quantized(
-    path: &Path,
-    context: Option<u64>,
-    logits: LogitsMode,
-    options: Option<&QuantizeOptions>,
-    experts: ExpertComputation,
-) -> Result<Analysis, ModelError> {
+impl AnalysisOptions<'_> {
+    /// The model as exported, but for its logits.
+    pub fn as_exported(context: Option<u64>, logits: LogitsMode) -> Self {
+        AnalysisOptions {
+            context,
+            logits,
+            quantize: None,
+            experts: ExpertComputation::AsExported,
+            activations: Activations::Exported,
+        }
+    }
+}
+
+/// Reads and analyses a model, with experts as exported. `context` is the context length to plan for, tokens.
+pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<Analysis, ModelError> {
+    analyse_with(path, AnalysisOptions::as_exported(context, logits))
+}
+
+/// Same as [`analyse`], as the options say.
+pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysis, ModelError> {
+    let AnalysisOptions { context, logits, quantize: quantization, experts, activations } = options;
     let started = Instant::now();
     let mut model = Model::open(path).map_err(|e| ModelError::Read(Box::new(e)))?;
     info!(
@@ -122,12 +150,13 @@ pub fn analyse_quantized(
     notes.extend(chosen_file_note(path, model.path()));
     let (mut graph, mut segmentation) = infer_and_segment(&model)?;
     expert_layout::state(&mut model, &mut graph, &config);
+    let integer_operators = (activations == Activations::Int8).then(|| round_to_8_bits(&mut model, &mut graph));
     let limit = context_limit(&graph, &segmentation.states);
     let change = tables_change_after(&graph);
     let planned = planned_context(context, config.context_length, limit.as_ref(), change)?;
     let positions = rotary_caches::shorten(&mut model, &mut graph, planned.unwrap_or(DEFAULT_CONTEXT));
     let mut quantized = None;
-    if let Some(options) = options {
+    if let Some(options) = quantization {
         let done = quantize(&model, &graph, &quantize_roles(&graph, &segmentation), options)?;
         let Quantized { model: rewritten, contents, summary } = done;
         model = rewritten;
@@ -169,6 +198,7 @@ pub fn analyse_quantized(
     analysis.tables_change_after = change;
     analysis.notes.extend(change_note(change, analysis.context, analysis.config.context_length));
     analysis.quantized = quantized;
+    analysis.integer_operators = integer_operators;
     let blocks = &analysis.segmentation.blocks;
     info!(
         kind = ?analysis.kind,
@@ -368,6 +398,7 @@ fn describe(
         tables_change_after: None,
         notes,
         quantized: None,
+        integer_operators: None,
         block_files: BlockFiles::default(),
     }
 }
@@ -530,7 +561,9 @@ mod tests {
         let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes };
         let (head, embedding) = (Choice::None, Choice::None);
         let options = QuantizeOptions { format, budget: None, formats: None, head, embedding, moments: None };
-        let read = |experts| analyse_quantized(path, None, LogitsMode::Requested, Some(&options), experts).unwrap();
+        let of_exported = AnalysisOptions::as_exported(None, LogitsMode::Requested);
+        let read =
+            |experts| analyse_with(path, AnalysisOptions { quantize: Some(&options), experts, ..of_exported }).unwrap();
         let [exported, selected] = [ExpertComputation::AsExported, ExpertComputation::Selected].map(read);
         let branches = |analysis: &Analysis| analysis.graph.nodes.iter().filter(|node| node.op_type == "If").count();
         assert_eq!((branches(&exported), branches(&selected)), (0, 16));

@@ -3,6 +3,7 @@
 //!
 //! This crate makes no placement decisions and writes no files.
 
+mod activations;
 mod analyse;
 mod assemble;
 mod config;
@@ -27,8 +28,8 @@ mod symbols;
 mod task;
 
 pub use analyse::{
-    Analysis, DEFAULT_CHUNK, ExpertComputation, LOGIT_POSITIONS, LogitsMode, QuantizedWeights, analyse,
-    analyse_quantized, quantization_candidates, quantization_inputs,
+    Analysis, AnalysisOptions, DEFAULT_CHUNK, ExpertComputation, LOGIT_POSITIONS, LogitsMode, QuantizedWeights,
+    analyse, analyse_with, quantization_candidates, quantization_inputs,
 };
 pub use assemble::{Decision, DiskStreaming, PartitionSpec, assemble};
 pub use config::{CONFIG_FILES, ConfigError, ModelConfig};

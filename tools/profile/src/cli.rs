@@ -54,6 +54,9 @@ pub struct Cli {
     /// Measure every block instead of one block of each class of equal blocks.
     #[arg(long)]
     pub all_blocks: bool,
+    /// Measure for plans with `hpp-split --int8-activations`: round the activations that 4- and 8-bit weights multiply to 8 bits.
+    #[arg(long)]
+    pub int8_activations: bool,
     /// Also measure the entropy of each layer's attention (needs --prompts, and a model with attention scores in its graph).
     #[arg(long, requires = "prompts")]
     pub attention_entropy: bool,

@@ -20,9 +20,9 @@ use crate::table::summary;
 use crate::taps::{self, Wanted};
 use crate::targets::{BlockFacts, RunBytes, facts, targets};
 use hpp_io::CpuMonitor;
-use hpp_model::{Analysis, LogitsMode, ThisHost, analyse, model_hash};
+use hpp_model::{Analysis, AnalysisOptions, LogitsMode, ThisHost, analyse_with, model_hash};
 use hpp_onnx::WorkDir;
-use hpp_schema::{Host, Profile, Provider, ProviderCosts};
+use hpp_schema::{Activations, Host, Profile, Provider, ProviderCosts};
 use std::path::Path;
 
 /// Runs the command.
@@ -41,7 +41,9 @@ fn measure(cli: &Cli, model: &Path) -> Result<(), ProfileError> {
     let store = Store::new(&cli.out);
     let before = previous_profile(cli, &store)?;
     let reply_timeout = settings::reply_timeout(cli)?;
-    let analysis = analyse(model, None, LogitsMode::Requested)?;
+    let activations = Activations::int8_if(cli.int8_activations);
+    let exported = AnalysisOptions::as_exported(None, LogitsMode::Requested);
+    let analysis = analyse_with(model, AnalysisOptions { activations, ..exported })?;
     let corpus = corpus(cli, &analysis)?;
     let corpus = corpus.as_ref().map(|(corpus, hash)| CorpusRun {
         corpus,

@@ -43,6 +43,7 @@ pub fn settings(providers: &[Provider]) -> ProfileSettings {
         prefill_tokens: vec![10],
         quick: true,
         all_blocks: false,
+        activations: Default::default(),
         decode_tokens: 4,
     }
 }

@@ -3,7 +3,7 @@
 use crate::cli::Cli;
 use crate::error::ProfileError;
 use hpp_model::{Analysis, Scenario};
-use hpp_schema::{Host, InputRole, ModelKind, Profile, ProfileSettings, Provider, provider_options};
+use hpp_schema::{Activations, Host, InputRole, ModelKind, Profile, ProfileSettings, Provider, provider_options};
 use std::time::Duration;
 
 /// Default token counts; those beyond the model's context are left out.
@@ -72,6 +72,7 @@ pub fn settle(cli: &Cli, limits: ModelLimits, host: &Host) -> Result<Settled, Pr
         prefill_tokens,
         quick: cli.quick,
         all_blocks: cli.all_blocks,
+        activations: Activations::int8_if(cli.int8_activations),
         decode_tokens: cli.decode_tokens.unwrap_or(if cli.quick { 8 } else { 32 }),
     };
     Ok(Settled { settings, notes })
@@ -92,6 +93,10 @@ pub fn settle_again(
     }
     if cli.all_blocks && !settings.all_blocks {
         differences.push("it was begun without --all-blocks".to_owned());
+    }
+    if settings.activations != Activations::int8_if(cli.int8_activations) {
+        let how = if cli.int8_activations { "without" } else { "with" };
+        differences.push(format!("it was begun {how} --int8-activations"));
     }
     if let Some(asked) = cli.decode_tokens.filter(|asked| *asked != settings.decode_tokens) {
         differences.push(format!("it was begun with --decode-tokens {}, not {asked}", settings.decode_tokens));

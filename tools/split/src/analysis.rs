@@ -2,8 +2,9 @@
 
 use crate::cli::SplitArgs;
 use crate::error::SplitError;
-use hpp_model::{Analysis, ExpertComputation, analyse_quantized};
+use hpp_model::{Analysis, AnalysisOptions, ExpertComputation, analyse_with};
 use hpp_onnx::QuantizeOptions;
+use hpp_schema::Activations;
 use std::path::Path;
 
 /// Analyses a model as the settings say: quantized with these options, which its name then says, with experts apart.
@@ -14,7 +15,8 @@ pub fn analyse(
     quantize: Option<&QuantizeOptions>,
     experts: ExpertComputation,
 ) -> Result<Analysis, SplitError> {
-    let mut analysis = analyse_quantized(path, context, args.logits_mode(), quantize, experts)?;
+    let (logits, activations) = (args.logits_mode(), Activations::int8_if(args.int8_activations));
+    let mut analysis = analyse_with(path, AnalysisOptions { context, logits, quantize, experts, activations })?;
     if let Some(bits) = args.quantize.quantize.filter(|_| quantize.is_some()) {
         analysis.name = format!("{}-{}", analysis.name, bits.name());
     }

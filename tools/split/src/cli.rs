@@ -101,6 +101,12 @@ pub struct SplitArgs {
     #[command(flatten)]
     pub quantize: QuantizeArgs,
 
+    /// Round the activations that 4- and 8-bit weights multiply on the CPU to 8 bits, block by block, also where the model does not
+    /// state that (`accuracy_level` 4): GenAI's builder states it for matrices and not for experts. Faster, with other logits;
+    /// `hpp-exec verify PLAN --kl FILE --against MODEL` measures the difference.
+    #[arg(long)]
+    pub int8_activations: bool,
+
     /// Directory to write; must not hold a plan yet [default: MODEL's name with `.hpp`, in the current directory].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

@@ -6,7 +6,7 @@ use crate::input_errors::{InputError, InputErrors};
 use crate::measured_run::MeasuredRun;
 use crate::presets;
 use hpp_model::{Analysis, CostSource, Scenario, ThisHost, model_hash, unreliable_times};
-use hpp_schema::{DocumentError, Machine, Profile};
+use hpp_schema::{Activations, DocumentError, Machine, Profile};
 use std::path::Path;
 
 /// Size limit of a profile or machine file, bytes; equal to the limit in `hpp-schema`.
@@ -124,6 +124,17 @@ impl Costs {
             ),
             Err(error) => errors.0.push(InputError { message: format!("{error}: {}", error.source), hint: None }),
         }
+        let activations = Activations::int8_if(analysis.integer_operators.is_some());
+        errors.require(
+            profile.settings.activations == activations,
+            match activations {
+                Activations::Exported => {
+                    format!("{file} was measured with --int8-activations, and this plan is made without")
+                }
+                Activations::Int8 => format!("{file} was measured without --int8-activations"),
+            },
+            "give --int8-activations to hpp-profile and hpp-split, or to neither",
+        );
         let differences = ThisHost::read().differences(&profile.host);
         errors.require(
             differences.is_empty() || allow_other_machine,

@@ -6,7 +6,7 @@ use crate::print::print_json;
 use crate::table::{blocks as blocks_of, table};
 use hpp_graph::{ExpertCounts, Fold, ValueId};
 use hpp_io::print_line;
-use hpp_model::{Analysis, ExpertComputation, LogitsMode, PlannedState, analyse_quantized, model_hash};
+use hpp_model::{Analysis, AnalysisOptions, ExpertComputation, LogitsMode, PlannedState, analyse_with, model_hash};
 use hpp_schema::{ByteSize, Shape, StateUpdate};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,7 +100,8 @@ struct StateInfo {
 
 /// Prints the inspection as text or JSON, and writes the Graphviz file.
 pub fn run(args: &InspectArgs) -> Result<(), SplitError> {
-    let analysis = analyse_quantized(&args.model, None, LogitsMode::All, None, ExpertComputation::Selected)?;
+    let options = AnalysisOptions::as_exported(None, LogitsMode::All);
+    let analysis = analyse_with(&args.model, AnalysisOptions { experts: ExpertComputation::Selected, ..options })?;
     let inspection = inspect(&analysis)?;
     if let Some(path) = &args.dot {
         let dot = hpp_graph::to_dot(&analysis.graph, &analysis.segmentation, fold(args));

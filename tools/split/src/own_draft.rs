@@ -12,7 +12,7 @@ use crate::partitioning::{Partitioning, place_blocks};
 use crate::quantize;
 use crate::request::{LEAST_CHUNK, Limits, PlanningRequest};
 use hpp_graph::PartitionGraph;
-use hpp_model::{Analysis, ExpertComputation, LogitsMode, analyse_quantized, scales_beside_packed};
+use hpp_model::{Analysis, AnalysisOptions, LogitsMode, analyse_with, scales_beside_packed};
 use hpp_onnx::QuantizeOptions;
 use hpp_partition::{Phase, usage_of_partitions};
 use hpp_schema::{ByteSize, InputRole, ModelKind, Plan, gives_one_position};
@@ -42,13 +42,8 @@ impl OwnDraft {
         options: &QuantizeOptions,
     ) -> Result<Self, SplitError> {
         let path = analysis.model.path();
-        let quantized = analyse_quantized(
-            path,
-            Some(analysis.context),
-            LogitsMode::Requested,
-            Some(options),
-            ExpertComputation::AsExported,
-        );
+        let exported = AnalysisOptions::as_exported(Some(analysis.context), LogitsMode::Requested);
+        let quantized = analyse_with(path, AnalysisOptions { quantize: Some(options), ..exported });
         let quantized = quantized.map_err(|error| SplitError::Draft(Box::new(error)))?;
         Self::of(quantized, args, costs, 1)
     }

@@ -73,7 +73,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let printed = print::result(args, &plan, explanation.as_ref(), &trials);
     if !args.dry_run {
         print::location(&out_dir, &plan);
-        if analysis.quantized.is_some() {
+        if analysis.quantized.is_some() || analysis.integer_operators.is_some_and(|count| count > 0) {
             tell!("{}", quantize::MEASURE);
         }
     }
@@ -174,6 +174,9 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     }
     if let Some(quantized) = &analysis.quantized {
         tell!("{}", quantize::summary(&quantized.summary));
+    }
+    if let Some(count) = analysis.integer_operators.filter(|count| *count > 0) {
+        tell!("activations of {count} operators are rounded to 8 bits");
     }
     let unknown = unknown_providers::notes(&args.planning.providers, costs.profile());
     for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local).chain(&unknown) {

@@ -22,6 +22,11 @@ pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> 
         (planning.compress != CompressArg::Auto && !reads_disk, "--compress", no_reads),
         (planning.experts != ExpertReads::Auto && !has_experts, "--experts", no_experts),
         (planning.experts != ExpertReads::Auto && has_experts && !reads_disk, "--experts", no_reads),
+        (
+            analysis.integer_operators == Some(0),
+            "--int8-activations",
+            "the model has no operator that takes activations of 8 bits and does not already (MatMulNBits and QMoE with 4 or 8 bits in blocks)",
+        ),
         (args.kv != KvHomeArg::Auto && plan.states.is_empty(), "--kv", "the model keeps no states"),
     ];
     let fewer = (plan.partitions.len() < args.partitions).then(|| {

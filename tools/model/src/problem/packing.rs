@@ -11,15 +11,17 @@ use std::collections::BTreeSet;
 const SAMPLED: usize = 8;
 /// Columns that host kernels pack together.
 const COLUMNS: u64 = 16;
+/// Bits of the sum of a block of weights.
+const SUM_BITS: u64 = 32;
 /// Operators that read every element of an unpacked weight in each pass.
 const DENSE_READERS: [&str; 5] = ["MatMul", "Gemm", "FusedMatMul", "Conv", "Transpose"];
 
 /// Packing of this model's weights, averaged over the model.
 ///
-/// - A product of 4- or 8-bit weights that computes in integers (`accuracy_level` 4) stores a float32 sum for each
-///   block of weights: `N * ceil(K / block_size) * 4` bytes (`MlasQNBitGemmPackQuantBData` in ONNX Runtime). Without
-///   zero points the sums are derived from the scales and need no reads; the scales need as many bytes as they have, or
-///   half if they look like widened 16-bit numbers.
+/// - A product of 4- or 8-bit weights that computes in integers (`accuracy_level` 4; experts of 8 bits always) stores a float32 sum for
+///   each block of weights, that is, for each scale: `N * ceil(K / block_size) * 4` bytes (`MlasQNBitGemmPackQuantBData` in ONNX
+///   Runtime). Without zero points the sums of a `MatMulNBits` are derived from the scales and need no reads; the scales need as many
+///   bytes as they have, or half if they look like widened 16-bit numbers.
 /// - Host kernels compute 16-bit floating-point weights in 32 bits: the packed bytes are derived from half as many, or fewer with coded
 ///   exponents.
 /// - Float32 matrices are derived from the bytes that samples say they take, in 16-bit words or with coded exponents. Tables of which a
@@ -52,8 +54,8 @@ pub fn session_copies(graph: &Graph) -> u64 {
     copies.fold(0, u64::saturating_add)
 }
 
-/// Bytes of scales that stay in memory beside their packed copy where weights are neither streamed nor locked: `MatMulNBits` that computes
-/// in integers packs its scales with its weights (`MlasQNBitGemmPackQuantBData`), and ONNX Runtime frees only the weights it has packed.
+/// Bytes of scales that stay in memory beside their packed copy where weights are neither streamed nor locked: what computes in integers
+/// packs its scales with its weights (`MlasQNBitGemmPackQuantBData`), and ONNX Runtime frees only the weights it has packed.
 pub fn scales_beside_packed(graph: &Graph) -> u64 {
     let ids: Vec<ValueId> = scales(graph, |_| true).into_iter().collect();
     bytes(graph, &ids)
@@ -148,38 +150,45 @@ fn is_matrix(graph: &Graph, id: ValueId) -> bool {
 
 /// Scales of integer products.
 fn scales(graph: &Graph, selects: impl Fn(&Node) -> bool) -> BTreeSet<ValueId> {
-    let nodes = graph.nodes.iter().filter(|node| is_integer_product(node) && selects(node));
-    nodes.filter_map(|node| *node.inputs.get(2)?).collect()
+    graph.nodes.iter().filter(|node| selects(node)).flat_map(scales_of).collect()
 }
 
-/// Bytes of the block sums of integer products.
+/// Bytes of the block sums of integer products: a float32 for each scale.
 fn sums(graph: &Graph, selects: impl Fn(&Node) -> bool) -> u64 {
-    graph.nodes.iter().filter(|node| selects(node)).map(block_sums).fold(0, u64::saturating_add)
+    let scales = graph.nodes.iter().filter(|node| selects(node)).flat_map(scales_of);
+    let sums = scales.filter_map(|id| {
+        let (weight, dtype) = (graph.weight(id)?, graph.value(id).dtype?);
+        weight.bytes.saturating_mul(SUM_BITS).checked_div(dtype.bits()?)
+    });
+    sums.fold(0, u64::saturating_add)
 }
 
 fn size(node: &Node, name: &str) -> Option<u64> {
     node.int(name).and_then(|size| u64::try_from(size).ok())
 }
 
-fn is_integer_product(node: &Node) -> bool {
-    node.op_type == "MatMulNBits" && size(node, "accuracy_level") == Some(4)
+/// The scales that an operator packs with its weights, because it computes in integers; none of other operators.
+fn scales_of(node: &Node) -> impl Iterator<Item = ValueId> + '_ {
+    let is_level_4 = size(node, "accuracy_level") == Some(4);
+    let inputs: &[usize] = match node.op_type.as_str() {
+        "MatMulNBits" if is_level_4 => &[2],
+        // MLAS multiplies no 8-bit weights with floats.
+        "QMoE" if is_in_blocks(node) && (is_level_4 || size(node, "expert_weight_bits") == Some(8)) => &[3, 6],
+        _ => &[],
+    };
+    inputs.iter().filter_map(|at| *node.inputs.get(*at)?)
+}
+
+/// Whether the weights of experts have a scale for each block instead of one for each row.
+fn is_in_blocks(experts: &Node) -> bool {
+    size(experts, "block_size").is_some_and(|size| size > 0)
 }
 
 /// Whether the block sums of an integer product can be derived from its scales in the packed layout.
 fn sums_are_derivable(node: &Node) -> bool {
     let is_symmetric = node.inputs.get(3).is_none_or(Option::is_none);
     let columns = size(node, "N").is_some_and(|n| n % COLUMNS == 0);
-    is_integer_product(node) && is_symmetric && columns && matches!(size(node, "bits"), None | Some(4 | 8))
-}
-
-fn block_sums(node: &Node) -> u64 {
-    let sizes = (size(node, "N"), size(node, "K"), size(node, "block_size").filter(|size| *size > 0));
-    match sizes {
-        (Some(n), Some(k), Some(block)) if is_integer_product(node) => {
-            n.saturating_mul(k.div_ceil(block)).saturating_mul(4)
-        }
-        _ => 0,
-    }
+    node.op_type == "MatMulNBits" && is_symmetric && columns && matches!(size(node, "bits"), None | Some(4 | 8))
 }
 
 #[cfg(test)]
@@ -266,6 +275,33 @@ mod tests {
     }
 
     #[test]
+    fn experts_add_a_sum_for_each_scale_if_they_compute_in_integers() {
+        let Analysis { graph, .. } = read(&fixture("genai/gpt-oss-int4-cpu"));
+        let is_mixture = |node: &Node| node.op_type == "QMoE";
+        assert_eq!(sums(&graph, is_mixture), 0);
+        let scales_in_all = |graph: &Graph| {
+            let nodes = graph.nodes.iter().filter(|node| is_mixture(node));
+            let scales: Vec<ValueId> =
+                nodes.flat_map(|node| [node.inputs[3].unwrap(), node.inputs[6].unwrap()]).collect();
+            bytes(graph, &scales)
+        };
+        for (attribute, value) in [("accuracy_level", 4), ("expert_weight_bits", 8)] {
+            let mut changed = graph.clone();
+            for node in changed.nodes.iter_mut().filter(|node| is_mixture(node)) {
+                node.attributes.insert(attribute.into(), hpp_graph::Attribute::Int(value));
+            }
+            // The scales are float32, as the sums are.
+            assert_eq!(sums(&changed, is_mixture), scales_in_all(&changed), "{attribute}");
+            assert!(scales_beside_packed(&changed) == scales_beside_packed(&graph) + scales_in_all(&changed));
+            // One scale for each row: other kernels.
+            for node in changed.nodes.iter_mut().filter(|node| is_mixture(node)) {
+                node.attributes.remove("block_size");
+            }
+            assert_eq!(sums(&changed, is_mixture), 0, "{attribute}");
+        }
+    }
+
+    #[test]
     fn scales_that_look_like_16_bits_are_read_as_16_bits() {
         let dir = changed("genai/llama3-int4-cpu", bfloat16);
         let wide = packing_of(&fixture("genai/llama3-int4-cpu"));
@@ -279,7 +315,8 @@ mod tests {
     fn sums_of_weights_with_zero_points_are_read() {
         let Analysis { model, mut graph, .. } = read(&fixture("genai/llama3-int4-cpu"));
         let symmetric = packing(&model, &graph, 1000);
-        let products: Vec<usize> = (0..graph.nodes.len()).filter(|at| is_integer_product(&graph.nodes[*at])).collect();
+        let products: Vec<usize> =
+            (0..graph.nodes.len()).filter(|at| scales_of(&graph.nodes[*at]).next().is_some()).collect();
         for at in &products {
             // An omitted input is not a zero point.
             graph.nodes[*at].inputs.resize(4, None);

@@ -84,6 +84,7 @@ fn profile(analysis: &Analysis) -> Profile {
             prefill_tokens: vec![128],
             quick: true,
             all_blocks: false,
+            activations: Default::default(),
             decode_tokens: 1,
         },
         machine: MeasuredMachine {

@@ -17,7 +17,7 @@ use crate::files::{PlanWriter, WriteOptions};
 use crate::local_machine::LocalMachine;
 use crate::output::PLAN_FILE;
 use crate::own_draft::OwnDraft;
-use hpp_model::{Analysis, ExpertComputation, LogitsMode, analyse, analyse_quantized};
+use hpp_model::{Analysis, AnalysisOptions, LogitsMode, analyse, analyse_with};
 use hpp_onnx::{InputMoments, QuantizeOptions, WorkDir};
 use hpp_schema::Plan;
 use hpp_schema::memory::PROCESS;
@@ -111,13 +111,8 @@ impl<'a> Trials<'a> {
     pub fn divergence(&mut self, formats: Option<&Formats>, purpose: Purpose) -> Result<f64, SplitError> {
         let options = QuantizeOptions { budget: None, formats: formats.cloned(), ..self.options.clone() };
         let path = self.analysis.model.path();
-        let quantized = analyse_quantized(
-            path,
-            self.args.context,
-            LogitsMode::Requested,
-            Some(&options),
-            ExpertComputation::AsExported,
-        )?;
+        let exported = AnalysisOptions::as_exported(self.args.context, LogitsMode::Requested);
+        let quantized = analyse_with(path, AnalysisOptions { quantize: Some(&options), ..exported })?;
         let partitions = quantized.segmentation.blocks.len();
         let trial = OwnDraft::of(quantized, self.args, self.costs, partitions)?;
         let reference = self.dir.path().join("reference");

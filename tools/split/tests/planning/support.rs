@@ -116,6 +116,7 @@ pub fn profile(model: &str, cpu_ms: f64, gpu_ms: f64) -> Profile {
             prefill_tokens: vec![64, 512],
             quick: true,
             all_blocks: false,
+            activations: Default::default(),
             decode_tokens: 8,
         },
         machine: MeasuredMachine {

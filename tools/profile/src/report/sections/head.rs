@@ -158,6 +158,10 @@ fn how(profile: &Profile) -> Vec<(String, String)> {
         fact("decode at", format!("{} tokens", tokens(&settings.contexts))),
         fact("prefill of", format!("{} tokens", tokens(&settings.prefill_tokens))),
         fact("blocks", if settings.all_blocks { "every block" } else { "one of each class" }),
+        fact(
+            "activations",
+            if settings.activations.are_exported() { "as exported" } else { "of 8 bits (--int8-activations)" },
+        ),
         fact("runs", if settings.quick { "few (--quick)" } else { "as many as steady medians need" }),
         fact("corpus", corpus),
     ]

@@ -155,6 +155,7 @@ impl Sample {
                 prefill_tokens: PROMPTS.into(),
                 quick: false,
                 all_blocks: false,
+                activations: Default::default(),
                 decode_tokens: 32,
             },
             machine: self.machine(),

@@ -1,0 +1,79 @@
+//! Activations of 8 bits: has operators with 4- and 8-bit weights compute in integers, which is faster and gives other logits.
+//!
+//! `accuracy_level` 4 of `MatMulNBits` and `QMoE` allows ONNX Runtime's CPU kernels to round activations to 8 bits, block by block. GenAI's
+//! model builder states it for matrices and not for experts. Experts of 8 bits are computed so whatever they state.
+
+use hpp_graph::{Attribute, Graph, Node, NodeId};
+use hpp_onnx::{Model, set_int_attribute};
+
+const ATTRIBUTE: &str = "accuracy_level";
+const INT8: i64 = 4;
+/// Bits of weights for which kernels that compute in integers exist.
+const BITS: [i64; 2] = [4, 8];
+
+/// States activations of 8 bits in all operators that can take them and do not state them. The number of these operators.
+pub(crate) fn round_to_8_bits(model: &mut Model, graph: &mut Graph) -> usize {
+    let found: Vec<NodeId> = graph.node_ids().filter(|id| can_round(graph.node(*id))).collect();
+    let first_output =
+        |id: &NodeId| Some(graph.value(graph.node(*id).outputs.first().copied().flatten()?).name.clone());
+    let outputs = found.iter().filter_map(first_output).collect();
+    set_int_attribute(model, &outputs, ATTRIBUTE, INT8);
+    for id in &found {
+        graph.nodes[id.0 as usize].attributes.insert(ATTRIBUTE.to_owned(), Attribute::Int(INT8));
+    }
+    found.len()
+}
+
+fn can_round(node: &Node) -> bool {
+    let has_bits = |attribute: &str| BITS.contains(&node.int(attribute).unwrap_or(4));
+    let is_in_blocks = node.int("block_size").is_some_and(|size| size > 0);
+    let has_kernel = match node.op_type.as_str() {
+        "MatMulNBits" => has_bits("bits"),
+        "QMoE" => has_bits("expert_weight_bits"),
+        _ => false,
+    };
+    has_kernel && is_in_blocks && node.int(ATTRIBUTE) != Some(INT8)
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{AnalysisOptions, LogitsMode, analyse_with};
+    use hpp_schema::Activations;
+    use std::path::Path;
+
+    /// Of a model: operators that were changed, and the level that each product of quantized weights states, in the file that is cut.
+    fn levels(name: &str, activations: Activations) -> (Option<usize>, Vec<(String, Option<i64>)>) {
+        let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models")).join(name);
+        let options = AnalysisOptions::as_exported(None, LogitsMode::All);
+        let analysis = analyse_with(&path, AnalysisOptions { activations, ..options }).unwrap();
+        let products = analysis.model.graph_proto().node.iter().filter(|node| node.domain() == "com.microsoft");
+        let products = products.filter(|node| matches!(node.op_type(), "MatMulNBits" | "QMoE"));
+        let level = |node: &hpp_onnx::proto::NodeProto| {
+            node.attribute.iter().find(|attribute| attribute.name() == "accuracy_level").map(|attribute| attribute.i())
+        };
+        let levels: Vec<_> = products.map(|node| (node.op_type().to_owned(), level(node))).collect();
+        let in_graph = analysis.graph.nodes.iter().filter_map(|node| node.int("accuracy_level")).count();
+        assert_eq!(in_graph, levels.iter().filter(|(_, level)| level.is_some()).count());
+        (analysis.integer_operators, levels)
+    }
+
+    #[test]
+    fn experts_state_activations_of_8_bits_only_if_asked_to() {
+        let (changed, exported) = levels("genai/gpt-oss-int4-cpu", Activations::Exported);
+        let experts = |levels: &[(String, Option<i64>)]| -> Vec<_> {
+            levels.iter().filter(|(operator, _)| operator == "QMoE").map(|(_, level)| *level).collect()
+        };
+        assert_eq!((changed, experts(&exported)), (None, vec![None; 4]));
+        let (changed, int8) = levels("genai/gpt-oss-int4-cpu", Activations::Int8);
+        assert!(int8.iter().all(|(_, level)| *level == Some(4)), "{int8:?}");
+        assert_eq!(experts(&int8).len(), 4);
+        let differ = exported.iter().zip(&int8).filter(|(before, after)| before != after).count();
+        assert!(differ >= 4);
+        assert_eq!(changed, Some(differ));
+    }
+
+    #[test]
+    fn floating_point_models_have_nothing_to_change() {
+        assert_eq!(levels("genai/llama3-fp32-cpu", Activations::Int8), (Some(0), vec![]));
+    }
+}
