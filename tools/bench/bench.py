@@ -50,6 +50,7 @@ MEASUREMENTS = {
     "changing": changing.changing,
     "experts": experts.by_demand,
     "experts-ahead": experts.ahead,
+    "experts-int8": experts.in_integers,
     "jobs": jobs.many_sequences,
     "whole-jobs": jobs.whole_jobs,
     "job-predictions": jobs.predictions,

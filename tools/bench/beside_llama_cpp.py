@@ -119,4 +119,24 @@ def with_experts(shop):
         rows.append(compared(f"{router} routers, 25 % of the size as memory: experts by demand over llama.cpp with mmap", runs["ours"],
                              runs["theirs"], wanted, "tok/s"))
         shutil.rmtree(plan)
+    return rows + experts_in_memory(shop, "skewed")
+
+
+def experts_in_memory(shop, router):
+    """Decode and prefill of a mixture with all weights in memory. llama.cpp rounds activations to 8 bits, as `--int8-activations` does."""
+    model, theirs = experts.model_of(shop, router), gguf(experts.name_of(shop, router), *experts.shape(shop, router))
+    sides = {"int8": ("--int8-activations",), "exported": ()}
+    plans = {side: shop.split(model, f"llama-cpp/{side}", "--context", disk.CONTEXT, *options)[0] for side, options in sides.items()}
+    sizes = ("--prompt", experts.LONG_PROMPT, "--new", experts.NEW, "--context", disk.CONTEXT, "--drawn")
+    runs = measure.in_turns(shop.rounds, theirs=lambda: run(shop, theirs, None, *sizes),
+                            **{side: lambda plan=plan: experts.in_memory(shop, plan) for side, plan in plans.items()})
+    decode, ttft = (measure.values(runs["theirs"], value) for value in ("decode", "ttft"))
+    rows = []
+    for side, what in (("int8", "with --int8-activations"), ("exported", "activations as exported")):
+        speeds, prompts = zip(*runs[side])
+        rows.append(compared(f"mixture in memory, {what}: decode over llama.cpp", speeds, decode, None, "tok/s"))
+        rows.append(compared(f"mixture in memory, {what}: prefill of {experts.LONG_PROMPT} tokens over llama.cpp", prompts,
+                             [experts.LONG_PROMPT / seconds for seconds in ttft], None, "tok/s"))
+    for plan in plans.values():
+        shutil.rmtree(plan)
     return rows

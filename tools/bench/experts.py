@@ -137,6 +137,43 @@ def predicted(shop, what, model, options, mine, corpus=None):
                error.verdict(-0.2, 0.2))
 
 
+# Tokens of the prompt whose time is measured in memory.
+LONG_PROMPT = 256
+
+
+def in_integers(shop):
+    """`hpp-split --int8-activations` over activations as exported: decode with RAM for a quarter of the model, decode and prefill in memory."""
+    router = "skewed"
+    model, limit = model_of(shop, router), disk.limit_of(model_of(shop, router), PART)
+    sides = {"exported": (), "int8": ("--int8-activations",)}
+    places = {"disk": options_under(limit), "memory": ("--context", disk.CONTEXT)}
+    plans = {(place, side): shop.split(model, f"experts/{place}-{side}", *options, *integers)[0]
+             for place, options in places.items() for side, integers in sides.items()}
+    for side in sides:
+        # Weights are prepared once, before the measurements.
+        speculation.tokens_per_second(shop, plans["disk", side], None, PROMPT)
+    of_disk = measure.in_turns(shop.rounds, **{side: lambda plan=plans["disk", side]: speculation.tokens_per_second(shop, plan, limit, PROMPT)[0]
+                                               for side in sides})
+    of_memory = measure.in_turns(shop.rounds, **{side: lambda plan=plans["memory", side]: in_memory(shop, plan) for side in sides})
+    decode, prefill = ([[speeds[index] for speeds in of_memory[side]] for side in ("int8", "exported")] for index in (0, 1))
+    what = f"{router} routers, activations of 8 bits over activations as exported"
+    rows = [
+        compared(f"{what}: decode with 25 % of the size as memory", of_disk["int8"], of_disk["exported"], None, "tok/s"),
+        compared(f"{what}: decode in memory", *decode, None, "tok/s"),
+        compared(f"{what}: prefill of {LONG_PROMPT} tokens in memory", *prefill, None, "tok/s"),
+    ]
+    for plan in plans.values():
+        shutil.rmtree(plan)
+    return rows
+
+
+def in_memory(shop, plan):
+    """Tokens per second of decoding and of a long prompt, with all weights in memory."""
+    prompt = ("--tokens", ",".join(str(7 * token % 1000 + 11) for token in range(LONG_PROMPT)), "--temperature", 5, "--seed", 1)
+    decode, answer = speculation.tokens_per_second(shop, plan, None, prompt)
+    return decode, LONG_PROMPT / answer["timings"]["time_to_first_token_ms"] * 1000
+
+
 # Widths of the experts of the trained mixture, 64 of them in four layers: 3 and 9 MB each.
 TRAINED_WIDTHS = (8192, 24576)
 # The memory for experts, as a share of their size. Those of one layer, a quarter, always have room.

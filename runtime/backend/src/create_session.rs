@@ -2,6 +2,7 @@
 
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
+use crate::discover::LIBRARY_VARIABLE;
 use crate::environment::SharedRuntime;
 use crate::loading::Loading;
 use crate::os;
@@ -241,6 +242,17 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
 /// Stored bytes of 1000 up to which prepared weights are compressed if the plan does not say.
 const CLEARLY_SHORTER: u64 = 600;
 
+/// Variables of the environment that choose ONNX Runtime's kernels, such as `ORT_QMOE_CPU_QNBIT_GEMM`: a kernel packs weights for itself alone,
+/// and one that is given another's packs them again, in memory.
+fn kernel_settings() -> String {
+    let is_setting = |name: &str| name.starts_with("ORT_") && name != LIBRARY_VARIABLE;
+    let settings: BTreeMap<String, String> = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
+        .filter(|(name, _)| is_setting(name))
+        .collect();
+    settings.into_iter().map(|(name, value)| format!("\n{name}={value}")).collect()
+}
+
 /// A session on the host with all weights mapped from files: if kernels want another layout, from a prepared file that has it.
 fn from_disk(
     runtime: &SharedRuntime,
@@ -253,7 +265,8 @@ fn from_disk(
     info!(partition = spec.partition, is_table, prepared = prepared.is_some(), residency = ?spec.residency, "weights on disk");
     let (file, dir) = match &prepared {
         Some(prepared) => {
-            let made_for = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());
+            let machine = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());
+            let made_for = machine + &kernel_settings();
             let make = |dir: &Path| {
                 reporter.preparing(spec.partition, prepared.dir);
                 let saving = saving(on_host(runtime, spec, true)?, dir, spec.partition)?;
