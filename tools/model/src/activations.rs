@@ -1,16 +1,13 @@
 //! Activations of 8 bits: has operators with 4- and 8-bit weights compute in integers, which is faster and gives other logits.
 //!
 //! `accuracy_level` 4 of `MatMulNBits` and `QMoE` allows ONNX Runtime's CPU kernels to round activations to 8 bits, block by block. GenAI's
-//! model builder states it for matrices and not for experts. Experts of 8 bits are computed so whatever they state.
+//! model builder states it for matrices and not for experts. Experts of 8 bits are computed so in any case.
 
 use hpp_graph::{Attribute, Graph, Node, NodeId};
 use hpp_onnx::{Model, set_int_attribute};
 
 const ATTRIBUTE: &str = "accuracy_level";
 const INT8: i64 = 4;
-/// Bits of weights for which kernels that compute in integers exist.
-const BITS: [i64; 2] = [4, 8];
-
 /// States activations of 8 bits in all operators that can take them and do not state them. The number of these operators.
 pub(crate) fn round_to_8_bits(model: &mut Model, graph: &mut Graph) -> usize {
     let found: Vec<NodeId> = graph.node_ids().filter(|id| can_round(graph.node(*id))).collect();
@@ -25,14 +22,14 @@ pub(crate) fn round_to_8_bits(model: &mut Model, graph: &mut Graph) -> usize {
 }
 
 fn can_round(node: &Node) -> bool {
-    let has_bits = |attribute: &str| BITS.contains(&node.int(attribute).unwrap_or(4));
+    let bits = |attribute: &str| node.int(attribute).unwrap_or(4);
     let is_in_blocks = node.int("block_size").is_some_and(|size| size > 0);
-    let has_kernel = match node.op_type.as_str() {
-        "MatMulNBits" => has_bits("bits"),
-        "QMoE" => has_bits("expert_weight_bits"),
+    let has_a_choice = match node.op_type.as_str() {
+        "MatMulNBits" => matches!(bits("bits"), 4 | 8),
+        "QMoE" => bits("expert_weight_bits") == 4,
         _ => false,
     };
-    has_kernel && is_in_blocks && node.int(ATTRIBUTE) != Some(INT8)
+    has_a_choice && is_in_blocks && node.int(ATTRIBUTE) != Some(INT8)
 }
 
 #[cfg(test)]
