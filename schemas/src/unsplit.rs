@@ -96,7 +96,6 @@ impl Plan {
         partition.outputs.iter().find(|output| output.name == state.present && output.to == OutputUse::State).cloned()
     }
 
-    /// All boundary tensors, each once.
     /// The tensors of the model that cross between partitions, in the order in which they are computed, with the partition that computes each.
     /// Predictions of experts are none: the model lacks them.
     pub fn crossing_tensors(&self) -> impl Iterator<Item = (&Partition, &PartitionOutput)> {

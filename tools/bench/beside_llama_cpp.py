@@ -126,8 +126,8 @@ def experts_in_memory(shop, router):
     """Decode and prefill of a mixture with all weights in memory. llama.cpp rounds activations to 8 bits, as `--int8-activations` does."""
     model, theirs = experts.model_of(shop, router), gguf(experts.name_of(shop, router), *experts.shape(shop, router))
     sides = {"int8": ("--int8-activations",), "exported": ()}
-    plans = {side: shop.split(model, f"llama-cpp/{side}", "--context", disk.CONTEXT, *options)[0] for side, options in sides.items()}
-    sizes = ("--prompt", experts.LONG_PROMPT, "--new", experts.NEW, "--context", disk.CONTEXT, "--drawn")
+    plans = {side: shop.split(model, f"llama-cpp/{side}", "--context", experts.LONG_CONTEXT, *options)[0] for side, options in sides.items()}
+    sizes = ("--prompt", experts.LONG_PROMPT, "--new", experts.NEW, "--context", experts.LONG_CONTEXT, "--drawn")
     runs = measure.in_turns(shop.rounds, theirs=lambda: run(shop, theirs, None, *sizes),
                             **{side: lambda plan=plan: experts.in_memory(shop, plan) for side, plan in plans.items()})
     decode, ttft = (measure.values(runs["theirs"], value) for value in ("decode", "ttft"))

@@ -137,8 +137,8 @@ def predicted(shop, what, model, options, mine, corpus=None):
                error.verdict(-0.2, 0.2))
 
 
-# Tokens of the prompt whose time is measured in memory.
-LONG_PROMPT = 256
+# Tokens of the prompt whose time is measured in memory, and of its context.
+LONG_PROMPT, LONG_CONTEXT = 256, 512
 
 
 def in_integers(shop):
@@ -146,7 +146,7 @@ def in_integers(shop):
     router = "skewed"
     model, limit = model_of(shop, router), disk.limit_of(model_of(shop, router), PART)
     sides = {"exported": (), "int8": ("--int8-activations",)}
-    places = {"disk": options_under(limit), "memory": ("--context", disk.CONTEXT)}
+    places = {"disk": options_under(limit), "memory": ("--context", LONG_CONTEXT)}
     plans = {(place, side): shop.split(model, f"experts/{place}-{side}", *options, *integers)[0]
              for place, options in places.items() for side, integers in sides.items()}
     for side in sides:

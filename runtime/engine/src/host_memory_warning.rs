@@ -20,17 +20,19 @@ pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
 }
 
 /// A warning if all weights of a plan stay in host memory and need clearly more than its budget, which a user may have changed: the budget
-/// then limits nothing.
+/// then limits nothing. None for the unsplit model that a plan is compared with, which no budget limits.
 pub fn budget_warning(plan: &Plan) -> Option<String> {
     let streams = |partition: &Partition| partition.variants().any(|v| v.residency == Residency::Streamed);
-    let budget = plan.budgets.ram.filter(|_| !plan.partitions.iter().any(streams))?;
+    let stays_in_memory = !plan.is_unsplit() && !plan.partitions.iter().any(streams);
+    let budget = plan.budgets.ram.filter(|_| stays_in_memory)?;
     let needed = needed(plan, plan.budgets.batch);
     // What a plan needs is an estimate.
     (needed > budget.0.saturating_add(budget.0 / 8)).then(|| {
         let [needed, ram] = [ByteSize(needed), budget].map(ByteSize::human);
         format!(
             "the plan's budget is {ram} of host memory (budgets.ram), and its weights, which all stay in memory, need about {needed} with \
-             everything else: hpp-split --ram {ram} plans for so little"
+             everything else: hpp-split --ram {} plans for so little",
+            ram.replace(' ', "")
         )
     })
 }
@@ -73,6 +75,7 @@ pub fn needed(plan: &Plan, sequences: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hpp_schema::Whole;
 
     fn plan() -> Plan {
         let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
@@ -108,7 +111,14 @@ mod tests {
         plan.budgets.ram = Some(ByteSize(needed));
         assert_eq!(budget_warning(&plan), None);
         plan.budgets.ram = Some(ByteSize(needed / 2));
-        assert!(budget_warning(&plan).is_some_and(|text| text.contains("budgets.ram")));
+        let text = budget_warning(&plan).unwrap();
+        assert!(text.contains("budgets.ram"), "{text}");
+        // The advice can be typed.
+        let (_, advised) = text.split_once("hpp-split --ram ").unwrap();
+        let size = advised.split(' ').next().unwrap();
+        assert!(ByteSize::typed(size).unwrap().0.abs_diff(needed / 2) <= needed / 100, "{text}");
+        let whole = plan.unsplit(Whole::Source).unwrap();
+        assert_eq!(budget_warning(&whole), None, "no budget limits the unsplit model");
         plan.partitions[0].residency = Residency::Streamed;
         assert_eq!(budget_warning(&plan), None);
     }

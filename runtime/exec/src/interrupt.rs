@@ -1,10 +1,13 @@
 //! Ctrl-C: the first requests a stop, the second ends the process. While there is nothing to keep, for example before a plan is
-//! loaded, the first ends it too.
+//! loaded, the first ends it too. SIGTERM, which service managers send, and SIGHUP, which a closed terminal sends, request a stop as the
+//! first Ctrl-C does, however often they come.
 //!
 //! Loops check [`Interrupt::is_requested`] between tokens and keep their state. A pass or a load that continues for longer than
 //! [`GRACE_PERIOD`] is cancelled ([`Interrupt::cancel_on_request`]).
 
 use hpp_engine::CancelHandle;
+#[cfg(unix)]
+use signal_hook::consts::SIGHUP;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io;
@@ -23,32 +26,35 @@ pub const GRACE_PERIOD: Duration = Duration::from_millis(250);
 /// Interval between two checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Whether Ctrl-C was pressed, and whether the next one ends the process.
+/// Whether Ctrl-C was pressed or another signal asked the process to end, and whether the next one ends it.
 #[derive(Clone, Debug)]
 pub struct Interrupt {
     requested: Arc<AtomicBool>,
     exit_on_next: Arc<AtomicBool>,
+    terminated: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// Installs the signal handler. Until [`stop_gracefully`](Self::stop_gracefully) is called, Ctrl-C ends the process with exit code 130.
+    /// Installs the signal handlers. Until [`stop_gracefully`](Self::stop_gracefully) is called, a signal ends the process, with exit code
+    /// 130 after Ctrl-C.
     pub fn install() -> io::Result<Self> {
-        let this = Self { requested: Arc::default(), exit_on_next: Arc::new(AtomicBool::new(true)) };
+        let this = Self { exit_on_next: Arc::new(AtomicBool::new(true)), ..Self::never() };
         // Each Ctrl-C runs these in order: exit if the flag is set; record the request; exit on the next one.
         flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&this.exit_on_next))?;
         flag::register(SIGINT, Arc::clone(&this.requested))?;
         flag::register(SIGINT, Arc::clone(&this.exit_on_next))?;
+        for signal in terminating() {
+            // What a shell says of a process that this signal ended.
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&this.exit_on_next))?;
+            flag::register(signal, Arc::clone(&this.requested))?;
+            flag::register(signal, Arc::clone(&this.terminated))?;
+        }
         Ok(this)
-    }
-
-    /// Makes SIGTERM, which service managers send, request a stop too.
-    pub fn also_on_terminate(&self) -> io::Result<()> {
-        flag::register(SIGTERM, Arc::clone(&self.requested)).map(drop)
     }
 
     /// Without a signal handler: never requested, except through [`request`](Self::request).
     pub fn never() -> Self {
-        Self { requested: Arc::default(), exit_on_next: Arc::default() }
+        Self { requested: Arc::default(), exit_on_next: Arc::default(), terminated: Arc::default() }
     }
 
     /// Makes the next Ctrl-C only request a stop, because there is something to keep now. Clears an earlier request.
@@ -65,6 +71,11 @@ impl Interrupt {
     /// Whether Ctrl-C requested a stop.
     pub fn is_requested(&self) -> bool {
         self.requested.load(Ordering::SeqCst)
+    }
+
+    /// Whether the process is to end, and not only what it does now.
+    pub fn is_terminated(&self) -> bool {
+        self.terminated.load(Ordering::SeqCst)
     }
 
     /// Requests a stop, as Ctrl-C does.
@@ -89,6 +100,24 @@ impl Interrupt {
     }
 }
 
+/// The signals that end a process, other than Ctrl-C. `nohup` has a process ignore the closed terminal, and so it stays; also where
+/// the system does not tell.
+fn terminating() -> Vec<i32> {
+    #[cfg(unix)]
+    if hangs_up(&std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
+        return vec![SIGTERM, SIGHUP];
+    }
+    vec![SIGTERM]
+}
+
+/// Whether this status of a process (`/proc/PID/status`) says that it does not ignore SIGHUP.
+#[cfg(unix)]
+fn hangs_up(status: &str) -> bool {
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    ignored.is_some_and(|mask| mask & 1 << (SIGHUP - 1) == 0)
+}
+
 /// A thread that cancels on Ctrl-C. Dropping it ends the thread and resets the cancel handle.
 pub struct InterruptWatch {
     end: Option<Sender<()>>,
@@ -110,6 +139,15 @@ impl Drop for InterruptWatch {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(unix)]
+    fn a_closed_terminal_counts_unless_it_is_ignored() {
+        let status = |mask: &str| format!("Name:\thpp-exec\nSigIgn:\t{mask}\nSigCgt:\t0000000000000001\n");
+        assert!(hangs_up(&status("0000000000001000")));
+        assert!(!hangs_up(&status("0000000000001001")), "nohup");
+        assert!(!hangs_up(""), "the system does not tell");
+    }
 
     #[test]
     fn work_beyond_the_grace_period_is_cancelled_and_the_handle_is_reset_later() {

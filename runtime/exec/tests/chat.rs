@@ -4,16 +4,21 @@
 
 mod support;
 
-use rexpect::process::WaitStatus;
+use rexpect::process::{Signal, WaitStatus};
 use rexpect::session::{PtySession, spawn_command};
 use serde_json::json;
 use std::process::Command;
 use support::PlanDir;
 
-fn talk(plan: &PlanDir, args: &[&str]) -> PtySession {
+fn begin(plan: &PlanDir, args: &[&str]) -> PtySession {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hpp-exec"));
     command.arg(plan.path()).args(args).env("TERM", "xterm");
-    let mut session = spawn_command(command, Some(60_000)).unwrap();
+    spawn_command(command, Some(60_000)).unwrap()
+}
+
+/// A conversation that has begun.
+fn talk(plan: &PlanDir, args: &[&str]) -> PtySession {
+    let mut session = begin(plan, args);
     session.exp_string("/help shows the commands").unwrap();
     session
 }
@@ -65,6 +70,40 @@ fn ctrl_d_leaves_and_ctrl_c_stops_only_the_answer() {
     session.exp_string("> ").unwrap();
     session.send_control('d').unwrap();
     assert_eq!(left(session), Some(0));
+}
+
+#[test]
+fn lines_that_were_pasted_or_typed_ahead_are_answered_in_turn() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu", 256);
+    let mut session = talk(&plan, &["--max-new", "2", "--ignore-eos"]);
+    session.exp_string("> ").unwrap();
+    session.send("one\rtwo\rthree\r").unwrap();
+    session.flush().unwrap();
+    for _ in 0..3 {
+        session.exp_string("[2 tokens").unwrap();
+    }
+    say(&mut session, "/bye");
+    assert_eq!(left(session), Some(0));
+}
+
+/// A service manager, or a terminal that is closed: what was said until then is kept.
+#[test]
+fn a_terminated_conversation_saves_its_answer() {
+    let plan = PlanDir::new("optimum/llama-with-past", 20_000);
+    let kv = tempfile::tempdir().unwrap();
+    let kept = ["--session", "ended", "--kv-dir", kv.path().to_str().unwrap(), "--ignore-eos"];
+    let mut session = talk(&plan, &kept);
+    say(&mut session, "hello");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    session.process_mut().signal(Signal::SIGTERM).unwrap();
+    session.exp_string("stopped]").unwrap();
+    assert_eq!(left(session), Some(130));
+    let mut session = begin(&plan, &kept);
+    session.exp_string("continuing the conversation after").unwrap();
+    session.exp_string("> ").unwrap();
+    // Nothing is kept at the prompt.
+    session.process_mut().signal(Signal::SIGTERM).unwrap();
+    assert_eq!(left(session), Some(143));
 }
 
 #[test]

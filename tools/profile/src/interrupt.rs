@@ -1,6 +1,6 @@
-//! Ctrl-C: the first requests a clean stop, which keeps finished measurements; the second ends the process at once.
+//! Ctrl-C and SIGTERM: the first requests a clean stop, which keeps finished measurements; the second ends the process at once.
 
-use signal_hook::consts::SIGINT;
+use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io;
 use std::sync::Arc;
@@ -19,9 +19,11 @@ impl Interrupt {
     /// Installs the signal handlers.
     pub fn install() -> io::Result<Self> {
         let this = Self::default();
-        // The handlers run in this order at every Ctrl-C: exit if a stop was already requested; request a stop.
-        flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&this.asked))?;
-        flag::register(SIGINT, Arc::clone(&this.asked))?;
+        // The handlers run in this order at every signal: exit if a stop was already requested; request a stop.
+        for signal in [SIGINT, SIGTERM] {
+            flag::register_conditional_shutdown(signal, i32::from(INTERRUPTED), Arc::clone(&this.asked))?;
+            flag::register(signal, Arc::clone(&this.asked))?;
+        }
         Ok(this)
     }
 

@@ -7,6 +7,7 @@ use crate::cli::SplitArgs;
 use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
+use crate::quantize::MEASURING;
 use crate::request::{expert_computation, local_machine};
 use hpp_model::quantization_candidates;
 use hpp_onnx::QuantizeOptions;
@@ -33,6 +34,7 @@ pub fn find(
         );
         return Ok(None);
     }
+    tell!("{MEASURING}");
     let whole = hpp_model::analyse(path, args.context, args.logits_mode())?;
     let candidates = quantization_candidates(&whole, options)?;
     let plans = &mut |bytes: u64| {

@@ -17,6 +17,7 @@ use crate::bits_budget;
 use crate::cli::{DraftArg, SplitArgs};
 use crate::costs::Costs;
 use crate::error::SplitError;
+use crate::quantize::MEASURING;
 use corpus::Corpus;
 use hpp_model::{Analysis, LogitsMode, analyse, quantization_candidates};
 use hpp_onnx::{Bits, BlockFormat, Candidate, Candidates, QuantizeOptions};
@@ -44,6 +45,8 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
         if options.budget.is_none() {
             return Ok(None);
         }
+    } else if chooses_formats {
+        tell!("{MEASURING}");
     }
     if let Some(corpus) = args.quantize.calibration.as_ref().filter(|_| options.format.bits == Bits::Four) {
         let analysis = analyse(path, args.context, LogitsMode::Requested)?;

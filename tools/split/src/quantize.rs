@@ -28,6 +28,9 @@ pub fn summary(summary: &QuantizeSummary) -> String {
     text
 }
 
+/// What takes long before formats are chosen.
+pub const MEASURING: &str = "quantization: all weights are read to measure the errors of each format";
+
 /// How to measure what quantizing changes.
 pub const MEASURE: &str = "what that changes: hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL";
 

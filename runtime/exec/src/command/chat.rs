@@ -272,6 +272,11 @@ impl Chat<'_> {
         let config = Config::builder().behavior(behavior).auto_add_history(true).build();
         let mut editor: Editor<(), _> = Editor::with_config(config).map_err(ExecError::Terminal)?;
         loop {
+            // What was said is saved, and an idle conversation ends with its terminal.
+            ctx.interrupt.immediate();
+            if ctx.interrupt.is_terminated() {
+                return Ok(INTERRUPTED);
+            }
             let line = match editor.readline("> ") {
                 Ok(line) => line,
                 Err(ReadlineError::Interrupted) => {

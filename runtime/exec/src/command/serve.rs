@@ -49,7 +49,6 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     }
     check_address(SocketAddr::new(args.host, args.port))?;
     ctx.interrupt.stop_gracefully();
-    ctx.interrupt.also_on_terminate().map_err(ExecError::Signal)?;
     let (metrics, shutdown) = (Metrics::new(), Shutdown::default());
     let budget = memory_budget(&plans, args)?;
     let starting = Arc::new(AtomicBool::new(true));

@@ -67,13 +67,19 @@ impl Candidates {
         if selection.chosen.is_empty() {
             return Err(selection.nothing());
         }
-        Self::find(model, graph, &selection)
+        Self::find(model, graph, &selection, options.budget)
     }
 
-    pub(super) fn find(model: &Model, graph: &Graph, selection: &Selection) -> Result<Self, QuantizeError> {
+    /// A `budget` below the smallest formats is refused before any weight is read.
+    pub(super) fn find(
+        model: &Model,
+        graph: &Graph,
+        selection: &Selection,
+        budget: Option<u64>,
+    ) -> Result<Self, QuantizeError> {
         let initializers = model.graph_proto().initializer.iter().enumerate();
         let sources: HashMap<&str, usize> = initializers.map(|(index, tensor)| (tensor.name(), index)).collect();
-        let mut matrices: BTreeMap<ValueId, Candidate> = BTreeMap::new();
+        let mut matrices: BTreeMap<ValueId, Matrix> = BTreeMap::new();
         // Operators that read the same weight in the same form share its quantized bytes.
         let (mut fixed, mut fixed_bytes) = (HashSet::new(), 0);
         for chosen in &selection.chosen {
@@ -92,9 +98,8 @@ impl Candidates {
                 continue;
             }
             let readers: Vec<&Chosen> = selection.chosen.iter().filter(|other| other.weight == chosen.weight).collect();
-            let forms = forms(&job, &readers, keeps_floats(graph, chosen.weight, &readers))?;
-            let nodes = readers.iter().map(|reader| reader.node).collect();
-            matrices.insert(chosen.weight, Candidate { name: name.to_owned(), nodes, forms });
+            let matrix = Matrix::new(job, &readers, keeps_floats(graph, chosen.weight, &readers));
+            matrices.insert(chosen.weight, matrix);
         }
         let is_replaced = |id: &ValueId| {
             let readers: Vec<&Chosen> = selection.chosen.iter().filter(|other| other.weight == *id).collect();
@@ -105,7 +110,13 @@ impl Candidates {
         };
         let all = bytes(&mut graph.value_ids());
         let replaced = bytes(&mut graph.value_ids().filter(is_replaced));
-        Ok(Candidates { matrices: matrices.into_values().collect(), all, others: all - replaced + fixed_bytes })
+        let others = all - replaced + fixed_bytes;
+        let smallest = others + matrices.values().map(Matrix::smallest).sum::<u64>();
+        if let Some(budget) = budget.filter(|budget| smallest > *budget) {
+            return Err(QuantizeError::Budget { budget, smallest });
+        }
+        let measured: Result<Vec<Candidate>, QuantizeError> = matrices.into_values().map(Matrix::measured).collect();
+        Ok(Candidates { matrices: measured?, all, others })
     }
 
     /// Bytes of all weights with the smallest form of each matrix.
@@ -162,24 +173,47 @@ pub(super) fn apply(graph: &Graph, selection: &mut Selection, formats: &BTreeMap
     }
 }
 
-/// The ways to store a matrix, the smallest first. With `is_kept`, its floats stay whatever is chosen.
-fn forms(job: &Job, readers: &[&Chosen], is_kept: bool) -> Result<Vec<Form>, QuantizeError> {
-    let fits = |format: &BlockFormat| {
-        let is_whole = job.matrix.depth.is_multiple_of(format.block_size);
-        format.block_size <= job.matrix.depth && (is_whole || !readers.iter().any(|reader| reader.is_table()))
-    };
-    let formats: Vec<BlockFormat> = FORMATS.into_iter().filter(fits).collect();
-    let largest = formats.iter().map(|format| format.block_size).max().unwrap_or(FORMATS[0].block_size);
-    let job = Job { format: BlockFormat { block_size: largest, ..FORMATS[0] }, ..job.clone() };
-    let errors = job.squared_errors(&formats).map_err(|error| QuantizeError::reading(&job.matrix.name, error))?;
-    let quantized = formats.into_iter().zip(errors);
-    let mut forms: Vec<Form> =
-        quantized.map(|(format, error)| Form { format: Some(format), bytes: bytes_of(&job, format), error }).collect();
-    let floats = (job.matrix.depth * job.matrix.columns * super::matrix::element_bytes(job.matrix.dtype)) as u64;
-    // Floats that stay for another operator need no bytes of their own.
-    forms.push(Form { format: None, bytes: if is_kept { 0 } else { floats }, error: 0.0 });
-    forms.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.error.total_cmp(&b.error)));
-    Ok(forms)
+/// A matrix whose errors are not measured yet.
+struct Matrix {
+    job: Job,
+    nodes: Vec<NodeId>,
+    formats: Vec<BlockFormat>,
+    /// Bytes of its floats.
+    floats: u64,
+}
+
+impl Matrix {
+    /// The matrix of a job. With `is_kept`, its floats stay whatever is chosen.
+    fn new(job: Job, readers: &[&Chosen], is_kept: bool) -> Self {
+        let fits = |format: &BlockFormat| {
+            let is_whole = job.matrix.depth.is_multiple_of(format.block_size);
+            format.block_size <= job.matrix.depth && (is_whole || !readers.iter().any(|reader| reader.is_table()))
+        };
+        let formats: Vec<BlockFormat> = FORMATS.into_iter().filter(fits).collect();
+        let floats = (job.matrix.depth * job.matrix.columns * super::matrix::element_bytes(job.matrix.dtype)) as u64;
+        let nodes = readers.iter().map(|reader| reader.node).collect();
+        // Floats that stay for another operator need no bytes of their own.
+        Matrix { job, nodes, formats, floats: if is_kept { 0 } else { floats } }
+    }
+
+    /// Bytes of its smallest form.
+    fn smallest(&self) -> u64 {
+        let quantized = self.formats.iter().map(|format| bytes_of(&self.job, *format));
+        quantized.chain([self.floats]).min().unwrap_or(self.floats)
+    }
+
+    /// With the errors of all formats: reads the weight.
+    fn measured(self) -> Result<Candidate, QuantizeError> {
+        let Matrix { job, nodes, formats, floats } = self;
+        let largest = formats.iter().map(|format| format.block_size).max().unwrap_or(FORMATS[0].block_size);
+        let job = Job { format: BlockFormat { block_size: largest, ..FORMATS[0] }, ..job };
+        let errors = job.squared_errors(&formats).map_err(|error| QuantizeError::reading(&job.matrix.name, error))?;
+        let form = |(format, error)| Form { format: Some(format), bytes: bytes_of(&job, format), error };
+        let mut forms: Vec<Form> = formats.into_iter().zip(errors).map(form).collect();
+        forms.push(Form { format: None, bytes: floats, error: 0.0 });
+        forms.sort_by(|a, b| a.bytes.cmp(&b.bytes).then(a.error.total_cmp(&b.error)));
+        Ok(Candidate { name: job.matrix.name, nodes, forms })
+    }
 }
 
 fn bytes_of(job: &Job, format: BlockFormat) -> u64 {

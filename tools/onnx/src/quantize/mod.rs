@@ -182,7 +182,9 @@ pub fn quantize(
 ) -> Result<Quantized, QuantizeError> {
     let mut selection = select::select(graph, roles, options);
     let chosen = match (options.budget, &options.formats) {
-        (Some(budget), None) => Some(Candidates::find(model, graph, &selection)?.choose(budget, |_| 1.0)?),
+        (Some(budget), None) => {
+            Some(Candidates::find(model, graph, &selection, Some(budget))?.choose(budget, |_| 1.0)?)
+        }
         (_, formats) => formats.clone(),
     };
     if let Some(formats) = chosen {
