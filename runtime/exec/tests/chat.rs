@@ -50,6 +50,8 @@ fn turns_reuse_the_conversation_until_the_user_leaves() {
     session.exp_string(" 0 tokens of the conversation reused").unwrap();
     say(&mut session, "/nonsense");
     session.exp_string("there is no command /nonsense").unwrap();
+    say(&mut session, "/bye now");
+    session.exp_string("/bye stands alone on its line").unwrap();
     say(&mut session, "/help");
     session.exp_string("Ctrl-C").unwrap();
     say(&mut session, "/bye");

@@ -253,6 +253,42 @@ impl Transcript {
     }
 }
 
+/// What a line is that the user typed.
+#[derive(Debug, PartialEq, Eq)]
+enum Typed {
+    Nothing,
+    Leave,
+    Help,
+    Reset,
+    /// Neither a command nor a message, and why.
+    Refused(String),
+    Message,
+}
+
+impl Typed {
+    fn read(line: &str) -> Self {
+        let mut words = line.split_whitespace();
+        let Some(first) = words.next() else { return Typed::Nothing };
+        let is_alone = words.next().is_none();
+        let command = match first {
+            "/bye" | "/exit" | "/quit" => Typed::Leave,
+            "/help" => Typed::Help,
+            "/reset" => Typed::Reset,
+            unknown if unknown.starts_with('/') && is_alone => {
+                return Typed::Refused(format!("there is no command {unknown}; /help shows the commands"));
+            }
+            // A message may begin with a path.
+            _ => return Typed::Message,
+        };
+        match is_alone {
+            true => command,
+            false => Typed::Refused(format!(
+                "{first} stands alone on its line; a message begins with a word that is no command"
+            )),
+        }
+    }
+}
+
 /// What became of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reply {
@@ -290,19 +326,17 @@ impl Chat<'_> {
                 }
                 Err(error) => return Err(ExecError::Terminal(error)),
             };
-            match line.trim() {
-                "" => {}
-                "/bye" | "/exit" | "/quit" => return Ok(0),
-                "/help" => ctx.console.info(HELP),
-                "/reset" => {
+            match Typed::read(&line) {
+                Typed::Nothing => {}
+                Typed::Leave => return Ok(0),
+                Typed::Help => ctx.console.info(HELP),
+                Typed::Reset => {
                     self.transcript.clear();
                     self.sequence.clear();
                     self.save()?;
                 }
-                command if command.starts_with('/') && !command.contains(' ') => {
-                    ctx.console.info(&format!("there is no command {command}; /help shows the commands"));
-                }
-                _ => drop(self.answer(&line, ctx)?),
+                Typed::Refused(why) => ctx.console.info(&why),
+                Typed::Message => drop(self.answer(&line, ctx)?),
             }
         }
     }
@@ -389,4 +423,34 @@ fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBacken
         counted(generated.usage.completion_tokens as u64, "token"),
         counted(generated.usage.reused_tokens as u64, "token"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_a_message_unless_it_begins_as_a_command_does() {
+        for (line, typed) in [
+            ("", Typed::Nothing),
+            (" \t", Typed::Nothing),
+            ("/bye", Typed::Leave),
+            (" /quit ", Typed::Leave),
+            ("/help", Typed::Help),
+            ("/reset", Typed::Reset),
+            ("hello /help", Typed::Message),
+            ("/etc/hosts is which file?", Typed::Message),
+            ("/helpful is a word", Typed::Message),
+        ] {
+            assert_eq!(Typed::read(line), typed, "{line:?}");
+        }
+        for (line, says) in [
+            ("/nonsense", "there is no command /nonsense"),
+            ("/help extra", "/help stands alone"),
+            ("/reset\tnow", "/reset stands alone"),
+        ] {
+            let Typed::Refused(why) = Typed::read(line) else { panic!("{line:?}") };
+            assert!(why.contains(says), "{why}");
+        }
+    }
 }
