@@ -10,7 +10,9 @@ use hpp_generate::kv::EvictionPolicy;
 use hpp_schema::{ByteSize, Provider, ProviderLibraryArg, ProviderOptionArg};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
-use values::{above_zero, context, max_new, not_negative, probability, seed, stop_text, temperature, token_id};
+use values::{
+    above_zero, context, max_new, not_negative, probability, prompt_tokens, seed, stop_text, temperature, token_id,
+};
 
 /// Run a language model that hpp-split has planned: generate text, chat, run on tensors, verify, benchmark.
 ///
@@ -621,7 +623,7 @@ pub struct BenchArgs {
     #[arg(value_name = "PLAN|MODEL")]
     pub plan: PathBuf,
     /// Tokens in the prompt [default: 512, or fewer if the context is short].
-    #[arg(long, short = 'p', value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, short = 'p', value_name = "N", value_parser = prompt_tokens)]
     pub prompt_tokens: Option<u64>,
     /// Tokens to generate.
     #[arg(long, short = 'n', value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
@@ -699,6 +701,8 @@ mod tests {
             ("p -c 8x", "4k"),
             ("p -n many", "-1 for no limit"),
             ("verify p --steps 0", "1.."),
+            ("bench p -p What", "invalid value 'What' for '--prompt-tokens <N>': here it is the number of tokens"),
+            ("bench p -p 0", "512 or 4k"),
             ("devices --wait-each-run", "--wait-each-run"),
         ] {
             let error = parse(line).expect_err(line);

@@ -22,6 +22,14 @@ pub fn max_new(text: &str) -> Result<u64, String> {
     tokens(text).ok_or_else(|| "write a number of tokens, such as 512 or 8k, or -1 for no limit".to_owned())
 }
 
+/// Parses the length of a prompt. `-p` is a text in the command without a subcommand.
+pub fn prompt_tokens(text: &str) -> Result<u64, String> {
+    let number = tokens(text).filter(|tokens| *tokens > 0);
+    number.ok_or_else(|| {
+        "here it is the number of tokens in the prompt, not a text; write 512 or 4k, for example".to_owned()
+    })
+}
+
 pub fn token_id(text: &str) -> Result<u32, String> {
     text.trim().parse().map_err(|_| "token ids are whole numbers from 0 to 4294967295, such as 1,2,3".to_owned())
 }
