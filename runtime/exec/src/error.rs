@@ -134,6 +134,7 @@ impl ExecError {
             ExecError::Library(e) => e.hint(),
             ExecError::Prompt(e) => e.hint()?,
             ExecError::Inputs(e) => e.hint(),
+            ExecError::Npz(e) => e.hint()?,
             ExecError::Answers(e) => e.hint(),
             ExecError::Serve(e) => e.hint()?,
             ExecError::Prompts { .. } => "give a file with one JSON object a line; hpp-exec jobs --help shows one",

@@ -171,6 +171,11 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
         if source.is_some() {
             return Err(usage("--outputs runs a model once and reads no prompt", "leave --outputs or the prompt out"));
         }
+        // The file would be an archive under a name by which numpy.load and people expect one array.
+        if outputs.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy")) {
+            let message = format!("--outputs writes an archive of named arrays (.npz), not {}", outputs.display());
+            return Err(usage(&message, "give it a name that ends in .npz"));
+        }
         let (inputs, outputs) = (inputs.clone(), outputs.clone());
         return Ok(Task::Infer(InferSettings { plan, inputs, outputs, json: run.json, runtime: run.runtime }));
     }
@@ -303,6 +308,8 @@ mod tests {
     fn options_that_contradict_each_other_are_errors_with_a_hint() {
         for line in [
             "p --prompt x --inputs i --outputs o",
+            "p --inputs i --outputs o.npy",
+            "p --inputs i --outputs o.NPY",
             "p --prompt x --system s",
             "p --tokens 1 --chat",
             "p --tokens 1 --speculate ngram --draft d",

@@ -98,6 +98,17 @@ fn tensors_that_do_not_fit_are_listed_with_the_expected_inputs() {
     plan.run(&["--inputs", "none.npz", "--outputs", "o.npz"]).fails(1, &["none.npz"]);
 }
 
+#[test]
+fn files_that_are_no_archives_get_a_hint_at_both_ends() {
+    let plan = PlanDir::new("optimum/bert", 64);
+    let inputs = plan.file("in.npy");
+    std::fs::write(&inputs, b"\x93NUMPY\x01\x00 and one array").unwrap();
+    let run = |outputs: &str| plan.run(&["--inputs", inputs.to_str().unwrap(), "--outputs", outputs]);
+    run("o.npz")
+        .fails(1, &["in.npy as a NumPy archive", "hint: --inputs reads named arrays as numpy.savez writes them"]);
+    run("o.npy").fails(1, &["--outputs writes an archive", "not o.npy", "hint: give it a name that ends in .npz"]);
+}
+
 /// A run that fails says why once.
 #[test]
 fn a_token_that_the_model_lacks_is_reported_once() {

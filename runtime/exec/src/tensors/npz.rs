@@ -46,6 +46,26 @@ pub enum NpzError {
     Write(#[from] FileWriteError),
 }
 
+impl NpzError {
+    /// What the user can do next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            // The file could be read, and is something else: one array (.npy), an empty file, a broken download.
+            NpzError::Archive { source, .. }
+                if matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
+            {
+                Some(
+                    "--inputs reads named arrays as numpy.savez writes them: numpy.savez(\"in.npz\", input_ids=...), not one \
+                     array of numpy.save (.npy)",
+                )
+            }
+            NpzError::Archive { .. } | NpzError::Array { .. } | NpzError::WriteArray { .. } | NpzError::Write(_) => {
+                None
+            }
+        }
+    }
+}
+
 /// Reads every array, in the archive's order.
 pub fn read_npz(path: &Path) -> Result<Vec<(String, HostTensor)>, NpzError> {
     read_within(path, &mut npy::MemoryBudget::of_this_process())
@@ -116,9 +136,14 @@ mod tests {
     #[test]
     fn other_files_are_not_archives() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), b"no").unwrap();
-        assert!(matches!(read_npz(file.path()), Err(NpzError::Archive { .. })));
-        assert!(matches!(read_npz(Path::new("nowhere.npz")), Err(NpzError::Archive { .. })));
+        for bytes in [&b""[..], b"no", b"\x93NUMPY\x01\x00 and one array"] {
+            std::fs::write(file.path(), bytes).unwrap();
+            let error = read_npz(file.path()).unwrap_err();
+            assert!(matches!(error, NpzError::Archive { .. }), "{error}");
+            assert!(error.hint().is_some_and(|hint| hint.contains("numpy.savez")), "{error:?}");
+        }
+        let error = read_npz(Path::new("nowhere.npz")).unwrap_err();
+        assert!(matches!(error, NpzError::Archive { .. }) && error.hint().is_none(), "{error:?}");
     }
 
     /// Zeros compress to a thousandth, so the size on disk bounds nothing.
