@@ -643,6 +643,24 @@ fn a_shutdown_lets_requests_finish() {
 }
 
 #[test]
+fn a_model_without_a_tokenizer_is_warned_of_at_the_start() {
+    let mut plan = PlanDir::new(MODEL, 64);
+    // Refused after the warning, so that no server runs on.
+    let serve = |plan: &PlanDir| plan.command("serve", &["--port", "0", "--speculate", "draft"]);
+    let with = serve(&plan).fails(1, &["hint: "]);
+    assert!(!with.stderr.contains("tokenizer"), "{}", with.stderr);
+    plan.plan.generation.as_mut().unwrap().tokenizer = None;
+    plan.save();
+    let says = ["warning: ", "has no tokenizer", "`prompt` of /v1/completions", "put tokenizer.json beside the model"];
+    serve(&plan).fails(1, &says);
+    let server = Server::start(plan, &[]);
+    let (status, error) = server.refused("/v1/chat/completions", &json!({"messages": user("hi")}));
+    assert_eq!(status, 400, "{error}");
+    let answer = server.ok("/v1/completions", &json!({"prompt": [1, 2], "max_tokens": 2, "ignore_eos": true}));
+    assert_eq!((&answer["choices"][0]["text"], &answer["usage"]["completion_tokens"]), (&json!(""), &json!(2)));
+}
+
+#[test]
 fn two_models_of_one_name_or_a_used_port_are_errors() {
     let plan = PlanDir::new(MODEL, 64);
     let path = plan.path().to_str().unwrap().to_owned();

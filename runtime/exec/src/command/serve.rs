@@ -57,6 +57,9 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
         let needs = EngineNeeds::new(&name, &runtime.plan_here(&plan.plan, &args.runtime), args, &budget)?;
         settings.push(model_settings(&name, &plan, args)?);
+        if let Some(warning) = settings.last().and_then(without_tokenizer) {
+            ctx.console.warn(&warning);
+        }
         // A draft that cannot be used is refused here, before models are loaded.
         draft_choice(&plan, args, ctx.console)?;
         let loader = ModelLoader {
@@ -187,6 +190,19 @@ fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<Model
         gives_hidden_states: hidden_states_output(&plan.plan).is_some(),
         encoder: PromptEncoder::open(plan, true)?,
     })
+}
+
+/// A warning for a model without a tokenizer: most requests have text, and each of them would fail.
+fn without_tokenizer(model: &ModelSettings) -> Option<String> {
+    if model.encoder.tokenizer.is_some() {
+        return None;
+    }
+    let embeddings = if model.gives_hidden_states { ", and as `input` of /v1/embeddings" } else { "" };
+    Some(format!(
+        "{} has no tokenizer: chats and all other requests with text are refused. Token ids are taken as `prompt` of \
+         /v1/completions, whose answers then have no text{embeddings}. For text, put tokenizer.json beside the model and split it again",
+        model.name
+    ))
 }
 
 fn model_inputs(plan: &Plan) -> Result<ModelInputs, ExecError> {
