@@ -17,6 +17,8 @@ pub enum PlanningError {
     NotPlanned { code: Option<u8> },
     #[error("{option} is for planning, and {} is a plan already", path.display())]
     AlreadyPlanned { option: &'static str, path: PathBuf },
+    #[error("{} is a part of the plan {}, not a model", path.display(), plan.display())]
+    PartOfPlan { path: PathBuf, plan: PathBuf },
     #[error("there is no directory for cached plans: no HPP_CACHE, no XDG_CACHE_HOME and no home directory")]
     NoCacheDirectory,
     #[error("HPP_CACHE_LIMIT is not a size")]
@@ -51,6 +53,7 @@ impl PlanningError {
                 "install hpp-split beside hpp-exec, or make the plan where it is: hpp-split MODEL --pack --out DIR"
             }
             PlanningError::AlreadyPlanned { .. } => "leave the option out, or give the model instead of the plan",
+            PlanningError::PartOfPlan { .. } => "give the plan or its directory, not one of its files: hpp-exec plan/",
             PlanningError::NoCacheDirectory | PlanningError::Cache { .. } => {
                 "give a directory on a local disk with --cache or HPP_CACHE"
             }

@@ -14,7 +14,8 @@ pub use error::PlanningError;
 use crate::cli::RuntimeArgs;
 use crate::console::Console;
 use cache::{LockedPlan, PlanCache};
-use hpp_generate::PLAN_NAME;
+use hpp_generate::{PLAN_NAME, PlanFile};
+use hpp_schema::FileRole;
 use key::CacheKey;
 use planner::SplitCommand;
 use std::path::{Path, PathBuf};
@@ -46,6 +47,9 @@ impl CachedPlan {
                 }
                 _ => Ok(None),
             };
+        }
+        if let Some(plan) = plan_with_part(path) {
+            return Err(PlanningError::PartOfPlan { path: path.to_owned(), plan });
         }
         let planner = SplitCommand::find(path)?;
         let flags = planner::flags(args);
@@ -98,6 +102,19 @@ fn is_model(path: &Path) -> bool {
         has_model_extension(&path) || name == "onnx" || name == "config.json" || name == "genai_config.json"
     };
     std::fs::read_dir(path).is_ok_and(|entries| entries.flatten().any(|entry| is_model_file(entry.path())))
+}
+
+/// The plan beside a model file that hpp-split wrote for it: a partition, or the model with taps. Either would run as a model, with results
+/// that mean nothing.
+fn plan_with_part(path: &Path) -> Option<PathBuf> {
+    let beside = path.with_file_name(PLAN_NAME);
+    if !path.is_file() || !beside.is_file() {
+        return None;
+    }
+    let name = path.file_name()?;
+    let plan = PlanFile::open(&beside).ok()?.plan;
+    let is_part = |role: FileRole| matches!(role, FileRole::Partition | FileRole::Tapped);
+    plan.files.iter().any(|file| is_part(file.role) && name == file.path.as_str()).then_some(beside)
 }
 
 fn has_model_extension(path: &Path) -> bool {
