@@ -6,6 +6,7 @@ use crate::planning::PlanningError;
 use crate::prompt::PromptReadError;
 use crate::tensors::{NpyError, NpzError};
 use hpp_engine::EngineError;
+use hpp_generate::grammar::SCHEMA_HINT;
 use hpp_generate::kv::PageStoreError;
 use hpp_generate::sampling::SamplingError;
 use hpp_generate::{EmbeddingError, GenerateError, PlanFileError, PromptError};
@@ -138,6 +139,7 @@ impl ExecError {
             ExecError::Answers(e) => e.hint(),
             ExecError::Serve(e) => e.hint()?,
             ExecError::Prompts { .. } => "give a file with one JSON object a line; hpp-exec jobs --help shows one",
+            ExecError::JsonSchema { source, .. } => schema_hint(source)?,
             ExecError::LogFilter(e) => e.hint(),
             ExecError::Usage { hint, .. } => hint,
             ExecError::UnsplitTooLarge { .. } => "raise the limit, or run this on a machine with more memory",
@@ -165,5 +167,17 @@ impl ExecError {
     /// `error: ...`, its causes, and `hint: ...`.
     pub fn report(&self) -> String {
         hpp_schema::error_report(self, self.hint().as_deref())
+    }
+}
+
+/// What to do about a file of a schema that cannot be read.
+fn schema_hint(error: &io::Error) -> Option<&'static str> {
+    match error.kind() {
+        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Some(SCHEMA_HINT),
+        // Other programs take the schema itself, which is no path.
+        io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename => {
+            Some("--json-schema takes a file: save the schema in one, and give its path")
+        }
+        _ => None,
     }
 }

@@ -150,5 +150,24 @@ fn jobs_and_single_runs_follow_schemas_too() {
     assert!(!lines[2]["text"].as_str().unwrap().starts_with('{'));
     assert!(lines[3]["error"].as_str().unwrap().contains("colour"), "{}", lines[3]);
     assert!(lines[4]["error"].as_str().unwrap().contains("`response_format`"), "{}", lines[4]);
-    plan.run(&["-p", "x", "--json-schema", "missing.json"]).fails(1, &["missing.json", "JSON schema"]);
+}
+
+#[test]
+fn schemas_that_are_none_are_refused_with_an_example() {
+    let plan = PlanDir::new(MODEL, 64);
+    let given = |schema: &str| plan.run(&["-p", "x", "--json-schema", schema]);
+    let example = "hint: write a JSON schema (json-schema.org), such as {\"type\": \"object\"";
+    let file = plan.file("answer.schema.json");
+    for text in ["", "{\"type\": ", "type: object"] {
+        std::fs::write(&file, text).unwrap();
+        given(file.to_str().unwrap()).fails(1, &["answer.schema.json as a JSON schema", example]);
+    }
+    for text in ["[]", "{\"type\": \"colour\"}"] {
+        std::fs::write(&file, text).unwrap();
+        given(file.to_str().unwrap()).fails(1, &["the schema cannot be followed", example]);
+    }
+    let long = format!("{{\"type\": \"object\", \"title\": {:?}}}", "x".repeat(300));
+    for missing in ["missing.json", "{\"type\": \"object\"}", &long] {
+        given(missing).fails(1, &[missing, "JSON schema", "hint: --json-schema takes a file"]);
+    }
 }

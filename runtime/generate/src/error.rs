@@ -1,7 +1,7 @@
 //! The errors of generating text. Each variant is the error of one module, with its causes as sources.
 
 use crate::embedding_table::EmbeddingError;
-use crate::grammar::GrammarError;
+use crate::grammar::{GrammarError, SCHEMA_HINT};
 use crate::sampling::SamplingError;
 use crate::text::{LimitError, TemplateError, TokenizerError};
 use hpp_engine::{BackendError, EngineError};
@@ -76,6 +76,7 @@ impl GenerateError {
             }
             GenerateError::Template(_) => return None,
             GenerateError::Sampling(_) => "compare the plan with the unsplit model: hpp-exec verify PLAN",
+            GenerateError::Grammar(GrammarError::Schema(_)) => SCHEMA_HINT,
             GenerateError::Grammar(_) | GenerateError::Embedding(_) => return None,
             GenerateError::Prompt(e) => match e {
                 PromptError::Empty => "give --prompt TEXT or --prompt-file FILE; outside of chats also --tokens 1,2,3",

@@ -2,6 +2,10 @@
 
 use crate::text::untrusted::LimitError;
 
+/// What a person writes instead of a schema that cannot be read or followed.
+pub const SCHEMA_HINT: &str = "write a JSON schema (json-schema.org), such as {\"type\": \"object\", \"properties\": {\"name\": \
+                               {\"type\": \"string\"}}, \"required\": [\"name\"]}; docs/SERVING.md says which keywords can be followed";
+
 /// Why there is no grammar, or why it cannot be followed further.
 #[derive(Debug, thiserror::Error)]
 pub enum GrammarError {

@@ -14,7 +14,7 @@ mod tests;
 mod tool_calls;
 
 pub use compiler::{GrammarCompiler, GrammarSource};
-pub use error::GrammarError;
+pub use error::{GrammarError, SCHEMA_HINT};
 pub use matcher::{Grammar, GrammarMatcher};
 pub use response_format::{FormatError, ResponseFormat};
 pub use tool_calls::ToolCallGrammar;
