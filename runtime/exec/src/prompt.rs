@@ -60,6 +60,15 @@ impl PromptSource {
     pub fn reads_stdin(&self) -> bool {
         matches!(self, PromptSource::Text(TextSource::Stdin | TextSource::StdinThenArgument(_)))
     }
+
+    /// A note if the text is the name of a file after `@`, by which other programs read the file.
+    pub fn file_note(&self) -> Option<String> {
+        let PromptSource::Text(TextSource::Argument(text) | TextSource::StdinThenArgument(text)) = self else {
+            return None;
+        };
+        let file = text.strip_prefix('@').filter(|file| Path::new(file).is_file())?;
+        Some(format!("note: the prompt is the text {text:?}, not what is in the file; -f {file:?} reads the file"))
+    }
 }
 
 impl TextSource {
@@ -130,6 +139,27 @@ mod tests {
             assert_eq!((source.read_message().unwrap().as_str(), source.read().unwrap().as_str()), (message, written));
         }
         assert_eq!(TextSource::Argument("a\n".into()).read_message().unwrap(), "a\n");
+    }
+
+    #[test]
+    fn a_file_after_an_at_sign_is_noted_and_nothing_else_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("notes.txt");
+        std::fs::write(&file, "x").unwrap();
+        let text = |text: String| PromptSource::Text(TextSource::Argument(text));
+        let (file, dir) = (file.to_str().unwrap(), dir.path().to_str().unwrap());
+        let at = format!("@{file}");
+        for source in [text(at.clone()), PromptSource::Text(TextSource::StdinThenArgument(at))] {
+            let note = source.file_note().unwrap();
+            assert!(note.contains(&format!("-f \"{file}\"")), "{note}");
+        }
+        for plain in
+            [file.to_owned(), format!("@{dir}"), format!("@{file}.none"), "@".to_owned(), "@all: hi".to_owned()]
+        {
+            assert_eq!(text(plain).file_note(), None);
+        }
+        assert_eq!(PromptSource::Text(TextSource::File(file.into())).file_note(), None);
+        assert_eq!(PromptSource::Tokens(vec![1]).file_note(), None);
     }
 
     #[test]

@@ -260,6 +260,20 @@ fn a_directory_means_the_plan_inside_it() {
 }
 
 #[test]
+fn the_name_of_a_file_after_an_at_sign_is_a_prompt_with_a_note() {
+    let plan = PlanDir::new(LLAMA, 512);
+    let file = plan.file("notes.txt");
+    std::fs::write(&file, "hi").unwrap();
+    let prompt = format!("@{}", file.display());
+    for (prompt, is_noted) in [(prompt.as_str(), true), ("@nobody", false)] {
+        let ran = plan.run(&["--prompt", prompt, "--max-new", "1"]).ok();
+        assert_eq!(ran.stderr.contains("note: the prompt is the text \"@"), is_noted, "{}", ran.stderr);
+    }
+    let ran = plan.command("verify", &["--prompt", &prompt, "--steps", "1"]).ok();
+    assert!(ran.stderr.contains("reads the file"), "{}", ran.stderr);
+}
+
+#[test]
 fn without_a_tokenizer_tokens_go_in_and_out() {
     let mut plan = PlanDir::new(LLAMA, 64);
     plan.plan.generation.as_mut().unwrap().tokenizer = None;

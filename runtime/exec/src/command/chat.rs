@@ -81,6 +81,9 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         Chat { drafts, sequence, chunk, transcript, file, encoder, request, context, longest_context, restart };
     match &settings.prompt {
         PromptSource::Text(source) => {
+            if let Some(note) = settings.prompt.file_note() {
+                ctx.console.info(&note);
+            }
             let line = source.read_message()?;
             match line.as_str() {
                 "" => return Err(GenerateError::from(PromptError::Empty).into()),

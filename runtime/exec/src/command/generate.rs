@@ -42,6 +42,9 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         false => PromptFormat::Plain,
     };
     let context = context_length(&plan, &settings.run.runtime);
+    if let Some(note) = settings.prompt.file_note() {
+        ctx.console.info(&note);
+    }
     if settings.prompt.reads_stdin() {
         ctx.console.working("reading stdin to its end, for the prompt");
     }

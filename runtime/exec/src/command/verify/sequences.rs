@@ -24,6 +24,9 @@ const RANDOM_PROMPT: u64 = 12;
 
 /// Runs the unsplit model, then the plan, and locates the first difference.
 pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> Result<Verdict, ExecError> {
+    if let Some(note) = args.prompt.source().and_then(|source| source.file_note()) {
+        ctx.console.info(&note);
+    }
     let prompt = read_prompt(plan, args)?;
     let source = unsplit(plan, Whole::Source)?.ok_or_else(no_source)?;
     ctx.console.working("loading the unsplit model");
