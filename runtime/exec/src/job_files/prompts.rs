@@ -266,6 +266,8 @@ impl PromptReader {
             Ok(job) => job,
             Err(error) => {
                 let id = serde_json::from_slice::<OnlyId>(text).ok().map(|line| line.id);
+                // Its error has this id, so a later prompt of that id is a duplicate.
+                self.ids.extend(id.clone());
                 return Err(self.bad(id, unreadable(&error)));
             }
         };
@@ -405,6 +407,19 @@ mod tests {
             assert!(bad.error.contains(says), "{bad:?}");
         }
         assert_eq!((&bad[4].id, &bad[2].id), (&Some(JobId::Number(4)), &None));
+    }
+
+    #[test]
+    fn the_id_of_a_line_that_is_no_prompt_is_taken_too() {
+        let text = "{\"id\": 1, \"prompt\": 3}\n{\"id\": 1, \"prompt\": \"a\"}\n{\"id\": 2, \"prompt\": \"a\"}\n\
+                    {\"id\": 2, \"prompt\": 3}\n";
+        let (_, jobs) = read(text, Answered::default());
+        let errors: Vec<Option<&str>> = jobs.iter().map(|job| job.as_ref().err().map(|bad| &*bad.error)).collect();
+        assert!(errors[0].is_some_and(|error| error.contains("wrong kind of value")), "{errors:?}");
+        assert!(errors[1].is_some_and(|error| error.contains("another line before has this id")), "{errors:?}");
+        assert_eq!(errors[2], None);
+        // Its own mistake says more than its id.
+        assert!(errors[3].is_some_and(|error| error.contains("wrong kind of value")), "{errors:?}");
     }
 
     #[test]
