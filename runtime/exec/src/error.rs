@@ -135,6 +135,9 @@ impl ExecError {
             ExecError::Library(e) => e.hint(),
             ExecError::Prompt(e) => e.hint()?,
             ExecError::Inputs(e) => e.hint(),
+            _ if self.failed_write().is_some_and(hpp_io::is_full_disk) => {
+                "free space (or raise `ulimit -f`), or write the file on another disk"
+            }
             ExecError::Npz(e) => e.hint()?,
             ExecError::Answers(e) => e.hint(),
             ExecError::Serve(e) => e.hint()?,
@@ -156,12 +159,18 @@ impl ExecError {
                 "give --kv-dir a directory in which you can write"
             }
             ExecError::Output(e) => e.hint(),
-            ExecError::Write(e) if hpp_io::is_full_disk(&e.source) => {
-                "free space (or raise `ulimit -f`), or write the file on another disk"
-            }
             _ => return None,
         };
         Some(hint.to_owned())
+    }
+
+    /// Why a result could not be written.
+    fn failed_write(&self) -> Option<&io::Error> {
+        match self {
+            ExecError::Write(error) | ExecError::Npz(NpzError::Write(error)) => Some(&error.source),
+            ExecError::Npz(NpzError::WriteArray { source, .. }) => Some(source),
+            _ => None,
+        }
     }
 
     /// `error: ...`, its causes, and `hint: ...`.

@@ -175,7 +175,11 @@ fn prompts_that_cannot_be_read() {
 #[test]
 fn results_that_cannot_be_written() {
     let plan = PlanDir::new(LLAMA, 32);
-    plan.run(&["--tokens", "1", "--logits", "no/such/dir/x.npy"]).fails(1, &["no/such/dir/x.npy"]);
+    let words = ["cannot write no/such/dir/x.npy", "there is no directory no/such/dir: create it"];
+    let missing = plan.run(&["--tokens", "1", "--logits", "no/such/dir/x.npy"]).fails(1, &words);
+    assert!(!missing.stderr.contains(".partial"), "{}", missing.stderr);
+    let below = format!("{}/x.npy", plan.file("model.onnx").display());
+    plan.run(&["--tokens", "1", "--logits", &below]).fails(1, &["model.onnx is not a directory"]);
     plan.run(&["--tokens", "1", "--logits", plan.path().parent().unwrap().to_str().unwrap()]).fails(1, &["directory"]);
 }
 

@@ -171,7 +171,7 @@ fn destination(path: &Path) -> io::Result<Destination> {
         Ok(metadata) => metadata,
         // A new file, or a link to one.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Destination::File(resolve_link(path)?)),
-        Err(error) => return Err(error),
+        Err(error) => return Err(not_created(&error, directory(path))),
     };
     if metadata.is_dir() {
         return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is a directory"));
@@ -231,7 +231,8 @@ fn temporary_beside(target: &Path) -> io::Result<NamedTempFile> {
     builder.prefix(&prefix).suffix(PARTIAL);
     ordinary_permissions(&mut builder);
     loop {
-        let temporary = builder.tempfile_in(directory(target))?;
+        let temporary =
+            builder.tempfile_in(directory(target)).map_err(|error| not_created(&error, directory(target)))?;
         // Another process may remove the file as abandoned before it is locked; then try again. On a file system
         // without locks, no process removes abandoned files.
         let is_taken = matches!(temporary.as_file().try_lock(), Err(TryLockError::WouldBlock));
@@ -243,6 +244,24 @@ fn temporary_beside(target: &Path) -> io::Result<NamedTempFile> {
         }
         return Ok(temporary);
     }
+}
+
+/// Why there can be no new file in a directory. The error of a temporary file names that file, which nobody asked for.
+fn not_created(error: &io::Error, directory: &Path) -> io::Error {
+    let place = directory.display();
+    let why = match error.kind() {
+        // Some directories that exist, such as /proc, give this error too.
+        io::ErrorKind::NotFound if !directory.exists() => {
+            format!("there is no directory {place}: create it, or give another path")
+        }
+        io::ErrorKind::NotADirectory => format!("{place} is not a directory: give another path"),
+        _ => {
+            let text = error.to_string();
+            let system = text.split_once(" at path ").map_or(text.as_str(), |(system, _)| system);
+            format!("no file can be created in {place}: {system}")
+        }
+    };
+    io::Error::new(error.kind(), why)
 }
 
 /// Removes temporary files that killed processes left for the same target.
@@ -318,12 +337,28 @@ mod tests {
     #[test]
     fn directories_and_missing_ones_are_named() {
         let dir = tempfile::tempdir().unwrap();
-        let missing = dir.path().join("no/such/x.npy");
-        for path in [missing.as_path(), dir.path()] {
+        let (missing, file) = (dir.path().join("no/such/x.npy"), dir.path().join("file"));
+        fs::write(&file, "x").unwrap();
+        let no_directory = format!("there is no directory {}: create it", dir.path().join("no/such").display());
+        let no_file = format!("{} is not a directory", file.display());
+        for (path, why) in
+            [(missing.as_path(), no_directory.as_str()), (dir.path(), "it is a directory"), (&file.join("x"), &no_file)]
+        {
             let error = OutputFile::create(path).err().unwrap();
             assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
+            assert!(error.source.to_string().contains(why), "{error:?}");
         }
         assert!(!is_stream(&missing) && !is_stream(dir.path()));
+    }
+
+    /// Nobody may create a file there, not even root.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_directory_without_new_files_is_named_and_no_temporary_file() {
+        let error = OutputFile::create(Path::new("/proc/x.npy")).err().unwrap();
+        assert_eq!(error.to_string(), "cannot write /proc/x.npy");
+        let why = error.source.to_string();
+        assert!(why.starts_with("no file can be created in /proc: ") && !why.contains(PARTIAL), "{why}");
     }
 
     #[cfg(unix)]
