@@ -13,6 +13,7 @@ const PARTS_HINT: &str = "name the profiles of all parts of this corpus in its o
 /// Reads the parts, merges their statistics in order and writes the profile.
 pub fn run(args: &MergeArgs) -> Result<(), ProfileError> {
     let store = Store::new(&args.out);
+    store.refuse_directory()?;
     if !args.force && store.refuse_to_overwrite().is_err() {
         let why = format!("{} is there already", args.out.display());
         return Err(ProfileError::setting(why, "replace it with --force, or choose another --out"));

@@ -152,6 +152,7 @@ fn refuse_unmeasured(profile: &Profile) -> Result<(), ProfileError> {
 
 /// Reads the profile to resume. Refuses to overwrite an existing file without `--force`.
 fn previous_profile(cli: &Cli, store: &Store) -> Result<Option<Profile>, ProfileError> {
+    store.refuse_directory()?;
     if let Some(report) = &cli.report {
         check_replaceable(report, page::START)?;
     }

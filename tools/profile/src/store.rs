@@ -15,6 +15,8 @@ pub enum ProfileStoreError {
     /// The file exists, and neither `--resume` nor `--force` was given.
     #[error("{} is there already", path.display())]
     Exists { path: PathBuf },
+    #[error("{} is a directory, not a file", path.display())]
+    Directory { path: PathBuf },
     #[error("there is no {} to continue", path.display())]
     Missing { path: PathBuf },
     #[error("cannot use {}{}", path.display(), listed(source.findings()))]
@@ -52,6 +54,7 @@ impl ProfileStoreError {
             ProfileStoreError::Exists { .. } => {
                 Some("continue it with --resume, replace it with --force, or choose another --out")
             }
+            ProfileStoreError::Directory { .. } => Some("give the name of a file, in this directory or another"),
             ProfileStoreError::Missing { .. } => Some("leave --resume out to begin one"),
             ProfileStoreError::Read { .. } => {
                 Some("choose another --out; a profile that is damaged is measured anew with --force")
@@ -78,6 +81,11 @@ impl Store {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Refuses a directory, which neither `--resume` nor `--force` makes a profile.
+    pub fn refuse_directory(&self) -> Result<(), ProfileStoreError> {
+        refuse_directory(&self.path)
     }
 
     /// Refuses if the file exists. A device or a pipe is not overwritten.
@@ -133,9 +141,14 @@ pub fn write(path: &Path, bytes: &[u8], start: &[u8]) -> Result<(), ProfileStore
     hpp_io::write_file_as(path, bytes, start).map_err(not_written)
 }
 
-/// Refuses a file that [`write`] would not replace.
+/// Refuses a directory, and a file that [`write`] would not replace.
 pub fn check_replaceable(path: &Path, start: &[u8]) -> Result<(), ProfileStoreError> {
+    refuse_directory(path)?;
     hpp_io::check_replaceable(path, start).map_err(not_written)
+}
+
+fn refuse_directory(path: &Path) -> Result<(), ProfileStoreError> {
+    if path.is_dir() { Err(ProfileStoreError::Directory { path: path.to_owned() }) } else { Ok(()) }
 }
 
 fn not_written(error: hpp_io::FileWriteError) -> ProfileStoreError {

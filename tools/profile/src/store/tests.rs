@@ -21,3 +21,14 @@ fn streams_get_one_profile_and_links_stay() {
     stream.finish(&profile).unwrap();
     assert_eq!(reader.join().unwrap(), fs::read_to_string(link).unwrap());
 }
+
+/// Advice to resume or to replace a directory would lead to another error.
+#[test]
+fn a_directory_is_refused_as_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let is_directory =
+        |refused: Result<(), ProfileStoreError>| matches!(refused, Err(ProfileStoreError::Directory { .. }));
+    assert!(is_directory(Store::new(dir.path()).refuse_directory()));
+    assert!(is_directory(check_replaceable(dir.path(), b"<!DOCTYPE html>")), "a report");
+    Store::new(&dir.path().join("new.yaml")).refuse_directory().unwrap();
+}
