@@ -3,7 +3,7 @@
 use crate::cli::{CompressArg, ExpertReads, KvHomeArg, SplitArgs};
 use hpp_graph::ExpertCounts;
 use hpp_model::Analysis;
-use hpp_schema::{Device, DeviceKind, Plan};
+use hpp_schema::{Device, DeviceKind, Plan, Provider};
 
 /// A sentence for each option that was given and has no effect, or less than asked.
 pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> {
@@ -37,5 +37,30 @@ pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> 
         )
     });
     let given = unused.into_iter().filter(|(is_unused, ..)| *is_unused);
-    given.map(|(_, option, why)| format!("{option} has no effect: {why}")).chain(fewer).collect()
+    let notes = given.map(|(_, option, why)| format!("{option} has no effect: {why}")).chain(fewer);
+    let is_on_host = plan.budgets.vram.is_empty() && !computes_on_gpu;
+    notes.chain(if is_on_host { unused_providers(args, plan) } else { vec![] }).collect()
+}
+
+/// Sentences about providers that a plan without GPUs was to use and does not list. Those that HPP does not know have a note already.
+fn unused_providers(args: &SplitArgs, plan: &Plan) -> Vec<String> {
+    let planning = &args.planning;
+    let is_listed = |provider: &Provider| plan.partitions.iter().any(|part| part.providers.contains(provider));
+    let is_known = |provider: &Provider| provider.facts().provider.is_some();
+    let unused = planning.providers.iter().filter(|provider| **provider != Provider::CPU && is_known(provider));
+    let is_for_gpus = |provider: &Provider| !provider.uses_host_memory() || provider.facts().rank_on_gpus.is_some();
+    let (for_gpus, for_host): (Vec<Provider>, Vec<Provider>) =
+        unused.filter(|provider| !is_listed(provider)).partition(|provider| is_for_gpus(provider));
+    // A described or profiled machine without a GPU takes no --vram.
+    let why = match planning.machine.is_some() || planning.profile.is_some() {
+        true => "the plan is for no GPU",
+        false => "the plan is for no GPU; --vram SIZE plans for one, also where it is not here",
+    };
+    let for_host = if planning.profile.is_some() { vec![] } else { for_host };
+    let lists = [(for_gpus, why), (for_host, "on the host only a --profile with its times chooses a provider")];
+    let note = |(providers, why): (Vec<Provider>, &str)| {
+        let names: Vec<&str> = providers.iter().map(Provider::id).collect();
+        (!names.is_empty()).then(|| format!("--providers {} has no effect: {why}", names.join(",")))
+    };
+    lists.into_iter().filter_map(note).collect()
 }

@@ -305,12 +305,26 @@ fn options_that_change_nothing_are_named() {
     ] {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
-    let used =
-        run(&["--dry-run", "--vram", "6M", "--gpu-layers", "2", "--margin", "100K", "--movable"]).success().stderr;
+    let used = ["--vram", "6M", "--gpu-layers", "2", "--margin", "100K", "--movable", "--providers", "cuda,cpu"];
+    let used = run(&[&["--dry-run"], &used[..]].concat()).success().stderr;
     let many = run(&["--dry-run", "--partitions", "99"]).success().stderr;
     assert!(many.contains("--partitions 99: only 6 are possible"), "{many}");
     assert!(!run(&["--dry-run"]).success().stderr.contains("no effect"));
     assert!(!used.contains("no effect"), "{used}");
+}
+
+#[test]
+fn providers_that_a_plan_without_gpus_does_not_list_are_named() {
+    let said = |more: &[&str]| run(&[&["--dry-run", "--vram", "0"], more].concat()).success().stderr;
+    let gpus = said(&["--providers", "cuda,webgpu,cpu"]);
+    let why = "--providers cuda,webgpu has no effect: the plan is for no GPU; --vram SIZE plans for one";
+    assert!(gpus.contains(why), "{gpus}");
+    let host = said(&["--providers", "openvino,cpu"]);
+    assert!(host.contains("--providers openvino has no effect: on the host only a --profile"), "{host}");
+    let mini_pc = machine("mini-pc.yaml");
+    let described = run(&["--dry-run", "--machine", &mini_pc, "--providers", "cuda"]).success().stderr;
+    assert!(described.contains("--providers cuda has no effect") && !described.contains("--vram SIZE"), "{described}");
+    assert!(!said(&["--providers", "cpu"]).contains("no effect"));
 }
 
 /// LongRoPE: an `If` on the length of the attention mask chooses the tables.
