@@ -23,16 +23,17 @@ pub struct Cli {
     /// A subcommand that runs instead of splitting.
     #[command(subcommand)]
     pub command: Option<Command>,
+    /// Log steps and decisions on stderr; -vv adds details, -vvv everything. HPP_LOG overrides it: a level, or levels by
+    /// module, such as HPP_LOG=info,hpp_partition=debug.
+    #[arg(long, short = 'v', global = true, action = ArgAction::Count, display_order = 900)]
+    pub verbose: u8,
+    /// Print only errors on stderr.
+    #[arg(long, short = 'q', global = true, conflicts_with = "verbose", display_order = 901)]
+    pub quiet: bool,
+    // Last, because clap puts whatever follows under the last heading of these options.
     /// Split (the default).
     #[command(flatten)]
     pub split: SplitArgs,
-    /// Log steps and decisions on stderr; -vv adds details, -vvv everything. HPP_LOG overrides it: a level, or levels by
-    /// module, such as HPP_LOG=info,hpp_partition=debug.
-    #[arg(long, short = 'v', global = true, action = ArgAction::Count)]
-    pub verbose: u8,
-    /// Print only errors on stderr.
-    #[arg(long, short = 'q', global = true, conflicts_with = "verbose")]
-    pub quiet: bool,
 }
 
 /// Subcommands; without one, `hpp-split` splits.
@@ -93,20 +94,6 @@ pub struct SplitArgs {
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = values::tokens)]
     pub new_tokens: u64,
 
-    /// Cost sources, objective and planner options.
-    #[command(flatten)]
-    pub planning: PlanningArgs,
-
-    /// Quantization of weights.
-    #[command(flatten)]
-    pub quantize: QuantizeArgs,
-
-    /// Round the activations that 4- and 8-bit weights multiply on the CPU to 8 bits, block by block, also where the model does not
-    /// state that (`accuracy_level` 4): GenAI's builder states it for matrices and not for experts. Faster, with other logits;
-    /// `hpp-exec verify PLAN --kl FILE --against MODEL` measures the difference.
-    #[arg(long)]
-    pub int8_activations: bool,
-
     /// Directory to write; must not hold a plan yet [default: MODEL's name with `.hpp`, in the current directory].
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -165,6 +152,21 @@ pub struct SplitArgs {
     /// Compute logits for every position of a pass, as the source model does, instead of only for requested positions.
     #[arg(long)]
     pub all_logits: bool,
+
+    // Groups with a heading are last: clap puts whatever follows under it, as it should the last option.
+    /// Cost sources, objective and planner options.
+    #[command(flatten)]
+    pub planning: PlanningArgs,
+
+    /// Quantization of weights.
+    #[command(flatten)]
+    pub quantize: QuantizeArgs,
+
+    /// Round the activations that 4- and 8-bit weights multiply on the CPU to 8 bits, block by block, also where the model does not
+    /// state that (`accuracy_level` 4): GenAI's builder states it for matrices and not for experts. Faster, with other logits;
+    /// `hpp-exec verify PLAN --kl FILE --against MODEL` measures the difference.
+    #[arg(long)]
+    pub int8_activations: bool,
 }
 
 impl SplitArgs {
@@ -195,5 +197,31 @@ impl SplitArgs {
     pub fn has_manual_placement(&self) -> bool {
         let streams = matches!(self.planning.stream, Some(LayerCount::Count(_)));
         streams || matches!(self.gpu_layers, Some(LayerCount::Count(_))) || self.assign.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// clap puts an option under the heading of whatever was declared before it.
+    #[test]
+    fn options_are_under_the_heading_of_their_group() {
+        let mut command = Cli::command();
+        command.build();
+        let inspect = command.find_subcommand("inspect").unwrap();
+        let heading = |command: &clap::Command, name: &str| {
+            let option = command.get_arguments().find(|option| option.get_long() == Some(name)).unwrap();
+            option.get_help_heading().unwrap_or_default().to_owned()
+        };
+        for name in ["vram", "out", "dry-run", "kv", "all-logits", "verbose", "quiet"] {
+            assert_eq!(heading(&command, name), "", "--{name}");
+        }
+        for (name, under) in [("profile", "Planning"), ("max-kl", "Quantization"), ("int8-activations", "Quantization")]
+        {
+            assert_eq!(heading(&command, name), under, "--{name}");
+        }
+        assert_eq!((heading(inspect, "verbose"), heading(inspect, "quiet")), (String::new(), String::new()));
     }
 }
