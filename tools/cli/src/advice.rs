@@ -1,4 +1,4 @@
-//! Advice on arguments that clap refuses: options of another command, mistyped subcommands, negative sizes.
+//! Advice on arguments that clap refuses: options of another command, mistyped subcommands and values, negative sizes.
 
 use clap::Command;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
@@ -107,10 +107,13 @@ pub struct Advice {
 }
 
 impl Advice {
-    /// The error with advice where the refused argument is a negative value, a mistyped subcommand, a second word, a habit, or an option
-    /// of a subcommand or of another command. `arguments` without the program name.
+    /// The error with advice where the refused argument is a negative value, a value near to others, a mistyped subcommand, a second
+    /// word, a habit, or an option of a subcommand or of another command. `arguments` without the program name.
     pub fn explain(&self, error: clap::Error, command: &Command, arguments: &[String]) -> clap::Error {
         use ErrorKind::{ArgumentConflict, InvalidSubcommand, InvalidValue, MissingRequiredArgument, UnknownArgument};
+        if error.kind() == InvalidValue {
+            return with_similar_values(error);
+        }
         if !matches!(error.kind(), ArgumentConflict | InvalidSubcommand | MissingRequiredArgument | UnknownArgument) {
             return error;
         }
@@ -138,6 +141,30 @@ fn with_advice(mut error: clap::Error, command: &Command, advice: String) -> cla
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
     error.insert(ContextKind::Usage, ContextValue::StyledStr(command.clone().render_usage()));
     error
+}
+
+/// The error with all values that may be meant: of several that are equally near clap suggests one, and none for a mere number.
+fn with_similar_values(mut error: clap::Error) -> clap::Error {
+    let similar = similar_values(&error);
+    if !similar.is_empty() {
+        error.insert(ContextKind::SuggestedValue, ContextValue::Strings(similar));
+    }
+    error
+}
+
+/// The valid values with the number of the refused one, as of `4` or `q4` in place of `int4`; else those that are nearest to it.
+fn similar_values(error: &clap::Error) -> Vec<String> {
+    let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidValue) else { return vec![] };
+    let Some(ContextValue::Strings(valid)) = error.get(ContextKind::ValidValue) else { return vec![] };
+    let number = |value: &str| value.chars().filter(char::is_ascii_digit).collect::<String>();
+    let refused_number = number(refused);
+    let same: Vec<String> = valid.iter().filter(|value| number(value) == refused_number).cloned().collect();
+    if !refused_number.is_empty() && !same.is_empty() {
+        return same;
+    }
+    let Some(nearest) = nearest(refused, valid.iter().map(String::as_str)) else { return vec![] };
+    let distance = |value: &str| strsim::damerau_levenshtein(value, refused);
+    valid.iter().filter(|value| distance(value) == distance(nearest)).cloned().collect()
 }
 
 /// A word after the model, which clap takes for a subcommand.

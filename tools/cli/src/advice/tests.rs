@@ -11,6 +11,7 @@ const ADVICE: Advice = Advice {
 fn command() -> Command {
     let model = Arg::new("model").required(true);
     let ram = Arg::new("ram").long("ram");
+    let bits = Arg::new("bits").long("bits").value_parser(["int4", "int8", "none"]);
     let serve = Command::new("serve")
         .arg(Arg::new("port").long("port"))
         .arg(Arg::new("wide").short('w').action(ArgAction::SetTrue));
@@ -20,6 +21,7 @@ fn command() -> Command {
         .args_conflicts_with_subcommands(true)
         .arg(model)
         .arg(ram)
+        .arg(bits)
         .subcommand(serve)
         .subcommand(verify)
 }
@@ -38,6 +40,17 @@ fn a_negative_value_is_refused_as_one() {
         assert!(said(line).contains("for '--ram': it must not be negative"), "{}", said(line));
     }
     assert!(!said("m --nonsense 5").contains("negative"));
+}
+
+#[test]
+fn values_that_may_be_meant_are_named() {
+    for (value, similar) in [("int5", "some similar values exist: 'int4', 'int8'"), ("q8", "exists: 'int8'")] {
+        let said = said(&format!("m --bits {value}"));
+        assert!(said.contains(similar) && said.contains("[possible values: int4, int8, none]"), "{said}");
+    }
+    assert!(said("m --bits 4").contains("a similar value exists: 'int4'"));
+    assert!(said("m --bits non").contains("a similar value exists: 'none'"));
+    assert!(!said("m --bits lots").contains("similar"), "{}", said("m --bits lots"));
 }
 
 #[test]
