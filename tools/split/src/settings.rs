@@ -1,6 +1,6 @@
 //! Checks settings that do not depend on the model, and reports all errors at once.
 
-use crate::cli::{BitsArg, DraftArg, LayerCount, ObjectiveArg, SplitArgs};
+use crate::cli::{BitsArg, DraftArg, LayerCount, ObjectiveArg, QuantizeArgs, SplitArgs};
 use crate::input_errors::InputErrors;
 use hpp_schema::names_a_file;
 
@@ -171,11 +171,7 @@ fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
         "split without --profile first, then profile the whole.onnx of that plan and split it with the profile",
     );
     let options = &args.quantize;
-    errors.require(
-        options.is_auto() || options.bits_budget.is_none() && options.max_kl.is_none(),
-        "--bits-budget and --max-kl are limits for --quantize auto, which was not given",
-        "give --quantize auto too, or omit them",
-    );
+    limits_of_auto(options, errors);
     let uncalibrated = match options.quantize {
         _ if options.draft == Some(DraftArg::Int4) => None,
         None => Some("--calibration is for weights that are quantized, and --quantize was not given"),
@@ -188,14 +184,37 @@ fn quantizing(args: &SplitArgs, errors: &mut InputErrors) {
         "omit it, or give --quantize int4, --quantize auto or --draft int4",
     );
     errors.require(
-        options.max_kl.is_none_or(|most| most.is_finite() && most > 0.0),
-        "--max-kl is not a divergence",
-        "give nats above 0, such as 0.02",
-    );
-    errors.require(
         !options.is_auto() || (!options.quantize_asymmetric && options.quantize_block == 32),
         "--quantize auto chooses the blocks, and its formats are symmetric",
         "omit --quantize-block and --quantize-asymmetric, or give --quantize int4 or int8",
+    );
+}
+
+/// `--bits-budget` and `--max-kl` mean something only where `--quantize auto` chooses.
+fn limits_of_auto(options: &QuantizeArgs, errors: &mut InputErrors) {
+    let why = match options.quantize {
+        None => "which was not given".to_owned(),
+        Some(bits) => format!("and --quantize {} chooses nothing", bits.name()),
+    };
+    if let Some(size) = options.bits_budget {
+        let what = format!("--bits-budget {} limits what --quantize auto chooses, {why}", size.human());
+        errors.require(options.is_auto(), what, "give --quantize auto, or omit --bits-budget");
+    }
+    let Some(most) = options.max_kl else { return };
+    errors.require(
+        most.is_finite() && most > 0.0,
+        format!("--max-kl {most} is no divergence that rounded weights can stay below"),
+        "give nats above 0, such as 0.02",
+    );
+    errors.require(
+        options.is_auto(),
+        format!("--max-kl {most} limits what --quantize auto chooses, {why}"),
+        "give --quantize auto with --calibration PROMPTS.jsonl, or omit --max-kl",
+    );
+    errors.require(
+        options.calibration.is_some(),
+        format!("--max-kl {most} limits a divergence that is measured with --calibration, which was not given"),
+        "give --quantize auto with --calibration PROMPTS.jsonl, or omit --max-kl",
     );
 }
 

@@ -18,7 +18,7 @@ pub struct QuantizeArgs {
     #[arg(long, value_enum, value_name = "int4|int8|auto")]
     pub quantize: Option<BitsArg>,
     /// Bytes that all weights of the model may have, with `--quantize auto` [default: as many as --ram and --vram hold without streaming].
-    #[arg(long, value_name = "SIZE", requires = "quantize", value_parser = values::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = values::memory)]
     pub bits_budget: Option<ByteSize>,
     /// Prompts like those the model is for, one JSON object a line as for `hpp-exec verify --kl`. hpp-exec observes with them what
     /// matrices multiply, so that errors of 4-bit weights compensate each other (GPTQ), which is kept if it measures better. With
@@ -28,7 +28,7 @@ pub struct QuantizeArgs {
     #[arg(long, value_name = "PROMPTS.jsonl")]
     pub calibration: Option<PathBuf>,
     /// With `--quantize auto` and --calibration, the smallest weights whose mean KL divergence from the original stays below this, nats.
-    #[arg(long, value_name = "NATS", requires = "calibration", allow_negative_numbers = true)]
+    #[arg(long, value_name = "NATS", value_parser = nats, allow_negative_numbers = true)]
     pub max_kl: Option<f64>,
     /// Weights that share a scale.
     #[arg(long, value_name = "N", default_value = "32", requires = "quantize", value_parser = block)]
@@ -172,6 +172,10 @@ impl QuantizeArgs {
             moments: None,
         })
     }
+}
+
+fn nats(text: &str) -> Result<f64, String> {
+    text.parse().map_err(|_| "it is a number of nats, such as 0.02".to_owned())
 }
 
 /// Parses a block size that ONNX Runtime's kernels take.

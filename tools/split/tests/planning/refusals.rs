@@ -141,6 +141,20 @@ fn calibration_without_quantizing_says_that_nothing_is_quantized() {
     run(&["--calibration", "corpus.jsonl", "--quantize", "int8"]).refusal(&["with 8 there is little to gain"]);
 }
 
+#[test]
+fn limits_of_quantize_auto_are_refused_without_it() {
+    let limits = &["which was not given", "hint: give --quantize auto"][..];
+    run(&["--bits-budget", "3G"]).refusal(&[limits, &["--bits-budget 3 GiB limits"]].concat());
+    run(&["--max-kl", "0.02"]).refusal(&[limits, &["--max-kl 0.02 limits", "with --calibration, which was"]].concat());
+    run(&["--max-kl", "0.02", "--calibration", "c.jsonl", "--quantize", "int4"])
+        .refusal(&["--max-kl 0.02 limits", "--quantize int4 chooses nothing"]);
+    for (value, said) in [("0.0", "0"), ("-1", "-1"), ("nan", "NaN")] {
+        let options = ["--max-kl", value, "--calibration", "c.jsonl", "--quantize", "auto"];
+        run(&options).refusal(&[&format!("--max-kl {said} is no divergence"), "hint: give nats above 0"]);
+    }
+    assert!(run(&["--max-kl", "little"]).stderr.contains("a number of nats, such as 0.02"));
+}
+
 /// What is no model gets a hint at what to give instead.
 #[test]
 fn paths_without_a_model_get_a_hint() {
@@ -170,7 +184,9 @@ fn unreadable_and_foreign_files_are_refused() {
     run(&["--profile", &cut_short])
         .refusal(&["cut_short", "hint: give the file that hpp-profile wrote, or measure again"]);
     for (option, hint) in [("--machine", "hint: give the name of a preset"), ("--profile", "hint: give the file")] {
-        run(&[option, "no/such/file"]).refusal(&["no/such/file", hint]);
+        for more in [&[][..], &["--quantize", "auto"]] {
+            run(&[&[option, "no/such/file"], more].concat()).refusal(&["no/such/file", hint]);
+        }
         run(&[option, &empty]).refusal(&["empty", "has no line", hint]);
         run(&[option, &binary]).refusal(&["not valid UTF-8", hint]);
         run(&[option, &plan]).refusal(&["has no line", hint]);
