@@ -221,11 +221,7 @@ impl SplitError {
             SplitError::LogFilter(error) => error.hint().to_owned(),
             SplitError::Output(error) => error.hint()?.to_owned(),
             SplitError::Refine(error) => error.hint()?.to_owned(),
-            SplitError::Corpus(CorpusError::Read { .. }) => return None,
-            SplitError::Corpus(_) => {
-                "give --calibration one JSON object a line, such as {\"prompt\": \"...\"}; texts like those the model is for"
-                    .to_owned()
-            }
+            SplitError::Corpus(error) => error.hint().to_owned(),
             SplitError::Divergence(DivergenceError::NoExec(_)) => {
                 "install hpp-exec beside hpp-split, or set HPP_EXEC to its path".to_owned()
             }

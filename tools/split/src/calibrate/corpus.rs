@@ -2,11 +2,14 @@
 
 use hpp_schema::probe::{ChatTurn, Prompt, PromptContent};
 use serde::Deserialize;
+use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Largest corpus, bytes. It is held in memory: measuring needs a few thousand positions, not a training set.
 const MAX_BYTES: u64 = 64 << 20;
+/// Most invalid lines that are listed; the rest are counted.
+const MOST_NAMED: usize = 20;
 
 /// Why a corpus cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -14,10 +17,36 @@ const MAX_BYTES: u64 = 64 << 20;
 pub enum CorpusError {
     #[error("cannot read the corpus {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("line {line} of the corpus {} is not a prompt: {why}", path.display())]
-    Line { path: PathBuf, line: u64, why: String },
+    #[error("{} of the corpus {} cannot be used:{}", lines(*bad), path.display(), named(reasons, *bad))]
+    Bad { path: PathBuf, bad: usize, reasons: Vec<String> },
     #[error("the corpus {} has no prompts", path.display())]
     Empty { path: PathBuf },
+}
+
+impl CorpusError {
+    /// What the user can do.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            CorpusError::Bad { .. } => {
+                "correct these lines, or remove them: each line is one JSON object, such as {\"prompt\": \"...\"}"
+            }
+            CorpusError::Read { .. } | CorpusError::Empty { .. } => {
+                "give --calibration a file with one JSON object a line, such as {\"prompt\": \"...\"}; texts like those the model is for"
+            }
+        }
+    }
+}
+
+fn lines(bad: usize) -> String {
+    if bad == 1 { "1 line".to_owned() } else { format!("{bad} lines") }
+}
+
+fn named(reasons: &[String], bad: usize) -> String {
+    let mut text: String = reasons.iter().map(|reason| format!("\n  {reason}")).collect();
+    if bad > reasons.len() {
+        let _ = write!(text, "\n  and {} more", bad - reasons.len());
+    }
+    text
 }
 
 /// Prompts in two halves, so that what is chosen by one is judged by the other.
@@ -54,16 +83,27 @@ impl Corpus {
         matches!((&self.sensitivity[..], &self.choice[..]), ([a], [b]) if a.line == b.line)
     }
 
-    /// Reads a corpus. Refuses it at the first line that is not a prompt.
+    /// Reads a corpus. Refuses it, with all invalid lines, if one line is not a prompt.
     pub fn read(path: &Path) -> Result<Self, CorpusError> {
         let failed = |source| CorpusError::Read { path: path.to_owned(), source };
         let text = hpp_io::read_text(path, MAX_BYTES).map_err(failed)?;
         let mut corpus = Corpus { sensitivity: Vec::new(), choice: Vec::new() };
+        let (mut bad, mut reasons) = (0, Vec::new());
         let lines = text.lines().zip(1..).filter(|(text, _)| !text.trim().is_empty());
         for (at, (text, line)) in lines.enumerate() {
-            let failed = |why| CorpusError::Line { path: path.to_owned(), line, why };
-            let prompt = Prompt { line, content: content(text).map_err(failed)? };
-            if at % 2 == 0 { corpus.sensitivity.push(prompt) } else { corpus.choice.push(prompt) }
+            match content(text) {
+                Ok(content) if at % 2 == 0 => corpus.sensitivity.push(Prompt { line, content }),
+                Ok(content) => corpus.choice.push(Prompt { line, content }),
+                Err(why) => {
+                    bad += 1;
+                    if reasons.len() < MOST_NAMED {
+                        reasons.push(format!("line {line}: {why}"));
+                    }
+                }
+            }
+        }
+        if bad > 0 {
+            return Err(CorpusError::Bad { path: path.to_owned(), bad, reasons });
         }
         if corpus.sensitivity.is_empty() {
             return Err(CorpusError::Empty { path: path.to_owned() });
@@ -138,8 +178,14 @@ mod tests {
             ["[]", "{}", "{\"prompt\": \"\"}", "{\"prompt\": \"a\", \"tokens\": [1]}", "{\"messages\": []}", "x"]
         {
             let error = read(&format!("{{\"prompt\": \"a\"}}\n{line}")).err().map(|error| error.to_string());
-            assert!(error.as_ref().is_some_and(|error| error.starts_with("line 2 of")), "{line}: {error:?}");
+            let is_named = |error: &String| error.starts_with("1 line of") && error.contains("\n  line 2: ");
+            assert!(error.as_ref().is_some_and(is_named), "{line}: {error:?}");
         }
+        let many = read(&"x\n".repeat(22)).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(
+            many.starts_with("22 lines of") && many.contains("line 20: ") && many.ends_with("and 2 more"),
+            "{many}"
+        );
         assert!(matches!(read("\n"), Err(CorpusError::Empty { .. })));
     }
 }
