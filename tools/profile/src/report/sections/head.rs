@@ -1,7 +1,7 @@
 //! The head of the page: key numbers, conclusions, model, machine and settings.
 
 use super::failures;
-use super::roofline::{BEYOND, WHY_BEYOND};
+use super::roofline::{BEYOND, WHY_BEYOND_MEMORY};
 use crate::doubt::doubts;
 use crate::report::number::{bytes, count, label, percent, plain, time};
 use crate::report::view::{Pass, ReportView};
@@ -80,7 +80,7 @@ fn decode_sentence(view: &ReportView<'_>, provider: Provider) -> Option<String> 
         let (read, rate, least_time) = (bytes(read), plain(bounds.gb_per_s), time(least));
         text += &format!("; reading the {read} it needs at the {rate} GB/s measured takes {least_time}");
         text += &match least > BEYOND * ms {
-            true => format!(", longer than the pass itself: {WHY_BEYOND}"),
+            true => format!(", longer than the pass itself: {WHY_BEYOND_MEMORY}"),
             false => format!(", so it runs at {} of what its memory allows", percent(least / ms)),
         };
     }

@@ -13,8 +13,13 @@ use hpp_schema::Provider;
 
 /// A rate above the limit by more than this factor is not noise.
 pub const BEYOND: f64 = 1.05;
-/// Explanation of rates above a limit.
-pub const WHY_BEYOND: &str = "caches hold what is read, or the machine was busy while the bound was measured";
+/// Explanation of rates above the limit of memory bandwidth.
+pub const WHY_BEYOND_MEMORY: &str = "caches hold what is read, or the machine was busy while the bound was measured";
+/// Explanation of rates above the limit of a host's arithmetic, which hpp-exec measures with one product.
+const WHY_BEYOND_PRODUCT: &str = "the bound is the rate of one product of float32 matrices of 2048 by 2048 on this CPU; products of other shapes \
+                                  or element types may be faster, clock rates vary, or the machine was busy while it was measured";
+/// Explanation of rates above the limit of a device's arithmetic, which is what the model's own blocks reach.
+const WHY_BEYOND_BLOCKS: &str = "the bound is the highest rate of the blocks that take long beside a launch, and the time of a shorter block is uncertain";
 
 const DECODE: Look = Look(AMBER, MarkerShape::Circle);
 const PREFILL: Look = Look(PURPLE, MarkerShape::Triangle);
@@ -148,7 +153,12 @@ fn verdict(view: &ReportView<'_>, Point { provider, blocks, pass, intensity, rea
     let (reached, bounds) = ((*reached)?, view.bounds(*provider)?);
     let by_memory = bounds.gflops.is_none_or(|gflops| intensity * bounds.gb_per_s < gflops);
     let bound = if by_memory { "memory bandwidth" } else { "arithmetic" };
-    let beyond = if reached > BEYOND { format!("; more than the bound: {WHY_BEYOND}.") } else { ".".to_owned() };
+    let why = match by_memory {
+        true => WHY_BEYOND_MEMORY,
+        false if provider.uses_host_memory() => WHY_BEYOND_PRODUCT,
+        false => WHY_BEYOND_BLOCKS,
+    };
+    let beyond = if reached > BEYOND { format!("; more than the bound: {why}.") } else { ".".to_owned() };
     let (name, part) = (provider.name(), percent(reached));
     Some(format!("{name}, {pass}: {part} of the {bound} in {blocks}, where most of the time goes{beyond}"))
 }

@@ -126,6 +126,17 @@ fn a_rate_above_its_bound_is_explained() {
     assert_eq!(page.matches("caches hold what is read").count(), 2, "in the summary and under the roofline");
 }
 
+/// Caches explain reads, and no products.
+#[test]
+fn arithmetic_above_its_bound_has_its_own_explanation() {
+    let mut profile = BARE.profile();
+    profile.machine.rates.as_mut().expect("the sample has rates").cpu.tflops = 1e-6;
+    let (work, sweep) = (BARE.work(), BARE.sweep());
+    let page = render(&ReportInput { profile: &profile, work: &work, sweep: &sweep });
+    assert!(page.contains("of the arithmetic in") && page.contains("one product of float32 matrices"));
+    assert!(!page.contains("caches hold what is read"));
+}
+
 #[test]
 fn a_device_that_gains_nothing_is_not_recommended() {
     let mut profile = FULL.profile();
