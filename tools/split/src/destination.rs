@@ -66,11 +66,6 @@ impl Destination {
         }
     }
 
-    /// The directory that files are written to before they are moved into place; `None` in a dry run.
-    pub fn partial_directory(&self) -> Option<&Path> {
-        self.staging.as_deref()
-    }
-
     /// The weight files that are hard links.
     pub fn hard_links(self) -> Vec<String> {
         self.hard_links

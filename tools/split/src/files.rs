@@ -3,7 +3,7 @@
 use crate::destination::{Destination, NotLinkable};
 use crate::draft_files::{self, DRAFT_DIR, ModelWeights};
 use crate::error::SplitError;
-use crate::output::{OutputDir, PLAN_FILE, Resume};
+use crate::output::{Leftovers, OutputDir, PLAN_FILE, Resume};
 use crate::own_draft::OwnDraft;
 use crate::records::{Records, record_unhashed};
 use crate::weight_inputs::{SLOTS_FILE, WeightSource, weights_to_inputs};
@@ -83,9 +83,9 @@ impl<'a> PlanWriter<'a> {
         Ok(PlanWriter { options, analysis, own_draft, output: Some(output), destination })
     }
 
-    /// The directory that files are written to before they are moved into place; `None` in a dry run.
-    pub fn partial_directory(&self) -> Option<&Path> {
-        self.destination.partial_directory()
+    /// What stays if this process ends while it writes; `None` in a dry run.
+    pub fn leftovers(&self) -> Option<Leftovers> {
+        self.output.as_ref().map(OutputDir::leftovers)
     }
 
     /// Computes the plan as it would be written, without writing.

@@ -1,9 +1,9 @@
 //! Ctrl-C: while plans are measured, and while a plan is written.
 
+use crate::output::Leftovers;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -14,8 +14,8 @@ const INTERRUPTED: i32 = 130;
 /// Interval at which the flag is read.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// From now on, an interruption ends the process with a line that names `partial`, the directory that stays.
-pub fn name_partial_directory(partial: PathBuf) {
+/// From now on, an interruption ends the process with a line that names what stays.
+pub fn name_leftovers(leftovers: Leftovers) {
     let requested = Arc::new(AtomicBool::new(false));
     let is_installed =
         [SIGINT, SIGTERM].into_iter().all(|signal| flag::register(signal, Arc::clone(&requested)).is_ok());
@@ -26,11 +26,8 @@ pub fn name_partial_directory(partial: PathBuf) {
         while !requested.load(Ordering::SeqCst) {
             thread::sleep(POLL_INTERVAL);
         }
-        if partial.exists() {
-            hpp_io::line_to_stderr(&format!(
-                "interrupted: {} keeps what was written; the same command continues or replaces it, or remove it",
-                partial.display()
-            ));
+        if let Some(message) = leftovers.message() {
+            hpp_io::line_to_stderr(&message);
         }
         std::process::exit(INTERRUPTED);
     });

@@ -101,6 +101,27 @@ pub enum Resume {
     Everything,
 }
 
+/// What an interrupted run leaves beside the plan's directory.
+#[derive(Clone, Debug)]
+pub struct Leftovers {
+    staging: PathBuf,
+    /// An interrupted process does not remove it: it may still write into the staging directory, which another process would clear.
+    lock: PathBuf,
+}
+
+impl Leftovers {
+    /// The message about them; `None` if nothing is left.
+    pub fn message(&self) -> Option<String> {
+        self.staging.exists().then(|| {
+            format!(
+                "interrupted: {} keeps what was written, and {} is its lock; the same command continues or replaces it, or remove both",
+                self.staging.display(),
+                self.lock.display()
+            )
+        })
+    }
+}
+
 /// A directory being written, locked against other processes.
 #[derive(Debug)]
 pub struct OutputDir {
@@ -118,7 +139,7 @@ impl OutputDir {
         let parent = target.parent().unwrap_or(&target).to_owned();
         io_context("create", &parent, fs::create_dir_all(&parent))?;
         let name = target.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let lock_path = parent.join(format!(".{name}.lock"));
+        let lock_path = lock_path(&target);
         let lock = io_context("create", &lock_path, File::create(&lock_path))?;
         lock.try_lock().map_err(|_| OutputError::Busy(target.clone()))?;
         let staging = parent.join(format!(".{name}.partial"));
@@ -132,6 +153,11 @@ impl OutputDir {
     /// The directory that files are written to until [`OutputDir::commit`].
     pub fn staging(&self) -> &Path {
         &self.staging
+    }
+
+    /// What stays if this process ends now.
+    pub fn leftovers(&self) -> Leftovers {
+        Leftovers { staging: self.staging.clone(), lock: lock_path(&self.target) }
     }
 
     /// The directory they are in after it.
@@ -169,9 +195,14 @@ impl OutputDir {
     }
 
     fn unlock(&self) {
-        let name = self.target.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let _ = fs::remove_file(self.target.with_file_name(format!(".{name}.lock")));
+        let _ = fs::remove_file(lock_path(&self.target));
     }
+}
+
+/// The file that is locked while a target is written.
+fn lock_path(target: &Path) -> PathBuf {
+    let name = target.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    target.with_file_name(format!(".{name}.lock"))
 }
 
 /// Writes and syncs a file.
@@ -304,6 +335,10 @@ mod tests {
         dir
     }
 
+    fn names(dir: &Path) -> Vec<String> {
+        fs::read_dir(dir).unwrap().flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+    }
+
     #[cfg(unix)]
     #[test]
     fn a_symlink_stays_and_its_target_is_replaced() {
@@ -401,11 +436,16 @@ mod tests {
         let target = root.path().join("plan");
         let killed = OutputDir::begin(&target, false, Resume::Nothing).unwrap();
         write_synced(&killed.staging().join("cpu_0.onnx"), b"half").unwrap();
+        let leftovers = killed.leftovers();
         drop(killed);
+        let left = names(root.path());
+        let message = leftovers.message().unwrap();
+        assert!(left.len() == 2 && left.iter().all(|name| message.contains(name.as_str())), "{message}: {left:?}");
         let output = OutputDir::begin(&target, false, Resume::Nothing).unwrap();
         write_synced(&output.staging().join(PLAN_FILE), b"new").unwrap();
         output.commit().unwrap();
-        assert!(!target.join("cpu_0.onnx").exists());
+        assert!(!target.join("cpu_0.onnx").exists() && leftovers.message().is_none());
+        assert_eq!(names(root.path()), ["plan"], "the lock is gone too");
     }
 
     #[test]

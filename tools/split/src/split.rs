@@ -280,8 +280,8 @@ fn write(
         return PlanWriter::dry_run(options, analysis, own_draft, out_dir, parts, plan);
     }
     let writer = PlanWriter::begin(options, analysis, own_draft, out_dir)?;
-    if let Some(partial) = writer.partial_directory() {
-        interrupt::name_partial_directory(partial.to_owned());
+    if let Some(leftovers) = writer.leftovers() {
+        interrupt::name_leftovers(leftovers);
     }
     let written = writer.finish(parts, plan)?;
     if let Some(first) = written.hard_links.first() {
