@@ -104,6 +104,12 @@ pub fn check_replaceable(path: &Path, start: &[u8]) -> Result<(), FileWriteError
     }
 }
 
+/// Refuses a path where no file can be created, before work that takes long. Creates a temporary file there and removes it; opens no
+/// stream.
+pub fn check_creatable(path: &Path) -> Result<(), FileWriteError> {
+    if is_stream(path) { Ok(()) } else { OutputFile::create(path).map(drop) }
+}
+
 /// Whether the path names a stream: a device, a pipe or an open descriptor.
 pub fn is_stream(path: &Path) -> bool {
     matches!(destination(path), Ok(Destination::Stream(_)))
@@ -345,10 +351,13 @@ mod tests {
             [(missing.as_path(), no_directory.as_str()), (dir.path(), "it is a directory"), (&file.join("x"), &no_file)]
         {
             let error = OutputFile::create(path).err().unwrap();
+            assert_eq!(check_creatable(path).unwrap_err().source.to_string(), error.source.to_string());
             assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
             assert!(error.source.to_string().contains(why), "{error:?}");
         }
         assert!(!is_stream(&missing) && !is_stream(dir.path()));
+        check_creatable(&dir.path().join("new")).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left of the check");
     }
 
     /// Nobody may create a file there, not even root.

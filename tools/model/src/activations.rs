@@ -3,6 +3,7 @@
 //! `accuracy_level` 4 of `MatMulNBits` and `QMoE` allows ONNX Runtime's CPU kernels to round activations to 8 bits, block by block. GenAI's
 //! model builder states it for matrices and not for experts. Experts of 8 bits are computed so in any case.
 
+use crate::Analysis;
 use hpp_graph::{Attribute, Graph, Node, NodeId};
 use hpp_onnx::{Model, set_int_attribute};
 
@@ -19,6 +20,14 @@ pub(crate) fn round_to_8_bits(model: &mut Model, graph: &mut Graph) -> usize {
         graph.nodes[id.0 as usize].attributes.insert(ATTRIBUTE.to_owned(), Attribute::Int(INT8));
     }
     found.len()
+}
+
+impl Analysis {
+    /// Whether a block has experts that activations of 8 bits would make faster on the CPU.
+    pub fn has_experts_with_float_activations(&self, block: usize) -> bool {
+        let nodes = self.segmentation.blocks[block].nodes.iter().map(|id| self.graph.node(*id));
+        nodes.filter(|node| node.op_type == "QMoE").any(can_round)
+    }
 }
 
 fn can_round(node: &Node) -> bool {
@@ -72,5 +81,16 @@ mod tests {
     #[test]
     fn floating_point_models_have_nothing_to_change() {
         assert_eq!(levels("genai/llama3-fp32-cpu", Activations::Int8), (Some(0), vec![]));
+    }
+
+    #[test]
+    fn blocks_with_slow_experts_are_known() {
+        let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models/genai/gpt-oss-int4-cpu"));
+        let slow = |activations| {
+            let options = AnalysisOptions { activations, ..AnalysisOptions::as_exported(None, LogitsMode::All) };
+            let analysis = analyse_with(path, options).unwrap();
+            (0..analysis.segmentation.blocks.len()).filter(|block| analysis.has_experts_with_float_activations(*block)).count()
+        };
+        assert_eq!([Activations::Exported, Activations::Int8].map(slow), [4, 0]);
     }
 }

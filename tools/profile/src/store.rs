@@ -147,8 +147,12 @@ pub fn check_replaceable(path: &Path, start: &[u8]) -> Result<(), ProfileStoreEr
     hpp_io::check_replaceable(path, start).map_err(not_written)
 }
 
+/// Refuses a directory, and a path where no file can be created.
 fn refuse_directory(path: &Path) -> Result<(), ProfileStoreError> {
-    if path.is_dir() { Err(ProfileStoreError::Directory { path: path.to_owned() }) } else { Ok(()) }
+    if path.is_dir() {
+        return Err(ProfileStoreError::Directory { path: path.to_owned() });
+    }
+    hpp_io::check_creatable(path).map_err(not_written)
 }
 
 fn not_written(error: hpp_io::FileWriteError) -> ProfileStoreError {

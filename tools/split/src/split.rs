@@ -57,6 +57,9 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if let Some(note) = experts::note_of_whole_mixtures(&request, &analysis, &partitioning) {
         tell!("note: {note}");
     }
+    if let Some(note) = experts::note_of_float_activations(&analysis, &partitioning) {
+        tell!("note: {note}");
+    }
     if args.kv == KvHomeArg::Auto && request.problem.budget.host_kv_on_disk {
         tell!("note: {}", kv_on_disk_note(&request));
     }

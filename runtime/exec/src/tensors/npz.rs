@@ -90,9 +90,10 @@ fn read_within(path: &Path, budget: &mut npy::MemoryBudget) -> Result<Vec<(Strin
 /// How a ZIP archive begins.
 const ZIP_MAGIC: &[u8] = b"PK";
 
-/// Refuses a file that [`write_npz`] would not replace, before work that takes long.
+/// Refuses a file that [`write_npz`] would not replace or could not create, before work that takes long.
 pub fn check_npz(path: &Path) -> Result<(), FileWriteError> {
-    hpp_io::check_replaceable(path, ZIP_MAGIC)
+    hpp_io::check_replaceable(path, ZIP_MAGIC)?;
+    hpp_io::check_creatable(path)
 }
 
 /// Writes arrays in this order, uncompressed. The file appears once it is complete.

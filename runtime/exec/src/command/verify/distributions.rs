@@ -19,7 +19,7 @@ use crate::runtime::OrtBackend;
 use hpp_engine::{Engine, EngineError};
 use hpp_generate::sampling::greedy;
 use hpp_generate::{PlanFile, PromptEncoder, check_language_model};
-use hpp_io::{check_replaceable, show, show_json, write_file_as};
+use hpp_io::{check_creatable, check_replaceable, show, show_json, write_file_as};
 use hpp_schema::probe::FEW_POSITIONS;
 use hpp_schema::{InputRole, Plan, Whole, error_line};
 use std::fmt::Write;
@@ -29,6 +29,7 @@ use std::path::Path;
 pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     if let Some(path) = &args.report {
         check_replaceable(path, page::START)?;
+        check_creatable(path)?;
     }
     let against = args.against.as_deref().map(PlanFile::open).transpose()?;
     let reference = against.as_ref().unwrap_or(plan);
