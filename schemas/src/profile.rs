@@ -144,7 +144,7 @@ pub struct ProfileSettings {
     pub quick: bool,
     /// Whether every block was measured instead of one per class.
     pub all_blocks: bool,
-    /// The activations that 4- and 8-bit weights multiply: `--activations`.
+    /// The activations that 4- and 8-bit weights multiply: `--int8-activations`.
     #[serde(default, skip_serializing_if = "Activations::are_exported")]
     pub activations: Activations,
     /// Tokens generated after each prompt of the corpus.

@@ -2,7 +2,6 @@
 
 #![allow(clippy::result_large_err, reason = "ort's builder comes back in its errors")]
 
-use crate::discover::LIBRARY_VARIABLE;
 use crate::environment::SharedRuntime;
 use crate::loading::Loading;
 use crate::os;
@@ -245,7 +244,7 @@ const CLEARLY_SHORTER: u64 = 600;
 /// Variables of the environment that choose ONNX Runtime's kernels, such as `ORT_QMOE_CPU_QNBIT_GEMM`: a kernel packs weights for itself alone,
 /// and one that is given another's packs them again, in memory.
 fn kernel_settings() -> String {
-    let is_setting = |name: &str| name.starts_with("ORT_") && name != LIBRARY_VARIABLE;
+    let is_setting = |name: &str| name.starts_with("ORT_") && (name.contains("GEMM") || name.contains("MLAS"));
     let settings: BTreeMap<String, String> = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.to_string_lossy().into_owned())))
         .filter(|(name, _)| is_setting(name))

@@ -11,9 +11,6 @@ use std::path::{Path, PathBuf};
 /// The oldest version of ONNX Runtime that works, as (major, minor).
 pub const OLDEST: (u32, u32) = (1, ort::MINOR_VERSION);
 
-/// The variable of the environment that names the library.
-pub(crate) const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
-
 /// A place to search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LibraryOrigin {
@@ -39,7 +36,7 @@ impl fmt::Display for LibraryOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             LibraryOrigin::Argument => "--ort-lib",
-            LibraryOrigin::Variable => LIBRARY_VARIABLE,
+            LibraryOrigin::Variable => "ORT_DYLIB_PATH",
             LibraryOrigin::Package => "the package onnxruntime of this Python",
             LibraryOrigin::VirtualEnv => "the active virtual environment",
             LibraryOrigin::Environment => "the Python environment of this program",
@@ -113,7 +110,7 @@ impl LibrarySearch {
     pub fn from_environment(argument: Option<&Path>) -> Self {
         LibrarySearch {
             argument: argument.map(Path::to_owned),
-            variable: variable(LIBRARY_VARIABLE),
+            variable: variable("ORT_DYLIB_PATH"),
             package: None,
             virtual_env: variable("VIRTUAL_ENV"),
         }

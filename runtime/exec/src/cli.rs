@@ -26,7 +26,7 @@ use values::{
     after_help = "Examples:\n  hpp-exec model/ -p \"Once upon a time\" -n 64\n  hpp-exec plan/ --chat -p \"Hello\"\n  \
                         hpp-exec bench model/ --ram 8G -ngl 20\n\n\
                         Exit codes: 0 done, 1 failed (the message says why and what to do), 2 invalid command \
-                        line, 74 a mapped weight file was truncated during the run, 130 interrupted."
+                        line, 74 a mapped weight file was truncated during the run, 130 interrupted (by SIGTERM with nothing to keep: 143)."
 )]
 pub struct Cli {
     /// What to do instead of generating text.

@@ -32,20 +32,22 @@ pub struct Interrupt {
     requested: Arc<AtomicBool>,
     exit_on_next: Arc<AtomicBool>,
     terminated: Arc<AtomicBool>,
+    nothing_to_keep: Arc<AtomicBool>,
 }
 
 impl Interrupt {
     /// Installs the signal handlers. Until [`stop_gracefully`](Self::stop_gracefully) is called, a signal ends the process, with exit code
     /// 130 after Ctrl-C.
     pub fn install() -> io::Result<Self> {
-        let this = Self { exit_on_next: Arc::new(AtomicBool::new(true)), ..Self::never() };
+        let this = Self::never();
+        this.immediate();
         // Each Ctrl-C runs these in order: exit if the flag is set; record the request; exit on the next one.
         flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&this.exit_on_next))?;
         flag::register(SIGINT, Arc::clone(&this.requested))?;
         flag::register(SIGINT, Arc::clone(&this.exit_on_next))?;
         for signal in terminating() {
             // What a shell says of a process that this signal ended.
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&this.exit_on_next))?;
+            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&this.nothing_to_keep))?;
             flag::register(signal, Arc::clone(&this.requested))?;
             flag::register(signal, Arc::clone(&this.terminated))?;
         }
@@ -54,18 +56,25 @@ impl Interrupt {
 
     /// Without a signal handler: never requested, except through [`request`](Self::request).
     pub fn never() -> Self {
-        Self { requested: Arc::default(), exit_on_next: Arc::default(), terminated: Arc::default() }
+        Self {
+            requested: Arc::default(),
+            exit_on_next: Arc::default(),
+            terminated: Arc::default(),
+            nothing_to_keep: Arc::default(),
+        }
     }
 
-    /// Makes the next Ctrl-C only request a stop, because there is something to keep now. Clears an earlier request.
+    /// Makes the next signal only request a stop, because there is something to keep now. Clears an earlier Ctrl-C.
     pub fn stop_gracefully(&self) {
-        self.requested.store(false, Ordering::SeqCst);
+        self.nothing_to_keep.store(false, Ordering::SeqCst);
         self.exit_on_next.store(false, Ordering::SeqCst);
+        self.requested.store(self.is_terminated(), Ordering::SeqCst);
     }
 
-    /// Makes the next Ctrl-C end the process, because there is nothing to keep.
+    /// Makes the next signal end the process, because there is nothing to keep.
     pub fn immediate(&self) {
         self.exit_on_next.store(true, Ordering::SeqCst);
+        self.nothing_to_keep.store(true, Ordering::SeqCst);
     }
 
     /// Whether Ctrl-C requested a stop.

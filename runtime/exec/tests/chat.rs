@@ -51,7 +51,7 @@ fn turns_reuse_the_conversation_until_the_user_leaves() {
     say(&mut session, "/nonsense");
     session.exp_string("there is no command /nonsense").unwrap();
     say(&mut session, "/bye now");
-    session.exp_string("/bye stands alone on its line").unwrap();
+    session.exp_string("/bye takes no more words").unwrap();
     say(&mut session, "/help");
     session.exp_string("Ctrl-C").unwrap();
     say(&mut session, "/bye");
@@ -92,6 +92,8 @@ fn lines_that_were_pasted_or_typed_ahead_are_answered_in_turn() {
 #[test]
 fn a_terminated_conversation_saves_its_answer() {
     let plan = PlanDir::new("optimum/llama-with-past", 20_000);
+    let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+    std::fs::write(plan.file("tokenizer_config.json"), json!({ "chat_template": template }).to_string()).unwrap();
     let kv = tempfile::tempdir().unwrap();
     let kept = ["--session", "ended", "--kv-dir", kv.path().to_str().unwrap(), "--ignore-eos"];
     let mut session = talk(&plan, &kept);
@@ -101,9 +103,15 @@ fn a_terminated_conversation_saves_its_answer() {
     session.exp_string("stopped]").unwrap();
     assert_eq!(left(session), Some(130));
     let mut session = begin(&plan, &kept);
-    session.exp_string("continuing the conversation after").unwrap();
+    session.exp_string("continuing the conversation after 2 messages").unwrap();
+    say(&mut session, "again");
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    // Closes the terminal.
+    drop(session);
+    let mut session = begin(&plan, &kept);
+    session.exp_string("continuing the conversation after 4 messages").unwrap();
     session.exp_string("> ").unwrap();
-    // Nothing is kept at the prompt.
+    // There is nothing to keep at the prompt.
     session.process_mut().signal(Signal::SIGTERM).unwrap();
     assert_eq!(left(session), Some(143));
 }

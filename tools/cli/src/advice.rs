@@ -29,6 +29,7 @@ pub const OPTIONS_OF: [(&str, &[&str]); 3] = [
             "--trace",
             "--refine",
             "--quantize",
+            "--int8-activations",
             "--bits-budget",
             "--force",
             "--pack",

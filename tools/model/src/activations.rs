@@ -4,25 +4,27 @@
 //! model builder states it for matrices and not for experts. Experts of 8 bits are computed so in any case.
 
 use crate::Analysis;
-use hpp_graph::{Attribute, Graph, Node, NodeId};
-use hpp_onnx::{Model, set_int_attribute};
+use crate::expert_layout::set_in_both;
+use hpp_graph::{Graph, Node, NodeId};
+use hpp_onnx::Model;
+use hpp_schema::Activations;
 
 const ATTRIBUTE: &str = "accuracy_level";
 const INT8: i64 = 4;
+
 /// States activations of 8 bits in all operators that can take them and do not state them. The number of these operators.
 pub(crate) fn round_to_8_bits(model: &mut Model, graph: &mut Graph) -> usize {
     let found: Vec<NodeId> = graph.node_ids().filter(|id| can_round(graph.node(*id))).collect();
-    let first_output =
-        |id: &NodeId| Some(graph.value(graph.node(*id).outputs.first().copied().flatten()?).name.clone());
-    let outputs = found.iter().filter_map(first_output).collect();
-    set_int_attribute(model, &outputs, ATTRIBUTE, INT8);
-    for id in &found {
-        graph.nodes[id.0 as usize].attributes.insert(ATTRIBUTE.to_owned(), Attribute::Int(INT8));
-    }
+    set_in_both(model, graph, &found, (ATTRIBUTE, INT8));
     found.len()
 }
 
 impl Analysis {
+    /// The activations that the model computes with: those that it was analysed with, if that changed an operator.
+    pub fn activations(&self) -> Activations {
+        Activations::int8_if(self.integer_operators.is_some_and(|count| count > 0))
+    }
+
     /// Whether a block has experts that activations of 8 bits would make faster on the CPU.
     pub fn has_experts_with_float_activations(&self, block: usize) -> bool {
         let nodes = self.segmentation.blocks[block].nodes.iter().map(|id| self.graph.node(*id));
@@ -60,6 +62,10 @@ mod tests {
         let levels: Vec<_> = products.map(|node| (node.op_type().to_owned(), level(node))).collect();
         let in_graph = analysis.graph.nodes.iter().filter_map(|node| node.int("accuracy_level")).count();
         assert_eq!(in_graph, levels.iter().filter(|(_, level)| level.is_some()).count());
+        assert_eq!(
+            analysis.activations() == Activations::Int8,
+            analysis.integer_operators.is_some_and(|count| count > 0)
+        );
         (analysis.integer_operators, levels)
     }
 
@@ -89,7 +95,9 @@ mod tests {
         let slow = |activations| {
             let options = AnalysisOptions { activations, ..AnalysisOptions::as_exported(None, LogitsMode::All) };
             let analysis = analyse_with(path, options).unwrap();
-            (0..analysis.segmentation.blocks.len()).filter(|block| analysis.has_experts_with_float_activations(*block)).count()
+            (0..analysis.segmentation.blocks.len())
+                .filter(|block| analysis.has_experts_with_float_activations(*block))
+                .count()
         };
         assert_eq!([Activations::Exported, Activations::Int8].map(slow), [4, 0]);
     }

@@ -24,11 +24,17 @@ pub(crate) fn state(model: &mut Model, graph: &mut Graph, config: &ModelConfig) 
         return;
     }
     let plain: Vec<NodeId> = unstated(graph).filter(|id| has_plain_shape(graph, graph.node(*id))).collect();
-    let first_output = |id| Some(graph.value(graph.node(id).outputs.first().copied().flatten()?).name.clone());
-    let outputs = plain.iter().copied().filter_map(first_output).collect();
-    set_int_attribute(model, &outputs, ATTRIBUTE, PLAIN);
-    for id in plain {
-        graph.nodes[id.0 as usize].attributes.insert(ATTRIBUTE.to_owned(), Attribute::Int(PLAIN));
+    set_in_both(model, graph, &plain, (ATTRIBUTE, PLAIN));
+}
+
+/// Sets an integer attribute of nodes in the model and in its graph.
+pub(crate) fn set_in_both(model: &mut Model, graph: &mut Graph, nodes: &[NodeId], (name, value): (&str, i64)) {
+    let first_output =
+        |id: &NodeId| Some(graph.value(graph.node(*id).outputs.first().copied().flatten()?).name.clone());
+    let outputs = nodes.iter().filter_map(first_output).collect();
+    set_int_attribute(model, &outputs, name, value);
+    for id in nodes {
+        graph.nodes[id.0 as usize].attributes.insert(name.to_owned(), Attribute::Int(value));
     }
 }
 

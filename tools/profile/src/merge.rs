@@ -13,7 +13,7 @@ const PARTS_HINT: &str = "name the profiles of all parts of this corpus in its o
 /// Reads the parts, merges their statistics in order and writes the profile.
 pub fn run(args: &MergeArgs) -> Result<(), ProfileError> {
     let store = Store::new(&args.out);
-    store.refuse_directory()?;
+    store.check_creatable()?;
     if !args.force && store.refuse_to_overwrite().is_err() {
         let why = format!("{} is there already", args.out.display());
         return Err(ProfileError::setting(why, "replace it with --force, or choose another --out"));
@@ -90,6 +90,10 @@ fn merged(parts: &[(&Path, Profile)], whole: &Corpus, hash: String) -> Result<Pr
                 first.settings.decode_tokens
             );
             return Err(ProfileError::setting(why, "measure all parts with one --decode-tokens"));
+        }
+        if part.settings.activations != first.settings.activations {
+            let why = format!("one of {name} and {} was measured with --int8-activations", first_path.display());
+            return Err(ProfileError::setting(why, "measure all parts with it, or none"));
         }
         if part.corpus.is_none() {
             let why = format!("{name} has no corpus: it was made without --prompts");

@@ -15,7 +15,7 @@ use crate::missing::missing_measurements;
 use crate::page;
 use crate::progress::Progress;
 use crate::settings::{self, ModelLimits, unusable};
-use crate::store::{ProfileStoreError, Store, check_replaceable, parent};
+use crate::store::{ProfileStoreError, Store, check_writable, parent};
 use crate::table::summary;
 use crate::taps::{self, Wanted};
 use crate::targets::{BlockFacts, RunBytes, facts, targets};
@@ -152,9 +152,9 @@ fn refuse_unmeasured(profile: &Profile) -> Result<(), ProfileError> {
 
 /// Reads the profile to resume. Refuses to overwrite an existing file without `--force`.
 fn previous_profile(cli: &Cli, store: &Store) -> Result<Option<Profile>, ProfileError> {
-    store.refuse_directory()?;
+    store.check_creatable()?;
     if let Some(report) = &cli.report {
-        check_replaceable(report, page::START)?;
+        check_writable(report, page::START)?;
     }
     if cli.resume {
         return Ok(Some(store.read()?));
@@ -202,7 +202,7 @@ fn child_arguments(cli: &Cli) -> Result<Vec<std::ffi::OsString>, ProfileError> {
 }
 
 fn new_profile(cli: &Cli, analysis: &Analysis, host: Host) -> Result<Profile, ProfileError> {
-    let settled = settings::settle(cli, settings::limits(analysis), &host)?;
+    let settled = settings::settle(cli, settings::limits(analysis), &host, analysis.activations())?;
     let blocks = block_facts(analysis);
     let targets = targets(&blocks, settled.settings.all_blocks, run_bytes(&host));
     let weight_bytes = weights(analysis);
@@ -229,7 +229,7 @@ fn resume(
     let same_model = differences.is_empty();
     differences.extend(host_differences.iter().map(|what| format!("another machine: {what}")));
     let limits: ModelLimits = settings::limits(analysis);
-    let settled = match settings::settle_again(cli, limits, &profile)? {
+    let settled = match settings::settle_again(cli, limits, &profile, analysis.activations())? {
         Ok(settled) => Some(settled),
         Err(more) => {
             differences.extend(more);

@@ -60,8 +60,14 @@ pub fn limits(analysis: &Analysis) -> ModelLimits {
 }
 
 /// Resolves the settings of a new profile.
-pub fn settle(cli: &Cli, limits: ModelLimits, host: &Host) -> Result<Settled, ProfileError> {
+pub fn settle(cli: &Cli, limits: ModelLimits, host: &Host, activations: Activations) -> Result<Settled, ProfileError> {
     let mut notes = Vec::new();
+    if cli.int8_activations && activations.are_exported() {
+        notes.push(
+            "--int8-activations has no effect: no MatMulNBits or QMoE of the model computes with activations in floats that can be rounded"
+                .to_owned(),
+        );
+    }
     let contexts = contexts(cli, limits, &mut notes)?;
     let prefill_tokens = prefill_tokens(cli, limits, &mut notes)?;
     let providers = if cli.providers.is_empty() { usable(host) } else { unique(cli.providers.iter().copied()) };
@@ -72,7 +78,7 @@ pub fn settle(cli: &Cli, limits: ModelLimits, host: &Host) -> Result<Settled, Pr
         prefill_tokens,
         quick: cli.quick,
         all_blocks: cli.all_blocks,
-        activations: Activations::int8_if(cli.int8_activations),
+        activations,
         decode_tokens: cli.decode_tokens.unwrap_or(if cli.quick { 8 } else { 32 }),
     };
     Ok(Settled { settings, notes })
@@ -84,6 +90,7 @@ pub fn settle_again(
     cli: &Cli,
     limits: ModelLimits,
     before: &Profile,
+    activations: Activations,
 ) -> Result<Result<Settled, Vec<String>>, ProfileError> {
     let mut settings = before.settings.clone();
     let mut notes = Vec::new();
@@ -94,8 +101,8 @@ pub fn settle_again(
     if cli.all_blocks && !settings.all_blocks {
         differences.push("it was begun without --all-blocks".to_owned());
     }
-    if settings.activations != Activations::int8_if(cli.int8_activations) {
-        let how = if cli.int8_activations { "without" } else { "with" };
+    if settings.activations != activations {
+        let how = if settings.activations.are_exported() { "without" } else { "with" };
         differences.push(format!("it was begun {how} --int8-activations"));
     }
     if let Some(asked) = cli.decode_tokens.filter(|asked| *asked != settings.decode_tokens) {

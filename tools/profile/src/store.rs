@@ -83,9 +83,9 @@ impl Store {
         &self.path
     }
 
-    /// Refuses a directory, which neither `--resume` nor `--force` makes a profile.
-    pub fn refuse_directory(&self) -> Result<(), ProfileStoreError> {
-        refuse_directory(&self.path)
+    /// Refuses a directory, which neither `--resume` nor `--force` makes a profile, and a path where no file can be created.
+    pub fn check_creatable(&self) -> Result<(), ProfileStoreError> {
+        check_creatable(&self.path)
     }
 
     /// Refuses if the file exists. A device or a pipe is not overwritten.
@@ -98,7 +98,7 @@ impl Store {
 
     /// Refuses a file that is no profile. [`save`](Self::save) replaces whatever is there.
     pub fn refuse_another_kind(&self) -> Result<(), ProfileStoreError> {
-        check_replaceable(&self.path, PROFILE_START)
+        check_writable(&self.path, PROFILE_START)
     }
 
     /// Reads the existing profile.
@@ -141,14 +141,14 @@ pub fn write(path: &Path, bytes: &[u8], start: &[u8]) -> Result<(), ProfileStore
     hpp_io::write_file_as(path, bytes, start).map_err(not_written)
 }
 
-/// Refuses a directory, and a file that [`write`] would not replace.
-pub fn check_replaceable(path: &Path, start: &[u8]) -> Result<(), ProfileStoreError> {
-    refuse_directory(path)?;
+/// Refuses a directory, a path where no file can be created, and a file that [`write`] would not replace.
+pub fn check_writable(path: &Path, start: &[u8]) -> Result<(), ProfileStoreError> {
+    check_creatable(path)?;
     hpp_io::check_replaceable(path, start).map_err(not_written)
 }
 
 /// Refuses a directory, and a path where no file can be created.
-fn refuse_directory(path: &Path) -> Result<(), ProfileStoreError> {
+fn check_creatable(path: &Path) -> Result<(), ProfileStoreError> {
     if path.is_dir() {
         return Err(ProfileStoreError::Directory { path: path.to_owned() });
     }

@@ -20,6 +20,9 @@ pub fn analyse(
     if let Some(bits) = args.quantize.quantize.filter(|_| quantize.is_some()) {
         analysis.name = format!("{}-{}", analysis.name, bits.name());
     }
+    if !analysis.activations().are_exported() {
+        analysis.name.push_str("-int8-activations");
+    }
     let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
     let mut analysis = analysis.with_experts_apart(layers).ok_or_else(|| {
         SplitError::setting(

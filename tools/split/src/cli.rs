@@ -153,7 +153,7 @@ pub struct SplitArgs {
     #[arg(long)]
     pub all_logits: bool,
 
-    // Groups with a heading are last: clap puts whatever follows under it, as it should the last option.
+    // Groups with a heading are last, because clap puts all later options under it, too.
     /// Cost sources, objective and planner options.
     #[command(flatten)]
     pub planning: PlanningArgs,

@@ -124,7 +124,20 @@ impl Costs {
             ),
             Err(error) => errors.0.push(InputError { message: format!("{error}: {}", error.source), hint: None }),
         }
-        let activations = Activations::int8_if(analysis.integer_operators.is_some());
+        let differences = ThisHost::read().differences(&profile.host);
+        errors.require(
+            differences.is_empty() || allow_other_machine,
+            format!("{file} was measured on another machine: {}", differences.join(", ")),
+            "profile this machine with hpp-profile, or plan for that machine with --allow-other-machine",
+        );
+        errors.into_result()
+    }
+
+    /// Refuses a profile that was measured with other activations than those of the plan.
+    pub fn check_activations(&self, analysis: &Analysis) -> Result<(), InputErrors> {
+        let CostBasis::Profile(profile, file) = &self.basis else { return Ok(()) };
+        let mut errors = InputErrors::default();
+        let activations = analysis.activations();
         errors.require(
             profile.settings.activations == activations,
             match activations {
@@ -134,12 +147,6 @@ impl Costs {
                 Activations::Int8 => format!("{file} was measured without --int8-activations"),
             },
             "give --int8-activations to hpp-profile and hpp-split, or to neither",
-        );
-        let differences = ThisHost::read().differences(&profile.host);
-        errors.require(
-            differences.is_empty() || allow_other_machine,
-            format!("{file} was measured on another machine: {}", differences.join(", ")),
-            "profile this machine with hpp-profile, or plan for that machine with --allow-other-machine",
         );
         errors.into_result()
     }

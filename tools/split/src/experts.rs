@@ -209,7 +209,7 @@ pub fn note_of_float_activations(analysis: &Analysis, partitioning: &Partitionin
     let on_host = |block: &usize| partitioning.solution.placements[*block].decode == Placement::Cpu;
     let blocks = 0..analysis.segmentation.blocks.len();
     blocks.filter(on_host).any(|block| analysis.has_experts_with_float_activations(block)).then(|| {
-        "4-bit experts compute with activations in floats on the CPU, as exported; --int8-activations rounds these to 8 bits, about 1.5 \
+        "4-bit experts compute with activations in floats on the CPU, as exported; hpp-split --int8-activations rounds these to 8 bits, about 1.5 \
          times as fast in memory, with slightly other logits"
             .to_owned()
     })

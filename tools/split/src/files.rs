@@ -189,13 +189,18 @@ impl<'a> PlanWriter<'a> {
             protos.push((name.clone(), proto.map_err(|e| SplitError::Extract { name, source: Box::new(e) })?));
         }
         protos.push((TAPPED_FILE.to_owned(), extractor.tapped(&self.taps(parts, plan))));
-        if self.options.pack {
+        if self.has_own_whole() {
             protos.push((WHOLE_FILE.to_owned(), self.whole(&extractor)?));
         }
         Ok(protos)
     }
 
-    /// The model before its head was rewritten, against which `hpp-exec verify` compares a packed plan.
+    /// Whether the plan has an unsplit model of its own: where it is packed, and where the exported model computes with other activations.
+    fn has_own_whole(&self) -> bool {
+        self.options.pack || !self.analysis.activations().are_exported()
+    }
+
+    /// The model before its head was rewritten, against which `hpp-exec verify` compares such a plan.
     fn whole(&mut self, extractor: &Extractor) -> Result<ModelProto, SplitError> {
         match &self.analysis.before {
             Some((model, graph)) => Ok(Extractor::new(&self.externalise(model)?, graph).tapped(&[])),
@@ -291,15 +296,16 @@ impl<'a> PlanWriter<'a> {
             partition.weights_dir = weights_dir.to_owned();
         }
         plan.model.tapped = Some(TAPPED_FILE.to_owned());
-        (plan.model.source, plan.model.weights_dir) = match self.options.pack {
-            true => (WHOLE_FILE.to_owned(), ".".to_owned()),
+        let has_own_whole = self.has_own_whole();
+        (plan.model.source, plan.model.weights_dir) = match has_own_whole {
+            true => (WHOLE_FILE.to_owned(), weights_dir.to_owned()),
             false => (
                 self.destination.relative(self.analysis.model.path()),
                 self.destination.relative(self.analysis.model.dir()),
             ),
         };
-        if self.options.pack {
-            // The packed whole model is flattened: it has no branch to choose.
+        if has_own_whole {
+            // This model is flattened: it has no branch to choose.
             plan.model.inputs.retain(|input| !input.role.is_of_source_only());
         }
     }

@@ -29,7 +29,7 @@ pub fn summary(summary: &QuantizeSummary) -> String {
 }
 
 /// What takes long before formats are chosen.
-pub const MEASURING: &str = "quantization: all weights are read to measure the errors of each format";
+pub const MEASURING: &str = "quantization: to choose formats, the errors of each are measured, which reads all weights";
 
 /// How to measure what quantizing changes.
 pub const MEASURE: &str = "what that changes: hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL";

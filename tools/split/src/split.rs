@@ -44,6 +44,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     check_target(args, Some(&out_dir))?;
     if let Some(path) = &args.planning.trace {
         hpp_io::check_replaceable(path, TRACE_START.as_bytes())?;
+        hpp_io::check_creatable(path)?;
     }
     let Chosen { mut request, partitioning } = inputs.choose()?;
     let planned = partitioning.solution.clone();
@@ -76,7 +77,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let printed = print::result(args, &plan, explanation.as_ref(), &trials);
     if !args.dry_run {
         print::location(&out_dir, &plan);
-        if analysis.quantized.is_some() || analysis.integer_operators.is_some_and(|count| count > 0) {
+        if analysis.quantized.is_some() || !analysis.activations().are_exported() {
             tell!("{}", quantize::MEASURE);
         }
     }
@@ -119,6 +120,7 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
         Some(_) => costs.without_profile(),
         None => {
             costs.check_origin(&analysis, args.planning.allow_other_machine)?;
+            costs.check_activations(&analysis)?;
             costs
         }
     };

@@ -25,7 +25,7 @@ pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> 
         (
             analysis.integer_operators == Some(0),
             "--int8-activations",
-            "the model has no operator that takes activations of 8 bits and does not already (MatMulNBits and QMoE with 4 or 8 bits in blocks)",
+            "no MatMulNBits or QMoE of the model computes with activations in floats that can be rounded",
         ),
         (args.kv != KvHomeArg::Auto && plan.states.is_empty(), "--kv", "the model keeps no states"),
     ];

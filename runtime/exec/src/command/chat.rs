@@ -26,6 +26,7 @@ use hpp_io::show;
 use hpp_schema::error_report;
 use rustyline::error::ReadlineError;
 use rustyline::{Behavior, Config, Editor};
+use std::cell::RefCell;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
@@ -286,7 +287,7 @@ impl Typed {
         match is_alone {
             true => command,
             false => Typed::Refused(format!(
-                "{first} stands alone on its line; a message begins with a word that is no command"
+                "{first} takes no more words; to send this as a message, begin it with another word"
             )),
         }
     }
@@ -372,24 +373,30 @@ impl Chat<'_> {
         ctx.interrupt.stop_gracefully();
         let watch = ctx.interrupt.cancel_on_request(&self.sequence.engine().cancel_handle());
         let tokenizer = self.encoder.tokenizer.as_ref();
-        let is_cancelled = || ctx.interrupt.is_requested();
+        // An answer that a closed terminal or pipe does not take ends, and is saved.
+        let unwritten = RefCell::new(None);
+        let is_cancelled = || ctx.interrupt.is_requested() || unwritten.borrow().is_some();
         let out = &mut *ctx.out;
-        let on_event = &mut |event: GenerationEvent<'_>| match event {
-            GenerationEvent::Text(text) => Ok(show(out, text)?),
-            GenerationEvent::Prompt { .. } | GenerationEvent::PromptToken { .. } | GenerationEvent::Token { .. } => {
-                Ok::<_, ExecError>(())
+        let on_event = &mut |event: GenerationEvent<'_>| {
+            let mut unwritten = unwritten.borrow_mut();
+            if let (GenerationEvent::Text(text), None) = (event, &*unwritten) {
+                *unwritten = show(out, text).err();
             }
+            Ok::<_, ExecError>(())
         };
         let generation = self.drafts.speculate(Generation::new(request, tokenizer.cloned(), self.chunk));
         let generated = generate(&mut self.sequence, generation, &is_cancelled, on_event);
         drop(watch);
         ctx.interrupt.stop_gracefully();
         let generated = generated?;
-        show(ctx.out, "\n")?;
+        let unwritten = unwritten.into_inner().or_else(|| show(ctx.out, "\n").err());
         warn_of_unknown_tokens(tokenizer, &generated, ctx.console);
         ctx.console.info(&answer_summary(&generated, &mut self.sequence, self.restart));
         self.transcript.push(Role::Assistant, generated.text.as_deref().unwrap_or_default());
         self.save()?;
+        if let Some(error) = unwritten {
+            return Err(error.into());
+        }
         Ok(if generated.finish_reason == FinishReason::Cancelled { Reply::Cancelled } else { Reply::Complete })
     }
 
@@ -449,8 +456,8 @@ mod tests {
         }
         for (line, says) in [
             ("/nonsense", "there is no command /nonsense"),
-            ("/help extra", "/help stands alone"),
-            ("/reset\tnow", "/reset stands alone"),
+            ("/help extra", "/help takes no more words"),
+            ("/reset\tnow", "/reset takes no more words"),
         ] {
             let Typed::Refused(why) = Typed::read(line) else { panic!("{line:?}") };
             assert!(why.contains(says), "{why}");

@@ -197,10 +197,10 @@ fn without_tokenizer(model: &ModelSettings) -> Option<String> {
     if model.encoder.tokenizer.is_some() {
         return None;
     }
-    let embeddings = if model.gives_hidden_states { ", and as `input` of /v1/embeddings" } else { "" };
+    let embeddings = if model.gives_hidden_states { " and as `input` of /v1/embeddings" } else { "" };
     Some(format!(
         "{} has no tokenizer: chats and all other requests with text are refused. Token ids are taken as `prompt` of \
-         /v1/completions, whose answers then have no text{embeddings}. For text, put tokenizer.json beside the model and split it again",
+         /v1/completions{embeddings}; completions then have no text. For text, put tokenizer.json beside the model and split it again",
         model.name
     ))
 }

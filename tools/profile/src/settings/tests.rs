@@ -11,11 +11,11 @@ fn cli(arguments: &str) -> Cli {
 }
 
 fn settled(arguments: &str, limits: ModelLimits) -> Settled {
-    settle(&cli(arguments), limits, &sample::host()).unwrap()
+    settle(&cli(arguments), limits, &sample::host(), Activations::Exported).unwrap()
 }
 
 fn refusal(arguments: &str, limits: ModelLimits) -> String {
-    settle(&cli(arguments), limits, &sample::host()).unwrap_err().to_string()
+    settle(&cli(arguments), limits, &sample::host(), Activations::Exported).unwrap_err().to_string()
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn models_say_what_they_allow() {
 fn a_profile_that_is_continued_keeps_its_settings() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
     let before = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
-    let again = |arguments: &str| settle_again(&cli(arguments), DECODER, &before).unwrap();
+    let again = |arguments: &str| settle_again(&cli(arguments), DECODER, &before, Activations::Exported).unwrap();
     assert_eq!(again("--quick").unwrap().settings, before.settings);
     assert_eq!(again("").unwrap().settings, before.settings);
     let more = again("--contexts 300 --prefill-tokens 20 --providers webgpu").unwrap().settings;
@@ -78,9 +78,11 @@ fn a_profile_that_is_continued_keeps_its_settings() {
     assert_eq!(more.providers, [Provider::CPU, Provider::WEBGPU]);
     let mut slow = before.clone();
     slow.settings.quick = false;
-    let differences =
-        settle_again(&cli("--quick --all-blocks --decode-tokens 9"), DECODER, &slow).unwrap().unwrap_err();
-    assert_eq!(differences.len(), 3, "{differences:?}");
+    let differences = settle_again(&cli("--quick --all-blocks --decode-tokens 9"), DECODER, &slow, Activations::Int8)
+        .unwrap()
+        .unwrap_err();
+    assert_eq!(differences.len(), 4, "{differences:?}");
+    assert!(differences[2].contains("without --int8-activations"), "{differences:?}");
 }
 
 #[test]

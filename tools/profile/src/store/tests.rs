@@ -28,7 +28,7 @@ fn a_directory_is_refused_as_one() {
     let dir = tempfile::tempdir().unwrap();
     let is_directory =
         |refused: Result<(), ProfileStoreError>| matches!(refused, Err(ProfileStoreError::Directory { .. }));
-    assert!(is_directory(Store::new(dir.path()).refuse_directory()));
-    assert!(is_directory(check_replaceable(dir.path(), b"<!DOCTYPE html>")), "a report");
-    Store::new(&dir.path().join("new.yaml")).refuse_directory().unwrap();
+    assert!(is_directory(Store::new(dir.path()).check_creatable()));
+    assert!(is_directory(check_writable(dir.path(), b"<!DOCTYPE html>")), "a report");
+    Store::new(&dir.path().join("new.yaml")).check_creatable().unwrap();
 }
