@@ -131,7 +131,7 @@ fn attempt(
             let builder = on_host(runtime, spec, packed)?;
             let make = || match spec.locks_weights {
                 true => disk::claim_locked(loading, spec.weights_dir, || commit(builder, spec, control)),
-                false => commit(builder, spec, control),
+                false => disk::claim_unread(loading, spec.weights_dir, || commit(builder, spec, control)),
             };
             if !packed {
                 return Ok(in_memory(make()?, host_name(runtime)));

@@ -78,6 +78,24 @@ pub(crate) fn claim_locked<T>(
     Ok(made)
 }
 
+/// Creates a session and drops the pages of files under a directory that its creation has read: these are the originals of what kernels have
+/// packed, and the scales that are packed with them. What runs use of them after all is read again.
+pub(crate) fn claim_unread<T>(
+    loading: &Loading,
+    dir: &Path,
+    make: impl FnOnce() -> Result<T, BackendError>,
+) -> Result<T, BackendError> {
+    if mapped_under(dir).is_err() {
+        return make();
+    }
+    let (made, mappings) = claim(loading, dir, make)?;
+    for mapping in &mappings {
+        // SAFETY: the mapping belongs to the session, which is alive; its pages have the contents of a file, from which they come back.
+        unsafe { mapping.free_pages() };
+    }
+    Ok(made)
+}
+
 fn parse(line: &str) -> Option<Mapping> {
     let (fields, path) = (line.split_ascii_whitespace(), line.find('/').map(|at| &line[at..])?);
     let [range, rights, offset] = fields.take(3).collect::<Vec<_>>().try_into().ok()?;

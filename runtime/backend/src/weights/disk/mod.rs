@@ -30,7 +30,7 @@ pub(crate) use copies::find_or_copy;
 pub(super) use direct::{DirectFile, DirectReads};
 pub use disk_rate::read_rate;
 pub(crate) use experts::ExpertTensors;
-pub(crate) use mapping::{Mapping, claim, claim_locked, forget, mapped_under};
+pub(crate) use mapping::{Mapping, claim, claim_locked, claim_unread, forget, mapped_under};
 pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
 
 use super::file::SECTOR;
