@@ -216,9 +216,8 @@ fn devices(decision: &Decision, partitions: &[Partition]) -> Vec<Device> {
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
-/// What CPU kernels hold beside the model's bytes of the weights that stay in host memory; `None` without a limit, or if nothing.
+/// What CPU kernels hold beside the model's bytes of the weights that stay in host memory; `None` if nothing.
 fn kernel_layout(decision: &Decision, partitions: &[Partition]) -> Option<u64> {
-    decision.budgets.ram?;
     let held = |partition: &Partition| match partition.variants().find(|variant| variant.device == "cpu")?.residency {
         Residency::Resident => Some(partition.bytes.weights.0),
         Residency::Streamed => partition.bytes.locked.map(|locked| locked.0),
