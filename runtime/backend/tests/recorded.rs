@@ -176,3 +176,34 @@ fn a_partition_with_4_bit_weights_is_packed_even_if_the_model_has_none() {
     let prepared = std::fs::read_dir(dir.path().join("prepared")).expect("weights were packed").flatten();
     assert_eq!(prepared.filter(|entry| entry.path().is_dir()).count(), 1);
 }
+
+/// Of the files in a directory that this process maps privately and writable: how many mappings, and KiB of their pages in memory.
+#[cfg(target_os = "linux")]
+fn mapped(dir: &std::path::Path) -> (usize, u64) {
+    let dir = dir.canonicalize().unwrap();
+    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let (mut mappings, mut resident, mut counts) = (0, 0, false);
+    for line in smaps.lines() {
+        if let Some(kib) = line.strip_prefix("Rss:").filter(|_| counts) {
+            resident += kib.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+        } else if line.contains(" rw-p ") || line.contains(" r--p ") || line.contains(" r-xp ") {
+            counts = line.contains(" rw-p ") && line.contains(dir.to_str().unwrap());
+            mappings += usize::from(counts);
+        }
+    }
+    (mappings, resident)
+}
+
+/// Kernels pack 4-bit weights with their scales, whose originals stay mapped.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_loading_has_read_does_not_stay_in_memory() {
+    let model =
+        recorded().into_iter().find(|model| model.name() == "genai/llama3-int4-cpu").expect("a committed model");
+    let options = EngineOptions::default();
+    let engine = Engine::load(&model.plan(64), &model.dir, &backend(), options, &Silent).unwrap();
+    let (mappings, resident) = mapped(&model.dir);
+    // 196 KiB have been read; of these loading uses some again, such as the weights of norms.
+    assert!(mappings > 0 && resident < 100, "{resident} KiB in {mappings} mappings");
+    drop(engine);
+}

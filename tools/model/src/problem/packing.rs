@@ -54,8 +54,8 @@ pub fn session_copies(graph: &Graph) -> u64 {
     copies.fold(0, u64::saturating_add)
 }
 
-/// Bytes of scales that stay in memory beside their packed copy where weights are neither streamed nor locked: what computes in integers
-/// packs its scales with its weights (`MlasQNBitGemmPackQuantBData`), and ONNX Runtime frees only the weights it has packed.
+/// Bytes of scales that stay in memory beside their packed copy where mapped weights are locked, as those of a draft are: what computes in
+/// integers packs its scales with its weights (`MlasQNBitGemmPackQuantBData`), and ONNX Runtime unmaps only the weights it has packed.
 pub fn scales_beside_packed(graph: &Graph) -> u64 {
     let ids: Vec<ValueId> = scales(graph, |_| true).into_iter().collect();
     bytes(graph, &ids)

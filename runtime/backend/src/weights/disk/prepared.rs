@@ -52,8 +52,8 @@ pub(super) struct KeptDirectory<'a> {
 }
 
 /// Finds a prepared partition or prepares it: `make` writes [`MODEL`] and [`UNALIGNED`] to the directory it is given. `made_for` is
-/// everything that the layout depends on beside the plan's contents: the library's version, the processor and the variables that choose kernels. Regions are compressed that
-/// take at most `limit` of 1000 bytes. Returns the directory.
+/// everything that the layout depends on beside the plan's contents: the library's version, the processor and the variables that choose
+/// kernels. Regions are compressed that take at most `limit` of 1000 bytes. Returns the directory.
 pub(crate) fn find_or_make(
     prepared: &Prepared<'_>,
     partition: &str,
