@@ -7,7 +7,8 @@ mod support;
 use rexpect::process::{Signal, WaitStatus};
 use rexpect::session::{PtySession, spawn_command};
 use serde_json::json;
-use std::process::Command;
+use std::io::Read;
+use std::process::{Command, Stdio};
 use support::PlanDir;
 
 fn begin(plan: &PlanDir, args: &[&str]) -> PtySession {
@@ -88,9 +89,9 @@ fn lines_that_were_pasted_or_typed_ahead_are_answered_in_turn() {
     assert_eq!(left(session), Some(0));
 }
 
-/// A service manager, or a terminal that is closed: what was said until then is kept.
+/// Ended by a service manager, or because nobody reads the answer any more: what was said until then is kept.
 #[test]
-fn a_terminated_conversation_saves_its_answer() {
+fn a_conversation_that_is_ended_saves_its_answer() {
     let plan = PlanDir::new("optimum/llama-with-past", 20_000);
     let template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
     std::fs::write(plan.file("tokenizer_config.json"), json!({ "chat_template": template }).to_string()).unwrap();
@@ -104,10 +105,17 @@ fn a_terminated_conversation_saves_its_answer() {
     assert_eq!(left(session), Some(130));
     let mut session = begin(&plan, &kept);
     session.exp_string("continuing the conversation after 2 messages").unwrap();
-    say(&mut session, "again");
-    std::thread::sleep(std::time::Duration::from_millis(500));
-    // Closes the terminal.
-    drop(session);
+    say(&mut session, "/bye");
+    assert_eq!(left(session), Some(0));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hpp-exec"));
+    let command =
+        command.arg(plan.path()).args(kept).args(["-p", "again"]).stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut answering = command.spawn().unwrap();
+    let mut stdout = answering.stdout.take().unwrap();
+    stdout.read_exact(&mut [0]).unwrap();
+    // Writes fail from now on, as those to a closed terminal do.
+    drop(stdout);
+    answering.wait().unwrap();
     let mut session = begin(&plan, &kept);
     session.exp_string("continuing the conversation after 4 messages").unwrap();
     session.exp_string("> ").unwrap();
