@@ -18,6 +18,9 @@ pub struct Verdict {
     pub unsplit_model: String,
     /// The plan's partitions and the provider that ran each.
     pub partitions: Vec<(String, String)>,
+    /// The passes into which the plan divides the prompt, and in which the unsplit model computes it too; absent if it is one pass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt_passes: Option<PromptPasses>,
     /// The steps of a text.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<StepResult>,
@@ -27,6 +30,22 @@ pub struct Verdict {
     /// Where the difference begins.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub first_difference: Option<FirstDifference>,
+}
+
+/// A prompt that is divided into passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct PromptPasses {
+    /// Tokens of the prompt.
+    pub tokens: u64,
+    /// Most tokens of a pass.
+    pub longest: u64,
+}
+
+impl PromptPasses {
+    /// The passes of a prompt of `tokens` with a plan's chunk size; `None` if one pass computes it.
+    pub fn of_prompt(tokens: u64, chunk: u64) -> Option<PromptPasses> {
+        (tokens > chunk).then_some(PromptPasses { tokens, longest: chunk })
+    }
 }
 
 /// One step.
@@ -81,6 +100,13 @@ pub fn text(verdict: &Verdict) -> String {
     let mut out = String::new();
     let names: Vec<String> = verdict.partitions.iter().map(|(name, on)| format!("{name} ({on})")).collect();
     let _ = writeln!(out, "unsplit model ({}) against {}", verdict.unsplit_model, names.join(", "));
+    if let Some(PromptPasses { tokens, longest }) = verdict.prompt_passes {
+        let _ = writeln!(
+            out,
+            "both compute the prompt of {tokens} tokens in passes of {longest} at most, as the plan divides it; one pass over all of it \
+             may round differently"
+        );
+    }
     if !verdict.steps.is_empty() {
         let rows = verdict.steps.iter().map(step_row);
         out.push_str(&table(&["step", "token", "plan", "margin", "max abs", "max rel", "identical", ""], rows));
@@ -153,4 +179,27 @@ fn first_difference(first: &FirstDifference) -> String {
 
 fn yes_no(yes: bool) -> String {
     (if yes { "yes" } else { "no" }).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_passes_of_a_divided_prompt_are_named() {
+        let verdict = |tokens| Verdict {
+            within_tolerance: true,
+            bit_identical: true,
+            tolerance: Tolerance(1e-4),
+            unsplit_model: "model.onnx".to_owned(),
+            partitions: vec![("cpu_0".to_owned(), "cpu".to_owned())],
+            prompt_passes: PromptPasses::of_prompt(tokens, 192),
+            steps: vec![],
+            outputs: vec![],
+            first_difference: None,
+        };
+        let divided = text(&verdict(193));
+        assert!(divided.contains("the prompt of 193 tokens in passes of 192 at most"), "{divided}");
+        assert!(!text(&verdict(192)).contains("passes"));
+    }
 }

@@ -1,7 +1,7 @@
 //! Verifies models that generate text: compares the logits of each step, on tokens that the unsplit model chooses.
 
 use super::difference::{Difference, Tolerance};
-use super::report::{FirstDifference, StepResult, TensorResult, Verdict};
+use super::report::{FirstDifference, PromptPasses, StepResult, TensorResult, Verdict};
 use super::{BoundaryTensor, CommandContext, boundaries, last_partition, tolerance};
 use crate::cli::VerifyArgs;
 use crate::command::unsplit::unsplit;
@@ -45,6 +45,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
     let telemetry = sequence.engine().telemetry();
     let tolerance = tolerance(args, &plan.plan, &telemetry);
     let steps = reference.compare(&mut sequence, tolerance, ctx)?;
+    let prompt_passes = PromptPasses::of_prompt(reference.prompt.len() as u64, sequence.engine().chunk());
 
     ctx.console.idle();
     let differs = steps.iter().position(|step| !step.difference.bit_identical);
@@ -55,6 +56,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
         tolerance,
         unsplit_model: plan.plan.model.source.clone(),
         partitions: telemetry.stages.iter().map(|s| (s.partition.clone(), s.provider.name().to_owned())).collect(),
+        prompt_passes,
         steps,
         outputs: vec![],
         first_difference,

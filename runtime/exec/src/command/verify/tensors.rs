@@ -46,6 +46,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
             .iter()
             .map(|s| (s.partition.clone(), s.provider.name().to_owned()))
             .collect(),
+        prompt_passes: None,
         steps: vec![],
         outputs,
         first_difference,
