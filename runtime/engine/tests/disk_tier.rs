@@ -3,8 +3,8 @@
 
 use hpp_engine::mock::{Chain, ChainPart, MockBackend};
 use hpp_engine::{
-    CancelHandle, Engine, EngineError, EngineOptions, LogitRows, Logits, NamedTensors, Reporter, Silent, StepInput,
-    WeightReads, WorkItem,
+    CancelHandle, Engine, EngineError, EngineOptions, LogitRows, Logits, NamedTensors, Reporter, Sequence, Silent,
+    StepInput, WeightReads, WorkItem,
 };
 use hpp_schema::{ByteSize, Plan, Residency, SelectedBy, SpanKind};
 use proptest::prelude::*;
@@ -341,9 +341,14 @@ fn experts(router: &str) -> hpp_schema::Experts {
 /// A chain of two parts, the second of which begins with four experts of 100 bytes: its entering tensor has four numbers for each token,
 /// and the largest select.
 fn mixture(dir: &Path, backend: &MockBackend, cache: u64) -> Plan {
+    computing_mixture(dir, backend, cache, Duration::from_micros(10))
+}
+
+/// The same, whose parts take so long for each run.
+fn computing_mixture(dir: &Path, backend: &MockBackend, cache: u64, takes: Duration) -> Plan {
     backend.disk().reads_at(1e3);
     backend.streams("p1.onnx", vec![30, 100, 100, 100, 100]);
-    let part = || ChainPart::new(None, Rc::new(|_| Duration::from_micros(10)));
+    let part = || ChainPart::new(None, Rc::new(move |_| takes));
     let chain = Chain { parts: vec![part(), part()], ..Chain::default() };
     let mut plan = chain.set_up(dir, backend).unwrap();
     let router = plan.partitions[1].inputs[0].name.clone();
@@ -368,6 +373,72 @@ fn only_selected_experts_are_read_and_they_stay() {
     // The 30 bytes of other weights are read for each pass and ahead for the next.
     let (least, experts) = (6 * 30, telemetry.expert_misses * 100);
     assert!((least + experts..=least + 30 + experts).contains(&telemetry.read_bytes), "{}", telemetry.read_bytes);
+}
+
+/// A pass of one token of each of some new sequences.
+fn pass_of(engine: &mut Engine<MockBackend>, tokens: &[u32]) {
+    let mut sequences = new_sequences(engine, tokens.len());
+    run_pass(engine, &mut sequences, tokens);
+}
+
+fn new_sequences(engine: &mut Engine<MockBackend>, count: usize) -> Vec<Sequence<MockBackend>> {
+    (0..count).map(|_| engine.new_sequence().unwrap()).collect()
+}
+
+/// A pass of one token of each sequence, all of which succeed.
+fn run_pass(engine: &mut Engine<MockBackend>, sequences: &mut [Sequence<MockBackend>], tokens: &[u32]) {
+    assert!(try_pass(engine, sequences, tokens).unwrap().iter().all(Result::is_ok));
+}
+
+fn try_pass(
+    engine: &mut Engine<MockBackend>,
+    sequences: &mut [Sequence<MockBackend>],
+    tokens: &[u32],
+) -> Result<Vec<Result<(), EngineError>>, EngineError> {
+    let mut logits = vec![Logits::default(); tokens.len()];
+    let inputs: Vec<[u32; 1]> = tokens.iter().map(|token| [*token]).collect();
+    let buffers = sequences.iter_mut().zip(&mut logits).zip(&inputs);
+    let mut items: Vec<WorkItem<'_, MockBackend>> = buffers
+        .map(|((sequence, logits), tokens)| {
+            let input = StepInput::Tokens(tokens);
+            WorkItem { sequence, input, rows: LogitRows::Last, extra: &NO_EXTRA, logits }
+        })
+        .collect();
+    engine.pass(&mut items)
+}
+
+#[test]
+fn a_sequence_computes_while_the_experts_of_another_are_read() {
+    let (backend, dir) = (MockBackend::new(), tempfile::tempdir().unwrap());
+    // A run takes longer than the read of an expert, 100 us.
+    let plan = computing_mixture(dir.path(), &backend, 400, Duration::from_micros(150));
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    let stalled =
+        |engine: &Engine<MockBackend>| (engine.telemetry().expert_misses, engine.telemetry().disk_stalls.time);
+    pass_of(&mut engine, &[0, 3]);
+    // They select different experts. The first waits for its own, the second need not.
+    assert_eq!(stalled(&engine), (2, Duration::from_micros(100)));
+
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    pass_of(&mut engine, &[0]);
+    let (_, alone) = stalled(&engine);
+    // The sequence whose expert is in memory comes first, and the other then need not wait.
+    pass_of(&mut engine, &[3, 0]);
+    assert_eq!(stalled(&engine), (2, alone));
+}
+
+/// The experts of sequences that did not run because the read for one before failed are read again.
+#[test]
+fn a_failed_read_of_one_sequence_s_expert_costs_one_pass() {
+    let (backend, dir) = (MockBackend::new(), tempfile::tempdir().unwrap());
+    let plan = mixture(dir.path(), &backend, 400);
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    backend.disk().fails("the disk is broken");
+    let mut sequences = new_sequences(&mut engine, 2);
+    let error = try_pass(&mut engine, &mut sequences, &[0, 3]).unwrap_err();
+    assert!(format!("{error:?}").contains("the disk is broken"), "{error:?}");
+    pass_of(&mut engine, &[0, 3]);
+    assert_eq!(engine.telemetry().expert_misses, 4);
 }
 
 /// A chain of three parts on the host, of which two have four experts of 100 bytes each and nothing else. The numbers that enter the second
@@ -434,17 +505,9 @@ fn reading_ahead_takes_no_more_than_the_cache_has() {
     }
     let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
     let mut sequences: Vec<_> = (0..3).map(|_| engine.new_sequence().unwrap()).collect();
-    let mut logits = vec![Logits::default(); 3];
     for pass in 0..14u32 {
-        let tokens: Vec<[u32; 1]> = (0..3).map(|sequence| [(7 * pass + 5 * sequence * pass + sequence) % 16]).collect();
-        let buffers = sequences.iter_mut().zip(&mut logits).zip(&tokens);
-        let mut items: Vec<WorkItem<'_, MockBackend>> = buffers
-            .map(|((sequence, logits), tokens)| {
-                let input = StepInput::Tokens(tokens);
-                WorkItem { sequence, input, rows: LogitRows::Last, extra: &NO_EXTRA, logits }
-            })
-            .collect();
-        assert!(engine.pass(&mut items).unwrap().iter().all(Result::is_ok));
+        let tokens: Vec<u32> = (0..3).map(|sequence| (7 * pass + 5 * sequence * pass + sequence) % 16).collect();
+        run_pass(&mut engine, &mut sequences, &tokens);
     }
     assert!(backend.disk().peak_held() <= 400, "{} bytes in memory", backend.disk().peak_held());
 }

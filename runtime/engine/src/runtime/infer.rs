@@ -81,7 +81,7 @@ impl<B: Backend> Runtime<B> {
         self.check_cancelled()?;
         if self.weights.has_experts(id) {
             let selected = self.routed_experts_of_lane(program, 0, id)?;
-            self.weights.disk.select_experts(selected);
+            self.weights.disk.select_experts(vec![selected]);
         }
         let (weights, context) = self.weights();
         weights.fetch(context, &program.stages, id, Phase::Prefill)?;

@@ -59,7 +59,7 @@ impl<B: Backend> Runtime<B> {
         }
         let next = if items.iter().all(|item| item.is_last) { Phase::Decode } else { Phase::Prefill };
         self.weights.start_pass(&self.pool, next)?;
-        PassRunner { program, runtime: self, items, prefetched: None }.run()?;
+        PassRunner { program, runtime: self, items, prefetched: None, order: Vec::new() }.run()?;
         if items.iter().all(|item| item.error.is_some()) {
             return Ok(());
         }
@@ -157,6 +157,8 @@ pub(super) struct PassRunner<'r, 'a, B: Backend> {
     pub items: &'r mut [PassItem<'a, B>],
     /// The stage and item whose states on disk were prefetched last.
     pub prefetched: Option<(StageId, usize)>,
+    /// The items in the order in which a stage runs them; empty between two stages.
+    pub order: Vec<usize>,
 }
 
 impl<B: Backend> PassRunner<'_, '_, B> {
@@ -250,28 +252,57 @@ impl<B: Backend> PassRunner<'_, '_, B> {
     /// Fetches a stage's weights, runs the items of `phases` and releases the weights.
     fn run_stage(&mut self, id: StageId, phases: &[Phase]) -> Result<(), EngineError> {
         self.runtime.check_cancelled()?;
-        let first = self.items.iter().position(|item| item.runs_in(phases));
-        let last = self.items.iter().rposition(|item| item.runs_in(phases));
-        let Some((first, last)) = first.zip(last) else { return Ok(()) };
+        let mut order = std::mem::take(&mut self.order);
+        order.clear();
+        order.extend((0..self.items.len()).filter(|item| self.items[*item].runs_in(phases)));
         if self.runtime.weights.has_experts(id) {
-            let selected = self.runtime.routed_experts(self.program, self.items, id, phases)?;
-            self.runtime.weights.disk.select_experts(selected);
+            self.select_experts(id, &mut order)?;
         }
-        if self.runtime.is_memory_limited && first < last && self.has_prompt() {
+        let done = self.run_items(id, phases, &order);
+        self.order = order;
+        done?;
+        self.runtime.check_cancelled()
+    }
+
+    /// Runs items of `phases` at a stage in this order.
+    fn run_items(&mut self, id: StageId, phases: &[Phase], order: &[usize]) -> Result<(), EngineError> {
+        let has_prompt = self.has_prompt();
+        if self.runtime.is_memory_limited && order.len() > 1 && has_prompt {
             self.runtime.pool.backend.trim_heap();
         }
-        for item in first..=last {
-            if self.items[item].runs_in(phases) {
-                let turn = StageTurn { id, phase: phases[0], item, is_first: item == first, is_last: item == last };
-                self.prepare(turn, &[])?;
-                if turn.is_first && !self.has_prompt() {
-                    self.runtime.read_experts_ahead(self.program, self.items, id, phases);
-                }
-                self.prefetch_next_states(turn, last);
-                self.run_item(turn)?;
+        let mut reads_ahead = !has_prompt;
+        for (number, &item) in order.iter().enumerate() {
+            let (is_first, is_last) = (number == 0, number + 1 == order.len());
+            let turn = StageTurn { id, phase: phases[0], item, is_first, is_last };
+            self.prepare(turn, &[])?;
+            if !is_first && self.runtime.weights.has_experts(id) {
+                let (weights, context) = self.runtime.weights();
+                weights.wait_for_experts(context, &self.program.stages, id, number)?;
             }
+            if reads_ahead && self.runtime.weights.disk.has_read_experts() {
+                self.runtime.read_experts_ahead(self.program, self.items, id, phases);
+                reads_ahead = false;
+            }
+            self.prefetch_next_states(turn);
+            self.run_item(turn)?;
         }
-        self.runtime.check_cancelled()
+        Ok(())
+    }
+
+    /// Says which experts of a stage each item uses, and orders the items so that some compute while the experts of others are being read.
+    fn select_experts(&mut self, id: StageId, order: &mut [usize]) -> Result<(), EngineError> {
+        let experts_of = |item: &usize| {
+            let experts = self.runtime.routed_experts_of_lane(self.program, self.items[*item].sequence.lane, id);
+            experts.map(|experts| (*item, experts))
+        };
+        let mut runs = order.iter().map(experts_of).collect::<Result<Vec<_>, EngineError>>()?;
+        // States on disk are prefetched in the order of the items.
+        if runs.len() > 1 && self.program.disk_states(id).next().is_none() {
+            runs = self.runtime.weights.disk.order_runs(id, runs);
+        }
+        order.iter_mut().zip(&runs).for_each(|(place, (item, _))| *place = *item);
+        self.runtime.weights.disk.select_experts(runs.into_iter().map(|(_, experts)| experts).collect());
+        Ok(())
     }
 
     /// Whether any item has more than one token.
@@ -279,14 +310,14 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         self.items.iter().any(|item| item.error.is_none() && item.sizes.sequence > 1)
     }
 
-    /// While an item runs at a stage, the states on disk are read that run next: those of the next item, up to `last`, or after the last
-    /// item those of the first one at the next stage; after the last stage at the first, for the next pass.
-    fn prefetch_next_states(&mut self, turn: StageTurn, last: usize) {
+    /// While an item runs at a stage, the states on disk are read that run next: those of the next item, or after the last item those of the
+    /// first one at the next stage; after the last stage at the first, for the next pass.
+    fn prefetch_next_states(&mut self, turn: StageTurn) {
         if self.program.disk_states(turn.id).next().is_none() {
             return;
         }
         let phase = self.items[turn.item].phase;
-        let next_item = (turn.item + 1..=last).find(|item| self.items[*item].runs_in(&[phase]));
+        let next_item = (turn.item + 1..self.items.len()).find(|item| self.items[*item].runs_in(&[phase]));
         if let Some(item) = next_item {
             return self.prefetch_states(turn.id, item);
         }

@@ -20,22 +20,6 @@ const NEARLY_EQUAL: f32 = 1e-4;
 const SMALLEST_PROBABILITY: f32 = 80.0;
 
 impl<B: Backend> Runtime<B> {
-    /// The experts that the items of `phases` select in a stage, in order, each once.
-    pub(super) fn routed_experts(
-        &self,
-        program: &Program,
-        items: &[PassItem<'_, B>],
-        stage: StageId,
-        phases: &[Phase],
-    ) -> Result<Vec<u32>, EngineError> {
-        let Some(routing) = program.stages[stage].routing else { return Ok(Vec::new()) };
-        let mut selected = vec![false; routing.count];
-        for item in items.iter().filter(|item| item.error.is_none() && phases.contains(&item.phase)) {
-            self.select_in_lane(routing, item.sequence.lane, &mut selected)?;
-        }
-        Ok(indices(&selected))
-    }
-
     /// The experts that the tokens of one lane select in a stage, in order, each once.
     pub(super) fn routed_experts_of_lane(
         &self,
@@ -49,7 +33,7 @@ impl<B: Backend> Runtime<B> {
         Ok(indices(&selected))
     }
 
-    /// Before a stage runs, whose experts are in memory: starts to read one ahead that a later stage probably selects.
+    /// While a stage runs, whose experts are in memory: starts to read one ahead that a later stage probably selects.
     pub(super) fn read_experts_ahead(
         &mut self,
         program: &Program,

@@ -11,6 +11,7 @@ use crate::ids::{IndexVec, SessionId, StageId};
 use crate::port::{Backend, ChunkSize, Interval, WeightPager};
 use crate::program::Stage;
 use crate::telemetry::{Awaited, ExpertUse, PerPhase, Phase};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// The weight pagers of all sessions. It serves the stages whose weights do not stay in memory: streamed weights in chunks, mapped
@@ -23,9 +24,11 @@ pub(crate) struct DiskTier<B: Backend> {
     /// Most bytes of chunks that are in memory or being read, without experts; 0 disables prefetching.
     window: u64,
     experts: ExpertCache,
-    /// The experts that the next run uses, until it fetches them.
-    selected: Option<Vec<u32>>,
-    /// Experts that are being read and were not waited for.
+    /// The experts that each run of the next stage with experts uses, in the order of the runs, until it fetches them.
+    selected: Option<Vec<Vec<u32>>>,
+    /// The same of the last stage that fetched them.
+    runs: Vec<Vec<u32>>,
+    /// Experts that are being read and were not waited for, in the order of the reads.
     reading: Vec<ExpertId>,
     /// The experts that the last stage with experts uses.
     in_use: Vec<ExpertId>,
@@ -45,6 +48,7 @@ impl<B: Backend> DiskTier<B> {
             window: 0,
             experts: ExpertCache::default(),
             selected: None,
+            runs: Vec::new(),
             reading: Vec::new(),
             in_use: Vec::new(),
             ahead: ReadAhead::default(),
@@ -88,9 +92,31 @@ impl<B: Backend> DiskTier<B> {
         self.experts.has_experts(stage)
     }
 
-    /// The experts that the next run of a stage uses.
-    pub fn select_experts(&mut self, experts: Vec<u32>) {
-        self.selected = Some(experts);
+    /// The experts that each run of the stage that runs next uses, in the order of the runs.
+    pub fn select_experts(&mut self, runs: Vec<Vec<u32>>) {
+        self.selected = Some(runs);
+    }
+
+    /// Orders the runs of a stage, each with its experts, so that the disk and the processor work at the same time: next comes the run with
+    /// the fewest experts that neither are cached nor were read for an earlier run.
+    pub fn order_runs<R>(&self, stage: StageId, mut runs: Vec<(R, Vec<u32>)>) -> Vec<(R, Vec<u32>)> {
+        let mut in_memory = BTreeSet::new();
+        let mut ordered = Vec::with_capacity(runs.len());
+        loop {
+            let is_absent = |expert: &&u32| {
+                !in_memory.contains(*expert) && !self.experts.is_cached(ExpertId { stage, expert: **expert })
+            };
+            let absent = |(_, (_, experts)): &(usize, &(R, Vec<u32>))| experts.iter().filter(is_absent).count();
+            let Some((next, _)) = runs.iter().enumerate().min_by_key(absent) else { return ordered };
+            let run = runs.remove(next);
+            in_memory.extend(run.1.iter().copied());
+            ordered.push(run);
+        }
+    }
+
+    /// Whether all experts that the runs of the stage use were waited for, so that the disk is idle.
+    pub fn has_read_experts(&self) -> bool {
+        self.reading.is_empty()
     }
 
     /// Whether a stage's weights are read in chunks.
@@ -109,14 +135,30 @@ impl<B: Backend> DiskTier<B> {
         self.sessions.ids().map(bytes).filter(|bytes| *bytes > 0).collect()
     }
 
+    /// Issues the reads of the chunks that every run of a stage needs and that were not prefetched.
+    fn fetch_always_needed(&mut self, stage: StageId, phase: Phase) -> Result<(), BackendError> {
+        if !self.prefetcher.is_expected(stage) {
+            for evicted in self.prefetcher.restart(phase, stage) {
+                self.pager(evicted).release();
+            }
+        }
+        for _ in 0..self.prefetcher.missing(phase, stage) {
+            if let Some(chunk) = self.prefetcher.next_on_demand() {
+                self.issue(chunk)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Issues the reads of the selected experts that are not cached, and evicts others for them.
     fn fetch_experts(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
         // Of a pass that failed.
         self.evict_unread();
-        let selected = self.selected.take().ok_or_else(|| BackendError::Misfit {
+        self.runs = self.selected.take().ok_or_else(|| BackendError::Misfit {
             what: "a mixture of experts".into(),
             why: "its run was started before the router had selected experts".into(),
         })?;
+        let selected = each_once(&self.runs);
         for &expert in &selected {
             let id = ExpertId { stage, expert };
             let used = match (self.experts.touch(id), self.ahead.selected(id)) {
@@ -136,7 +178,6 @@ impl<B: Backend> DiskTier<B> {
                 });
             }
         }
-        self.pager(stage).select_experts(&selected);
         self.in_use = selected.into_iter().map(|expert| ExpertId { stage, expert }).collect();
         Ok(())
     }
@@ -178,25 +219,32 @@ impl<B: Backend> DiskTier<B> {
         self.in_use = in_use;
     }
 
-    /// Waits for the experts that are being read, and for those of the stage that were read ahead in vain: no run may start while pages that
-    /// it can access are being filled.
-    fn wait_for_experts(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError> {
+    /// Waits for the experts that a run of the stage uses, while those of later runs are being read; `run` is its number in their order. Before
+    /// that, for those of the stage that were read ahead in vain.
+    pub fn wait_for_experts(
+        &mut self,
+        context: &mut TierContext<'_, B>,
+        stage: StageId,
+        run: usize,
+    ) -> Result<Waited, BackendError> {
         let mut waited = Waited::Nobody;
+        let used = std::mem::take(&mut self.runs[run]);
+        self.pager(stage).select_experts(&used);
         for id in self.ahead.unused(stage) {
             if !self.finish_unused(id) {
                 self.evict(id);
             }
             waited = Waited::Caller;
         }
-        for index in 0..self.reading.len() {
-            for chunk in self.chunks_of(self.reading[index]) {
+        while let Some(next) = self.reading.iter().position(|id| used.contains(&id.expert)) {
+            for chunk in self.chunks_of(self.reading[next]) {
                 let bytes = self.chunks(stage)[chunk].stored;
                 let interval = self.pager(stage).wait(chunk)?;
                 context.recorder.read_from_disk(stage, bytes, interval);
             }
+            self.reading.remove(next);
             waited = Waited::Caller;
         }
-        self.reading.clear();
         context.recorder.read_in_vain(self.ahead.take_wrong());
         for (stage, bytes, interval) in self.unrecorded.drain(..) {
             context.recorder.read_from_disk(stage, bytes, interval);
@@ -261,6 +309,12 @@ impl<B: Backend> DiskTier<B> {
     }
 }
 
+/// The experts of all runs, each once, in the order in which runs need them.
+fn each_once(runs: &[Vec<u32>]) -> Vec<u32> {
+    let mut seen = BTreeSet::new();
+    runs.iter().flatten().copied().filter(|expert| seen.insert(*expert)).collect()
+}
+
 impl<B: Backend> WeightTier<B> for DiskTier<B> {
     fn serves(&self, stage: StageId) -> bool {
         !self.pagers[self.sessions[stage]].is_unmanaged()
@@ -286,28 +340,19 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
     }
 
     fn fetch(&mut self, context: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError> {
-        if self.experts.has_experts(stage) {
-            self.fetch_experts(context, stage)?;
+        if self.prefetcher.has_chunks(stage) {
+            self.fetch_always_needed(stage, phase)?;
         }
-        if !self.prefetcher.has_chunks(stage) {
-            return Ok(());
+        // After what every run needs: reads end in the order in which they are issued.
+        match self.experts.has_experts(stage) {
+            true => self.fetch_experts(context, stage),
+            false => Ok(()),
         }
-        if !self.prefetcher.is_expected(stage) {
-            for evicted in self.prefetcher.restart(phase, stage) {
-                self.pager(evicted).release();
-            }
-        }
-        for _ in 0..self.prefetcher.missing(phase, stage) {
-            if let Some(chunk) = self.prefetcher.next_on_demand() {
-                self.issue(chunk)?;
-            }
-        }
-        Ok(())
     }
 
     fn wait(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError> {
         let waited = match self.experts.has_experts(stage) {
-            true => self.wait_for_experts(context, stage)?,
+            true => self.wait_for_experts(context, stage, 0)?,
             false => Waited::Nobody,
         };
         if !self.prefetcher.has_chunks(stage) {

@@ -23,11 +23,13 @@ use crate::ids::{IndexVec, StageId};
 use crate::port::{Backend, Dims, Timing, TimingToken};
 use crate::program::Stage;
 use crate::telemetry::{Awaited, DeviceEvent, PerPhase, Phase, Recorder};
+use std::time::Duration;
 
 /// Fetches the weights of the stages it serves.
 ///
-/// Once per stage and pass the engine calls, in this order: `fetch`, `wait`, the runs of all items, `release`. `prefetch` is called at load and
-/// at the start of each pass; a tier also prefetches in `release`, when it has room again.
+/// Once per stage and pass the engine calls, in this order: `fetch`, `wait`, the runs of all items, `release`. Where a stage has experts that
+/// are read by demand, `wait` is for those of the first run, and [`WeightStore::wait_for_experts`] for those of each later one. `prefetch` is
+/// called at load and at the start of each pass; a tier also prefetches in `release`, when it has room again.
 pub(crate) trait WeightTier<B: Backend> {
     /// Whether this tier fetches the stage's weights.
     fn serves(&self, stage: StageId) -> bool;
@@ -62,6 +64,18 @@ pub(crate) enum Waited {
 pub(crate) struct TierContext<'a, B: Backend> {
     pub pool: &'a BufferPool<B>,
     pub recorder: &'a mut Recorder,
+}
+
+impl<B: Backend> TierContext<'_, B> {
+    /// Records how long a stage has waited since `start`.
+    fn record_stall(&mut self, stage: StageId, awaited: Awaited, waited: Waited, start: Duration) {
+        let timing = match waited {
+            Waited::Nobody => return,
+            Waited::Caller => Timing::Measured(self.pool.since(start)),
+            Waited::Device(token) => Timing::Pending(token),
+        };
+        self.recorder.record(DeviceEvent::Stall { stage, awaited }, timing);
+    }
 }
 
 /// The weights of all stages.
@@ -133,12 +147,24 @@ impl<B: Backend> WeightStore<B> {
         let Some(tier) = self.tier(stage) else { return Ok(()) };
         let (awaited, start) = (tier.awaited(), context.pool.backend.now());
         let waited = tier.wait(&mut context, stage);
-        let timing = match waited.map_err(|source| stages[stage].failed(awaited.fetching(), source))? {
-            Waited::Nobody => return Ok(()),
-            Waited::Caller => Timing::Measured(context.pool.since(start)),
-            Waited::Device(token) => Timing::Pending(token),
-        };
-        context.recorder.record(DeviceEvent::Stall { stage, awaited }, timing);
+        let waited = waited.map_err(|source| stages[stage].failed(awaited.fetching(), source))?;
+        context.record_stall(stage, awaited, waited, start);
+        Ok(())
+    }
+
+    /// Makes run number `run` of a stage with experts, in the order of [`DiskTier::select_experts`], find those that it uses. For the first
+    /// one [`wait`](Self::wait) does that.
+    pub fn wait_for_experts(
+        &mut self,
+        mut context: TierContext<'_, B>,
+        stages: &IndexVec<StageId, Stage>,
+        stage: StageId,
+        run: usize,
+    ) -> Result<(), EngineError> {
+        let (awaited, start) = (Awaited::Disk, context.pool.backend.now());
+        let waited = self.disk.wait_for_experts(&mut context, stage, run);
+        let waited = waited.map_err(|source| stages[stage].failed(awaited.fetching(), source))?;
+        context.record_stall(stage, awaited, waited, start);
         Ok(())
     }
 
