@@ -61,8 +61,26 @@ fn the_first_ctrl_c_stops_the_text_and_keeps_it() {
         let ran = finish(child);
         assert_eq!(ran.code, Some(130), "{}", ran.stderr);
         assert!(!ran.stderr.contains("error") && ran.stderr.contains("tok/s"), "{}", ran.stderr);
+        assert!(ran.stderr.contains("generation was interrupted after "), "{}", ran.stderr);
         assert!(hpp_exec::tensors::read_npy(&logits).unwrap().shape[0] >= 1);
     }
+}
+
+/// The cancelled pass drops the state, so its size is not known any more.
+#[test]
+fn ctrl_c_in_the_prompt_says_so_and_shows_no_empty_state() {
+    let plan = endless();
+    let prompt = vec!["1"; 6_000].join(",");
+    let mut child = spawn(&plan, &["--tokens", &prompt, "--ignore-eos", "-v"]);
+    let mut stderr = loaded(&mut child);
+    std::thread::sleep(Duration::from_secs(1));
+    interrupt(&child);
+    let mut said = String::new();
+    stderr.read_to_string(&mut said).unwrap();
+    let ran = finish(child);
+    assert_eq!(ran.code, Some(130), "{said}");
+    assert!(said.contains("generation was interrupted before the first token"), "{said}");
+    assert!(said.contains("memory: peak RSS") && !said.contains("state 0 B"), "{said}");
 }
 
 #[test]

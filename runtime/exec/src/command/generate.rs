@@ -243,6 +243,9 @@ fn report(
     }
     // Begins with a line break, which ends the text in a terminal.
     ctx.console.info(&summary(generated, &telemetry, sequence.state_bytes()));
+    if let Some(line) = interruption(generated) {
+        ctx.console.info(&line);
+    }
     if generated.finish_reason == FinishReason::Length && sequence.room() <= 1 {
         let SourceModel { context_length, positions, .. } = sequence.engine().plan().model;
         let is_most = |most: Option<u64>| most.is_some_and(|most| sequence.context() >= most);
@@ -267,6 +270,14 @@ fn report(
         ctx.console.warn(&warning);
     }
     Ok(if generated.finish_reason == FinishReason::Cancelled { INTERRUPTED } else { 0 })
+}
+
+/// The line about a generation that Ctrl-C or another signal ended.
+fn interruption(generated: &Generated) -> Option<String> {
+    (generated.finish_reason == FinishReason::Cancelled).then(|| match generated.tokens.len() as u64 {
+        0 => "generation was interrupted before the first token".to_owned(),
+        tokens => format!("generation was interrupted after {}", counted(tokens, "token")),
+    })
 }
 
 /// Warns of tokens that the tokenizer does not know: the text has a gap for each.

@@ -296,12 +296,16 @@ fn stage_rows(stages: &[StageTimes], times: &[&str], of: impl Fn(&[StageTimes]) 
     table(&[&["stage", "runs on"][..], times].concat(), rows)
 }
 
-/// The memory of a run on one line.
+/// The memory of a run on one line, without the state where there is none.
 pub fn memory(bytes: &Bytes) -> String {
     let human = |n: Option<u64>| n.map_or("unknown".to_owned(), |n| ByteSize(n).human());
-    let mut out = format!("peak RSS {}, state {}", human(bytes.peak_rss), ByteSize(bytes.state).human());
-    if let Some(window) = bytes.state_window {
-        let _ = write!(out, " (on disk, at most {} of it in memory)", ByteSize(window).human());
+    let mut out = format!("peak RSS {}", human(bytes.peak_rss));
+    // A model that generates no text has none, and a pass that was cancelled dropped it.
+    if bytes.state > 0 {
+        let _ = write!(out, ", state {}", ByteSize(bytes.state).human());
+        if let Some(window) = bytes.state_window {
+            let _ = write!(out, " (on disk, at most {} of it in memory)", ByteSize(window).human());
+        }
     }
     for device in &bytes.devices {
         let _ = write!(out, ", {} {} of {}", device.name, human(device.used), human(device.total));
@@ -354,6 +358,15 @@ mod tests {
         assert!(stage_table(std::slice::from_ref(&once), PrefillColumn::Prompt).ends_with("2.0                -\n"));
         let text = run_table(&[once]);
         assert!(text.contains(" ms\n") && text.ends_with("2.0\n") && !text.contains("token"), "{text}");
+    }
+
+    #[test]
+    fn a_state_that_is_gone_is_not_part_of_the_memory() {
+        let window = Some(1 << 20);
+        let bytes = Bytes { peak_rss: Some(2 << 20), state: 0, state_window: window, transferred: 0, devices: vec![] };
+        assert_eq!(memory(&bytes), "peak RSS 2 MiB");
+        let bytes = Bytes { state: 3 << 20, ..bytes };
+        assert_eq!(memory(&bytes), "peak RSS 2 MiB, state 3 MiB (on disk, at most 1 MiB of it in memory)");
     }
 
     #[test]
