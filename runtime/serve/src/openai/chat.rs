@@ -6,7 +6,7 @@ use hpp_generate::text::tools::ToolCall;
 use hpp_generate::text::{Message, Role};
 use serde::Deserialize;
 use serde_json::Value;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Most tokens whose probabilities are reported.
 const MAX_TOP_LOGPROBS: usize = 20;
@@ -73,6 +73,7 @@ impl ChatRequest {
         }
         let messages = self.messages.iter().enumerate().map(|(index, message)| message.message(index));
         let mut messages = messages.collect::<Result<Vec<_>, ApiError>>()?;
+        check_results(&messages)?;
         name_results(&mut messages);
         Ok(messages)
     }
@@ -128,6 +129,26 @@ impl ChatMessage {
     }
 }
 
+/// Refuses a result of a call that no assistant made before it. Conversations need no ids: a result without one, or after a call without
+/// one, is taken.
+fn check_results(messages: &[Message]) -> Result<(), ApiError> {
+    let mut called: HashSet<&str> = HashSet::new();
+    for (index, message) in messages.iter().enumerate() {
+        if message.role == Role::Assistant {
+            called.extend(message.tool_calls.iter().map(|call| call.id.as_str()));
+        }
+        let id = message.tool_call_id.as_deref().filter(|id| message.role == Role::Tool && !id.is_empty());
+        if let Some(id) = id.filter(|id| !called.contains(id) && !called.contains("")) {
+            let message = format!(
+                "`tool_call_id`: messages with role 'tool' must be a response to a preceding message with 'tool_calls', and no call \
+                 before this one has the id {id:?}"
+            );
+            return Err(ApiError::field(format!("messages[{index}].tool_call_id"), message));
+        }
+    }
+    Ok(())
+}
+
 /// Gives each result the name of the function that was called: some templates need it, and clients send the id of the call alone.
 fn name_results(messages: &mut [Message]) {
     let mut called: HashMap<String, String> = HashMap::new();
@@ -155,6 +176,41 @@ mod tests {
         let messages = request(text).conversation().unwrap();
         assert_eq!(messages[0].tool_calls[0].function.arguments["a"], 1);
         assert_eq!((messages[1].name.as_deref(), messages[2].name.as_deref()), (Some("f"), None));
+    }
+
+    #[test]
+    fn a_result_belongs_to_a_call_before_it() {
+        let call = |id: &str| {
+            format!(
+                r#"{{"role": "assistant", "tool_calls": [{{{id}"function": {{"name": "f", "arguments": "{{}}"}}}}]}}"#
+            )
+        };
+        let result = |id: &str| format!(r#"{{"role": "tool", {id}"content": "x"}}"#);
+        let (called, called_without_id) = (call(r#""id": "7", "#), call(""));
+        let [fits, other, null, empty] =
+            ["\"7\"", "\"8\"", "null", "\"\""].map(|id| result(&format!("\"tool_call_id\": {id}, ")));
+        let without_id = result("");
+        let talk = |messages: &[&String]| {
+            let messages: Vec<&str> = messages.iter().map(|message| message.as_str()).collect();
+            request(&format!("[{}]", messages.join(","))).conversation()
+        };
+        assert_eq!(talk(&[&called, &fits, &fits]).map(|messages| messages.len()), Ok(3));
+        for result in [&without_id, &null, &empty] {
+            assert!(talk(&[&called, result]).is_ok() && talk(&[result]).is_ok(), "{result}");
+        }
+        assert!(talk(&[&called_without_id, &other]).is_ok());
+        for (messages, index) in [(&[&called, &other][..], 1), (&[&other][..], 0), (&[&fits, &called][..], 0)] {
+            match talk(messages) {
+                Err(ApiError::Invalid { message, param: Some(param) }) => {
+                    assert_eq!(param, format!("messages[{index}].tool_call_id"));
+                    assert!(
+                        message.contains("must be a response to a preceding message with 'tool_calls'"),
+                        "{message}"
+                    );
+                }
+                other => panic!("{other:?}"),
+            }
+        }
     }
 
     #[test]
