@@ -571,6 +571,18 @@ impl<B: Backend + 'static> EngineThread<B> {
     }
 }
 
+/// After a panic, counts the requests that end with the thread: their channels close, and nothing else tells of them.
+impl<B: Backend> Drop for EngineThread<B> {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        let submitted = self.inbox.try_iter().filter(|message| matches!(message, EngineCommand::Submit(..))).count();
+        let ended = self.waiting.len() + self.running.len() + self.embeddings.len() + submitted;
+        (0..ended).for_each(|_| self.metrics.ended("failed"));
+    }
+}
+
 impl Running {
     fn report(&mut self, event: GenerationEvent<'_>, metrics: &ModelMetrics) {
         let event = match event {

@@ -488,6 +488,7 @@ fn an_engine_whose_thread_panics_is_reported_as_gone() {
     for gauge in gauges.into_iter().chain(["hpp_state_bytes{model=\"toy\"}"]) {
         assert!(text.contains(&format!("{gauge} 0\n")), "{text}");
     }
+    assert!(text.contains("hpp_requests_total{model=\"toy\",outcome=\"failed\"} 1\n"), "{text}");
 }
 
 #[test]
