@@ -131,10 +131,11 @@ impl Demand {
 /// A placement exceeds a memory budget.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{device} needs {} but may use {}: weights {}, state {}, workspace {}, {}{} {}",
+    "{device} needs {} but may use {}: weights {}, state {}, workspace {}, {}{}{} {}",
     ByteSize(demand.total().saturating_add(*margin)).human_rounded_up(), ByteSize(*budget).human_rounded_down(),
     ByteSize(demand.weights).human(),
-    ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), slot_ring(demand), reserve_label(*device), ByteSize(*margin).human()
+    ByteSize(demand.kv).human(), ByteSize(demand.workspace).human(), part("slot ring", demand.ring), part("draft", *draft),
+    reserve_label(*device), ByteSize(margin.saturating_sub(*draft)).human()
 )]
 pub struct OverBudget {
     /// The device that is too small.
@@ -145,9 +146,11 @@ pub struct OverBudget {
     pub budget: u64,
     /// The part of the budget that blocks may not use, bytes: a GPU's margin, or the process and what else it holds on the host.
     pub margin: u64,
+    /// The part of `margin` that a draft model takes, bytes.
+    pub draft: u64,
 }
 
-/// What [`OverBudget::margin`] is on this device.
+/// What [`OverBudget::margin`] is on this device, without a draft model.
 fn reserve_label(device: DeviceId) -> &'static str {
     match device {
         DeviceId::Cpu => "process",
@@ -155,16 +158,16 @@ fn reserve_label(device: DeviceId) -> &'static str {
     }
 }
 
-/// The slot ring's part of the message; empty without a ring.
-fn slot_ring(demand: &Demand) -> String {
-    if demand.ring == 0 { String::new() } else { format!("slot ring {}, ", ByteSize(demand.ring).human()) }
+/// A part of the message; empty for no bytes.
+fn part(name: &str, bytes: u64) -> String {
+    if bytes == 0 { String::new() } else { format!("{name} {}, ", ByteSize(bytes).human()) }
 }
 
 impl OverBudget {
     /// Fails if the demand and the margin exceed the budget.
     pub(crate) fn check(device: DeviceId, demand: Demand, budget: u64, margin: u64) -> Result<(), OverBudget> {
         match demand.total().saturating_add(margin) > budget {
-            true => Err(OverBudget { device, demand, budget, margin }),
+            true => Err(OverBudget { device, demand, budget, margin, draft: 0 }),
             false => Ok(()),
         }
     }
@@ -186,6 +189,17 @@ mod tests {
         assert_eq!([0, 1, 8, 1000].map(|bytes| packing.packed(bytes)), [0, 2, 9, 1125]);
         assert_eq!([1, u64::MAX].map(|bytes| Packing::default().packed(bytes)), [1, u64::MAX]);
         assert_eq!(packing.packed(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_draft_has_its_own_part_of_the_message() {
+        let demand = Demand { weights: 5 << 20, ..Demand::default() };
+        let error = OverBudget { device: DeviceId::Cpu, demand, budget: 66 << 20, margin: 71 << 20, draft: 7 << 20 };
+        let says =
+            "cpu needs 76 MiB but may use 66 MiB: weights 5 MiB, state 0 B, workspace 0 B, draft 7 MiB, process 64 MiB";
+        assert_eq!(error.to_string(), says);
+        let alone = OverBudget { margin: 64 << 20, draft: 0, ..error };
+        assert!(alone.to_string().ends_with("workspace 0 B, process 64 MiB"), "{alone}");
     }
 
     #[test]

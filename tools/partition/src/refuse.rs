@@ -56,6 +56,7 @@ pub(crate) fn budget_error(problem: &Problem, options: &Options) -> OverBudget {
         demand: usage.min_host_demand(problem, options.mechanisms),
         budget: ram,
         margin: problem.budget.process,
+        draft: 0,
     };
     usage.check(problem, options.mechanisms).err().unwrap_or(host)
 }

@@ -54,8 +54,6 @@ pub enum SplitError {
         freed_by_kv_on_disk: u64,
         /// The part of the demand that a shorter context makes smaller, bytes.
         depends_on_context: u64,
-        /// Host memory of the model's own draft within the demand, bytes.
-        draft: u64,
         /// Demand and budget.
         source: OverBudget,
     },
@@ -156,7 +154,6 @@ impl SplitError {
                     needed,
                     has_gpus,
                     depends_on_context,
-                    draft,
                     source: other,
                     ..
                 }),
@@ -167,7 +164,6 @@ impl SplitError {
                 has_gpus,
                 freed_by_kv_on_disk: 0,
                 depends_on_context,
-                draft,
                 source: other,
             },
             _ => self,
@@ -177,7 +173,7 @@ impl SplitError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             SplitError::OverBudget {
-                source, bytes, needed, has_gpus, freed_by_kv_on_disk, depends_on_context, draft, ..
+                source, bytes, needed, has_gpus, freed_by_kv_on_disk, depends_on_context, ..
             } => {
                 let flag = match source.device {
                     DeviceId::Cpu => "--ram".to_owned(),
@@ -187,9 +183,9 @@ impl SplitError {
                 let slots = if source.demand.ring > 0 { "give fewer --slots" } else { "" };
                 let assign = if *has_gpus { "move blocks with --assign" } else { "" };
                 let on_host = source.device == DeviceId::Cpu;
-                let draft = match draft {
-                    1.. if on_host => format!("omit --draft, which takes {} of it", ByteSize(*draft).human()),
-                    _ => String::new(),
+                let draft = match source.draft {
+                    0 => String::new(),
+                    bytes => format!("omit --draft, which takes {} of it", ByteSize(bytes).human()),
                 };
                 let missing = source.required_budget().saturating_sub(source.budget);
                 let kv = match on_host && *freed_by_kv_on_disk >= missing {

@@ -373,10 +373,12 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             DecidedBy::Planner => NeededBudget::Enough,
             DecidedBy::Both => NeededBudget::OfThisPlacement,
         };
-        let (bytes, draft) = (sufficient_budget(request, &source), request.limits.reserved);
+        let bytes = sufficient_budget(request, &source);
         let freed_by_kv_on_disk = freed_by_kv_on_disk(&request.problem, &source);
         let depends_on_context = source.demand.kv.saturating_add(workspace_of_context(request, &source));
-        SplitError::OverBudget { what, bytes, needed, has_gpus, freed_by_kv_on_disk, depends_on_context, draft, source }
+        let draft = if source.device == DeviceId::Cpu { request.limits.reserved } else { 0 };
+        let source = OverBudget { draft, ..source };
+        SplitError::OverBudget { what, bytes, needed, has_gpus, freed_by_kv_on_disk, depends_on_context, source }
     }
 }
 

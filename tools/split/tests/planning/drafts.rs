@@ -55,8 +55,11 @@ fn the_memory_of_a_draft_is_part_of_the_budget() {
     let dry = |ram: &str, more: &[&str]| {
         split(&[&[&*model, "--context", "64", "--ram", ram, "--dry-run", "--json"], more].concat())
     };
+    let refused = |more: &[&str]| {
+        dry("66M", more).refusal(&["does not fit in host memory", "the smallest sufficient --ram"]).stderr
+    };
     let smallest = |more: &[&str]| -> u64 {
-        let said = dry("66M", more).refusal(&["does not fit in host memory", "the smallest sufficient --ram"]).stderr;
+        let said = refused(more);
         let bytes = said.rsplit_once(" bytes)").unwrap().0.rsplit_once('(').unwrap().1;
         bytes.parse().unwrap()
     };
@@ -65,6 +68,11 @@ fn the_memory_of_a_draft_is_part_of_the_budget() {
     let plan: Plan = serde_json::from_str(&dry("120M", &draft).success().stdout).unwrap();
     let host_memory = plan.draft.unwrap().host_memory.0;
     assert_eq!(with - alone, host_memory);
+    // The error names it apart from the process.
+    let process = |said: &str| said.rsplit_once(", process ").unwrap().1.lines().next().unwrap().to_owned();
+    let (without, said) = (refused(&[]), refused(&draft));
+    assert_eq!(process(&said), process(&without));
+    assert!(said.contains(", draft ") && !without.contains("draft"), "{said}{without}");
     // Rows of 192 weights are blocks of 64 too: 4.5 instead of 5 bits a weight.
     let large_blocks = [&draft[..], &["--draft-block", "64"]].concat();
     let plan: Plan = serde_json::from_str(&dry("120M", &large_blocks).success().stdout).unwrap();

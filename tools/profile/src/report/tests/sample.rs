@@ -306,7 +306,7 @@ impl Sample {
 }
 
 fn too_small(vram: u64) -> OverBudget {
-    OverBudget { device: DeviceId::Gpu(0), demand: Default::default(), budget: vram, margin: vram + 1 }
+    OverBudget { device: DeviceId::Gpu(0), demand: Default::default(), budget: vram, margin: vram + 1, draft: 0 }
 }
 
 fn solution(blocks: usize, held: usize) -> Solution {
