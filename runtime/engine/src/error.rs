@@ -238,6 +238,14 @@ impl EngineError {
         matches!(self, EngineError::Cancelled | EngineError::Changed { .. } | EngineError::Device { .. })
     }
 
+    /// Of a run that looked up a row that a table of the model does not have: its number, and that of the last row.
+    pub(crate) fn missing_row(&self) -> Option<(i64, i64)> {
+        let EngineError::Run { source: BackendError::Runtime { cause, .. }, .. } = self else { return None };
+        let (row, range) = cause.split_once("out of data bounds, idx=")?.1.split_once(' ')?;
+        let last = range.split_once(',')?.1.split_once(']')?.0;
+        Some((row.parse().ok()?, last.parse().ok()?))
+    }
+
     /// A hint for the user, if there is one.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -256,6 +264,10 @@ impl EngineError {
                     false => Some("run `hpp-exec devices` to see what this machine has, or drop --strict"),
                 }
             }
+            EngineError::Run { .. } if self.missing_row().is_some() => Some(
+                "a number of the inputs has no row in one of the model's tables: a token id that the vocabulary lacks, or more tokens than \
+                 there are positions",
+            ),
             EngineError::ContextExceeded { .. } => {
                 Some("ask for a longer --context when splitting, or shorten the text")
             }
@@ -283,4 +295,26 @@ fn human(bytes: &u64) -> String {
 fn list(refused: &[(Provider, String)]) -> String {
     let lines: Vec<String> = refused.iter().map(|(provider, why)| format!("{}: {why}", provider.name())).collect();
     lines.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_row_is_known_from_the_library_s_message() {
+        let error = |cause: &str| EngineError::Run {
+            partition: "cpu_0".into(),
+            doing: "running".into(),
+            source: BackendError::Runtime { doing: "run".into(), cause: cause.into() },
+        };
+        let gather = error(
+            "Non-zero status code returned while running Gather node. Name:'/embeddings/Gather' Status Message: indices element out of \
+             data bounds, idx=-9000 must be within the inclusive range [-512,511]",
+        );
+        assert_eq!(gather.missing_row(), Some((-9000, 511)));
+        assert!(gather.hint().is_some_and(|hint| hint.contains("token id")));
+        let other = error("Non-zero status code returned while running Reshape node");
+        assert_eq!((other.missing_row(), other.hint()), (None, None));
+    }
 }

@@ -43,6 +43,16 @@ impl HostTensor {
         }
     }
 
+    /// Whether an element is this number; false for types that are not int32 or int64.
+    pub(crate) fn holds(&self, number: i64) -> bool {
+        match self.dtype {
+            DType::Int64 => self.bytes.chunks_exact(8).any(|bytes| bytes == number.to_le_bytes()),
+            DType::Int32 => i32::try_from(number)
+                .is_ok_and(|number| self.bytes.chunks_exact(4).any(|bytes| bytes == number.to_le_bytes())),
+            _ => false,
+        }
+    }
+
     /// The elements as f32, for floating-point tensors.
     pub fn to_f32(&self) -> Option<Vec<f32>> {
         let mut out = Vec::new();

@@ -109,7 +109,21 @@ fn files_that_are_no_archives_get_a_hint_at_both_ends() {
     run("o.npy").fails(1, &["--outputs writes an archive", "not o.npy", "hint: give it a name that ends in .npz"]);
 }
 
-/// A run that fails says why once.
+#[test]
+fn a_token_that_the_model_lacks_is_reported_with_its_input_and_the_range() {
+    let plan = PlanDir::new("optimum/bert", 64);
+    let mut tensors = inputs_of(&plan);
+    let ids = &mut tensors.iter_mut().find(|(name, _)| name == "input_ids").unwrap().1;
+    let last = ids.bytes.len() - 8;
+    ids.bytes[last..].copy_from_slice(&99_999i64.to_le_bytes());
+    let (inputs, outputs) = (plan.file("in.npz"), plan.file("out.npz"));
+    write_npz(&inputs, &tensors).unwrap();
+    let failed = plan.run(&["--inputs", inputs.to_str().unwrap(), "--outputs", outputs.to_str().unwrap()]);
+    let failed = failed.fails(1, &["input \"input_ids\" does not fit: it holds 99999", "a table with rows 0 to 511"]);
+    assert!(!failed.stderr.contains("Gather"), "{}", failed.stderr);
+}
+
+/// A run that fails says why once. Here any of the inputs may be the cause.
 #[test]
 fn a_token_that_the_model_lacks_is_reported_once() {
     let plan = PlanDir::new("optimum/bert", 64);

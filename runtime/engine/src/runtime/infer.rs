@@ -30,7 +30,8 @@ impl<B: Backend> Runtime<B> {
         for run in &schedule.runs {
             self.lanes[0].copy_boundaries(&self.pool, &run.copies, &mut self.recorder)?;
             let stage = self.route.prefill[run.partition];
-            self.infer_stage(program, stage, &mut bindings[stage], &given)?;
+            let ran = self.infer_stage(program, stage, &mut bindings[stage], &given);
+            ran.map_err(|error| of_input(error, &given))?;
             self.collect_named(program, stage, &mut bindings[stage], &mut outputs)?;
         }
         self.lanes[0].copy_boundaries(&self.pool, &schedule.final_copies, &mut self.recorder)?;
@@ -196,6 +197,20 @@ fn input_of_source(program: &Program, port: &Port) -> Option<HostTensor> {
     let shape: Vec<u64> = port.shape.iter().map(|size| size.unwrap_or(1)).collect();
     let size = size_of(&port.name, port.dtype, &shape).ok()?;
     Some(HostTensor { dtype: port.dtype, shape, bytes: vec![value; size as usize] })
+}
+
+/// Names the input in the error of a run that looked up a row that a table does not have, where one input alone holds its number: the
+/// library names none.
+fn of_input(error: EngineError, given: &NamedTensors) -> EngineError {
+    let Some((row, last)) = error.missing_row() else { return error };
+    let mut holders = given.iter().filter(|(_, tensor)| tensor.holds(row)).map(|(name, _)| name);
+    match (holders.next(), holders.next()) {
+        (Some(name), None) => EngineError::WrongInput {
+            name: name.clone(),
+            why: format!("it holds {row}, which the model looks up in a table with rows 0 to {last}"),
+        },
+        _ => error,
+    }
 }
 
 fn check(port: &Port, tensor: &HostTensor) -> Result<(), EngineError> {
