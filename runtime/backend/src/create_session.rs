@@ -16,7 +16,7 @@ use crate::sigbus;
 use crate::weights::disk::{self, ExpertTensors, SessionMappings};
 use hpp_engine::port::{Fallback, SessionSpec, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
-use hpp_schema::{Device, DeviceKind, PROVIDER_FAULTS, Provider, ProviderFault};
+use hpp_schema::{Device, DeviceKind, HostKernels, PROVIDER_FAULTS, Provider, ProviderFault};
 use ort::ep::ArenaExtendStrategy;
 use ort::session::Session;
 use ort::session::builder::SessionBuilder;
@@ -115,6 +115,9 @@ fn attempt(
         Provider::CPU => {
             if spec.weights_are_inputs && spec.host_kernels.constant_weights {
                 return Err(wants_constants(spec));
+            }
+            if let Some(warning) = float_experts(spec.host_kernels, std::env::var(EXPERT_KERNELS).ok().as_deref()) {
+                reporter.warning(&warning);
             }
             if can_come_from_disk(spec, reporter) {
                 return from_disk(runtime, spec, context);
@@ -241,7 +244,20 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
 /// Stored bytes of 1000 up to which prepared weights are compressed if the plan does not say.
 const CLEARLY_SHORTER: u64 = 600;
 
-/// Variables of the environment that choose ONNX Runtime's kernels, such as `ORT_QMOE_CPU_QNBIT_GEMM`: a kernel packs weights for itself alone,
+/// The variable of the environment that ONNX Runtime's kernels for experts follow instead of the level that a model states.
+const EXPERT_KERNELS: &str = "ORT_QMOE_CPU_QNBIT_GEMM";
+
+/// The warning about experts that state activations of 8 bits and compute with them in floats, because the variable [`EXPERT_KERNELS`] has
+/// this value.
+fn float_experts(kernels: &HostKernels, value: Option<&str>) -> Option<String> {
+    let value = value.filter(|value| kernels.integer_experts && matches!(*value, "0" | "fp32"))?;
+    Some(format!(
+        "{EXPERT_KERNELS}={value} has the experts compute in floats, and this plan is for activations of 8 bits (--int8-activations): \
+         they are slower, and answers differ; unset it"
+    ))
+}
+
+/// Variables of the environment that choose ONNX Runtime's kernels, such as [`EXPERT_KERNELS`]: a kernel packs weights for itself alone,
 /// and one that is given another's packs them again, in memory.
 fn kernel_settings() -> String {
     let is_setting = |name: &str| name.starts_with("ORT_") && (name.contains("GEMM") || name.contains("MLAS"));
@@ -552,6 +568,18 @@ fn host_name(runtime: &SharedRuntime) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn experts_that_compute_in_floats_against_the_plan_are_warned_of() {
+        let integers = HostKernels { integer_experts: true, ..HostKernels::default() };
+        for value in ["0", "fp32"] {
+            assert!(
+                float_experts(&integers, Some(value)).is_some_and(|warning| warning.contains(&format!("={value} ")))
+            );
+            assert_eq!(float_experts(&HostKernels::default(), Some(value)), None, "as the model states");
+        }
+        assert_eq!((float_experts(&integers, Some("int8")), float_experts(&integers, None)), (None, None));
+    }
 
     #[test]
     fn a_refused_session_is_one_line_with_its_options() {

@@ -17,6 +17,9 @@ pub struct HostKernels {
     /// A kernel computes wrong results if its weights are inputs instead of constants.
     #[serde(default, skip_serializing_if = "is_false")]
     pub constant_weights: bool,
+    /// Experts state that their activations are rounded to 8 bits (`accuracy_level` 4).
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub integer_experts: bool,
 }
 
 impl HostKernels {

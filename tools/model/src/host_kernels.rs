@@ -37,6 +37,9 @@ const PACKED: [(&str, bool); 18] = [
 /// model exported for CUDA then gives wrong results without an error.
 const CONSTANT_WEIGHTS: &str = "QMoE";
 
+/// Experts that compute with activations of 8 bits state this level.
+const INTEGER_EXPERTS: (&str, &str, i64) = ("QMoE", "accuracy_level", 4);
+
 /// What the operators and weights of a model demand, functions and bodies included.
 pub fn host_kernels(model: &ModelProto) -> HostKernels {
     let mut kernels = HostKernels { packed: has_narrow_floats(model), ..HostKernels::default() };
@@ -57,6 +60,9 @@ fn add_node(node: &NodeProto, kernels: &mut HostKernels) {
         }
     }
     kernels.constant_weights |= node.op_type() == CONSTANT_WEIGHTS;
+    let (experts, attribute, level) = INTEGER_EXPERTS;
+    let states_level = || node.attribute.iter().any(|stated| stated.name() == attribute && stated.i() == level);
+    kernels.integer_experts |= node.op_type() == experts && states_level();
     walk::bodies(node).for_each(|body| add_graph(body, kernels));
 }
 
@@ -90,7 +96,7 @@ mod tests {
         for name in ["genai/llama3-int4-cpu", "optimum/llama-with-past-fp16"] {
             assert_eq!(fixture(name), HostKernels { packed: true, ..HostKernels::default() }, "{name}");
         }
-        let mixture = HostKernels { packed: true, unsaved: None, constant_weights: true };
+        let mixture = HostKernels { packed: true, constant_weights: true, ..HostKernels::default() };
         assert_eq!(fixture("genai/gpt-oss-int4-cpu"), mixture);
     }
 
@@ -102,7 +108,21 @@ mod tests {
         let loop_ = NodeProto { attribute: vec![attribute], ..node("Loop") };
         let graph = GraphProto { node: vec![loop_], ..GraphProto::default() };
         let model = ModelProto { graph: Some(graph), ..ModelProto::default() };
-        let expected = HostKernels { packed: true, unsaved: Some("GRU".to_owned()), constant_weights: false };
+        let expected = HostKernels { packed: true, unsaved: Some("GRU".to_owned()), ..HostKernels::default() };
         assert_eq!(host_kernels(&model), expected);
+    }
+
+    #[test]
+    fn experts_that_state_activations_of_8_bits_are_known() {
+        let with_level = |op_type: &str, level: i64| {
+            let name = Some("accuracy_level".to_owned());
+            let stated = hpp_onnx::proto::AttributeProto { name, i: Some(level), ..Default::default() };
+            let op_type = Some(op_type.to_owned());
+            let node = NodeProto { op_type, attribute: vec![stated], ..NodeProto::default() };
+            let graph = GraphProto { node: vec![node], ..GraphProto::default() };
+            host_kernels(&ModelProto { graph: Some(graph), ..ModelProto::default() }).integer_experts
+        };
+        assert!(with_level("QMoE", 4));
+        assert!(!with_level("QMoE", 0) && !with_level("MatMulNBits", 4));
     }
 }

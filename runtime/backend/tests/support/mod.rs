@@ -199,7 +199,7 @@ impl Recorded {
         let has = |name: &str| bytes.windows(name.len()).any(|window| window == name.as_bytes());
         let constant_weights = has("QMoE");
         let packed = constant_weights || has("MatMulNBits") || self.name().contains("fp16");
-        HostKernels { packed, unsaved: None, constant_weights }
+        HostKernels { packed, constant_weights, ..HostKernels::default() }
     }
 
     /// What a plan records of a file.
