@@ -10,6 +10,9 @@ use hpp_generate::PlanFile;
 use hpp_schema::{FileRole, Provider};
 use serde::Serialize;
 
+/// The name of the path from the disk.
+const DISK: &str = "disk";
+
 /// A path by which weights were transferred while tokens were decoded.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct WeightPath {
@@ -37,11 +40,12 @@ impl WeightPath {
         share.is_finite().then_some(WeightPath { name, gb_per_second, bare_gb_per_second, share })
     }
 
-    /// One line for people.
+    /// One line for people. Another line that begins with the disk has all reads of a run.
     pub fn line(&self) -> String {
         let WeightPath { name, gb_per_second, bare_gb_per_second, share } = self;
+        let from = if name == DISK { "from " } else { "" };
         format!(
-            "{name}: weights of the measured passes at {gb_per_second:.2} GB/s, {:.0} % of the {bare_gb_per_second:.2} GB/s of this path alone\n",
+            "{from}{name}: weights of the measured passes at {gb_per_second:.2} GB/s, {:.0} % of the {bare_gb_per_second:.2} GB/s of this path alone\n",
             100.0 * share
         )
     }
@@ -75,7 +79,7 @@ pub(super) fn weight_paths(
         let weights = plan.plan.files.iter().filter(|file| file.role == FileRole::Weights);
         if let Some(largest) = weights.max_by_key(|file| file.bytes) {
             match direct_read_bandwidth(&plan.dir.join(&largest.path)) {
-                Ok(bare) => paths.extend(WeightPath::new("disk".into(), read, bare)),
+                Ok(bare) => paths.extend(WeightPath::new(DISK.into(), read, bare)),
                 Err(error) => report_failure("the disk", error.into()),
             }
         }
@@ -101,6 +105,8 @@ mod tests {
             path.line(),
             "to gpu0: weights of the measured passes at 2.00 GB/s, 50 % of the 4.00 GB/s of this path alone\n"
         );
-        assert_eq!(WeightPath::new("disk".into(), [].iter(), 4.0), None);
+        let disk = WeightPath::new(DISK.into(), transfers.iter(), 4.0).unwrap();
+        assert!(disk.line().starts_with("from disk: weights of the measured passes"), "{}", disk.line());
+        assert_eq!(WeightPath::new(DISK.into(), [].iter(), 4.0), None);
     }
 }
