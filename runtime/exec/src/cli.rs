@@ -275,6 +275,10 @@ pub struct AutoPlanArgs {
     /// Place the last N layers on the GPU: a number, `all`, or `auto`. Also: -ngl N [default: auto].
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N|all|auto")]
     pub gpu_layers: Option<String>,
+    /// Round the activations that 4- and 8-bit weights multiply on the CPU to 8 bits, those of experts too: faster, with other logits
+    /// (hpp-split --help).
+    #[arg(long)]
+    pub int8_activations: bool,
     /// Plan again even if the cache has a plan, for example after memory was freed or a GPU was added.
     #[arg(long)]
     pub replan: bool,

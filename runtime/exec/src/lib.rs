@@ -82,7 +82,7 @@ fn plan_models(task: &mut Task, console: &Console) -> Result<Vec<CachedPlan>, Ex
         }
         Ok::<(), ExecError>(())
     };
-    if let Some((path, runtime)) = task.draft() {
+    if let Some((path, runtime)) = task.second() {
         replace(path, &runtime)?;
     }
     if let Some((paths, runtime)) = task.plans() {

@@ -142,9 +142,7 @@ impl Task {
         match self {
             Task::Generate(settings) | Task::Chat(settings) => Some((vec![&mut settings.plan], &settings.run.runtime)),
             Task::Infer(settings) => Some((vec![&mut settings.plan], &settings.runtime)),
-            Task::Verify(args) => {
-                Some(([&mut args.plan].into_iter().chain(&mut args.against).collect(), &args.runtime))
-            }
+            Task::Verify(args) => Some((vec![&mut args.plan], &args.runtime)),
             Task::Bench(args) => Some((vec![&mut args.plan], &args.runtime)),
             Task::Jobs(args) => Some((vec![&mut args.plan], &args.runtime)),
             Task::Serve(args) => Some((args.plans.iter_mut().map(|plan| &mut plan.path).collect(), &args.runtime)),
@@ -152,9 +150,17 @@ impl Task {
         }
     }
 
-    /// The path of the draft model or its plan, and how to load it. Options that plan the model itself do not apply to it.
-    pub fn draft(&mut self) -> Option<(&mut PathBuf, RuntimeArgs)> {
-        let (Task::Generate(settings) | Task::Chat(settings)) = self else { return None };
+    /// The path of another model or plan that the task runs beside the first, and how to load it: the draft model, to which options that
+    /// plan the model itself do not apply, or the model of `--against`, which is compared as it was exported.
+    pub fn second(&mut self) -> Option<(&mut PathBuf, RuntimeArgs)> {
+        let settings = match self {
+            Task::Generate(settings) | Task::Chat(settings) => settings,
+            Task::Verify(args) => {
+                let planning = AutoPlanArgs { int8_activations: false, ..args.runtime.planning.clone() };
+                return Some((args.against.as_mut()?, RuntimeArgs { planning, ..args.runtime.clone() }));
+            }
+            _ => return None,
+        };
         let DraftMethod::Model(path) = &mut settings.draft_method else { return None };
         let AutoPlanArgs { cache, cache_limit, .. } = settings.run.runtime.planning.clone();
         let planning = AutoPlanArgs { cache, cache_limit, ..AutoPlanArgs::default() };

@@ -39,6 +39,7 @@ impl CachedPlan {
                 ("--ram", planning.ram.is_some()),
                 ("--vram", planning.vram.is_some()),
                 ("--gpu-layers", planning.gpu_layers.is_some()),
+                ("--int8-activations", planning.int8_activations),
                 ("--replan", planning.replan),
             ];
             return match options.into_iter().find(|(_, given)| *given) {

@@ -94,5 +94,21 @@ pub(super) fn flags(args: &RuntimeArgs) -> Vec<OsString> {
         ("--draft", &bits),
     ];
     let flags = given.into_iter().filter_map(|(flag, value)| Some([flag.into(), value.clone()?.into()]));
-    flags.flatten().chain(["--in-place".into()]).collect()
+    let int8_activations: Option<OsString> = planning.int8_activations.then(|| "--int8-activations".into());
+    flags.flatten().chain(int8_activations).chain(["--in-place".into()]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::AutoPlanArgs;
+
+    #[test]
+    fn options_are_passed_on_as_they_were_given() {
+        let of = |planning| flags(&RuntimeArgs { planning, ..RuntimeArgs::default() });
+        assert_eq!(of(AutoPlanArgs::default()), ["--in-place"]);
+        let ram = Some("1G".to_owned());
+        let given = AutoPlanArgs { ram, int8_activations: true, replan: true, ..AutoPlanArgs::default() };
+        assert_eq!(of(given), ["--ram", "1G", "--int8-activations", "--in-place"]);
+    }
 }
