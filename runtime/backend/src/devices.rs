@@ -4,9 +4,9 @@ use crate::backend::OrtBackend;
 use crate::cuda;
 use crate::discover::TriedLibrary;
 use crate::os;
-use crate::provider_devices::{describe, devices_of, kind_name};
+use crate::provider_devices::{describe, devices_of, find_device, kind_name};
 use crate::raw::library;
-use hpp_schema::{Evidence, PROVIDER_FACTS, Provider};
+use hpp_schema::{Device, Evidence, PROVIDER_FACTS, Provider};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -110,6 +110,11 @@ impl OrtBackend {
         let plugin = self.runtime.plugins.get(&self.runtime.environment, provider);
         let has_device = || plugin.problem.is_none() && !devices_of(&self.runtime, provider).is_empty();
         provider == Provider::CPU || plugin.is_named || has_device()
+    }
+
+    /// Whether a provider can use this device of a plan here.
+    pub fn finds_device(&self, provider: Provider, device: &Device) -> bool {
+        provider == Provider::CPU || find_device(&self.runtime, provider, device).is_ok()
     }
 
     /// The ONNX Runtime library, and the threads that all partitions share.

@@ -2,7 +2,7 @@
 //! options of providers than its own.
 
 use crate::options::WeightReads;
-use hpp_schema::{DeviceKind, Partition, Plan, Provider, ProviderOptions, Residency};
+use hpp_schema::{Device, DeviceKind, Partition, Plan, Provider, ProviderOptions, Residency};
 use std::collections::BTreeMap;
 
 /// Whether reading from disk limits the speed of a plan: then threads that have nothing to do should sleep, because the threads that read
@@ -70,23 +70,26 @@ pub fn with_provider_options(mut plan: Plan, options: &BTreeMap<Provider, Provid
     plan
 }
 
-/// The plan as it runs where only some providers have a device: what it has on GPUs that are missing is in host memory. A GPU counts as
-/// there if one of its providers has any device, so the second of two GPUs is not missed where one is there.
-pub fn without_missing_gpus(plan: &Plan, has_device: impl Fn(Provider) -> bool) -> Plan {
+/// The plan as it runs where providers have only some of its devices: what it has on GPUs that are missing is in host memory. A GPU counts as
+/// there if one of its providers has it.
+pub fn without_missing_gpus(plan: &Plan, has_device: impl Fn(Provider, &Device) -> bool) -> Plan {
     let mut plan = plan.clone();
     let Some(host) = plan.devices.iter().find(|device| device.kind == DeviceKind::Cpu).map(|host| host.name.clone())
     else {
         return plan;
     };
-    let can_run =
-        |providers: &[Provider]| providers.iter().any(|provider| *provider != Provider::CPU && has_device(*provider));
+    let devices = &plan.devices;
+    let is_missing = |name: &str, providers: &[Provider]| {
+        let device = devices.iter().find(|device| device.name == name);
+        let has_it = |provider: Provider| device.is_some_and(|device| has_device(provider, device));
+        name != host && !providers.iter().any(|provider| *provider != Provider::CPU && has_it(*provider))
+    };
     let mut missing: Vec<String> = Vec::new();
     for partition in &mut plan.partitions {
-        if partition.device != host && !can_run(&partition.providers) {
+        if is_missing(&partition.device, &partition.providers) {
             missing.push(std::mem::replace(&mut partition.device, host.clone()));
             partition.residency = Residency::Resident;
         }
-        let is_missing = |device: &str, providers: &[Provider]| device != host && !can_run(providers);
         if let Some(prefill) = partition.prefill.take_if(|prefill| is_missing(&prefill.device, &prefill.providers)) {
             missing.push(prefill.device);
         }
@@ -157,7 +160,7 @@ mod tests {
     #[test]
     fn what_a_missing_gpu_would_hold_is_in_host_memory() {
         let plan = example();
-        assert_eq!(without_missing_gpus(&plan, |_| true), plan);
+        assert_eq!(without_missing_gpus(&plan, |_, _| true), plan);
         let gpus = |plan: &Plan| {
             let is_gpu = |name: &str| plan.devices.iter().any(|d| d.name == name && d.kind != DeviceKind::Cpu);
             let variants = plan.partitions.iter().flat_map(Partition::variants).filter(|v| is_gpu(v.device)).count();
@@ -167,10 +170,21 @@ mod tests {
         };
         let (variants, states, _) = gpus(&plan);
         assert!(variants > 0 && states > 0);
-        let here = without_missing_gpus(&plan, |provider| provider == Provider::CPU);
+        let here = without_missing_gpus(&plan, |provider, _| provider == Provider::CPU);
         assert_eq!(gpus(&here), (0, 0, 0));
         assert_eq!(here.partitions.len(), plan.partitions.len());
         let needed = |plan: &Plan| crate::host_memory_needed(plan, 1);
         assert!(needed(&here) > needed(&plan));
+    }
+
+    #[test]
+    fn the_second_of_two_gpus_is_missed_where_one_is_there() {
+        let mut plan = example();
+        plan.devices.push(Device::new("gpu1", DeviceKind::Gpu));
+        let second = Partition { name: "gpu_1".into(), device: "gpu1".into(), ..plan.partitions[0].clone() };
+        plan.partitions.insert(1, second);
+        let here = without_missing_gpus(&plan, |_, device| device.name == "gpu0");
+        let devices: Vec<&str> = here.partitions.iter().map(|partition| partition.device.as_str()).collect();
+        assert_eq!(devices, ["gpu0", "cpu", "cpu"]);
     }
 }

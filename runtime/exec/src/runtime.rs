@@ -7,7 +7,7 @@ use crate::planning::compiled_models;
 use hpp_engine::{
     Engine, EngineOptions, is_limited_by_disk, tries_none, untried, with_providers, without_missing_gpus,
 };
-use hpp_schema::{Plan, Provider, provider_libraries, provider_options};
+use hpp_schema::{Device, Plan, Provider, provider_libraries, provider_options};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -84,7 +84,8 @@ impl OnnxRuntime {
 
     /// A plan as it runs on this machine: with the arguments' providers, and on the host where a GPU is missing.
     pub fn plan_here(&self, plan: &Plan, args: &RuntimeArgs) -> Plan {
-        without_missing_gpus(&with_providers(plan, &args.providers), |provider| self.backend.has_device(provider))
+        let finds = |provider: Provider, device: &Device| self.backend.finds_device(provider, device);
+        without_missing_gpus(&with_providers(plan, &args.providers), finds)
     }
 
     /// The library, its providers and devices.

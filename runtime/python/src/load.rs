@@ -65,7 +65,7 @@ pub fn load(
     }
     let options = EngineOptions { cancel: Some(cancel), ..settings.engine };
     let changed = with_providers(&plan.plan, &settings.providers);
-    let here = without_missing_gpus(&changed, |provider| backend.has_device(provider));
+    let here = without_missing_gpus(&changed, |provider, device| backend.finds_device(provider, device));
     if let Some(warning) = host_memory_warning(&here, available_memory()) {
         warnings.add(warning);
     }

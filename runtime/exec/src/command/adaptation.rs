@@ -3,7 +3,8 @@
 use super::drafts::DraftChoice;
 use crate::cli::{AdaptArg, RuntimeArgs};
 use crate::console::Console;
-use crate::runtime::{OrtBackend, allowed_memory};
+use crate::error::ExecError;
+use crate::runtime::{OnnxRuntime, OrtBackend, allowed_memory};
 use hpp_engine::{Engine, host_memory_needed};
 use hpp_generate::adapt::{Adaptation, Devices, HostMemory, Reducible};
 use hpp_schema::Plan;
@@ -26,10 +27,17 @@ pub struct BesideEngine {
 
 impl BesideEngine {
     /// Of a command that drafts like this.
-    pub fn new(draft: &DraftChoice, sequences: u64, kv: u64) -> Self {
-        let (draft_on_top, draft_sequence) = (draft.memory_on_top(sequences), draft.sequence_memory());
+    pub fn new(
+        draft: &DraftChoice,
+        sequences: u64,
+        kv: u64,
+        args: &RuntimeArgs,
+        console: &Arc<Console>,
+    ) -> Result<Self, ExecError> {
+        let draft_on_top = draft.memory_on_top(sequences, args, console)?;
+        let draft_sequence = draft.sequence_memory();
         let draft = draft.shared_memory().saturating_add(sequences.saturating_mul(draft_sequence));
-        BesideEngine { sequences, kv, draft, draft_on_top, draft_sequence }
+        Ok(BesideEngine { sequences, kv, draft, draft_on_top, draft_sequence })
     }
 }
 
@@ -39,18 +47,21 @@ pub fn adaptation(
     beside: BesideEngine,
     args: &RuntimeArgs,
     console: &Arc<Console>,
-) -> Option<Adaptation> {
-    let console = Arc::clone(console);
-    let adaptation = without_memory(engine.plan(), args, Box::new(move |line| console.info(&format!("note: {line}"))))?;
+) -> Result<Option<Adaptation>, ExecError> {
+    let lines = Arc::clone(console);
+    let report = Box::new(move |line: &str| lines.info(&format!("note: {line}")));
+    let Some(adaptation) = without_memory(engine.plan(), args, report) else { return Ok(None) };
     let BesideEngine { sequences, kv, draft, draft_on_top, draft_sequence } = beside;
     let plan = engine.plan();
+    // What it has on a missing GPU is in host memory.
+    let here = OnnxRuntime::open_for(plan, args, console)?.plan_here(plan, args);
     let states = sequences.saturating_mul(engine.context()).div_ceil(plan.budgets.context.max(1));
-    let needed = host_memory_needed(plan, states).saturating_add(kv).saturating_add(draft);
+    let needed = host_memory_needed(&here, states).saturating_add(kv).saturating_add(draft);
     // The engine keeps the limit that its plan was made for.
     let needed = plan.budgets.ram.map_or(needed, |ram| needed.min(ram.0)).saturating_add(draft_on_top);
     let sequence = engine.host_state_bytes().saturating_add(draft_sequence);
     let reducible = Reducible { kv, sequences, sequence, locked: engine.locked().1 };
-    Some(adaptation.follow_memory(HostMemory { needed, reducible, allowed: Box::new(allowed_memory) }))
+    Ok(Some(adaptation.follow_memory(HostMemory { needed, reducible, allowed: Box::new(allowed_memory) })))
 }
 
 /// Keeps one of several engines of a process near the times that its plan predicts; what they take of memory is decided together.

@@ -148,7 +148,8 @@ fn load(
             cache => cache?,
         },
     };
-    let adaptation = adaptation(&engine, BesideEngine::new(draft, 1, kv), args, ctx.console);
+    let beside = BesideEngine::new(draft, 1, kv, args, ctx.console)?;
+    let adaptation = adaptation(&engine, beside, args, ctx.console)?;
     let mut sequence = SingleSequence::new(engine, inputs);
     adaptation.into_iter().for_each(|adaptation| sequence.adapt(adaptation));
     if let Some((cache, session)) = cache.zip(session) {

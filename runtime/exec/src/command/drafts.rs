@@ -6,13 +6,13 @@ use crate::cli::RuntimeArgs;
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::interrupt::Interrupt;
-use crate::runtime::OrtBackend;
+use crate::runtime::{OnnxRuntime, OrtBackend};
 use crate::settings::{DraftMethod, WithoutDraft};
 use hpp_engine::{EngineOptions, host_memory_needed, tries_none};
 use hpp_generate::speculate::{DraftLength, DraftModel, DraftOrigin, Drafts};
 use hpp_generate::{PlanFile, PromptEncoder, check_language_model};
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{InputRole, Plan, Predictions};
+use hpp_schema::{InputRole, Plan, Predictions, Provider};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -125,14 +125,15 @@ impl DraftChoice {
         draft.sequence_memory
     }
 
-    /// Bytes of host memory that a draft model takes on top of the plan's limit.
-    pub fn memory_on_top(&self, sequences: u64) -> u64 {
-        match self {
-            DraftChoice::Model(draft) if draft.memory == 0 => {
-                host_memory_needed(&draft.file.plan, sequences).saturating_sub(PROCESS)
-            }
-            DraftChoice::None | DraftChoice::Ngram | DraftChoice::Model(_) => 0,
-        }
+    /// Bytes of host memory that a draft model takes on top of the plan's limit, with what it has on GPUs that are missing here.
+    pub fn memory_on_top(&self, sequences: u64, args: &RuntimeArgs, console: &Arc<Console>) -> Result<u64, ExecError> {
+        let plan = match self {
+            DraftChoice::Model(draft) if draft.memory == 0 => &draft.file.plan,
+            DraftChoice::None | DraftChoice::Ngram | DraftChoice::Model(_) => return Ok(0),
+        };
+        let args = &RuntimeArgs { providers: draft_providers(plan, args), ..args.clone() };
+        let here = OnnxRuntime::open_for(plan, args, console)?.plan_here(plan, args);
+        Ok(host_memory_needed(&here, sequences).saturating_sub(PROCESS))
     }
 
     /// Loads the draft model, if there is one, for at most `sequences` texts at once. `plan` is the plan of the model that verifies.
@@ -151,8 +152,7 @@ impl DraftChoice {
             DraftChoice::Ngram => return Ok(Drafts { origin: DraftOrigin::Ngram(Rc::default()), length }),
             DraftChoice::Model(draft) => draft.file,
         };
-        // A draft on the host is no fault where the providers are for the model on a GPU.
-        let providers = if tries_none(&file.plan, &args.providers) { vec![] } else { args.providers.clone() };
+        let providers = draft_providers(&file.plan, args);
         let context = Some(draft_context(&file.plan, plan, args.context));
         let args = &RuntimeArgs { context, providers, ..args.clone() };
         let options = EngineOptions { sequences: Some(sequences as u64), lock_weights, ..args.engine_options() };
@@ -160,6 +160,12 @@ impl DraftChoice {
         let model = DraftModel::new(engine, sequences);
         Ok(Drafts { origin: DraftOrigin::Model(Rc::new(RefCell::new(model))), length })
     }
+}
+
+/// The providers that a draft model runs on; its plan's if there are none. A draft on the host is no fault where the providers are for the
+/// model on a GPU.
+fn draft_providers(draft_plan: &Plan, args: &RuntimeArgs) -> Vec<Provider> {
+    if tries_none(draft_plan, &args.providers) { vec![] } else { args.providers.clone() }
 }
 
 /// The context of a draft model: as many tokens as the text that it drafts for can have, or fewer if it has no room for them. Then it
