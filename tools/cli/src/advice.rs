@@ -130,7 +130,7 @@ impl Advice {
         }
         match elsewhere(&error, command, self.habits) {
             Some(advice) => with_advice(error, command, advice),
-            None => error,
+            None => without_value_tip(error),
         }
     }
 }
@@ -144,11 +144,30 @@ fn with_advice(mut error: clap::Error, command: &Command, advice: String) -> cla
     error
 }
 
-/// The error with all values that may be meant: of several that are equally near clap suggests one, and none for a mere number.
+/// The error without clap's tip to write an unknown option after `--`: there it would be a model or a prompt, which nobody meant.
+fn without_value_tip(mut error: clap::Error) -> clap::Error {
+    if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
+        tips.retain(|tip| !tip.to_string().contains("as a value, use"));
+        if !tips.is_empty() {
+            error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+        }
+    }
+    error
+}
+
+/// The error with the values that may be meant first, then all values. Of several that are equally near clap suggests one, and none for
+/// a mere number.
 fn with_similar_values(mut error: clap::Error) -> clap::Error {
     let similar = similar_values(&error);
     if !similar.is_empty() {
         error.insert(ContextKind::SuggestedValue, ContextValue::Strings(similar));
+    }
+    if error.get(ContextKind::SuggestedValue).is_some()
+        && let Some(ContextValue::Strings(all)) = error.remove(ContextKind::ValidValue)
+    {
+        // clap prints this after the similar values, and its own list before them.
+        let list = format!("all possible values: {}", all.join(", "));
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![list.into()]));
     }
     error
 }

@@ -46,11 +46,23 @@ fn a_negative_value_is_refused_as_one() {
 fn values_that_may_be_meant_are_named() {
     for (value, similar) in [("int5", "some similar values exist: 'int4', 'int8'"), ("q8", "exists: 'int8'")] {
         let said = said(&format!("m --bits {value}"));
-        assert!(said.contains(similar) && said.contains("[possible values: int4, int8, none]"), "{said}");
+        let (before_list, _) = said.split_once("all possible values: int4, int8, none").unwrap();
+        assert!(before_list.contains(similar) && !before_list.contains("none"), "{said}");
     }
     assert!(said("m --bits 4").contains("a similar value exists: 'int4'"));
     assert!(said("m --bits non").contains("a similar value exists: 'none'"));
     assert!(!said("m --bits lots").contains("similar"), "{}", said("m --bits lots"));
+    assert!(said("m --bits lots").contains("[possible values: int4, int8, none]"));
+}
+
+/// After `--` it would be the model, which nobody means by an option.
+#[test]
+fn an_unknown_option_is_not_suggested_as_a_value() {
+    for line in ["m --lora x", "--lora", "--lora x"] {
+        let said = said(line);
+        assert!(said.contains("unexpected argument '--lora' found") && !said.contains("tip:"), "{said}");
+    }
+    assert!(said("m --rams 5").contains("a similar argument exists: '--ram'"));
 }
 
 #[test]
