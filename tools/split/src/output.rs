@@ -137,16 +137,17 @@ impl OutputDir {
         let target = io_context("resolve", target, hpp_io::resolve_link(target).and_then(std::path::absolute))?;
         refuse_existing(&target, force)?;
         let parent = target.parent().unwrap_or(&target).to_owned();
-        io_context("create", &parent, fs::create_dir_all(&parent))?;
+        // The lock and the staging directory are ours: an error names the directory that the user gave.
+        let action = if target.exists() { "replace" } else { "create" };
+        io_context(action, &target, fs::create_dir_all(&parent))?;
         let name = target.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-        let lock_path = lock_path(&target);
-        let lock = io_context("create", &lock_path, File::create(&lock_path))?;
+        let lock = io_context(action, &target, File::create(lock_path(&target)))?;
         lock.try_lock().map_err(|_| OutputError::Busy(target.clone()))?;
         let staging = parent.join(format!(".{name}.partial"));
         if staging.exists() {
             io_context("clear", &staging, clear(&staging, resume))?;
         }
-        io_context("create", &staging, fs::create_dir_all(&staging))?;
+        io_context(action, &target, fs::create_dir_all(&staging))?;
         Ok(OutputDir { target, staging, _lock: lock })
     }
 
@@ -351,6 +352,17 @@ mod tests {
         output.commit().unwrap();
         assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
         assert_eq!(fs::read(old.join(PLAN_FILE)).unwrap(), b"new");
+    }
+
+    /// Not the parent, the lock or the staging directory, which nobody asked for.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn an_error_names_the_directory_that_the_user_gave() {
+        for out in ["/proc/plan", "/proc/plan/inside"] {
+            let error = OutputDir::begin(Path::new(out), false, Resume::Nothing).unwrap_err();
+            assert_eq!(error.to_string(), format!("cannot create {out}"));
+            assert_eq!(error.hint(), Some("choose a writable directory with --out"));
+        }
     }
 
     #[test]
