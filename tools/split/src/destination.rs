@@ -25,8 +25,6 @@ pub struct Destination {
     base: PathBuf,
     /// The files of a dry run, by path in the plan, and weights that are computed when they are copied.
     dry_files: VirtualFiles,
-    /// Weight files that are hard links to the model's own.
-    hard_links: Vec<String>,
 }
 
 /// A weight file that can be neither cloned nor linked into the plan directory.
@@ -43,20 +41,20 @@ impl Destination {
         let io = |source| SplitError::Io { action: "resolve", path: target.to_owned(), source };
         let target = std::path::absolute(target).map_err(io)?;
         let staging = output.map(|output| output.staging().to_owned());
-        Ok(Destination { staging, base: resolved(&target), dry_files: VirtualFiles::new(), hard_links: vec![] })
+        Ok(Destination { staging, base: resolved(&target), dry_files: VirtualFiles::new() })
     }
 
     /// Writes to an existing directory, for files that are used while this process runs.
     pub fn at(directory: &Path) -> Self {
         let (staging, base) = (Some(directory.to_owned()), resolved(directory));
-        Destination { staging, base, dry_files: VirtualFiles::new(), hard_links: vec![] }
+        Destination { staging, base, dry_files: VirtualFiles::new() }
     }
 
     /// A directory in this one. In a dry run its files are known here once they are [adopted](Self::adopt).
     pub fn directory(&self, name: &str) -> Result<Self, SplitError> {
         let staging = self.staging.as_ref().map(|staging| staging.join(name));
         staging.iter().try_for_each(|staging| create_dir(staging))?;
-        Ok(Destination { staging, base: self.base.join(name), dry_files: VirtualFiles::new(), hard_links: vec![] })
+        Ok(Destination { staging, base: self.base.join(name), dry_files: VirtualFiles::new() })
     }
 
     /// Takes over a file that was written to a [directory](Self::directory) of this one.
@@ -64,11 +62,6 @@ impl Destination {
         if let Some(contents) = directory.dry_files.get(file) {
             self.dry_files.insert(format!("{name}/{file}"), contents.clone());
         }
-    }
-
-    /// The weight files that are hard links.
-    pub fn hard_links(self) -> Vec<String> {
-        self.hard_links
     }
 
     /// The files of a dry run, by location.
@@ -136,6 +129,7 @@ impl Destination {
     /// possible.
     pub fn link_weights(&mut self, model: &Model) -> Result<Option<NotLinkable>, SplitError> {
         let mut not_linkable = None;
+        let mut hard_link = None;
         for file in &model.weights().files {
             let outcome = match &self.staging {
                 Some(staging) => link(file, staging).map_err(|e| SplitError::Weights(Box::new(e)))?,
@@ -147,11 +141,18 @@ impl Destination {
                 LinkOutcome::NotLinkable { why } => {
                     not_linkable = Some(NotLinkable { location: file.location.clone(), why })
                 }
-                LinkOutcome::HardLink if self.staging.is_some() => self.hard_links.push(file.location.clone()),
+                LinkOutcome::HardLink if self.staging.is_some() => hard_link = Some(&file.location),
                 LinkOutcome::AlreadyThere | LinkOutcome::Clone if self.staging.is_some() => {}
                 LinkOutcome::AlreadyThere => {}
                 LinkOutcome::HardLink | LinkOutcome::Clone => self.refer(&file.location, &file.path)?,
             }
+        }
+        if let Some(file) = hard_link {
+            tracing::info!(
+                file,
+                "a hard link to the model's own file: while both exist, Python's onnx.load refuses the model and the plan's \
+                 partitions (ONNX Runtime opens them); --pack copies the weights"
+            );
         }
         Ok(not_linkable)
     }

@@ -46,14 +46,6 @@ impl WriteOptions {
     }
 }
 
-/// A plan that was written.
-pub struct WrittenPlan {
-    /// The plan.
-    pub plan: Plan,
-    /// Weight files that are hard links to the model's own.
-    pub hard_links: Vec<String>,
-}
-
 /// A plan directory being written.
 pub struct PlanWriter<'a> {
     options: WriteOptions,
@@ -102,18 +94,17 @@ impl<'a> PlanWriter<'a> {
         PlanWriter { options, analysis, own_draft, output: None, destination }.write(parts, plan)
     }
 
-    /// Writes all files and moves them into place, or removes them on an error.
-    pub fn finish(mut self, parts: &[PartitionGraph], plan: Plan) -> Result<WrittenPlan, SplitError> {
+    /// Writes all files and moves them into place, or removes them on an error. Returns the plan with paths and file records.
+    pub fn finish(mut self, parts: &[PartitionGraph], plan: Plan) -> Result<Plan, SplitError> {
         let written = self.write(parts, plan);
-        let hard_links = self.destination.hard_links();
-        let Some(output) = self.output else { return Ok(WrittenPlan { plan: written?, hard_links }) };
+        let Some(output) = self.output else { return written };
         match written {
             Ok(plan) => {
                 let target = output.target().to_owned();
                 output.commit()?;
                 tracing::info!(directory = %target.display(), "plan written");
                 record_unhashed(&plan, &target);
-                Ok(WrittenPlan { plan, hard_links })
+                Ok(plan)
             }
             Err(error) => {
                 if let Some(left) = output.abandon() {

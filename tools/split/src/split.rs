@@ -288,13 +288,5 @@ fn write(
     if let Some(leftovers) = writer.leftovers() {
         interrupt::name_leftovers(leftovers);
     }
-    let written = writer.finish(parts, plan)?;
-    if let Some(first) = written.hard_links.first() {
-        tell!(
-            "note: {first} in the plan is a hard link to the model's own file; while both exist, Python's onnx.load \
-             refuses the model and the plan's partitions (ONNX Runtime opens them). If that matters: --pack copies the \
-             weights, or delete the plan first"
-        );
-    }
-    Ok(written.plan)
+    writer.finish(parts, plan)
 }

@@ -63,7 +63,7 @@ impl<'a> Trials<'a> {
         let OwnDraft { analysis: own, parts, plan, host_memory, .. } = OwnDraft::of(own, args, costs, 1)?;
         check_memory(host_memory.saturating_add(PROCESS), LocalMachine::detect(false).ram())?;
         let write = WriteOptions { in_place: true, ..WriteOptions::default() };
-        let reference = PlanWriter::begin(write, &own, None, &dir.path().join("reference"))?.finish(&parts, plan)?.plan;
+        let reference = PlanWriter::begin(write, &own, None, &dir.path().join("reference"))?.finish(&parts, plan)?;
         let weights = ModelWeights::of([analysis.model.proto()]);
         Ok(Trials { args, analysis, options, costs, corpus, probe, reference, weights, warned: false, dir })
     }
