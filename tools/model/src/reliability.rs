@@ -11,15 +11,14 @@ const MEASURABLE: f64 = 0.05;
 
 /// For each provider of a profile with unreliable times a sentence that names the blocks and does not end with a full stop.
 pub fn unreliable_times(profile: &Profile) -> Vec<String> {
+    let advice = match profile.settings.quick {
+        true => "--quick makes few runs: profile without it, on an idle machine, before planning with them",
+        false => "was the machine busy? Profile again on an idle machine before planning with them",
+    };
     let sentence = |provider: &Provider| {
         let blocks = unreliable_blocks(profile, *provider);
         let of = format!("the times of {} on {}", blocks.join(", "), provider.id());
-        (!blocks.is_empty()).then(|| {
-            format!(
-                "{of} vary from run to run or contradict each other; was the machine busy? Profile again on an idle machine before \
-                 planning with them"
-            )
-        })
+        (!blocks.is_empty()).then(|| format!("{of} vary from run to run or contradict each other; {advice}"))
     };
     profile.settings.providers.iter().filter_map(sentence).collect()
 }

@@ -83,9 +83,9 @@ pub fn verdict(profile: &Profile) -> Option<HotnessVerdict> {
     let lines = match evenness {
         Evenness::Flat => decides(profile),
         Evenness::Uneven => vec![format!("layers differ: {least:.1} to {most:.1} ms per GiB")],
-        Evenness::Unknown => vec![format!(
-            "layers seem to differ, {least:.1} to {most:.1} ms per GiB, but the measurements were disturbed: profile again on an idle machine"
-        )],
+        Evenness::Unknown => {
+            vec![format!("layers seem to differ, {least:.1} to {most:.1} ms per GiB, but {}", why_unknown(profile))]
+        }
     };
     Some(HotnessVerdict { provider, evenness, spread, lines })
 }
@@ -94,6 +94,14 @@ pub fn verdict(profile: &Profile) -> Option<HotnessVerdict> {
 fn is_disturbed(profile: &Profile) -> bool {
     let doubtful = |provider: &Provider| unreliable_blocks(profile, *provider).into_iter().any(is_layer);
     profile.busy_machine().is_some() || profile.settings.providers.iter().any(doubtful)
+}
+
+/// Why [`Evenness::Unknown`], and what to do.
+fn why_unknown(profile: &Profile) -> &'static str {
+    match profile.settings.quick && profile.busy_machine().is_none() {
+        true => "the few runs of --quick vary as much: profile without it, on an idle machine",
+        false => "the measurements were disturbed: profile again on an idle machine",
+    }
 }
 
 /// Host milliseconds per GiB of weights, for each layer.

@@ -2,7 +2,7 @@
 
 use crate::derive::{PHASES, phase_costs};
 use crate::doubt::doubts;
-use crate::hotness::{Evenness, verdict};
+use crate::hotness::{Evenness, HotnessVerdict, verdict};
 use crate::rates::planning_point;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_model::fit_error;
@@ -24,18 +24,25 @@ pub fn summary(profile: &Profile) -> String {
         let _ = writeln!(text, "warning: {doubt}");
     }
     if let Some(verdict) = verdict(profile) {
-        let kind = match verdict.evenness {
-            Evenness::Flat => "flat",
-            Evenness::Uneven => "not flat",
-            Evenness::Unknown => "cannot be told",
-        };
-        let apart = verdict.spread * 100.0;
-        let _ = writeln!(text, "hotness of the layers: {kind} ({apart:.0} % between the coldest and the hottest)");
-        verdict.lines.iter().for_each(|line| {
-            let _ = writeln!(text, "  {line}");
-        });
+        let _ = writeln!(text, "hotness of the layers{}", of_layers(&verdict));
     }
     text.trim_end().to_owned()
+}
+
+/// The verdict on hotness, as the end of a sentence and lines below it.
+fn of_layers(verdict: &HotnessVerdict) -> String {
+    let kind = match verdict.evenness {
+        Evenness::Unknown => return format!(" cannot be told: {}", verdict.lines.join("; ")),
+        Evenness::Flat => "flat",
+        Evenness::Uneven => "not flat",
+    };
+    // Where the hottest is many times the coldest, the times below say more than a part of the median.
+    let apart = match verdict.spread <= 1.0 {
+        true => format!(" ({:.0} % between the coldest and the hottest)", verdict.spread * 100.0),
+        false => String::new(),
+    };
+    let lines: String = verdict.lines.iter().map(|line| format!("\n  {line}")).collect();
+    format!(": {kind}{apart}{lines}")
 }
 
 fn costs(profile: &Profile) -> Table {

@@ -88,6 +88,28 @@ fn times_that_vary_from_run_to_run_are_doubted() {
     assert!(summary(&profile).contains("vary from run to run"), "{}", summary(&profile));
 }
 
+/// A percentage of the median that is larger than 100 tells nobody anything.
+#[test]
+fn layers_that_differ_much_have_no_percentage() {
+    let analysis = sample::analysis("genai/llama3-fp32-cpu");
+    let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
+    sample::time_all(&mut profile, Provider::CPU, 2.0);
+    derive(&mut profile);
+    let slow = profile.classes.iter().position(|entry| entry.block == "layers.0").unwrap();
+    let costs = &mut profile.classes[slow].providers[0].decode;
+    costs.fit.as_mut().unwrap().constant_ms = 20.0;
+    let text = summary(&profile);
+    assert!(text.contains("hotness of the layers: not flat\n  layers differ: "), "{text}");
+    let single = profile.classes[slow].providers[0].decode.points[0].single.as_mut().unwrap();
+    single.p90_ms = 64.0 * single.median_ms;
+    let text = summary(&profile);
+    let verdict = text.lines().find(|line| line.starts_with("hotness")).unwrap();
+    assert!(verdict.contains("cannot be told: layers seem to differ") && !verdict.contains('%'), "{verdict}");
+    assert!(verdict.ends_with("--quick vary as much: profile without it, on an idle machine"), "{verdict}");
+    let warning = text.lines().find(|line| line.starts_with("warning")).unwrap();
+    assert!(warning.contains("--quick makes few runs"), "{warning}");
+}
+
 #[test]
 fn a_busy_machine_is_named_with_its_share() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
