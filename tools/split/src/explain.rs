@@ -60,10 +60,13 @@ struct PartitionReason {
 #[derive(Debug, Serialize)]
 struct WhatIf {
     what: String,
+    /// Milliseconds for each token, more than now; less if negative.
     #[serde(skip_serializing_if = "Option::is_none")]
-    decode_ms: Option<f64>,
+    decode_ms_change: Option<f64>,
+    /// The same of the time to the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
-    time_to_first_token_ms: Option<f64>,
+    time_to_first_token_ms_change: Option<f64>,
+    /// Why there is no plan with this change.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
 }
@@ -71,7 +74,7 @@ struct WhatIf {
 impl WhatIf {
     /// A change without an effect.
     fn nothing(what: String) -> Self {
-        WhatIf { what, decode_ms: Some(0.0), time_to_first_token_ms: Some(0.0), refused: None }
+        WhatIf { what, decode_ms_change: Some(0.0), time_to_first_token_ms_change: Some(0.0), refused: None }
     }
 }
 
@@ -157,11 +160,11 @@ fn more_memory(
 /// What the plan of other inputs changes.
 fn what_if(what: String, then: Result<Chosen, SplitError>, now: &Solution) -> Result<WhatIf, SplitError> {
     let ms = |then: f64, now: f64| if is_rounding(then - now, now) { 0.0 } else { round(then - now) };
-    let nothing = WhatIf { what, decode_ms: None, time_to_first_token_ms: None, refused: None };
+    let nothing = WhatIf { what, decode_ms_change: None, time_to_first_token_ms_change: None, refused: None };
     match then {
         Ok(Chosen { partitioning, .. }) => Ok(WhatIf {
-            decode_ms: Some(ms(partitioning.solution.decode_ms, now.decode_ms)),
-            time_to_first_token_ms: Some(ms(partitioning.solution.prefill_ms, now.prefill_ms)),
+            decode_ms_change: Some(ms(partitioning.solution.decode_ms, now.decode_ms)),
+            time_to_first_token_ms_change: Some(ms(partitioning.solution.prefill_ms, now.prefill_ms)),
             ..nothing
         }),
         Err(SplitError::OverBudget { source, .. }) => Ok(WhatIf { refused: Some(source.to_string()), ..nothing }),
@@ -226,7 +229,7 @@ fn line(change: &WhatIf) -> String {
         0.0 => "no change".to_owned(),
         value => amount::difference(value, MEASURED),
     };
-    match (&change.refused, change.decode_ms.zip(change.time_to_first_token_ms)) {
+    match (&change.refused, change.decode_ms_change.zip(change.time_to_first_token_ms_change)) {
         (Some(why), _) => format!("{}: {why}", change.what),
         (None, Some((decode, first))) => {
             format!("{}: per token {}, to the first token {}", change.what, ms(decode), ms(first))
