@@ -12,8 +12,8 @@ use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_
 use crate::streams::BlockFiles;
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::{
-    BranchChoice, Candidates, HeadReason, Model, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile,
-    compute_selected_experts, product_inputs, quantize,
+    BranchChoice, Candidates, HeadReason, Model, QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles,
+    VirtualFile, compute_selected_experts, product_inputs, quantize,
 };
 use hpp_schema::{
     Activations, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate,
@@ -228,6 +228,15 @@ fn infer_and_segment(model: &Model) -> Result<(Graph, Segmentation), ModelError>
 pub fn quantization_candidates(analysis: &Analysis, options: &QuantizeOptions) -> Result<Candidates, ModelError> {
     let roles = quantize_roles(&analysis.graph, &analysis.segmentation);
     Ok(Candidates::measure(&analysis.model, &analysis.graph, &roles, options)?)
+}
+
+/// Refuses a model of which these options quantize no weight, whatever the budget. Reads no weight.
+///
+/// # Errors
+/// [`QuantizeError::Nothing`].
+pub fn check_quantizable(analysis: &Analysis, options: &QuantizeOptions) -> Result<(), QuantizeError> {
+    let roles = quantize_roles(&analysis.graph, &analysis.segmentation);
+    hpp_onnx::check_quantizable(&analysis.graph, &roles, options)
 }
 
 /// The value that each weight to quantize multiplies, by the weight's name; without weights that multiply several, or that lookups read.

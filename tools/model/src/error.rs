@@ -1,6 +1,7 @@
 //! Why a model cannot be understood.
 
 use crate::config::ConfigError;
+use hpp_onnx::{NothingReason, QuantizeError};
 
 /// Why a model could not be analysed.
 #[derive(Debug, thiserror::Error)]
@@ -13,7 +14,7 @@ pub enum ModelError {
     Config(#[from] ConfigError),
     /// The model cannot be quantized.
     #[error("cannot quantize the model")]
-    Quantize(#[from] hpp_onnx::QuantizeError),
+    Quantize(#[from] QuantizeError),
     /// A setting is invalid for this model.
     #[error("{message}")]
     Setting {
@@ -34,11 +35,14 @@ impl ModelError {
         match self {
             ModelError::Setting { hint, .. } => Some((*hint).to_owned()),
             ModelError::Read(error) => error.hint(),
-            ModelError::Quantize(hpp_onnx::QuantizeError::Nothing { embedding_is_left: true, .. }) => {
+            ModelError::Quantize(QuantizeError::Nothing { embedding_is_left: true, .. }) => {
                 Some("leave --quantize out, or quantize the embedding with --quantize-embedding same".to_owned())
             }
-            ModelError::Quantize(hpp_onnx::QuantizeError::Nothing { .. }) => Some("leave --quantize out".to_owned()),
-            ModelError::Quantize(hpp_onnx::QuantizeError::Budget { smallest, .. }) => Some(format!(
+            ModelError::Quantize(QuantizeError::Nothing { reason: NothingReason::Fits { .. }, .. }) => {
+                Some("leave --quantize out, or give a smaller --bits-budget".to_owned())
+            }
+            ModelError::Quantize(QuantizeError::Nothing { .. }) => Some("leave --quantize out".to_owned()),
+            ModelError::Quantize(QuantizeError::Budget { smallest, .. }) => Some(format!(
                 "give --bits-budget {} ({smallest} bytes) or more, and leave --quantize-head and --quantize-embedding out if they were given",
                 hpp_schema::ByteSize(*smallest).human_rounded_up()
             )),

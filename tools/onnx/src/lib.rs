@@ -36,8 +36,8 @@ pub use model::Model;
 pub use note::{BranchChoice, DroppedInput, Note};
 pub use quantize::{
     Bits, BlockFormat, Candidate, Candidates, Choice, Form, InputMoments, LeftReason, MIN_ELEMENTS, NotFiniteError,
-    NothingReason, QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, ScaleRule, moment_bytes,
-    product_inputs, quantize,
+    NothingReason, QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, ScaleRule, check_quantizable,
+    moment_bytes, product_inputs, quantize,
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate, passed_over};
 pub use samples::{SampledNumbers, looks_widened, sample_numbers};

@@ -9,7 +9,7 @@ use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::quantize::MEASURING;
 use crate::request::{expert_computation, local_machine};
-use hpp_model::quantization_candidates;
+use hpp_model::{check_quantizable, quantization_candidates};
 use hpp_onnx::QuantizeOptions;
 use hpp_schema::ByteSize;
 use std::path::Path;
@@ -27,15 +27,19 @@ pub fn find(
     // A profile has the times of other weights.
     let costs = costs.clone().without_profile();
     let planner = TrialPlanner { args, path, local: local_machine(args, &costs), costs };
-    if planner.plans(None)? == Trial::Held {
-        tell!(
-            "note: memory holds all weights as they are, so --quantize auto leaves them: give --bits-budget, --quantize int8 or int4 for \
-             fewer bytes all the same"
-        );
+    let is_held = planner.plans(None)? == Trial::Held;
+    let whole = hpp_model::analyse(path, args.context, args.logits_mode())?;
+    if is_held {
+        match check_quantizable(&whole, options) {
+            Ok(()) => tell!(
+                "note: memory holds all weights as they are, so --quantize auto leaves them: give --bits-budget, --quantize int8 or int4 for \
+                 fewer bytes all the same"
+            ),
+            Err(error) => tell!("note: memory holds all weights as they are, and for --quantize auto there is {error}"),
+        }
         return Ok(None);
     }
     tell!("{MEASURING}");
-    let whole = hpp_model::analyse(path, args.context, args.logits_mode())?;
     let candidates = quantization_candidates(&whole, options)?;
     let plans = &mut |bytes: u64| {
         let formats = candidates.choose(bytes, |_| 1.0).map_err(|error| SplitError::Model(error.into()))?;

@@ -64,9 +64,7 @@ impl Candidates {
         options: &QuantizeOptions,
     ) -> Result<Self, QuantizeError> {
         let selection = select(graph, roles, options);
-        if selection.chosen.is_empty() {
-            return Err(selection.nothing());
-        }
+        selection.check_any()?;
         Self::find(model, graph, &selection, options.budget)
     }
 
@@ -105,11 +103,8 @@ impl Candidates {
             let readers: Vec<&Chosen> = selection.chosen.iter().filter(|other| other.weight == *id).collect();
             !readers.is_empty() && !keeps_floats(graph, *id, &readers)
         };
-        let bytes = |ids: &mut dyn Iterator<Item = ValueId>| -> u64 {
-            ids.filter_map(|id| graph.weight(id)).map(|weight| weight.bytes).sum()
-        };
-        let all = bytes(&mut graph.value_ids());
-        let replaced = bytes(&mut graph.value_ids().filter(is_replaced));
+        let all = weight_bytes(graph, graph.value_ids());
+        let replaced = weight_bytes(graph, graph.value_ids().filter(is_replaced));
         let others = all - replaced + fixed_bytes;
         let smallest = others + matrices.values().map(Matrix::smallest).sum::<u64>();
         if let Some(budget) = budget.filter(|budget| smallest > *budget) {
@@ -130,10 +125,7 @@ impl Candidates {
         budget: u64,
         importance: impl Fn(&Candidate) -> f64,
     ) -> Result<BTreeMap<String, Option<BlockFormat>>, QuantizeError> {
-        if self.all <= budget {
-            let reason = NothingReason::Fits { bytes: self.all, budget };
-            return Err(QuantizeError::Nothing { reason, embedding_is_left: false });
-        }
+        check_choice(self.all, budget)?;
         let smallest = self.smallest();
         if smallest > budget {
             return Err(QuantizeError::Budget { budget, smallest });
@@ -155,6 +147,22 @@ impl Candidates {
             matrix.forms.iter().find(|form| form.format == format).map_or(0, |form| form.bytes)
         };
         self.others + self.matrices.iter().map(of).sum::<u64>()
+    }
+}
+
+/// Bytes of the weights among these values.
+pub(super) fn weight_bytes(graph: &Graph, ids: impl Iterator<Item = ValueId>) -> u64 {
+    ids.filter_map(|id| graph.weight(id)).map(|weight| weight.bytes).sum()
+}
+
+/// Refuses a budget that all weights fit as they are.
+pub(super) fn check_choice(all: u64, budget: u64) -> Result<(), QuantizeError> {
+    match all <= budget {
+        true => {
+            let reason = NothingReason::Fits { bytes: all, budget };
+            Err(QuantizeError::Nothing { reason, embedding_is_left: false })
+        }
+        false => Ok(()),
     }
 }
 

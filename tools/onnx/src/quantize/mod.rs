@@ -103,7 +103,7 @@ impl QuantizeError {
 pub enum NothingReason {
     #[error("no MatMul or Gemm of the model has a weight matrix of floats")]
     NoMatrices,
-    #[error("operators that read quantized weights already: {0}")]
+    #[error("the model is quantized already (operators that read quantized weights: {0})")]
     QuantizedAlready(usize),
     #[error(
         "all weights take {} as they are, and --bits-budget allows {}",
@@ -173,6 +173,15 @@ pub fn product_inputs(graph: &Graph, roles: &Roles, options: &QuantizeOptions) -
     inputs.into_iter().filter_map(|(weight, input)| Some((graph.value(weight).name.clone(), input?))).collect()
 }
 
+/// Refuses a model of which these options quantize no weight, whatever the budget. Reads no weight. `graph` must be the model's graph with
+/// inferred shapes.
+///
+/// # Errors
+/// [`QuantizeError::Nothing`].
+pub fn check_quantizable(graph: &Graph, roles: &Roles, options: &QuantizeOptions) -> Result<(), QuantizeError> {
+    select::select(graph, roles, options).check_any()
+}
+
 /// Quantizes a model. `graph` must be the model's graph with inferred shapes.
 pub fn quantize(
     model: &Model,
@@ -181,8 +190,10 @@ pub fn quantize(
     options: &QuantizeOptions,
 ) -> Result<Quantized, QuantizeError> {
     let mut selection = select::select(graph, roles, options);
+    selection.check_any()?;
     let chosen = match (options.budget, &options.formats) {
         (Some(budget), None) => {
+            budget::check_choice(budget::weight_bytes(graph, graph.value_ids()), budget)?;
             Some(Candidates::find(model, graph, &selection, Some(budget))?.choose(budget, |_| 1.0)?)
         }
         (_, formats) => formats.clone(),
@@ -190,8 +201,6 @@ pub fn quantize(
     if let Some(formats) = chosen {
         budget::apply(graph, &mut selection, &formats);
     }
-    if selection.chosen.is_empty() {
-        return Err(selection.nothing());
-    }
+    selection.check_any()?;
     rewrite::rewrite(model, graph, &selection, options.moments.as_ref())
 }

@@ -139,14 +139,17 @@ pub(super) fn select(graph: &Graph, roles: &Roles, options: &QuantizeOptions) ->
 }
 
 impl Selection {
-    /// Why nothing was chosen.
-    pub fn nothing(&self) -> QuantizeError {
+    /// Says why nothing was chosen, if so.
+    pub fn check_any(&self) -> Result<(), QuantizeError> {
+        if !self.chosen.is_empty() {
+            return Ok(());
+        }
         let reason = match (self.quantized_already, self.left.len()) {
             (0, 0) => NothingReason::NoMatrices,
             (0, _) => NothingReason::AllLeft(self.left_counts()),
             (operators, _) => NothingReason::QuantizedAlready(operators),
         };
-        QuantizeError::Nothing { reason, embedding_is_left: self.embedding_is_left }
+        Err(QuantizeError::Nothing { reason, embedding_is_left: self.embedding_is_left })
     }
 
     /// Number of weights left for each reason.

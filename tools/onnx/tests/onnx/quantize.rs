@@ -241,8 +241,12 @@ fn a_quantized_model_and_one_without_matrices_are_refused_with_the_reason() {
         &open(&of(vec![node("MatMul", &["x", "w"], &["y"])], vec![floats("w", &[64, 96])], &["y"])).unwrap(),
         &options(),
     );
-    let again = quantized(&done.unwrap().model, &options()).unwrap_err().to_string();
-    assert!(again.contains("operators that read quantized weights already: 1"), "{again}");
+    let done = done.unwrap().model;
+    // The budget is not the reason, also where it is too small or larger than all weights.
+    for budget in [None, Some(1), Some(1 << 30)] {
+        let again = quantized(&done, &QuantizeOptions { budget, ..options() }).unwrap_err().to_string();
+        assert!(again.contains("quantized already (operators that read quantized weights: 1)"), "{budget:?}: {again}");
+    }
     let none = quantized(&open(&of(vec![node("Identity", &["x"], &["y"])], vec![], &["y"])).unwrap(), &options());
     assert!(none.unwrap_err().to_string().contains("no MatMul or Gemm"));
 }

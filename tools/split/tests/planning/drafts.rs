@@ -91,7 +91,7 @@ fn models_that_cannot_draft_for_themselves_are_refused() {
     refused(
         "genai/learned-llama-int4-cpu",
         &[],
-        &["cannot make a draft", "quantized weights already", "hint: omit --draft"],
+        &["cannot make a draft", "the model is quantized already", "hint: omit --draft"],
     );
     refused("genai/llama3-fp32-cpu-noembed", &[], &["token ids only", "inputs_embeds"]);
     refused(LEARNED, &["--quantize", "int4"], &["more bits than the draft"]);
