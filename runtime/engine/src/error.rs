@@ -143,11 +143,7 @@ pub enum EngineError {
         needed: u64,
     },
     /// A partition that was planned for a GPU runs on the host, whose memory does not hold its weights.
-    #[error(
-        "{partition} was planned for a GPU and runs on the CPU, where each run needs its {} of weights at once: about {} of host memory, \
-         and this process may use {}",
-        human(.weights), human(.needed), human(.limit)
-    )]
+    #[error("{}, and this process may use {}", fallback_needs(.partition, .weights, .needed), human(.limit))]
     FallbackTooLarge {
         /// The partition.
         partition: String,
@@ -286,6 +282,15 @@ impl EngineError {
             _ => None,
         }
     }
+}
+
+/// What a partition needs that fell back to the host, all in bytes: the first half of an error or of a warning.
+pub(crate) fn fallback_needs(partition: &str, weights: &u64, needed: &u64) -> String {
+    let (weights, needed) = (human(weights), human(needed));
+    format!(
+        "{partition} was planned for a GPU and runs on the CPU, where each run needs its {weights} of weights at once: about {needed} of host \
+         memory"
+    )
 }
 
 fn human(bytes: &u64) -> String {

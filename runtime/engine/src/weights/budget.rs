@@ -1,7 +1,7 @@
 //! The host memory budget: decides how many bytes of each partition's weights stay in host memory beside everything else.
 
 use crate::buffers::Lane;
-use crate::error::EngineError;
+use crate::error::{EngineError, fallback_needs};
 use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, WeightResidency};
 use crate::program::Program;
@@ -287,15 +287,9 @@ impl LargeFallback {
 
     /// The warning where only the plan's budget is exceeded.
     pub fn warning(&self) -> String {
-        let human = |bytes: u64| ByteSize(bytes).human();
-        format!(
-            "{} was planned for a GPU and runs on the CPU, where each run needs its {} of weights at once: about {} of host memory \
-             instead of the planned {}; plan for this machine without --vram to stay within them",
-            self.partition,
-            human(self.weights),
-            human(self.needed),
-            human(self.limit)
-        )
+        let LargeFallback { partition, weights, needed, limit } = self;
+        let (needs, limit) = (fallback_needs(partition, weights, needed), ByteSize(*limit).human());
+        format!("{needs} instead of the planned {limit}; plan for this machine without --vram to stay within them")
     }
 }
 
