@@ -6,6 +6,7 @@
 //! to stderr.
 
 mod corpus;
+mod corpus_line;
 
 pub use corpus::*;
 

@@ -2,8 +2,6 @@
 //!
 //! It is read twice: once before measuring, to report every invalid line, and once while its prompts run.
 
-mod line;
-
 use hpp_schema::probe::{Prompt, PromptContent};
 use std::fmt::Write as _;
 use std::fs::File;
@@ -149,6 +147,15 @@ impl Corpus {
     }
 }
 
+/// The prompt of a line, or the reason why it is invalid.
+fn content(format: CorpusFormat, line: &[u8]) -> Result<PromptContent, String> {
+    let text = std::str::from_utf8(line).map_err(|e| format!("it is not UTF-8 at byte {}", e.valid_up_to() + 1))?;
+    match format {
+        CorpusFormat::Text => Ok(PromptContent::Text(text.trim_end_matches(['\r', '\n']).to_owned())),
+        CorpusFormat::JsonLines => PromptContent::of_json_line(text.trim()),
+    }
+}
+
 /// The hash of prompts in order: the same wherever a corpus is divided or however its lines are written.
 #[derive(Default)]
 pub struct PromptsHash(blake3::Hasher);
@@ -235,8 +242,7 @@ impl Lines {
             if text.trim_ascii().is_empty() {
                 continue;
             }
-            let content = line::content(self.format, text);
-            return Ok(Some(match content {
+            return Ok(Some(match content(self.format, text) {
                 Ok(content) => Ok(Prompt { line, content }),
                 Err(why) => Err(format!("line {line}: {why}")),
             }));

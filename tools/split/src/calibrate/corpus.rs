@@ -1,7 +1,6 @@
 //! The prompts of `--calibration`: one JSON object a line, as `hpp-exec verify --kl` reads them.
 
-use hpp_schema::probe::{ChatTurn, Prompt, PromptContent};
-use serde::Deserialize;
+use hpp_schema::probe::{Prompt, PromptContent};
 use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -57,26 +56,6 @@ pub struct Corpus {
     pub choice: Vec<Prompt>,
 }
 
-/// A line. Other fields, such as `id` and settings of an answer, do not matter here.
-#[derive(Deserialize)]
-struct Line {
-    #[serde(alias = "text")]
-    prompt: Option<String>,
-    /// Whether the prompt is a message, to be formatted by the model's chat template.
-    #[serde(default)]
-    chat: bool,
-    /// The first message of such a conversation.
-    system: Option<String>,
-    messages: Option<Vec<Turn>>,
-    tokens: Option<Vec<u32>>,
-}
-
-#[derive(Deserialize)]
-struct Turn {
-    role: String,
-    content: String,
-}
-
 impl Corpus {
     /// Whether the same prompt is used for both, because there is only one.
     pub fn is_one_prompt(&self) -> bool {
@@ -91,7 +70,7 @@ impl Corpus {
         let (mut bad, mut reasons) = (0, Vec::new());
         let lines = text.lines().zip(1..).filter(|(text, _)| !text.trim().is_empty());
         for (at, (text, line)) in lines.enumerate() {
-            match content(text) {
+            match PromptContent::of_json_line(text) {
                 Ok(content) if at % 2 == 0 => corpus.sensitivity.push(Prompt { line, content }),
                 Ok(content) => corpus.choice.push(Prompt { line, content }),
                 Err(why) => {
@@ -115,31 +94,10 @@ impl Corpus {
     }
 }
 
-fn content(text: &str) -> Result<PromptContent, String> {
-    let line: Line = serde_json::from_str(text).map_err(|error| {
-        let words = error.to_string();
-        let contents = words.rsplit_once(" at line ").map_or(words.as_str(), |(words, _)| words);
-        hpp_io::json_line_mistake(&error).unwrap_or_else(|| contents.to_owned())
-    })?;
-    match (line.prompt, line.messages, line.tokens) {
-        (Some(text), None, None) if !text.is_empty() && line.chat => {
-            let turn = |role: &str, content| ChatTurn { role: role.to_owned(), content };
-            let system = line.system.map(|content| turn("system", content));
-            Ok(PromptContent::Messages(system.into_iter().chain([turn("user", text)]).collect()))
-        }
-        (Some(text), None, None) if !text.is_empty() => Ok(PromptContent::Text(text)),
-        (None, Some(turns), None) if !turns.is_empty() => {
-            let turn = |turn: Turn| ChatTurn { role: turn.role, content: turn.content };
-            Ok(PromptContent::Messages(turns.into_iter().map(turn).collect()))
-        }
-        (None, None, Some(tokens)) if !tokens.is_empty() => Ok(PromptContent::Tokens(tokens)),
-        _ => Err("give one of prompt, messages and tokens, and not an empty one".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hpp_schema::probe::ChatTurn;
 
     fn read(text: &str) -> Result<Corpus, CorpusError> {
         let dir = tempfile::tempdir().unwrap();
@@ -160,9 +118,7 @@ mod tests {
 
     #[test]
     fn a_chat_is_a_conversation() {
-        let corpus =
-            read("{\"prompt\": \"a\", \"chat\": true, \"system\": \"s\"}\n{\"prompt\": \"a\", \"chat\": false}")
-                .unwrap();
+        let corpus = read("{\"prompt\": \"a\", \"system\": \"s\"}\n{\"prompt\": \"a\", \"chat\": false}").unwrap();
         let turn = |role: &str, content: &str| ChatTurn { role: role.to_owned(), content: content.to_owned() };
         assert_eq!(
             corpus.sensitivity[0].content,
