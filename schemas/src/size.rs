@@ -176,6 +176,16 @@ mod tests {
     }
 
     #[test]
+    fn a_small_number_without_a_unit_is_refused() {
+        let typed = ByteSize::typed;
+        for (text, bytes) in [("24G", 24 << 30), ("0", 0), ("1B", 1), ("500K", 500 << 10), ("2000000", 2_000_000)] {
+            assert_eq!(typed(text), Ok(ByteSize(bytes)), "{text}");
+        }
+        assert!(typed("24").unwrap_err().contains("did you mean 24G"));
+        assert!(typed("1.5").is_err() && typed("98304").is_err() && typed("839971").is_ok() && typed("G").is_err());
+    }
+
+    #[test]
     fn sizes_rounded_up_parse_to_no_less() {
         for (bytes, text) in [(319827968, "305.02 MiB"), (1 << 30, "1 GiB"), ((1 << 30) + 1, "1.01 GiB"), (5, "5 B")] {
             let rounded = ByteSize(bytes).human_rounded_up();

@@ -65,12 +65,12 @@ impl<'a> Spine<'a> {
 
     fn along(flow: Flow<'a>, states: &[StatePair], entry: ValueId, to_sink: &PostDominators) -> Self {
         let graph = flow.graph;
-        let entry_nodes = entry_nodes(&flow, entry);
-        let lookups = token_lookups(&flow, entry, &entry_nodes);
+        let before_entry = graph.producer(entry).map_or_else(|| vec![false; graph.nodes.len()], |p| flow.upstream(p));
+        let entry_nodes = entry_nodes(&flow, entry, &before_entry);
+        let lookups = token_lookups(&flow, &before_entry, &entry_nodes);
         let consumers: Vec<NodeId> = flow.data_consumers(entry).filter(|c| !entry_nodes[c.0 as usize]).collect();
         let depends_on_entry = flow.downstream(&consumers);
         let from_lookups = flow.downstream(&lookups);
-        let before_entry = graph.producer(entry).map_or_else(|| vec![false; graph.nodes.len()], |p| flow.upstream(p));
         let needs_position: Vec<bool> =
             (0..graph.nodes.len()).map(|i| flow.heavy[i] || depends_on_entry[i] || from_lookups[i]).collect();
         let on_path: Vec<bool> =
@@ -185,13 +185,13 @@ fn nominal_bytes(graph: &Graph, value: ValueId) -> u64 {
     value.dtype.and_then(|t| t.bytes_for(elements)).unwrap_or(elements).min(1 << 40)
 }
 
-/// Light nodes that only the entry value depends on: the lookup, its scaling, position embeddings, a norm.
-fn entry_nodes(flow: &Flow, entry: ValueId) -> Vec<bool> {
+/// Light nodes that only the entry value depends on: the lookup, its scaling, position embeddings, a norm. `before_entry` are the nodes
+/// that it depends on.
+fn entry_nodes(flow: &Flow, entry: ValueId, before_entry: &[bool]) -> Vec<bool> {
     let mut inside = vec![false; flow.graph.nodes.len()];
     let Some(producer) = flow.graph.producer(entry) else { return inside };
     inside[producer.0 as usize] = true;
-    let upstream = flow.upstream(producer);
-    for id in flow.graph.node_ids().rev().filter(|id| *id < producer && upstream[id.0 as usize]) {
+    for id in flow.graph.node_ids().rev().filter(|id| *id < producer && before_entry[id.0 as usize]) {
         let node = flow.graph.node(id);
         let returned = node.writes().any(|v| flow.graph.outputs.contains(&v));
         let mut consumers = node.writes().flat_map(|v| flow.data_consumers(v));
@@ -202,11 +202,9 @@ fn entry_nodes(flow: &Flow, entry: ValueId) -> Vec<bool> {
 
 /// Other lookups in matrix weights by the indices that the entry uses (per-layer embeddings). Their tables are as large
 /// as the embedding's, so they stay with it.
-fn token_lookups(flow: &Flow, entry: ValueId, entry_nodes: &[bool]) -> Vec<NodeId> {
-    let Some(producer) = flow.graph.producer(entry) else { return vec![] };
-    let upstream = flow.upstream(producer);
+fn token_lookups(flow: &Flow, before_entry: &[bool], entry_nodes: &[bool]) -> Vec<NodeId> {
     let mut keys: BTreeSet<ValueId> = BTreeSet::new();
-    for id in flow.graph.node_ids().filter(|id| upstream[id.0 as usize] && flow.looks_up_table(*id)) {
+    for id in flow.graph.node_ids().filter(|id| before_entry[id.0 as usize] && flow.looks_up_table(*id)) {
         keys.extend(flow.data_reads(id).filter(|v| {
             matches!(flow.graph.value(*v).dtype, None | Some(hpp_schema::DType::Int64 | hpp_schema::DType::Int32))
         }));

@@ -71,14 +71,14 @@ pub struct SplitArgs {
 
     /// Device memory of each GPU, such as 24G or 24G,12G; 0 for no GPU [default: the memory of the machine in --machine
     /// or --profile, else the free memory of this machine's GPUs].
-    #[arg(long, value_name = "SIZE[,SIZE]", value_delimiter = ',', allow_negative_numbers = true, value_parser = values::memory)]
+    #[arg(long, value_name = "SIZE[,SIZE]", value_delimiter = ',', allow_negative_numbers = true, value_parser = ByteSize::typed)]
     pub vram: Vec<ByteSize>,
     /// Host memory the plan may use [default: 15/16 of the memory of the machine in --machine or --profile; without
     /// them, 15/16 of this machine's free memory if the model needs more than that, else no limit].
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = values::memory)]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = ByteSize::typed)]
     pub ram: Option<ByteSize>,
     /// Device memory to leave unused on each GPU [default: a sixteenth, 1 GiB at most].
-    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = values::memory)]
+    #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = ByteSize::typed)]
     pub margin: Option<ByteSize>,
     /// Tokens a sequence may grow to, such as 8192 or 8k (k is 1024) [default: the model's, 8192 at most].
     #[arg(long, short = 'c', value_name = "TOKENS", value_parser = values::tokens)]

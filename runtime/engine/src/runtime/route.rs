@@ -56,16 +56,16 @@ impl<B: Backend> Runtime<B> {
     }
 
     fn select_in_lane(&self, routing: Routing, lane: usize, selected: &mut [bool]) -> Result<(), EngineError> {
-        if routing.selected_by == SelectedBy::Numbers {
+        let Some(select) = row_selection(routing.selected_by) else {
             let boundaries = &self.lanes[lane].boundaries;
             let value = boundaries.read(routing.router, &self.pool)?;
             return select_numbers(&value.bytes, selected).ok_or_else(|| EngineError::WrongOutput {
                 name: boundaries.name(routing.router).to_owned(),
                 why: format!("its numbers are not those of {} experts", routing.count),
             });
-        }
+        };
         let logits = self.logits_in_lane(routing.router, routing.count, lane)?;
-        logits.chunks_exact(routing.count).for_each(|row| routing.select(row, selected));
+        logits.chunks_exact(routing.count).for_each(|row| select(row, routing.active, selected));
         Ok(())
     }
 
@@ -88,7 +88,7 @@ impl<B: Backend> Runtime<B> {
 /// The `count` experts with the largest logits, the largest first; none where a logit is not a number. The smaller ones of those that are
 /// predicted are more often wrong.
 fn likeliest(logits: &[f32], count: usize) -> Vec<u32> {
-    if logits.iter().any(|logit| logit.is_nan()) {
+    if has_no_order(logits) {
         return Vec::new();
     }
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();
@@ -120,69 +120,79 @@ fn indices(selected: &[bool]) -> Vec<u32> {
     (0u32..).zip(selected).filter(|(_, selected)| **selected).map(|(expert, _)| expert).collect()
 }
 
-impl Routing {
-    /// Marks the experts that a token with these logits or scores selects, or may select where rounding decides. A token whose logits cannot
-    /// be ordered may select any expert.
-    fn select(&self, logits: &[f32], selected: &mut [bool]) {
-        match self.selected_by {
-            SelectedBy::Scores | SelectedBy::Numbers => {
-                // No number is another than zero, too: the condition of the expert is the sum of absolute values.
-                logits.iter().zip(selected).for_each(|(score, selected)| *selected |= *score != 0.0);
-            }
-            _ if logits.iter().any(|logit| logit.is_nan()) => selected.fill(true),
-            SelectedBy::Probabilities => self.select_by_probability(logits, selected),
-            SelectedBy::Logits => self.select_by_logit(logits, selected),
-        }
-    }
+/// Marks the experts that a token with these logits or scores selects, or may select where rounding decides; with logits, as many as a
+/// token selects. A token whose logits cannot be ordered may select any expert.
+type RowSelection = fn(&[f32], usize, &mut [bool]);
 
-    /// Those with the largest logits, of equal ones those with the larger index, as ONNX Runtime sorts pairs of logit and index
-    /// (`moe_quantization_cpu.cc`).
-    fn select_by_logit(&self, logits: &[f32], selected: &mut [bool]) {
-        let mut order: Vec<usize> = (0..logits.len()).collect();
-        let by_logit =
-            |a: &usize, b: &usize| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal).then(b.cmp(a));
-        let active = self.active.min(order.len());
-        if active < order.len() {
-            order.select_nth_unstable_by(active, by_logit);
-        }
-        order[..active].iter().for_each(|expert| selected[*expert] = true);
+/// How a token's row of floats selects experts; `None` where the router gives their numbers instead.
+fn row_selection(selected_by: SelectedBy) -> Option<RowSelection> {
+    match selected_by {
+        SelectedBy::Logits => Some(select_by_logit),
+        SelectedBy::Probabilities => Some(select_by_probability),
+        SelectedBy::Scores => Some(select_by_score),
+        SelectedBy::Numbers => None,
     }
+}
 
-    /// All whose logit is at most [`NEARLY_EQUAL`] below the smallest of the largest ones: ONNX Runtime sorts probabilities in float32
-    /// (`moe_cpu.cc`), whose rounding cannot put an expert with a smaller logit first. All experts where probabilities are zero or no
-    /// numbers.
-    fn select_by_probability(&self, logits: &[f32], selected: &mut [bool]) {
-        let mut descending = logits.to_vec();
-        descending.sort_unstable_by(|a, b| b.total_cmp(a));
-        let (Some(&largest), Some(&smallest)) =
-            (descending.first(), descending.get(self.active.clamp(1, logits.len().max(1)) - 1))
-        else {
-            return;
-        };
-        if !largest.is_finite() || smallest < largest - SMALLEST_PROBABILITY {
-            selected.fill(true);
-            return;
-        }
-        for (logit, selected) in logits.iter().zip(selected) {
-            *selected |= *logit >= smallest - NEARLY_EQUAL;
-        }
+/// Those with a score. No number is another than zero, too: the condition of the expert is the sum of absolute values.
+fn select_by_score(scores: &[f32], _: usize, selected: &mut [bool]) {
+    scores.iter().zip(selected).for_each(|(score, selected)| *selected |= *score != 0.0);
+}
+
+/// Those with the largest logits, of equal ones those with the larger index, as ONNX Runtime sorts pairs of logit and index
+/// (`moe_quantization_cpu.cc`).
+fn select_by_logit(logits: &[f32], active: usize, selected: &mut [bool]) {
+    if has_no_order(logits) {
+        selected.fill(true);
+        return;
     }
+    let mut order: Vec<usize> = (0..logits.len()).collect();
+    let by_logit = |a: &usize, b: &usize| logits[*b].partial_cmp(&logits[*a]).unwrap_or(Ordering::Equal).then(b.cmp(a));
+    let active = active.min(order.len());
+    if active < order.len() {
+        order.select_nth_unstable_by(active, by_logit);
+    }
+    order[..active].iter().for_each(|expert| selected[*expert] = true);
+}
+
+/// All whose logit is at most [`NEARLY_EQUAL`] below the smallest of the largest ones: ONNX Runtime sorts probabilities in float32
+/// (`moe_cpu.cc`), whose rounding cannot put an expert with a smaller logit first. All experts where probabilities are zero or no
+/// numbers.
+fn select_by_probability(logits: &[f32], active: usize, selected: &mut [bool]) {
+    let mut descending = logits.to_vec();
+    descending.sort_unstable_by(|a, b| b.total_cmp(a));
+    let (Some(&largest), Some(&smallest)) =
+        (descending.first(), descending.get(active.clamp(1, logits.len().max(1)) - 1))
+    else {
+        return;
+    };
+    if has_no_order(logits) || !largest.is_finite() || smallest < largest - SMALLEST_PROBABILITY {
+        selected.fill(true);
+        return;
+    }
+    for (logit, selected) in logits.iter().zip(selected) {
+        *selected |= *logit >= smallest - NEARLY_EQUAL;
+    }
+}
+
+/// Whether a logit is not a number.
+fn has_no_order(logits: &[f32]) -> bool {
+    logits.iter().any(|logit| logit.is_nan())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::Id;
 
     fn selected(active: usize, rows: &[&[f32]]) -> Vec<usize> {
         select(active, SelectedBy::Logits, rows)
     }
 
     fn select(active: usize, selected_by: SelectedBy, rows: &[&[f32]]) -> Vec<usize> {
-        let routing = Routing { router: BoundaryId::new(0), count: rows[0].len(), active, selected_by, next: None };
-        let mut selected = vec![false; routing.count];
-        rows.iter().for_each(|row| routing.select(row, &mut selected));
-        (0..routing.count).filter(|expert| selected[*expert]).collect()
+        let select = row_selection(selected_by).expect("rows of floats select");
+        let mut selected = vec![false; rows[0].len()];
+        rows.iter().for_each(|row| select(row, active, &mut selected));
+        (0..selected.len()).filter(|expert| selected[*expert]).collect()
     }
 
     #[test]
@@ -234,6 +244,7 @@ mod tests {
         };
         assert_eq!(select(&[3, 1, 1, 0]), Some(vec![0, 1, 3]));
         assert_eq!((select(&[4]), select(&[-1])), (None, None));
+        assert!(row_selection(SelectedBy::Numbers).is_none());
         assert_eq!(select_numbers(&[0; 7], &mut [false; 4]), None);
     }
 

@@ -1,6 +1,5 @@
 //! Options of quantization.
 
-use super::values;
 use clap::{Args, ValueEnum};
 use hpp_onnx::{Bits, BlockFormat, Choice, QuantizeOptions, ScaleRule};
 use hpp_schema::ByteSize;
@@ -18,7 +17,7 @@ pub struct QuantizeArgs {
     #[arg(long, value_enum, value_name = "int4|int8|auto")]
     pub quantize: Option<BitsArg>,
     /// Bytes that all weights of the model may have, with `--quantize auto` [default: as many as --ram and --vram hold without streaming].
-    #[arg(long, value_name = "SIZE", value_parser = values::memory)]
+    #[arg(long, value_name = "SIZE", value_parser = ByteSize::typed)]
     pub bits_budget: Option<ByteSize>,
     /// Prompts like those the model is for, one JSON object a line as for `hpp-exec verify --kl`. hpp-exec observes with them what
     /// matrices multiply, so that errors of 4-bit weights compensate each other (GPTQ), which is kept if it measures better. With

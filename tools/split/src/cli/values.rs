@@ -1,13 +1,8 @@
-//! Parsers for option values: memory sizes, token counts, layer counts, VRAM ranges.
+//! Parsers for option values: token counts, layer counts, VRAM ranges. Memory sizes are parsed by [`ByteSize::typed`].
 
 use clap::ValueEnum;
 use hpp_schema::ByteSize;
 use std::str::FromStr;
-
-/// Parses a memory size. Refuses a small number without a unit: `24` most likely means 24 GiB.
-pub fn memory(text: &str) -> Result<ByteSize, String> {
-    ByteSize::typed(text)
-}
 
 /// Parses a number of tokens: `8192`, or `8k` and `1M` with k for 1024 and M for its square, as context lengths are counted.
 pub fn tokens(text: &str) -> Result<u64, String> {
@@ -84,7 +79,7 @@ impl FromStr for VramRange {
     fn from_str(text: &str) -> Result<Self, String> {
         let (range, step) = text.split_once(':').map_or((text, None), |(range, step)| (range, Some(step)));
         let (from, to) = range.split_once("..").ok_or("give FROM..TO or FROM..TO:STEP, such as 4G..24G:2G")?;
-        let size = |text: &str| memory(text).map(|size| size.0);
+        let size = |text: &str| ByteSize::typed(text).map(|size| size.0);
         let (from, to) = (size(from)?, size(to)?);
         // Without a step, about twenty points at powers of two.
         let step = step.map_or(Ok(((to.saturating_sub(from)) / 20).next_power_of_two()), size)?;
@@ -106,15 +101,6 @@ mod tests {
 
     fn points(text: &str) -> Vec<u64> {
         text.parse::<VramRange>().unwrap().points()
-    }
-
-    #[test]
-    fn a_small_number_without_a_unit_is_refused() {
-        for (text, bytes) in [("24G", 24 << 30), ("0", 0), ("1B", 1), ("500K", 500 << 10), ("2000000", 2_000_000)] {
-            assert_eq!(memory(text), Ok(ByteSize(bytes)), "{text}");
-        }
-        assert!(memory("24").unwrap_err().contains("did you mean 24G"));
-        assert!(memory("1.5").is_err() && memory("98304").is_err() && memory("839971").is_ok() && memory("G").is_err());
     }
 
     #[test]
