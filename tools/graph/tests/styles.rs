@@ -65,7 +65,14 @@ impl Net {
         let out = self.op(op, &[inputs, captures].concat());
         let node = self.b.graph.nodes.last_mut().unwrap();
         node.captures = node.inputs.split_off(inputs.len()).into_iter().flatten().collect();
-        let body = Body { structure: 0, output_dtypes: vec![None], output_shapes: vec![None], weight_bytes: 0, nodes };
+        let body = Body {
+            structure: 0,
+            output_dtypes: vec![None],
+            output_shapes: vec![None],
+            weight_bytes: 0,
+            nodes,
+            packed: Default::default(),
+        };
         node.attributes.insert("body".to_owned(), Attribute::Body(body));
         out
     }

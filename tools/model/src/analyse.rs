@@ -501,6 +501,7 @@ impl Analysis {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::symbols::{PassSize, symbol_values};
     use hpp_onnx::{Bits, BlockFormat, Choice, ScaleRule};
 
     /// A decoder without states and without a configuration of its own, with this one.
@@ -562,14 +563,39 @@ mod tests {
         dir
     }
 
+    fn in_blocks_of_32(bits: Bits) -> QuantizeOptions {
+        let format = BlockFormat { bits, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes };
+        let (head, embedding) = (Choice::None, Choice::None);
+        QuantizeOptions { format, budget: None, formats: None, head, embedding, moments: None }
+    }
+
+    /// Bytes of 4 bits hold two elements, those of 8 bits one; scales are no elements.
+    #[test]
+    fn operations_of_experts_in_branches_do_not_depend_on_their_bits() {
+        let dir = wide_mixtral();
+        for bits in [None, Some(Bits::Four), Some(Bits::Eight)] {
+            let quantize = bits.map(in_blocks_of_32);
+            let options = AnalysisOptions {
+                quantize: quantize.as_ref(),
+                experts: ExpertComputation::Selected,
+                ..AnalysisOptions::as_exported(None, LogitsMode::Requested)
+            };
+            let analysis = analyse_with(dir.path(), options).unwrap();
+            let states: Vec<State> = analysis.states.iter().map(|planned| planned.state.clone()).collect();
+            let symbols = symbol_values(&analysis.inputs, &states, PassSize { batch: 1, tokens: 1, past: 7 });
+            let branches = analysis.graph.node_ids().filter(|id| analysis.graph.node(*id).op_type == "If");
+            let operations: Vec<_> = branches.map(|id| infer::flops(&analysis.graph, id, &symbols)).collect();
+            // A token selects each of four experts with a probability of a half.
+            assert_eq!(operations, [Some(2 * 3 * 64 * 1024 / 2); 16], "{bits:?}");
+        }
+    }
+
     /// Experts that an exporter wrote out: quantization and packing see each of their matrices, whether a branch computes them or not.
     #[test]
     fn experts_in_branches_are_counted_as_exported() {
         let dir = wide_mixtral();
         let path = dir.path();
-        let format = BlockFormat { bits: Bits::Four, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes };
-        let (head, embedding) = (Choice::None, Choice::None);
-        let options = QuantizeOptions { format, budget: None, formats: None, head, embedding, moments: None };
+        let options = in_blocks_of_32(Bits::Four);
         let of_exported = AnalysisOptions::as_exported(None, LogitsMode::Requested);
         let read =
             |experts| analyse_with(path, AnalysisOptions { quantize: Some(&options), experts, ..of_exported }).unwrap();

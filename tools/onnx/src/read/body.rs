@@ -9,7 +9,7 @@ use blake3::Hasher;
 use hpp_graph::Body;
 use hpp_schema::DType;
 use prost::Message;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Summarises a body. Captured names are numbered in the order of `captures`.
 pub fn describe(body: &GraphProto, captures: &[&str]) -> Body {
@@ -22,6 +22,7 @@ pub fn describe(body: &GraphProto, captures: &[&str]) -> Body {
         output_shapes: body.output.iter().map(shape_of).collect(),
         weight_bytes: weight_bytes(body),
         nodes: count_nodes(body),
+        packed: packed(body, captures),
     }
 }
 
@@ -61,6 +62,21 @@ fn weight_bytes(body: &GraphProto) -> u64 {
 
 fn count_nodes(body: &GraphProto) -> usize {
     body.node.len() + body.node.iter().flat_map(walk::bodies).map(count_nodes).sum::<usize>()
+}
+
+/// Of the captures that `MatMulNBits` reads as numbers, scales or zero points: how many elements of a matrix each of their numbers holds.
+fn packed(body: &GraphProto, captures: &[&str]) -> BTreeMap<usize, u64> {
+    let mut packed = BTreeMap::new();
+    for node in body.node.iter().filter(|node| node.op_type() == "MatMulNBits") {
+        let bits = node.attribute.iter().find(|a| a.name() == "bits").map_or(4, AttributeProto::i);
+        let in_a_byte = u64::try_from(8i64.checked_div(bits).unwrap_or(1)).unwrap_or(1).max(1);
+        for (name, held) in node.input.iter().skip(1).zip([in_a_byte, 0, 0]) {
+            if let Some(capture) = captures.iter().position(|capture| capture == name) {
+                packed.insert(capture, held);
+            }
+        }
+    }
+    packed
 }
 
 struct Structure<'a> {

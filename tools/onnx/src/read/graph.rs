@@ -127,7 +127,8 @@ impl<'a> Builder<'a> {
     }
 
     fn node(&mut self, node: &'a NodeProto) -> Result<(), GraphError> {
-        let captures = names::captures(node);
+        let captures: Vec<&str> =
+            names::captures(node).into_iter().filter(|name| self.ids.contains_key(name)).collect();
         let attributes = node.attribute.iter().map(|a| Ok((a.name().to_owned(), attribute(node, a, &captures)?)));
         let attributes = attributes.collect::<Result<BTreeMap<_, _>, GraphError>>()?;
         let inputs = node.input.iter().map(|name| self.ids.get(name.as_str()).copied()).collect();

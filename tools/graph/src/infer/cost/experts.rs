@@ -2,7 +2,8 @@
 
 use super::sizes::{Sizes, times};
 use crate::experts::{Selection, selection_of, share};
-use hpp_schema::{DType, SelectedBy};
+use crate::{Attribute, ValueId};
+use hpp_schema::SelectedBy;
 
 /// Input index of each projection's weights, with the attribute for its bits. `MoE` has biases between them, `QMoE` has
 /// scales and biases.
@@ -41,7 +42,7 @@ fn selecting_tokens(s: &Sizes, selection: Selection) -> Option<u64> {
 }
 
 /// `2 * tokens * (elements of the expert's matrices)`, times the probability that it computes them: it computes all tokens if one selects it
-/// by its score, and those that select it by its number. Packed bytes count as two elements.
+/// by its score, and those that select it by its number. A packed byte counts as the elements that it holds.
 pub(super) fn conditional_flops(s: &Sizes) -> Option<u64> {
     let selection = selection_of(s.graph, s.node)?;
     let tokens = selecting_tokens(s, selection)?;
@@ -49,16 +50,22 @@ pub(super) fn conditional_flops(s: &Sizes) -> Option<u64> {
         SelectedBy::Numbers => selection.active(s.graph)? as f64 / selection.count(s.graph)? as f64,
         _ => visited_share(s)?,
     };
-    let matrices = s.node.captures.iter().filter(|id| {
+    let matrices = s.node.captures.iter().enumerate().filter(|(_, id)| {
         let rank = s.graph.value(**id).shape.as_ref().map_or(0, Vec::len);
         s.graph.weight(**id).is_some() && rank >= 2
     });
-    let elements = |id| {
-        let packed = if s.graph.value(id).dtype == Some(DType::Uint8) { 2 } else { 1 };
-        s.elements(id)?.checked_mul(packed)
-    };
-    let sum = matrices.map(|id| elements(*id)).try_fold(0u64, |sum, n| sum.checked_add(n?))?;
+    let elements = |(at, id): (usize, &ValueId)| s.elements(*id)?.checked_mul(packed(s, at));
+    let sum = matrices.map(elements).try_fold(0u64, |sum, n| sum.checked_add(n?))?;
     Some((times(&[2, tokens, sum])? as f64 * computed) as u64)
+}
+
+/// Elements of a matrix that each number of a captured weight holds.
+fn packed(s: &Sizes, capture: usize) -> u64 {
+    let held = s.node.attributes.values().find_map(|attribute| match attribute {
+        Attribute::Body(body) => body.packed.get(&capture),
+        _ => None,
+    });
+    held.copied().unwrap_or(1)
 }
 
 /// Maximum number of experts that the tokens can select.

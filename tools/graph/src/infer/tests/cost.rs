@@ -102,6 +102,18 @@ fn experts_by_k() {
     assert_eq!(cost(&mut net, &[("b", 1), ("s", 1)]), (Some(2 * 2 * expert), Some(2 * expert / 2)));
 }
 
+/// A byte of 8-bit weights is one element: as many operations as in 4 bits, and twice the bytes.
+#[test]
+fn experts_of_8_bits() {
+    let mut net = Net::new(21);
+    let (x, router) = (net.input(Float32, "b, s, 64"), net.input(Float32, "n, 8"));
+    let (up, down) = (net.weight(Uint8, &[8, 96, 64]), net.weight(Uint8, &[8, 64, 96]));
+    let inputs = [Some(x), Some(router), Some(up), None, None, Some(down)];
+    net.many("com.microsoft::QMoE", &inputs, &[("k", int(2)), ("expert_weight_bits", int(8))], 1);
+    let expert = 96 * 64 + 64 * 96;
+    assert_eq!(cost(&mut net, &[("b", 1), ("s", 1)]), (Some(2 * 2 * expert), Some(2 * expert)));
+}
+
 #[test]
 fn data_movement_is_free_and_unknown_operators_have_no_cost() {
     let mut net = Net::new(21);

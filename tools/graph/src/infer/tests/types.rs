@@ -98,6 +98,7 @@ fn bodies_determine_types() {
             output_shapes: vec![],
             weight_bytes: 0,
             nodes: 1,
+            packed: Default::default(),
         })
     };
     let branches = [("then_branch", body(&[None, Some(Int64)])), ("else_branch", body(&[Some(Float16), None]))];
