@@ -1,4 +1,5 @@
-//! A schedule runs each partition once, after the partitions that it reads from, and copies values that change device.
+//! A schedule runs each partition once, after the partitions that it reads from and before one whose experts it predicts, and copies values
+//! that change device.
 
 use super::{Findings, names};
 use crate::{CopyStep, ModelKind, OutputUse, Partition, Plan, Step};
@@ -50,6 +51,11 @@ fn run<'a>(plan: &'a Plan, found: &mut Findings, place: &str, name: &'a str, don
         } else if (done.device)(producer) != device && !done.copied.contains(&value) {
             found.error(place, format!("{name:?} needs {:?} on {device}, and no step copies it", input.name));
         }
+    }
+    if let Some(next) = partition.experts.as_ref().and_then(|experts| experts.next.as_ref()) {
+        let is_later = !done.ran.contains(next.partition.as_str());
+        let why = format!("{name:?} predicts experts of {:?}, which has run already", next.partition);
+        found.require(is_later, place, why);
     }
     found.require(done.ran.insert(name), place, format!("{name:?} runs twice"));
 }

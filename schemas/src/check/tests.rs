@@ -2,8 +2,9 @@
 
 use super::Severity;
 use crate::{
-    Achieved, ByteSize, CopyStep, DType, Dim, FileRecord, FileRole, InputRole, ModelKind, ObjectiveKind, OutputUse,
-    OwnDraft, Plan, PrefillVariant, Provider, Residency, Ring, StateUpdate, Step, WeightInput,
+    Achieved, ByteSize, CopyStep, DType, Dim, Experts, FileRecord, FileRole, InputRole, ModelKind, NextExperts,
+    ObjectiveKind, OutputUse, OwnDraft, Plan, PrefillVariant, Provider, Residency, Ring, SelectedBy, StateUpdate, Step,
+    WeightInput,
 };
 
 fn valid_plan() -> Plan {
@@ -161,6 +162,34 @@ fn schedules() {
     refuses("schedule.decode[1]", "from gpu0 to gpu0", |p| p.schedule.decode[1] = copy("gpu0", "gpu0", "hidden.0"));
     refuses("schedule.decode[1]", "no partition that ran", |p| p.schedule.decode[1] = copy("gpu0", "cpu", "logits"));
     warns("schedule.decode[2]", "already", |p| p.schedule.decode.insert(2, p.schedule.decode[1].clone()));
+}
+
+/// Of two partitions with experts the first predicts those of the second.
+#[test]
+fn experts_are_predicted_before_they_run() {
+    let experts = |next| Experts {
+        router: "hidden.0".into(),
+        count: 64,
+        active: 2,
+        selected_by: SelectedBy::Logits,
+        weights: vec!["w".into()],
+        apart: false,
+        bytes: ByteSize(1),
+        next,
+    };
+    let predict = |plan: &mut Plan| {
+        let next = NextExperts { partition: "cpu_0".into(), router: "hidden.0".into() };
+        plan.partitions[0].experts = Some(experts(Some(next)));
+        plan.partitions[1].experts = Some(experts(None));
+    };
+    refuses("schedule.decode[2]", "predicts experts of \"cpu_0\", which has run already", |p| {
+        predict(p);
+        p.schedule.decode.reverse();
+    });
+    let mut plan = valid_plan();
+    predict(&mut plan);
+    let found = plan.check();
+    assert!(!found.iter().any(|f| f.place.contains("schedule") || f.message.contains("later partition")), "{found:#?}");
 }
 
 const RING: Option<Ring> = Some(Ring { slots: 3, slot_bytes: ByteSize(256 << 10) });
