@@ -1,6 +1,7 @@
 //! `hpp-exec jobs PLAN --in PROMPTS.jsonl --out ANSWERS.jsonl`: many prompts together, throughput over latency.
 
 mod requests;
+mod summary;
 
 use super::adaptation::{BesideEngine, adaptation};
 use super::drafts::DraftChoice;
@@ -13,11 +14,10 @@ use crate::interrupt::INTERRUPTED;
 use crate::job_files::{Answer, Answers, BadLine, Job, JobId, PromptReader};
 use crate::json_schema::read_schema;
 use crate::numbers::{counted, rate};
-use crate::report::disk::{self, DiskReads};
-use crate::report::{Bytes, memory};
+use crate::report::disk::DiskReads;
 use crate::runtime::OrtBackend;
 use crate::settings::DraftMethod;
-use hpp_engine::{EngineOptions, Telemetry};
+use hpp_engine::EngineOptions;
 use hpp_generate::speculate::{Drafts, SpeculationStats};
 use hpp_generate::{
     Batch, Finished, GenerateError, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
@@ -25,9 +25,9 @@ use hpp_generate::{
 use hpp_io::show_json;
 use hpp_schema::error_line;
 pub(super) use requests::RequestMaker;
-use serde::Serialize;
 use std::collections::HashMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
+use summary::{JobCounts, duration, time_left};
 
 /// Sequences at once where neither the user nor a measured plan gives a number: about as many as compute while the weights of a 4-bit
 /// model are read from a disk of 1 GB/s.
@@ -141,46 +141,6 @@ struct Jobs {
 struct Running {
     id: JobId,
     seed: Option<u64>,
-}
-
-/// What this run did so far, and how much earlier runs did. Printed by `--json`.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-struct JobCounts {
-    /// Prompts answered with text.
-    answers: usize,
-    /// Prompts answered with an error.
-    errors: usize,
-    /// Lines of the file of answers that earlier runs answered with text.
-    earlier_answers: usize,
-    /// Lines of it that earlier runs answered with an error.
-    earlier_errors: usize,
-    /// Prompt tokens.
-    prompt_tokens: usize,
-    /// Tokens generated.
-    tokens: usize,
-    /// Passes over the weights.
-    passes: u64,
-    /// Tokens computed as rows of a batch of several sequences.
-    batched_rows: u64,
-    /// Most sequences at once.
-    sequences: usize,
-    /// Tokens drafted and verified, of all answers, and those of them that the model chose; absent without speculation.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    speculation: Option<DraftCounts>,
-    /// Weights read from disk; absent if there were none.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    disk: Option<DiskReads>,
-    /// Without loading.
-    seconds: f64,
-}
-
-/// Drafted tokens.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
-struct DraftCounts {
-    /// Verified.
-    drafted: u64,
-    /// Those that the model chose.
-    accepted: u64,
 }
 
 impl Jobs {
@@ -358,80 +318,8 @@ impl Jobs {
     }
 
     fn summary(&self) -> String {
-        let JobCounts { answers, errors, tokens, passes, sequences, seconds, .. } = self.counts;
-        let telemetry = self.batch.engine().telemetry();
-        let errors = if errors > 0 { format!(" and {}", counted(errors as u64, "error")) } else { String::new() };
-        let drafts = self.counts.speculation.map_or_else(String::new, |DraftCounts { drafted, accepted }| {
-            format!("speculation: {accepted} of {drafted} drafted tokens accepted\n")
-        });
-        let state = self.batch.engine().host_state_bytes() + self.batch.engine().disk_state_bytes();
-        format!(
-            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\n{drafts}{}{}memory: {}",
-            counted(answers as u64, "answer"),
-            duration(Duration::from_secs_f64(seconds)),
-            counted(sequences as u64, "sequence"),
-            counted(tokens as u64, "new token"),
-            rate(Some(tokens as f64 / seconds.max(1e-9))),
-            rate((passes > 0).then(|| tokens as f64 / passes as f64)),
-            time_shares(&telemetry, seconds),
-            disk::line(self.counts.disk.as_ref()),
-            memory(&Bytes::new(&telemetry, state * sequences as u64))
-        )
-    }
-}
-
-/// The time for the rest of `prompts` answers, from the `answers` of `elapsed`.
-fn time_left(elapsed: Duration, answers: Option<f64>, prompts: usize) -> Option<Duration> {
-    answers.filter(|answers| *answers > 0.0).map(|answers| elapsed.mul_f64((prompts as f64 / answers - 1.0).max(0.0)))
-}
-
-/// How tokens were batched, and what the time went to. Stages on different devices may compute at once, so that computing alone may take
-/// more than all of it.
-fn time_shares(telemetry: &Telemetry, seconds: f64) -> String {
-    let computing = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum::<Duration>();
-    let waiting = telemetry.disk_stalls.time + telemetry.slot_stalls.time;
-    let (computing, waiting) = (computing.as_secs_f64(), waiting.as_secs_f64());
-    let share = |part: f64| format!("{:.0} %", 100.0 * part / seconds.max(1e-9));
-    let other = (seconds - computing - waiting).max(0.0);
-    let (batches, rows) = (telemetry.row_batches, telemetry.batched_rows);
-    let rows = match batches {
-        0 => String::new(),
-        _ => format!("rows: {rows} tokens computed in batches of {:.1}\n", rows as f64 / batches as f64),
-    };
-    format!(
-        "{rows}time: {} computing, {} waiting for weights, {} other\n",
-        share(computing),
-        share(waiting),
-        share(other)
-    )
-}
-
-/// `42 s`, `3 min 20 s` or `2 h 5 min`.
-fn duration(time: Duration) -> String {
-    let seconds = time.as_secs_f64().round() as u64;
-    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
-        (0, 0, _) if seconds < 10 => format!("{:.1} s", time.as_secs_f64()),
-        (0, 0, seconds) => format!("{seconds} s"),
-        (0, minutes, seconds) => format!("{minutes} min {seconds} s"),
-        (hours, minutes, _) => format!("{hours} h {minutes} min"),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn durations_have_two_units() {
-        let text = [0.26, 42.0, 200.0, 7500.0].map(|seconds| duration(Duration::from_secs_f64(seconds)));
-        assert_eq!(text, ["0.3 s", "42 s", "3 min 20 s", "2 h 5 min"]);
-    }
-
-    #[test]
-    fn time_left_counts_unfinished_answers() {
-        let left = |answers, prompts| time_left(Duration::from_secs(18), answers, prompts);
-        // 16 of 60 answers are written and 16 half done.
-        assert_eq!(left(Some(24.0), 60), Some(Duration::from_secs(27)));
-        assert_eq!((left(Some(60.0), 60), left(None, 60)), (Some(Duration::ZERO), None));
+        let engine = self.batch.engine();
+        let state = engine.host_state_bytes() + engine.disk_state_bytes();
+        self.counts.summary(&engine.telemetry(), state * self.counts.sequences as u64)
     }
 }

@@ -1,0 +1,146 @@
+//! What a run of `hpp-exec jobs` counts and says at its end.
+
+use crate::numbers::{counted, rate};
+use crate::report::disk::{self, DiskReads};
+use crate::report::{Bytes, memory};
+use hpp_engine::Telemetry;
+use serde::Serialize;
+use std::time::Duration;
+
+/// What this run did so far, and how much earlier runs did. Printed by `--json`.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct JobCounts {
+    /// Prompts answered with text.
+    pub answers: usize,
+    /// Prompts answered with an error.
+    pub errors: usize,
+    /// Lines of the file of answers that earlier runs answered with text.
+    pub earlier_answers: usize,
+    /// Lines of it that earlier runs answered with an error.
+    pub earlier_errors: usize,
+    /// Prompt tokens.
+    pub prompt_tokens: usize,
+    /// Tokens generated.
+    pub tokens: usize,
+    /// Passes over the weights.
+    pub passes: u64,
+    /// Tokens computed as rows of a batch of several sequences.
+    pub batched_rows: u64,
+    /// Most sequences at once.
+    pub sequences: usize,
+    /// Tokens drafted and verified, of all answers, and those of them that the model chose; absent without speculation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub speculation: Option<DraftCounts>,
+    /// Weights read from disk; absent if there were none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<DiskReads>,
+    /// Without loading.
+    pub seconds: f64,
+}
+
+/// Drafted tokens.
+#[derive(Clone, Copy, Debug, Default, Serialize)]
+pub struct DraftCounts {
+    /// Verified.
+    pub drafted: u64,
+    /// Those that the model chose.
+    pub accepted: u64,
+}
+
+impl JobCounts {
+    /// What the run did, for people. `state_bytes`: of all sequences at once.
+    pub fn summary(&self, telemetry: &Telemetry, state_bytes: u64) -> String {
+        let JobCounts { answers, errors, tokens, passes, sequences, seconds, .. } = *self;
+        let errors = if errors > 0 { format!(" and {}", counted(errors as u64, "error")) } else { String::new() };
+        let drafts = self.speculation.map_or_else(String::new, |DraftCounts { drafted, accepted }| {
+            format!("speculation: {accepted} of {drafted} drafted tokens accepted\n")
+        });
+        format!(
+            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\n{drafts}{}{}memory: {}",
+            counted(answers as u64, "answer"),
+            duration(Duration::from_secs_f64(seconds)),
+            counted(sequences as u64, "sequence"),
+            counted(tokens as u64, "new token"),
+            rate(Some(tokens as f64 / seconds.max(1e-9))),
+            rate((passes > 0).then(|| tokens as f64 / passes as f64)),
+            time_shares(telemetry, seconds),
+            disk::line(self.disk.as_ref()),
+            memory(&Bytes::new(telemetry, state_bytes))
+        )
+    }
+}
+
+/// The time for the rest of `prompts` answers, from the `answers` of `elapsed`.
+pub fn time_left(elapsed: Duration, answers: Option<f64>, prompts: usize) -> Option<Duration> {
+    answers.filter(|answers| *answers > 0.0).map(|answers| elapsed.mul_f64((prompts as f64 / answers - 1.0).max(0.0)))
+}
+
+/// How tokens were batched, and what the time went to. Stages on different devices may compute at once, so that computing alone may take
+/// more than all of it.
+fn time_shares(telemetry: &Telemetry, seconds: f64) -> String {
+    let computing = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum::<Duration>();
+    let waiting = telemetry.disk_stalls.time + telemetry.slot_stalls.time;
+    let (computing, waiting) = (computing.as_secs_f64(), waiting.as_secs_f64());
+    let share = |part: f64| format!("{:.0} %", 100.0 * part / seconds.max(1e-9));
+    let other = (seconds - computing - waiting).max(0.0);
+    let (batches, rows) = (telemetry.row_batches, telemetry.batched_rows);
+    let rows = match batches {
+        0 => String::new(),
+        _ => format!("rows: {rows} tokens computed in batches of {:.1}\n", rows as f64 / batches as f64),
+    };
+    format!(
+        "{rows}time: {} computing, {} waiting for weights, {} other\n",
+        share(computing),
+        share(waiting),
+        share(other)
+    )
+}
+
+/// `42 s`, `3 min 20 s` or `2 h 5 min`.
+pub fn duration(time: Duration) -> String {
+    let seconds = time.as_secs_f64().round() as u64;
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, _) if seconds < 10 => format!("{:.1} s", time.as_secs_f64()),
+        (0, 0, seconds) => format!("{seconds} s"),
+        (0, minutes, seconds) => format!("{minutes} min {seconds} s"),
+        (hours, minutes, _) => format!("{hours} h {minutes} min"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_two_units() {
+        let text = [0.26, 42.0, 200.0, 7500.0].map(|seconds| duration(Duration::from_secs_f64(seconds)));
+        assert_eq!(text, ["0.3 s", "42 s", "3 min 20 s", "2 h 5 min"]);
+    }
+
+    #[test]
+    fn time_left_counts_unfinished_answers() {
+        let left = |answers, prompts| time_left(Duration::from_secs(18), answers, prompts);
+        // 16 of 60 answers are written and 16 half done.
+        assert_eq!(left(Some(24.0), 60), Some(Duration::from_secs(27)));
+        assert_eq!((left(Some(60.0), 60), left(None, 60)), (Some(Duration::ZERO), None));
+    }
+
+    #[test]
+    fn the_summary_says_what_was_answered() {
+        let speculation = Some(DraftCounts { drafted: 9, accepted: 6 });
+        let counts = JobCounts {
+            answers: 3,
+            errors: 1,
+            tokens: 60,
+            passes: 20,
+            sequences: 2,
+            speculation,
+            seconds: 4.0,
+            ..JobCounts::default()
+        };
+        let said = counts.summary(&Telemetry::default(), 1 << 20);
+        let start = "3 answers and 1 error in 4.0 s, up to 2 sequences at once\n60 new tokens: 15";
+        assert!(said.starts_with(start), "{said}");
+        assert!(said.contains("tokens a pass\nspeculation: 6 of 9 drafted tokens accepted\ntime: 0 %"), "{said}");
+    }
+}
