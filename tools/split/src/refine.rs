@@ -97,8 +97,8 @@ impl Trials<'_> {
         tracing::info!(plan = self.done.len() + 1, decode_ms, prefill_ms, ?predicted, "plan measured");
         if let Some(percent) = measured.others_cpu_percent {
             tell!(
-                "warning: other processes took {percent} % of the CPU time while this plan ran, so its times cannot be compared; use \
-                 --refine on an idle machine"
+                "warning: other processes took at least {percent} % of the CPU time both times this plan ran, so its times cannot be \
+                 compared; use --refine on an idle machine"
             );
         }
         self.done.push(Trial { partitioning, predicted, measured });

@@ -130,7 +130,7 @@ impl BenchRunner {
         Ok(BenchRunner { exec, prompt, tokens, dir, interrupt })
     }
 
-    /// Writes the plan, runs it and removes it.
+    /// Writes the plan, runs it, once more if other processes disturbed that, and removes it. The less disturbed run counts.
     pub fn run(
         &self,
         args: &SplitArgs,
@@ -144,7 +144,7 @@ impl BenchRunner {
         PlanWriter::begin(options, analysis, None, &target)?.finish(parts, plan)?;
         let result = match self.interrupt.is_requested() {
             true => Err(RefineError::Interrupted),
-            false => self.bench(args, &target),
+            false => least_disturbed(|| self.bench(args, &target)),
         };
         let remove_failed = |source| SplitError::Io { action: "remove", path: target.clone(), source };
         fs::remove_dir_all(&target).map_err(remove_failed)?;
@@ -176,6 +176,16 @@ impl BenchRunner {
         }
         parse(&fs::read_to_string(&out).map_err(failed)?, self.tokens)
     }
+}
+
+/// A measurement, or the less disturbed one of two where other processes disturbed the first.
+fn least_disturbed(bench: impl Fn() -> Result<BenchResult, RefineError>) -> Result<BenchResult, RefineError> {
+    let first = bench()?;
+    let Some(percent) = first.others_cpu_percent else { return Ok(first) };
+    tell!("running it again: other processes took {percent} % of the CPU time");
+    let second = bench()?;
+    // None is less than any share.
+    Ok(if second.others_cpu_percent < first.others_cpu_percent { second } else { first })
 }
 
 /// The measurement of a run of `tokens` new tokens. Refuses one in which the CPU ran a partition that the plan has on a
@@ -217,6 +227,7 @@ fn joined(stages: &[StageTimes], has_experts: &[bool]) -> Vec<StageTimes> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
 
     fn report(provider: &str) -> String {
         let spread = |ms: f64| serde_json::json!({ "median": ms });
@@ -244,6 +255,23 @@ mod tests {
         reading["disk"] = serde_json::json!({ "gb_per_second": 2.0 });
         let result = parse(&reading.to_string(), 8).unwrap();
         assert_eq!(result.reads, Some(MeasuredReads { bytes_per_ms: 2e6, busy_ms: 1.25, rest_ms: 0.25 }));
+    }
+
+    #[test]
+    fn a_disturbed_run_is_repeated_once() {
+        let kept = |shares: &[Option<u64>]| {
+            let runs = Cell::new(0);
+            let bench = || {
+                let others_cpu_percent = shares[runs.get()];
+                runs.set(runs.get() + 1);
+                parse(&report("WebGPU"), 8).map(|result| BenchResult { others_cpu_percent, ..result })
+            };
+            (least_disturbed(bench).unwrap().others_cpu_percent, runs.get())
+        };
+        assert_eq!(kept(&[None]), (None, 1));
+        assert_eq!(kept(&[Some(40), None]), (None, 2));
+        assert_eq!(kept(&[Some(40), Some(20)]), (Some(20), 2));
+        assert_eq!(kept(&[Some(20), Some(40)]), (Some(20), 2));
     }
 
     #[test]
