@@ -5,6 +5,7 @@
 
 mod check;
 mod derived;
+mod interleaved;
 mod merge;
 #[cfg(test)]
 mod tests;

@@ -10,7 +10,10 @@ mod passes;
 mod roofline;
 
 use crate::{Analysis, PlannedState, Scenario, streams};
-use hpp_partition::{Budget, Contention, Decompression, GpuCosts, Problem, ReadCosts, Workload, condensed};
+use hpp_graph::ExpertCounts;
+use hpp_partition::{
+    Budget, Contention, Decompression, GpuCosts, MOST_SEQUENCES, Problem, ReadCosts, Workload, condensed,
+};
 use hpp_schema::compression::{decompressing_threads, worth_permille};
 use hpp_schema::{
     BandwidthPath, ByteSize, ExpertStatistics, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State,
@@ -124,20 +127,21 @@ impl CostSource<'_> {
         self.disk().map_or(0, |disk| worth_permille(per_ms(disk), self.decompression(cores).bytes_per_ms))
     }
 
-    /// Hit rates of LRU caches for the experts of all layers together, in steps of the share of all experts, as a profile's corpus visited
-    /// them; empty without one.
-    fn expert_hits(&self) -> Vec<f64> {
+    /// Hit rates of LRU caches for the experts of all layers together, by the number of sequences (1, 2, 4, ...) and in steps of the share
+    /// of all experts, as a profile's corpus visited them; empty without one.
+    fn expert_hits(&self) -> Vec<Vec<f64>> {
         let CostSource::Profile(Profile { corpus: Some(corpus), .. }) = self else { return Vec::new() };
         let layers = &corpus.statistics.experts;
         let visits: u64 = layers.iter().map(ExpertStatistics::visits).sum();
-        let hits = |step: usize| {
+        let hits = |sequences: u64, step: usize| {
             let of_layer = |layer: &ExpertStatistics| {
                 let cached = layer.counts.len() * step / HIT_RATE_STEPS;
-                layer.lru_hit_rate(cached).unwrap_or(0.0) * layer.visits() as f64
+                layer.shared_lru_hit_rate(cached, sequences).unwrap_or(0.0) * layer.visits() as f64
             };
             layers.iter().map(of_layer).sum::<f64>() / visits as f64
         };
-        if visits == 0 { Vec::new() } else { (0..=HIT_RATE_STEPS).map(hits).collect() }
+        let curve = |doublings: u32| (0..=HIT_RATE_STEPS).map(|step| hits(1 << doublings, step)).collect();
+        if visits == 0 { Vec::new() } else { (0..=MOST_SEQUENCES.ilog2()).map(curve).collect() }
     }
 
     /// The machine's rates, if known.
@@ -211,7 +215,8 @@ pub fn problem(
 }
 
 /// Whether the runtime can compute the tokens of several sequences as rows of one run: each state has room for the whole context and a
-/// row for each sequence, and the mask says how long each row is.
+/// row for each sequence, and the mask says how long each row is. Not those of mixtures of experts: the sums of a router round differently
+/// with several rows, so that a token may select another expert, and the check at run time finds other bits.
 fn batches_rows(analysis: &Analysis) -> bool {
     let is_row = |planned: &PlannedState| {
         let State { update, shape, .. } = &planned.state;
@@ -226,7 +231,13 @@ fn batches_rows(analysis: &Analysis) -> bool {
     };
     let has_mask = analysis.inputs.iter().any(|input| input.role == InputRole::AttentionMask);
     let has_states = !analysis.states.is_empty();
-    has_mask && has_states && analysis.states.iter().all(is_row) && analysis.inputs.iter().all(has_rows)
+    let has_experts =
+        || analysis.segmentation.blocks.iter().any(|block| ExpertCounts::of(&analysis.graph, block).is_some());
+    has_mask
+        && has_states
+        && !has_experts()
+        && analysis.states.iter().all(is_row)
+        && analysis.inputs.iter().all(has_rows)
 }
 
 /// The part of a [`Problem`] that depends on the source.

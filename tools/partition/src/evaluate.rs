@@ -106,8 +106,8 @@ impl<'a> Evaluator<'a> {
             score.crossings += crossings(&placements_in_phase(placements, phase));
             let (sequence_ms, passes) = (self.sequence_ms(placements, phase), self.problem.passes(phase) as f64);
             let host_ms = host_ms(self.problem, placements, phase);
-            let mut ms =
-                DiskTimes::of(self.problem, &usage, phase).beside(self.problem, sequence_ms, host_ms, passes).ms;
+            let disk = DiskTimes::of(self.problem, placements, &usage, phase);
+            let mut ms = disk.beside(self.problem, sequence_ms, host_ms, passes).ms;
             if phase == Phase::Prefill {
                 ms += handover(self.problem, placements).iter().map(|step| step.ms).sum::<f64>();
             }

@@ -64,7 +64,7 @@ impl ExpertMemory {
     }
 
     /// Expected bytes of experts that a pass reads. Of the selected experts the cache has the share that caches of its size had in
-    /// measurements ([`Problem::expert_hits`](crate::Problem::expert_hits)), without them as large a share as of all; except that a pass
+    /// measurements ([`Problem::expert_hits`](crate::Problem::expert_hits())), without them as large a share as of all; except that a pass
     /// that selects nearly all evicts them before they are needed again.
     pub fn read_bytes(self, experts: ExpertReads, measured: &[f64]) -> u64 {
         if self.cache >= experts.all {

@@ -285,7 +285,7 @@ impl MemoryUsage {
     /// Bytes of experts that a pass of a phase reads by demand; see [`ExpertMemory::read_bytes`].
     pub(crate) fn expert_read_bytes(&self, problem: &Problem, phase: Phase) -> u64 {
         let memory = self.expert_memory(problem, phase);
-        memory.map_or(0, |memory| memory.read_bytes(self.expert_reads[phase as usize], &problem.expert_hits))
+        memory.map_or(0, |memory| memory.read_bytes(self.expert_reads[phase as usize], problem.expert_hits()))
     }
 
     /// Bytes of weights that a pass of a phase decompresses.

@@ -29,8 +29,9 @@ pub struct Problem {
     pub load: Workload,
     /// Whether the tokens of several sequences can be rows of one run, where everything is computed on the host.
     pub batches_rows: bool,
-    /// Hit rates of caches for experts, measured on texts: entry `i` of a cache for the share `i / (n - 1)` of all experts. Empty if unknown.
-    pub expert_hits: Vec<f64>,
+    /// Hit rates of caches for experts, from texts: entry `s` with `2^s` sequences in turn, of which entry `i` of a cache for the share
+    /// `i / (n - 1)` of all experts. Empty if unknown.
+    pub expert_hits: Vec<Vec<f64>>,
     /// Blocks that start a new partition even if the block before is on the same device.
     pub cuts: Vec<usize>,
 }

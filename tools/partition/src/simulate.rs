@@ -57,7 +57,7 @@ pub fn simulate(problem: &Problem, placements: &[BlockPlacement], slots: &[u32],
     }
     let usage = usage_with_cuts(problem, placements, slots);
     let disk_read_bytes = usage.disk_read_bytes(problem, phase);
-    let times = DiskTimes::of(problem, &usage, phase);
+    let times = DiskTimes::of(problem, placements, &usage, phase);
     let sequence_ms = window.end - window.start;
     let host_ms = host_ms(problem, placements, phase) * if phase == Phase::Decode { window.passes as f64 } else { 1.0 };
     let beside = times.beside(problem, sequence_ms, host_ms, window.passes as f64);
@@ -123,8 +123,11 @@ pub(crate) fn sequence_ms(problem: &Problem, placements: &[BlockPlacement], slot
 pub(crate) struct DiskTimes {
     /// Reading for a pass, milliseconds; infinite without a disk.
     read_ms: f64,
-    /// Reading the experts that routers select, for a pass, milliseconds. Nothing computes meanwhile: the next partition needs them.
+    /// Waiting for the experts that routers select, for a pass, milliseconds: the next partition needs them. Only sequences whose experts are
+    /// in memory compute meanwhile.
     expert_ms: f64,
+    /// Reading these experts, for a pass, milliseconds.
+    expert_read_ms: f64,
     /// Decompressing for a pass while nothing computes, milliseconds.
     decompress_ms: f64,
     /// Threads that decompress, as a share of the host's cores.
@@ -148,16 +151,20 @@ pub(crate) struct BesideDisk {
 
 impl DiskTimes {
     /// Of a pass of a phase.
-    pub fn of(problem: &Problem, usage: &MemoryUsage, phase: Phase) -> Self {
+    pub fn of(problem: &Problem, placements: &[BlockPlacement], usage: &MemoryUsage, phase: Phase) -> Self {
         let (state, experts) = (usage.state_reads[phase as usize], usage.expert_read_bytes(problem, phase));
         let others = usage.disk_read_bytes(problem, phase).saturating_sub(experts);
         let read_ms = disk_ms(problem, others) + disk_ms(problem, state) / STATE_READ_RATE;
-        let expert_ms = disk_ms(problem, experts);
+        let expert_read_ms = disk_ms(problem, experts);
+        let expert_ms = match phase {
+            Phase::Decode => expert_read_ms - hidden_expert_ms(problem, placements, usage, expert_read_ms),
+            Phase::Prefill => expert_read_ms,
+        };
         let Some(Decompression { bytes_per_ms, host_share }) = problem.decompression else {
-            return DiskTimes { read_ms, expert_ms, decompress_ms: 0.0, host_share: 0.0 };
+            return DiskTimes { read_ms, expert_ms, expert_read_ms, decompress_ms: 0.0, host_share: 0.0 };
         };
         let decompress_ms = usage.decompressed_bytes(problem, phase) / bytes_per_ms;
-        DiskTimes { read_ms, expert_ms, decompress_ms, host_share }
+        DiskTimes { read_ms, expert_ms, expert_read_ms, decompress_ms, host_share }
     }
 
     /// A partition sequence of some passes that takes `sequence_ms` without the disk, `host_ms` of them computing on the host. Reads go on all
@@ -181,8 +188,30 @@ impl DiskTimes {
         let disk_ms = (reads_ms + overlap_ms * (1.0 - 1.0 / contention.transfer)).min(ms);
         let expert_ms = self.expert_ms * passes;
         let wait_ms = ms - sequence_ms - slowed_ms + expert_ms;
-        BesideDisk { ms: ms + expert_ms, decompress_ms, slowed_ms, wait_ms, disk_ms: disk_ms + expert_ms }
+        let disk_ms = disk_ms + self.expert_read_ms * passes;
+        BesideDisk { ms: ms + expert_ms, decompress_ms, slowed_ms, wait_ms, disk_ms }
     }
+}
+
+/// The part of `read_ms` of reading experts for a decode pass in which sequences compute whose experts were read before, milliseconds. The first
+/// sequence waits for its experts, at most the share of one sequence in those of all, and while the last one computes there is nothing left to
+/// read. What experts take of a block's computing is their share of the bytes that it reads for a token.
+fn hidden_expert_ms(problem: &Problem, placements: &[BlockPlacement], usage: &MemoryUsage, read_ms: f64) -> f64 {
+    let visited = usage.expert_reads[Phase::Decode as usize].visited;
+    if problem.load.sequences < 2 || visited == 0 || !read_ms.is_finite() {
+        return 0.0;
+    }
+    let (mut computing_ms, mut of_one) = (0.0, 0);
+    for (block, _) in placements.iter().enumerate().filter(|(_, at)| **at == BlockPlacement::both(Placement::Cpu)) {
+        let spec = &problem.blocks[block];
+        let Some(bytes) = spec.experts.map(|experts| experts.visited_bytes(1)) else { continue };
+        let share = (bytes as f64 / spec.decode.bytes.max(1) as f64).min(1.0);
+        computing_ms += share * problem.cpu[block].decode_ms;
+        of_one += problem.budget.packing.packed(bytes);
+    }
+    let behind_first = 1.0 - (of_one as f64 / visited as f64).min(1.0);
+    let before_last = 1.0 - 1.0 / problem.load.sequences as f64;
+    (read_ms * behind_first).min(computing_ms * before_last)
 }
 
 /// Rate of reading states on disk, as a share of that of weights: they are read through the page cache, a head at a time, no further ahead

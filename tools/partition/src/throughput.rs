@@ -103,6 +103,12 @@ impl Problem {
         boundary.saturating_mul(2).saturating_mul(tokens).saturating_add(bindings)
     }
 
+    /// Hit rates of caches for experts with this problem's number of sequences; empty if unknown.
+    pub fn expert_hits(&self) -> &[f64] {
+        let doublings = self.load.sequences.max(1).ilog2() as usize;
+        self.expert_hits.get(doublings).or(self.expert_hits.last()).map_or(&[], Vec::as_slice)
+    }
+
     /// Whether devices may compute for different sequences of a pass at the same time.
     pub(crate) fn has_pipelines(&self) -> bool {
         self.load.sequences > 1 && !self.gpus.is_empty()

@@ -42,7 +42,7 @@ impl ExpertReport {
         let blocks: Vec<usize> = with_experts.collect();
         let first = problem.blocks[*blocks.first()?].experts?;
         let labels: Vec<String> = blocks.iter().map(|at| problem.blocks[*at].label.clone()).collect();
-        let read_bytes = memory.read_bytes(reads, &problem.expert_hits);
+        let read_bytes = memory.read_bytes(reads, problem.expert_hits());
         Some(ExpertReport {
             blocks: table::blocks_and_experts(&labels),
             count: first.count,

@@ -95,6 +95,7 @@ pub(crate) fn load<B: Backend>(
         freed_memory: FreedMemory::of(plan, budget.is_limited()),
         locked: LockedWeights::default(),
         longest_item: 0,
+        item_order: Vec::new(),
         scratch: Vec::new(),
         watch,
         control,

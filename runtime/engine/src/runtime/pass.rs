@@ -59,7 +59,7 @@ impl<B: Backend> Runtime<B> {
         }
         let next = if items.iter().all(|item| item.is_last) { Phase::Decode } else { Phase::Prefill };
         self.weights.start_pass(&self.pool, next)?;
-        PassRunner { program, runtime: self, items, prefetched: None, order: Vec::new() }.run()?;
+        PassRunner { program, runtime: self, items, prefetched: None }.run()?;
         if items.iter().all(|item| item.error.is_some()) {
             return Ok(());
         }
@@ -157,8 +157,6 @@ pub(super) struct PassRunner<'r, 'a, B: Backend> {
     pub items: &'r mut [PassItem<'a, B>],
     /// The stage and item whose states on disk were prefetched last.
     pub prefetched: Option<(StageId, usize)>,
-    /// The items in the order in which a stage runs them; empty between two stages.
-    pub order: Vec<usize>,
 }
 
 impl<B: Backend> PassRunner<'_, '_, B> {
@@ -252,14 +250,14 @@ impl<B: Backend> PassRunner<'_, '_, B> {
     /// Fetches a stage's weights, runs the items of `phases` and releases the weights.
     fn run_stage(&mut self, id: StageId, phases: &[Phase]) -> Result<(), EngineError> {
         self.runtime.check_cancelled()?;
-        let mut order = std::mem::take(&mut self.order);
+        let mut order = std::mem::take(&mut self.runtime.item_order);
         order.clear();
         order.extend((0..self.items.len()).filter(|item| self.items[*item].runs_in(phases)));
         if self.runtime.weights.has_experts(id) {
             self.select_experts(id, &mut order)?;
         }
         let done = self.run_items(id, phases, &order);
-        self.order = order;
+        self.runtime.item_order = order;
         done?;
         self.runtime.check_cancelled()
     }

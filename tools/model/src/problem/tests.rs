@@ -166,10 +166,14 @@ fn hit_rates_of_expert_caches_come_from_the_corpus_of_a_profile() {
             ..Statistics::default()
         },
     });
-    let found = hits(&profile);
+    let by_sequences = hits(&profile);
+    let found = &by_sequences[0];
     // With room for 0, 1, 2, 3 and 4 of the four.
     let at = [0, 8, 16, 24, 32].map(|step| (found[step] * 160.0).round() as u64);
     assert_eq!((found.len(), at), (33, [0, 34, 42, 110, 144]));
+    // Of 1 to 64 sequences in turn.
+    assert_eq!(by_sequences.len(), 7);
+    assert!(by_sequences[1][16] != found[16] && (0.0..1.0).contains(&by_sequences[6][16]), "{by_sequences:?}");
 }
 
 #[test]

@@ -343,6 +343,29 @@ fn nothing_computes_while_selected_experts_are_read() {
 }
 
 #[test]
+fn a_sequence_computes_while_experts_of_others_are_read() {
+    let mut problem = four_layers();
+    (problem.disk_bytes_per_ms, problem.budget.ram) = (Some(3.0), Some(250));
+    (problem.gpus, problem.budget.vram) = (vec![], vec![]);
+    let experts = Experts { bytes: 80, count: 8, active: 2 };
+    problem.blocks.iter_mut().for_each(|block| (block.experts, block.decode.bytes) = (Some(experts), 100));
+    let run = |problem: &Problem| simulate(problem, &[BlockPlacement::both(C); 4], &[], Phase::Decode);
+    let alone = run(&problem);
+    near(alone.stall_ms, alone.disk_bytes as f64 / 3.0);
+    // Two sequences, each of which takes 10 ms for a layer, a fifth of them for the experts: 20 bytes of 100.
+    problem.load.sequences = 2;
+    problem.cpu.iter_mut().for_each(|cost| cost.decode_ms *= 2.0);
+    let reading = |simulation: &Simulation| simulation.disk_bytes as f64 / 3.0;
+    // While the first computes, the experts of the second are read.
+    let both = run(&problem);
+    near(both.stall_ms, reading(&both) - 4.0 * 2.0);
+    // They select 35 bytes of a block, 15 of them besides those of the first: with a faster disk that is all that computing hides.
+    problem.disk_bytes_per_ms = Some(30.0);
+    let both = run(&problem);
+    near(both.stall_ms, both.disk_bytes as f64 / 30.0 * 20.0 / 35.0);
+}
+
+#[test]
 fn streaming_without_slots_never_finishes() {
     assert!(run(&four_layers(), [C, C, S, C], 0, Phase::Decode).ms.is_infinite());
 }
