@@ -158,7 +158,8 @@ fn bodies_that_arrive_together_have_bounded_memory() {
         assert!([408, 503].contains(&status), "{status} {error}");
         refused += usize::from(status == 503);
     }
-    assert_eq!(refused, 1, "the others are waited for");
+    // Two, if the last one takes its first bytes before the second one has all of its own.
+    assert!((1..=2).contains(&refused), "{refused} of three refused: the others are waited for");
     let whole = br#"{"content": "x"}"#;
     assert_eq!(server.ask(&[head(whole.len()).as_bytes(), whole].concat()).0, 400, "their room is free again");
 }
