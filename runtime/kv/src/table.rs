@@ -131,6 +131,8 @@ pub(crate) struct PageTable {
     pages: HashMap<PageKey, Entry>,
     /// The number of stored pages that follow a page; the page itself need not be stored.
     children: HashMap<PageKey, u32>,
+    /// How many of these are on disk.
+    children_on_disk: HashMap<PageKey, u32>,
     reads: ReadQueue,
     writes: VecDeque<PageKey>,
     writing: usize,
@@ -154,6 +156,7 @@ impl PageTable {
             limits,
             pages: HashMap::new(),
             children: HashMap::new(),
+            children_on_disk: HashMap::new(),
             reads: ReadQueue::default(),
             writes: VecDeque::new(),
             writing: 0,
@@ -376,7 +379,7 @@ impl PageTable {
             let Some(entry) = self.pages.get(&key) else { continue };
             let (parent, index, cost_ms) = (entry.parent, entry.index, entry.facts.cost_ms as f32);
             let page = entry.ram.clone();
-            let record = page.is_some().then(|| self.take_record(now));
+            let record = page.is_some().then(|| self.take_record(&parent, now));
             let (Some(page), Some(Some(record))) = (page, record) else {
                 self.counts.refused += u64::from(record.is_some());
                 self.set_transfer(&key, TransferState::None);
@@ -399,8 +402,10 @@ impl PageTable {
             Some(entry) if is_written => {
                 entry.transfer = TransferState::None;
                 entry.disk = Some(record);
+                let (parent, is_parked) = (entry.parent, entry.parked);
+                count_up(&mut self.children_on_disk, parent);
                 self.counts.writes += 1;
-                if entry.parked {
+                if is_parked {
                     self.evict_from_ram(*key);
                 }
             }
@@ -427,9 +432,10 @@ impl PageTable {
             }
             None if entry.ram.is_some() => {
                 self.counts.read_errors += 1;
-                self.free_records.extend(entry.disk.take());
                 entry.transfer = TransferState::WriteQueued;
                 self.writes.push_back(*key);
+                let record = self.take_off_disk(key);
+                self.free_records.extend(record);
             }
             None => {
                 self.counts.read_errors += 1;
@@ -495,19 +501,31 @@ impl PageTable {
         }
     }
 
-    /// A free record, or else that of the least valuable page on disk that no page follows.
-    fn take_record(&mut self, now: f64) -> Option<RecordIndex> {
+    /// A record for a page after `parent`: a free one, or else that of the least valuable page that no page on disk follows. `None` if that
+    /// is the parent, or if the parent is not on disk: without it the page could not be found there.
+    fn take_record(&mut self, parent: &PageKey, now: f64) -> Option<RecordIndex> {
+        let is_there = |entry: &Entry| entry.disk.is_some() || entry.transfer == TransferState::Writing;
+        if self.pages.get(parent).is_some_and(|parent| !is_there(parent)) {
+            return None;
+        }
         if let Some(record) = self.free_records.pop() {
             return Some(record);
         }
-        let victim = self.worth_least(Eviction::FromDisk, now)?;
-        let entry = self.pages.get_mut(&victim)?;
-        let record = entry.disk.take();
+        let victim = self.worth_least(Eviction::FromDisk, now).filter(|victim| victim != parent)?;
+        let record = self.take_off_disk(&victim);
         self.counts.disk_evictions += 1;
-        if entry.ram.is_none() {
+        if self.pages.get(&victim).is_some_and(|entry| entry.ram.is_none()) {
             self.remove(&victim);
         }
         record
+    }
+
+    /// Takes the record of a page, if it has one.
+    fn take_off_disk(&mut self, key: &PageKey) -> Option<RecordIndex> {
+        let entry = self.pages.get_mut(key)?;
+        let (record, parent) = (entry.disk.take()?, entry.parent);
+        count_down(&mut self.children_on_disk, &parent);
+        Some(record)
     }
 
     fn may_leave(&self, eviction: Eviction, key: &PageKey, entry: &Entry) -> bool {
@@ -517,7 +535,9 @@ impl PageTable {
             Eviction::BreaksChain => is_idle(),
             Eviction::FromDisk => {
                 let is_free = entry.disk.is_some() && entry.transfer == TransferState::None;
-                is_free && self.is_last(key) && !self.is_awaited(key)
+                // Pages after it that are in RAM only need it in RAM, not on disk.
+                let is_needed = self.children_on_disk.contains_key(key) || entry.ram.is_none() && !self.is_last(key);
+                is_free && !is_needed && !self.is_awaited(key)
             }
         }
     }
@@ -553,19 +573,18 @@ impl PageTable {
     }
 
     fn add(&mut self, key: PageKey, entry: Entry) {
-        *self.children.entry(entry.parent).or_default() += 1;
+        count_up(&mut self.children, entry.parent);
+        if entry.disk.is_some() {
+            count_up(&mut self.children_on_disk, entry.parent);
+        }
         self.pages.insert(key, entry);
     }
 
     fn remove(&mut self, key: &PageKey) {
+        let record = self.take_off_disk(key);
+        self.free_records.extend(record);
         let Some(entry) = self.pages.remove(key) else { return };
-        self.free_records.extend(entry.disk);
-        if let Some(count) = self.children.get_mut(&entry.parent) {
-            *count -= 1;
-            if *count == 0 {
-                self.children.remove(&entry.parent);
-            }
-        }
+        count_down(&mut self.children, &entry.parent);
     }
 
     /// Replaces a page that is being read, or waits to be, by a computed one.
@@ -583,6 +602,20 @@ impl PageTable {
     fn set_transfer(&mut self, key: &PageKey, transfer: TransferState) {
         if let Some(entry) = self.pages.get_mut(key) {
             entry.transfer = transfer;
+        }
+    }
+}
+
+fn count_up(counts: &mut HashMap<PageKey, u32>, key: PageKey) {
+    *counts.entry(key).or_default() += 1;
+}
+
+/// A count of 0 is not kept.
+fn count_down(counts: &mut HashMap<PageKey, u32>, key: &PageKey) {
+    if let Some(count) = counts.get_mut(key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(key);
         }
     }
 }
