@@ -9,10 +9,12 @@ use hpp_schema::{Plan, Predictions};
 /// The part of the free memory that states may take if the plan has no limit.
 const STATES_SHARE: f64 = 0.75;
 
-/// The plan's number of sequences; at least `assumed` without measurements, because the planner may underestimate it then.
+/// The plan's number of sequences; at least `assumed` without measurements, because the planner may underestimate it then. Where experts are
+/// read by demand it may overestimate it instead: sequences evict each other's experts.
 pub fn planned_sequences(plan: &Plan, assumed: u64) -> u64 {
     let Predictions { source, throughput, .. } = &plan.predictions;
-    let least = if source == "static" { assumed } else { 1 };
+    let reads_experts = plan.devices.iter().any(|device| device.expert_cache.is_some());
+    let least = if source == "static" && !reads_experts { assumed } else { 1 };
     throughput.as_ref().map_or(assumed, |throughput| throughput.sequences.max(least))
 }
 
@@ -41,4 +43,24 @@ pub fn fitting_sequences(engine: &Engine<OrtBackend>, wanted: u64, is_asked: boo
         ));
     }
     usize::try_from(sequences).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hpp_schema::ByteSize;
+
+    #[test]
+    fn more_sequences_than_planned_run_only_where_they_cannot_evict_each_other_s_experts() {
+        let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
+        let mut plan = Plan::from_yaml(plan).unwrap();
+        plan.predictions.source = "static".to_owned();
+        plan.predictions.throughput.get_or_insert_default().sequences = 2;
+        assert_eq!(planned_sequences(&plan, 16), 16);
+        plan.devices[0].expert_cache = Some(ByteSize(1 << 20));
+        assert_eq!(planned_sequences(&plan, 16), 2);
+        plan.predictions.source = "profile.yaml".to_owned();
+        plan.devices[0].expert_cache = None;
+        assert_eq!(planned_sequences(&plan, 16), 2);
+    }
 }
