@@ -140,9 +140,11 @@ impl Window {
 struct Usual {
     ratio: f64,
     ratios: [f64; 4],
+    /// Whether it is what the plan predicts.
+    is_planned: bool,
 }
 
-/// Passes that are slower than planned for long.
+/// Passes that are slower than planned, or than usual, for long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drift {
     /// What takes the time.
@@ -151,6 +153,8 @@ pub struct Drift {
     pub ms: f64,
     /// Milliseconds that were planned or usual.
     pub usual_ms: f64,
+    /// Whether `usual_ms` is what the plan predicts, else it is the time of this run's fastest passes.
+    pub is_planned: bool,
     /// The part of the time that the cause takes.
     pub share: f64,
     /// What the disk delivers, 1e9 bytes a second, if anything is read.
@@ -176,7 +180,7 @@ impl DriftDetector {
     /// For the passes of a plan; `None` if it predicts no times.
     pub fn new(plan: &Plan) -> Option<Self> {
         let predicted = PredictedTimes::of(&plan.predictions)?;
-        let usual = predicted.is_measured.then_some(Usual { ratio: 1.0, ratios: [0.0; 4] });
+        let usual = predicted.is_measured.then_some(Usual { ratio: 1.0, ratios: [0.0; 4], is_planned: true });
         let (window, unsettled) = (Window::default(), UNSETTLED_PASSES);
         Some(DriftDetector { predicted, window, usual, unsettled, contradicting: 0, slowest: 0.0, drift: None })
     }
@@ -213,13 +217,18 @@ impl DriftDetector {
         self.drift.as_ref()
     }
 
+    /// Whether passes are compared with what the plan predicts, else with this run's fastest passes.
+    pub fn compares_with_plan(&self) -> bool {
+        self.usual.is_some_and(|usual| usual.is_planned)
+    }
+
     /// The time of a window over the usual time.
     pub fn slowdown(&self, window: &Window) -> f64 {
         window.ratio() / self.usual.map_or(1.0, |usual| usual.ratio)
     }
 
     fn judge(&mut self, window: &Window) {
-        let here = Usual { ratio: window.ratio(), ratios: window.ratios() };
+        let here = Usual { ratio: window.ratio(), ratios: window.ratios(), is_planned: false };
         let usual = *self.usual.get_or_insert(here);
         let slowdown = here.ratio / usual.ratio;
         let contradicts = if self.drift.is_some() { slowdown <= AS_PLANNED } else { slowdown >= SLOWER };
@@ -241,9 +250,9 @@ impl DriftDetector {
     fn learn(&mut self, usual: &Usual, here: &Usual) {
         let is_faster = !self.predicted.is_measured && here.ratio < usual.ratio;
         if is_faster && self.slowest > 0.0 {
-            self.usual = Some(Usual { ratio: here.ratio.max(self.slowest), ratios: here.ratios });
+            self.usual = Some(Usual { ratio: here.ratio.max(self.slowest), ..*here });
         } else if usual.ratios == [0.0; 4] {
-            self.usual = Some(Usual { ratio: usual.ratio, ratios: here.ratios });
+            self.usual = Some(Usual { ratios: here.ratios, ..*usual });
         }
         self.slowest = if is_faster { here.ratio } else { 0.0 };
     }
@@ -258,6 +267,7 @@ fn drift(window: &Window, usual: &Usual) -> Drift {
         cause,
         ms: window.ms / passes,
         usual_ms: window.planned_ms * usual.ratio / passes,
+        is_planned: usual.is_planned,
         share: window.spent[cause as usize] / window.ms,
         disk_rate: (window.read_ms > 0.0).then(|| window.read_bytes as f64 / window.read_ms / 1e6),
     }
@@ -265,8 +275,13 @@ fn drift(window: &Window, usual: &Usual) -> Drift {
 
 impl std::fmt::Display for Drift {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Drift { cause, ms, usual_ms, share, disk_rate } = self;
-        write!(f, "a pass takes {ms:.1} ms instead of {usual_ms:.1}; {:.0} % of it ", 100.0 * share)?;
+        let Drift { cause, ms, usual_ms, is_planned, share, disk_rate } = self;
+        let before = if *is_planned { "planned" } else { "before" };
+        write!(
+            f,
+            "slower than {before}: a pass takes {ms:.1} ms instead of {usual_ms:.1}; {:.0} % of it ",
+            100.0 * share
+        )?;
         match (cause, disk_rate) {
             (Cause::Disk, Some(rate)) => write!(f, "waits for the disk, which delivers {rate:.2} GB/s"),
             (Cause::Disk, None) => f.write_str("waits for the disk"),
@@ -339,6 +354,8 @@ pub(super) mod tests {
             assert!(at.len() == 2 && (100..140).contains(&at[0]) && (200..270).contains(&at[1]), "{at:?}");
             let drift = drift.unwrap();
             assert_eq!(drift.cause, Cause::Disk);
+            let start = if source == "static" { "slower than before: a pass" } else { "slower than planned: a pass" };
+            assert!(drift.to_string().starts_with(start), "{drift}");
             assert!((drift.ms - 200.0 * scale).abs() < 1.0 && (drift.usual_ms - 100.0 * scale).abs() < 1.0);
             assert!(drift.to_string().ends_with("60 % of it waits for the disk, which delivers 0.50 GB/s"), "{drift}");
         }
@@ -375,6 +392,16 @@ pub(super) mod tests {
         let (at, drift) = changes(&mut DriftDetector::new(&plan("machine: m")).unwrap(), slow());
         assert!(at.len() == 1 && drift.unwrap().cause == Cause::Host);
         assert_eq!(changes(&mut DriftDetector::new(&plan("static")).unwrap(), slow()).0, [] as [usize; 0]);
+    }
+
+    #[test]
+    fn after_a_change_passes_are_compared_with_their_own_times_and_not_with_the_plan() {
+        let mut detector = DriftDetector::new(&plan("profile: p")).unwrap();
+        assert!(detector.compares_with_plan());
+        detector.recalibrate();
+        let passes = (0..200).map(|number| pass(0.0, if number < 100 { 300.0 } else { 600.0 }));
+        let drift = changes(&mut detector, passes).1.unwrap();
+        assert!(!detector.compares_with_plan() && drift.to_string().starts_with("slower than before: "), "{drift}");
     }
 
     #[test]

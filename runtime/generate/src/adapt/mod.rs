@@ -107,7 +107,7 @@ impl Adaptation {
         self.slowdown = detector.slowdown(&window);
         let cause = detector.drift().filter(|_| self.slowdown >= SLOWER).map(|drift| drift.cause);
         if let Some(decision) = moves.next(self.slowdown, cause) {
-            let line = line(&decision, detector.drift());
+            let line = line(&decision, detector);
             match make(engine, &decision.change) {
                 Ok(()) => {
                     detector.unsettle();
@@ -125,7 +125,7 @@ impl Adaptation {
         };
         if !std::mem::replace(&mut self.is_reported, true) {
             (self.report)(&format!(
-                "slower than planned: {drift}. Nothing that this run can change helps; hpp-exec bench PLAN --json > run.json measures it, \
+                "{drift}. Nothing that this run can change helps; hpp-exec bench PLAN --json > run.json measures it, \
                  and hpp-split MODEL --from-telemetry run.json plans for it"
             ));
         }
@@ -140,10 +140,11 @@ fn make<B: Backend>(engine: &mut Engine<B>, change: &Move) -> Result<(), EngineE
     }
 }
 
-fn line(Decision { change, why }: &Decision, drift: Option<&Drift>) -> String {
-    match (why, drift) {
-        (Why::Slow(_), Some(drift)) => format!("slower than planned: {drift}; {change} now, if that is faster"),
-        (Why::AsPlanned, _) => format!("passes take the planned time; {change} again, if that is no slower"),
+fn line(Decision { change, why }: &Decision, detector: &DriftDetector) -> String {
+    let usual = if detector.compares_with_plan() { "planned" } else { "usual" };
+    match (why, detector.drift()) {
+        (Why::Slow(_), Some(drift)) => format!("{drift}; {change} now, if that is faster"),
+        (Why::AsPlanned, _) => format!("passes take the {usual} time; {change} again, if that is no slower"),
         (Why::Slow(_) | Why::NoGain, _) => format!("{change} again: the other way was not faster"),
     }
 }
