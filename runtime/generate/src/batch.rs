@@ -36,6 +36,8 @@ pub struct Batch<B: Backend> {
     prompt_limit: Option<usize>,
     /// Generations of which the last pass computed something.
     items: usize,
+    /// Of the last pass.
+    size: Option<PassSize>,
     adaptation: Option<Adaptation>,
 }
 
@@ -64,6 +66,7 @@ impl<B: Backend> Batch<B> {
             next_id: 0,
             prompt_limit: None,
             items: 0,
+            size: None,
             adaptation: None,
         }
     }
@@ -158,6 +161,11 @@ impl<B: Backend> Batch<B> {
         self.items
     }
 
+    /// The size of the last pass, if all generations in it had as many tokens.
+    pub fn pass_size(&self) -> Option<PassSize> {
+        self.size
+    }
+
     /// Whether no generation is in progress.
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
@@ -228,7 +236,7 @@ impl<B: Backend> Batch<B> {
     ) -> Result<Vec<Finished<B>>, E> {
         let started = Instant::now();
         self.hold_prompts();
-        let size = self.run_pass().map_err(GenerateError::from)?;
+        self.size = self.run_pass().map_err(GenerateError::from)?;
         let cost_ms = started.elapsed().as_secs_f64() * 1e3 / self.members.len().max(1) as f64;
         for member in self.members.iter_mut().filter(|member| member.is_running() && !member.is_waiting) {
             member.advance(&mut self.engine, on_event)?;
@@ -240,7 +248,8 @@ impl<B: Backend> Batch<B> {
             }
         }
         if let Some(adaptation) = &mut self.adaptation {
-            let changes = adaptation.after_pass(&mut self.engine, size, Instant::now()).map_err(GenerateError::from)?;
+            let changes = adaptation.after_pass(&mut self.engine, self.size, Instant::now());
+            let changes = changes.map_err(GenerateError::from)?;
             if changes {
                 self.members.iter_mut().for_each(|member| member.generation.forget_times());
             }

@@ -6,8 +6,21 @@ use hpp_generate::Generated;
 use hpp_schema::{ByteSize, Predictions};
 use serde::Serialize;
 
-/// Time of a token relative to its prediction from which on the user gets a warning.
+/// Time of a token or pass relative to its prediction from which on the user gets a warning.
 const SLOW_FACTOR: f64 = 1.5;
+
+/// What a plan's passes or tokens took, beside its prediction.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeasuredTimes {
+    /// What takes `ms`: `token` or `pass`.
+    pub unit: &'static str,
+    /// Milliseconds of one.
+    pub ms: f64,
+    /// Milliseconds that the plan predicts.
+    pub predicted_ms: f64,
+    /// The part of the time in which partitions waited for weights from disk.
+    pub waiting: f64,
+}
 
 /// Weights read from disk while a plan ran.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -92,17 +105,30 @@ pub fn line(reads: Option<&DiskReads>) -> String {
     text + &reads.experts.map(ExpertUse::line).unwrap_or_default()
 }
 
-/// A warning for a plan that runs slower than predicted because of the disk. `None` if it is not slower, or for another reason.
+/// A warning for a plan whose tokens take longer than predicted because of the disk. `None` if they do not, or for another reason.
 pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemetry: &Telemetry) -> Option<String> {
-    let (reads, expected) = (DiskReads::new(telemetry)?, predicted.decode_ms);
     let decoded = generated.tokens.len().saturating_sub(1);
+    if decoded == 0 {
+        return None;
+    }
     let decode_ms = millis(generated.timings.decode);
-    let took = decode_ms / decoded.max(1) as f64;
     let total_ms = millis(generated.timings.prefill) + decode_ms;
-    let waiting = reads.stall_ms / total_ms.max(f64::MIN_POSITIVE);
+    let times = MeasuredTimes {
+        unit: "token",
+        ms: decode_ms / decoded as f64,
+        predicted_ms: predicted.decode_ms,
+        waiting: millis(telemetry.disk_stalls.time) / total_ms.max(f64::MIN_POSITIVE),
+    };
+    slower_for_disk(predicted, &times, telemetry)
+}
+
+/// A warning for a plan whose times are longer than predicted because of the disk. `None` if they are not, or for another reason.
+pub fn slower_for_disk(predicted: &Predictions, times: &MeasuredTimes, telemetry: &Telemetry) -> Option<String> {
+    let reads = DiskReads::new(telemetry)?;
+    let MeasuredTimes { unit, ms, predicted_ms, waiting } = *times;
     // Waiting for the disk must explain most of the excess over the prediction.
-    let disk_is_the_cause = took * waiting > (took - expected) / 2.0;
-    if decoded == 0 || expected <= 0.0 || took <= SLOW_FACTOR * expected || !disk_is_the_cause {
+    let disk_is_the_cause = ms * waiting > (ms - predicted_ms) / 2.0;
+    if predicted_ms <= 0.0 || ms <= SLOW_FACTOR * predicted_ms || !disk_is_the_cause {
         return None;
     }
     let fell_back = telemetry.stages.iter().any(StageTelemetry::fell_back);
@@ -113,8 +139,8 @@ pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemet
         (false, false) => "A larger --ram reads less from disk, and hpp-profile measures this disk for the plan",
     };
     Some(format!(
-        "slower than planned: {took:.1} ms per token instead of {expected:.1}; the disk delivers {:.2} GB/s, and partitions wait for \
-         it {:.0} % of the time. {advice}",
+        "slower than planned: {ms:.1} ms per {unit} instead of {predicted_ms:.1}; the disk delivers {:.2} GB/s, and partitions wait \
+         for it {:.0} % of the time. {advice}",
         reads.gb_per_second,
         100.0 * waiting.min(1.0)
     ))

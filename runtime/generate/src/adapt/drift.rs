@@ -72,22 +72,24 @@ fn is_host(lane: &str) -> bool {
 
 /// The times of passes that a plan predicts.
 #[derive(Clone, Debug)]
-struct PredictedTimes {
+pub struct PredictedTimes {
     passes: Vec<PredictedPass>,
     /// Whether they come from measurements of this machine.
     is_measured: bool,
 }
 
 impl PredictedTimes {
-    fn of(predictions: &Predictions) -> Option<Self> {
+    /// Those of a plan; `None` if it predicts none.
+    pub fn of(predictions: &Predictions) -> Option<Self> {
         let one = PredictedPass { sequences: 1, tokens: 1, ms: predictions.decode_ms };
         let more = predictions.throughput.iter().flat_map(|throughput| throughput.passes.iter().copied());
         let passes: Vec<PredictedPass> = [one].into_iter().chain(more).filter(|pass| pass.ms > 0.0).collect();
         (!passes.is_empty()).then_some(PredictedTimes { passes, is_measured: predictions.source != "static" })
     }
 
-    /// Milliseconds of a pass, on a straight line between those that are predicted; `None` beyond them.
-    fn ms(&self, sequences: u64, tokens: u64) -> Option<f64> {
+    /// Milliseconds of a pass over so many sequences with so many tokens each, on a straight line between those that are predicted;
+    /// `None` beyond them.
+    pub fn ms(&self, sequences: u64, tokens: u64) -> Option<f64> {
         let size = |pass: &PredictedPass| pass.sequences.max(pass.tokens);
         let alike = self.passes.iter().filter(|pass| match (sequences, tokens) {
             (1, _) => pass.sequences == 1,

@@ -12,7 +12,7 @@ mod memory;
 mod moves;
 mod share;
 
-pub use drift::{Cause, Drift, DriftDetector, PassObservation, Window};
+pub use drift::{Cause, Drift, DriftDetector, PassObservation, PredictedTimes, Window};
 pub use limit::{AllowedMemoryFn, HostLimit, MEMORY_INTERVAL};
 pub use memory::HostMemory;
 pub use moves::{Decision, Devices, Move, Moves, Why};

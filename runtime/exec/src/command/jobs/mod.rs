@@ -1,5 +1,6 @@
 //! `hpp-exec jobs PLAN --in PROMPTS.jsonl --out ANSWERS.jsonl`: many prompts together, throughput over latency.
 
+mod predicted_passes;
 mod requests;
 mod summary;
 
@@ -14,16 +15,19 @@ use crate::interrupt::INTERRUPTED;
 use crate::job_files::{Answer, Answers, BadLine, Job, JobId, PromptReader};
 use crate::json_schema::read_schema;
 use crate::numbers::{counted, rate};
+use crate::other_load::OtherLoad;
 use crate::report::disk::DiskReads;
 use crate::runtime::OrtBackend;
 use crate::settings::DraftMethod;
-use hpp_engine::EngineOptions;
+use hpp_engine::{EngineOptions, Telemetry};
+use hpp_generate::adapt::Adaptation;
 use hpp_generate::speculate::{Drafts, SpeculationStats};
 use hpp_generate::{
     Batch, Finished, GenerateError, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
 };
 use hpp_io::show_json;
 use hpp_schema::error_line;
+use predicted_passes::PredictedPasses;
 pub(super) use requests::RequestMaker;
 use std::collections::HashMap;
 use std::time::Instant;
@@ -91,6 +95,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         reserved_per_sequence: draft.sequence_memory(),
         ..args.runtime.engine_options()
     };
+    let other_load = OtherLoad::start();
     ctx.interrupt.stop_gracefully();
     let engine = load_engine(&plan.plan, &plan.dir, &args.runtime, options, ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
@@ -110,6 +115,8 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         answers,
         running: HashMap::new(),
         counts,
+        predicted: PredictedPasses::new(&plan.plan.predictions),
+        other_load,
         answered_tokens: 0,
         first_error: None,
         started: Instant::now(),
@@ -130,6 +137,10 @@ struct Jobs {
     answers: Answers,
     running: HashMap<RequestId, Running>,
     counts: JobCounts,
+    /// Passes that the plan predicts.
+    predicted: PredictedPasses,
+    /// Since before the model was loaded.
+    other_load: OtherLoad,
     /// The first error of this run.
     first_error: Option<String>,
     /// Tokens of finished answers.
@@ -155,6 +166,7 @@ impl Jobs {
         drop(watch);
         ctx.console.idle();
         self.counts.seconds = self.started.elapsed().as_secs_f64();
+        let busy = self.other_load.note();
         let telemetry = self.batch.engine().telemetry();
         self.counts.batched_rows = telemetry.batched_rows;
         self.counts.disk = DiskReads::new(&telemetry);
@@ -171,6 +183,12 @@ impl Jobs {
         ctx.console.info(&self.summary());
         if is_interrupted {
             ctx.console.info("interrupted: the same command continues with the prompts that have no answer; unfinished answers start again");
+        }
+        if let Some(warning) = self.slow_disk_warning(&telemetry) {
+            ctx.console.warn(&warning);
+        }
+        if let Some(note) = busy {
+            ctx.console.info(&format!("note: {note}"));
         }
         if let Some(first) = &self.first_error {
             let of = format!("{} of {}", self.counts.errors, counted(self.answered() as u64, "line"));
@@ -200,6 +218,7 @@ impl Jobs {
                 Ok(())
             })?;
             self.counts.passes += 1;
+            self.predicted.add(self.batch.pass_size(), self.batch.engine().last_pass());
             if self.batch.engine().timeline_spans() >= TRACED_SPANS {
                 self.write_trace()?;
             }
@@ -315,6 +334,13 @@ impl Jobs {
         let time_left = left.map_or_else(String::new, |left| format!(", about {} left", duration(left)));
         let tokens = rate(Some(self.tokens_per_second()));
         format!("{} of {total} lines done, {running} at once, {tokens} tok/s{time_left}", done + answered)
+    }
+
+    /// A warning if passes took longer than planned because of the disk, unless that was said while they ran.
+    fn slow_disk_warning(&self, telemetry: &Telemetry) -> Option<String> {
+        let is_said = self.batch.adaptation().is_some_and(Adaptation::is_reported_slow);
+        let predictions = &self.batch.engine().plan().predictions;
+        self.predicted.slow_disk_warning(predictions, telemetry).filter(|_| !is_said)
     }
 
     fn summary(&self) -> String {
