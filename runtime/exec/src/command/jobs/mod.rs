@@ -16,7 +16,6 @@ use crate::job_files::{Answer, Answers, BadLine, Job, JobId, PromptReader};
 use crate::json_schema::read_schema;
 use crate::numbers::{counted, rate};
 use crate::other_load::OtherLoad;
-use crate::report::disk::DiskReads;
 use crate::runtime::OrtBackend;
 use crate::settings::DraftMethod;
 use hpp_engine::{EngineOptions, Telemetry};
@@ -168,8 +167,8 @@ impl Jobs {
         self.counts.seconds = self.started.elapsed().as_secs_f64();
         let busy = self.other_load.note();
         let telemetry = self.batch.engine().telemetry();
-        self.counts.batched_rows = telemetry.batched_rows;
-        self.counts.disk = DiskReads::new(&telemetry);
+        let state_bytes = self.state_bytes();
+        self.counts.measured(&telemetry, state_bytes);
         self.answers.sync()?;
         self.write_trace()?;
         let is_interrupted = match outcome {
@@ -180,7 +179,7 @@ impl Jobs {
         if args.json {
             show_json(ctx.out, &self.counts)?;
         }
-        ctx.console.info(&self.summary());
+        ctx.console.info(&self.counts.summary(&telemetry));
         if is_interrupted {
             ctx.console.info("interrupted: the same command continues with the prompts that have no answer; unfinished answers start again");
         }
@@ -343,9 +342,9 @@ impl Jobs {
         self.predicted.slow_disk_warning(predictions, telemetry).filter(|_| !is_said)
     }
 
-    fn summary(&self) -> String {
+    /// Bytes of the states of as many sequences as ran at once.
+    fn state_bytes(&self) -> u64 {
         let engine = self.batch.engine();
-        let state = engine.host_state_bytes() + engine.disk_state_bytes();
-        self.counts.summary(&engine.telemetry(), state * self.counts.sequences as u64)
+        (engine.host_state_bytes() + engine.disk_state_bytes()) * self.counts.sequences as u64
     }
 }

@@ -1,6 +1,6 @@
 //! What a run of `hpp-exec jobs` counts and says at its end.
 
-use crate::numbers::{counted, rate};
+use crate::numbers::{counted, millis, rate};
 use crate::report::disk::{self, DiskReads};
 use crate::report::{Bytes, memory};
 use hpp_engine::Telemetry;
@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::time::Duration;
 
 /// What this run did so far, and how much earlier runs did. Printed by `--json`.
-#[derive(Clone, Copy, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct JobCounts {
     /// Prompts answered with text.
     pub answers: usize,
@@ -36,6 +36,42 @@ pub struct JobCounts {
     pub disk: Option<DiskReads>,
     /// Without loading.
     pub seconds: f64,
+    /// What these seconds went to; absent if nothing was loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<TimeShares>,
+    /// Memory, with the states of all sequences at once; absent if nothing was loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<Bytes>,
+}
+
+/// What the time of a run went to, in milliseconds. Stages on different devices may compute at once, so that computing alone may take more
+/// than all of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct TimeShares {
+    /// Computing.
+    pub compute_ms: f64,
+    /// Waiting for weights, from disk or on their way to a device.
+    pub stall_ms: f64,
+    /// The remaining time.
+    pub rest_ms: f64,
+}
+
+impl TimeShares {
+    /// Of a run that took so many seconds.
+    pub fn new(telemetry: &Telemetry, seconds: f64) -> Self {
+        let computing = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum::<Duration>();
+        let (compute_ms, stall_ms) =
+            (millis(computing), millis(telemetry.disk_stalls.time + telemetry.slot_stalls.time));
+        TimeShares { compute_ms, stall_ms, rest_ms: (1e3 * seconds - compute_ms - stall_ms).max(0.0) }
+    }
+
+    /// For people, as shares of so many seconds.
+    fn line(self, seconds: f64) -> String {
+        let share = |ms: f64| format!("{:.0} %", 0.1 * ms / seconds.max(1e-9));
+        let TimeShares { compute_ms, stall_ms, rest_ms } = self;
+        let (computing, waiting, other) = (share(compute_ms), share(stall_ms), share(rest_ms));
+        format!("time: {computing} computing, {waiting} waiting for weights, {other} other\n")
+    }
 }
 
 /// Drafted tokens.
@@ -48,24 +84,33 @@ pub struct DraftCounts {
 }
 
 impl JobCounts {
-    /// What the run did, for people. `state_bytes`: of all sequences at once.
-    pub fn summary(&self, telemetry: &Telemetry, state_bytes: u64) -> String {
+    /// Adds what the engine measured in these `seconds`. `state_bytes`: of all sequences at once.
+    pub fn measured(&mut self, telemetry: &Telemetry, state_bytes: u64) {
+        self.batched_rows = telemetry.batched_rows;
+        self.disk = DiskReads::new(telemetry);
+        self.time = Some(TimeShares::new(telemetry, self.seconds));
+        self.bytes = Some(Bytes::new(telemetry, state_bytes));
+    }
+
+    /// What the run did, for people, after [`measured`](Self::measured).
+    pub fn summary(&self, telemetry: &Telemetry) -> String {
         let JobCounts { answers, errors, tokens, passes, sequences, seconds, .. } = *self;
         let errors = if errors > 0 { format!(" and {}", counted(errors as u64, "error")) } else { String::new() };
         let drafts = self.speculation.map_or_else(String::new, |DraftCounts { drafted, accepted }| {
             format!("speculation: {accepted} of {drafted} drafted tokens accepted\n")
         });
         format!(
-            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\n{drafts}{}{}memory: {}",
+            "{}{errors} in {}, up to {} at once\n{}: {} tok/s, {} tokens a pass\n{drafts}{}{}{}memory: {}",
             counted(answers as u64, "answer"),
             duration(Duration::from_secs_f64(seconds)),
             counted(sequences as u64, "sequence"),
             counted(tokens as u64, "new token"),
             rate(Some(tokens as f64 / seconds.max(1e-9))),
             rate((passes > 0).then(|| tokens as f64 / passes as f64)),
-            time_shares(telemetry, seconds),
+            batched_rows(telemetry),
+            self.time.unwrap_or_default().line(seconds),
             disk::line(self.disk.as_ref()),
-            memory(&Bytes::new(telemetry, state_bytes))
+            self.bytes.as_ref().map(memory).unwrap_or_default()
         )
     }
 }
@@ -75,25 +120,13 @@ pub fn time_left(elapsed: Duration, answers: Option<f64>, prompts: usize) -> Opt
     answers.filter(|answers| *answers > 0.0).map(|answers| elapsed.mul_f64((prompts as f64 / answers - 1.0).max(0.0)))
 }
 
-/// How tokens were batched, and what the time went to. Stages on different devices may compute at once, so that computing alone may take
-/// more than all of it.
-fn time_shares(telemetry: &Telemetry, seconds: f64) -> String {
-    let computing = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum::<Duration>();
-    let waiting = telemetry.disk_stalls.time + telemetry.slot_stalls.time;
-    let (computing, waiting) = (computing.as_secs_f64(), waiting.as_secs_f64());
-    let share = |part: f64| format!("{:.0} %", 100.0 * part / seconds.max(1e-9));
-    let other = (seconds - computing - waiting).max(0.0);
+/// How tokens were batched, for people; empty if none were.
+fn batched_rows(telemetry: &Telemetry) -> String {
     let (batches, rows) = (telemetry.row_batches, telemetry.batched_rows);
-    let rows = match batches {
+    match batches {
         0 => String::new(),
         _ => format!("rows: {rows} tokens computed in batches of {:.1}\n", rows as f64 / batches as f64),
-    };
-    format!(
-        "{rows}time: {} computing, {} waiting for weights, {} other\n",
-        share(computing),
-        share(waiting),
-        share(other)
-    )
+    }
 }
 
 /// `42 s`, `3 min 20 s` or `2 h 5 min`.
@@ -128,7 +161,7 @@ mod tests {
     #[test]
     fn the_summary_says_what_was_answered() {
         let speculation = Some(DraftCounts { drafted: 9, accepted: 6 });
-        let counts = JobCounts {
+        let mut counts = JobCounts {
             answers: 3,
             errors: 1,
             tokens: 60,
@@ -138,9 +171,17 @@ mod tests {
             seconds: 4.0,
             ..JobCounts::default()
         };
-        let said = counts.summary(&Telemetry::default(), 1 << 20);
+        let mut telemetry = Telemetry::default();
+        telemetry.disk_stalls.time = Duration::from_secs(1);
+        counts.measured(&telemetry, 1 << 20);
+        let said = counts.summary(&telemetry);
         let start = "3 answers and 1 error in 4.0 s, up to 2 sequences at once\n60 new tokens: 15";
         assert!(said.starts_with(start), "{said}");
         assert!(said.contains("tokens a pass\nspeculation: 6 of 9 drafted tokens accepted\ntime: 0 %"), "{said}");
+        assert!(said.contains("time: 0 % computing, 25 % waiting for weights, 75 % other\nmemory: "), "{said}");
+        assert!(said.ends_with(", state 1 MiB"), "{said}");
+        let json = serde_json::to_value(&counts).unwrap();
+        assert_eq!(json["time"], serde_json::json!({"compute_ms": 0.0, "stall_ms": 1000.0, "rest_ms": 3000.0}));
+        assert_eq!(json["bytes"]["state"], 1 << 20);
     }
 }
