@@ -665,6 +665,19 @@ fn a_model_without_a_tokenizer_is_warned_of_at_the_start() {
 }
 
 #[test]
+fn a_model_without_a_chat_template_is_warned_of_at_the_start() {
+    let serve = |plan: &PlanDir| plan.command("serve", &["--port", "0", "--speculate", "draft"]);
+    let with = serve(&chat_plan(MODEL)).fails(1, &["hint: "]);
+    assert!(!with.stderr.contains("chat template"), "{}", with.stderr);
+    let plan = PlanDir::new(MODEL, 64);
+    serve(&plan).fails(1, &["warning: ", "has no chat template: chats are refused", "chat_template.jinja"]);
+    let server = Server::start(plan, &[]);
+    let (status, error) = server.refused("/v1/chat/completions", &json!({"messages": user("hi")}));
+    assert!(status == 400 && error["message"].to_string().contains("chat template"), "{error}");
+    server.ok("/v1/completions", &json!({"prompt": "Once", "max_tokens": 2}));
+}
+
+#[test]
 fn two_models_of_one_name_or_a_used_port_are_errors() {
     let plan = PlanDir::new(MODEL, 64);
     let path = plan.path().to_str().unwrap().to_owned();

@@ -58,7 +58,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
         let needs = EngineNeeds::new(&name, &runtime.plan_here(&plan.plan, &args.runtime), args, &budget)?;
         settings.push(model_settings(&name, &plan, args)?);
-        if let Some(warning) = settings.last().and_then(without_tokenizer) {
+        if let Some(warning) = settings.last().and_then(without_text_or_chat) {
             ctx.console.warn(&warning);
         }
         // A draft that cannot be used is refused here, before models are loaded.
@@ -190,6 +190,23 @@ fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<Model
         placement: placement(&plan.plan, &[]),
         gives_hidden_states: hidden_states_output(&plan.plan).is_some(),
         encoder: PromptEncoder::open(plan, true)?,
+    })
+}
+
+/// A warning for a model that refuses text, or chats.
+fn without_text_or_chat(model: &ModelSettings) -> Option<String> {
+    without_tokenizer(model).or_else(|| without_template(model))
+}
+
+/// A warning for a model with a tokenizer and without a chat template: each chat would fail.
+fn without_template(model: &ModelSettings) -> Option<String> {
+    let is_missing = model.encoder.template.is_none();
+    is_missing.then(|| {
+        format!(
+            "{} has no chat template: chats are refused, those of the page too; /v1/completions continues texts. For chats, put the \
+             template of its fine-tuned version beside the model as chat_template.jinja and split it again",
+            model.name
+        )
     })
 }
 
