@@ -397,6 +397,12 @@ fn a_session_goes_on_in_another_process() {
     };
     let first = say("talk", "What does Vec::push do?").ok();
     assert!(!first.stderr.contains("continuing the conversation") && reused(&first) == 0, "{}", first.stderr);
+    assert!(first.stderr.contains("keeps pages of 16"), "{}", first.stderr);
+    for limit in ["--kv-disk", "--kv-ram"] {
+        let args = ["--session", "unsaved", "--kv-dir", dir, limit, "0", "-n", "4", "-p", "Hello"];
+        let said = plan.run(&args).ok().stderr;
+        assert!(said.contains(" of the conversation reused, ") && !said.contains("keeps pages"), "{said}");
+    }
     let second = say("talk", "And what does pop do?").ok();
     assert!(second.stderr.contains("continuing the conversation after 2 messages"), "{}", second.stderr);
     assert!(reused(&second) >= 32, "the states of its answer, too: {}", second.stderr);

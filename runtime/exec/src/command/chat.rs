@@ -132,6 +132,8 @@ fn load(
     ctx: &CommandContext<'_>,
 ) -> Result<(SingleSequence<OrtBackend>, usize), ExecError> {
     let args = &settings.run.runtime;
+    // A conversation in one process goes on with its sequence: pages are for the next process, which finds only those on disk.
+    let session = session.filter(|session| session.kv.saves_on_disk());
     let kv = session.map_or(0, |session| session.kv.ram(&plan.plan));
     let options = EngineOptions { reserved: draft.memory().saturating_add(kv), ..args.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, args, options, ctx.console, ctx.interrupt)?;

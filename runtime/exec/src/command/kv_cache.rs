@@ -29,6 +29,11 @@ impl KvArgs {
         by_dir || (self.kv_ram.is_some() && std::env::var_os("HPP_KV_RAM").is_none())
     }
 
+    /// Whether pages are saved on disk, for later processes.
+    pub fn saves_on_disk(&self) -> bool {
+        self.store().is_some()
+    }
+
     /// The directory for pages, if they are saved on disk.
     fn store(&self) -> Option<&Path> {
         let saves = self.kv_disk.0 > 0 && self.kv_ram.is_none_or(|ram| ram.0 > 0);
