@@ -201,7 +201,8 @@ impl Metrics {
         let registry = &mut this.registry;
         let help = "HTTP responses by route and status, those to requests that no model saw included";
         registry.register("hpp_http_responses", help, this.responses.clone());
-        registry.register("hpp_requests", "Requests by outcome", this.requests.clone());
+        let help = "Answers by outcome: each choice of a request, and each text of one for embeddings";
+        registry.register("hpp_requests", help, this.requests.clone());
         registry.register(
             "hpp_prompt_tokens",
             "Prompt tokens of requests that were started",
@@ -304,7 +305,7 @@ impl Metrics {
 }
 
 impl ModelMetrics {
-    /// Counts a request that ended so.
+    /// Counts an answer that ended so. A request for several has one for each.
     pub fn ended(&self, outcome: &str) {
         let labels = FinishLabels { model: self.model.clone(), outcome: outcome.to_owned() };
         self.requests.get_or_create(&labels).inc();

@@ -93,6 +93,7 @@ fn each_answer_of_a_refused_request_counts() {
     assert_eq!(pool.0.submit(0, two).map(drop), Err(ApiError::Busy { waiting: 1 }));
     let text = metrics.to_text();
     assert!(text.contains("hpp_requests_total{model=\"m\",outcome=\"refused\"} 2"), "{text}");
+    assert!(text.contains("# HELP hpp_requests Answers by outcome: each choice of a request"), "{text}");
     pool.close();
 }
 
