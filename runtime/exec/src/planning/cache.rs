@@ -5,6 +5,7 @@
 //! DIR/lock                the cache lock: held while a process acquires or removes a plan
 //! DIR/plans/NAME/         a plan, and the weights that hpp-exec prepares beside it
 //! DIR/openvino/           models that OpenVINO has compiled (compiled.rs)
+//! DIR/plans/NAME.notes    what hpp-split remarked on the plan, one line each
 //! DIR/plans/NAME.lock     held shared by processes that use the plan, exclusively by the one that makes it; its time is the last use
 //! ```
 //!
@@ -181,6 +182,25 @@ impl PlanCache {
         PlanUse { last_used, name, bytes }
     }
 
+    /// Keeps what the planner remarked on a plan that was just made, under its lock. If this fails, it is merely not said again.
+    pub fn keep_notes(&self, key: &CacheKey, notes: &[String]) {
+        let path = self.notes_file(&key.directory());
+        let _ = match notes {
+            [] => fs::remove_file(path),
+            notes => fs::write(path, notes.join("\n")),
+        };
+    }
+
+    /// What the planner remarked on a plan, one line each.
+    pub fn notes(&self, plan: &LockedPlan) -> Vec<String> {
+        let text = fs::read_to_string(self.notes_file(plan.name())).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    fn notes_file(&self, name: &str) -> PathBuf {
+        self.plans().join(format!("{name}.notes"))
+    }
+
     /// Removes other versions of a plan and moves their prepared weights to the new one. Each prepared file records the hash of its
     /// source, so files that no longer fit are not used.
     fn replace_other_versions(&self, key: &CacheKey, dir: &Path) {
@@ -209,6 +229,7 @@ impl PlanCache {
         let dir = self.plans().join(name);
         let _ = fs::remove_file(dir.join(PLAN_NAME));
         let gone = fs::remove_dir_all(&dir).is_ok() || !dir.exists();
+        let _ = fs::remove_file(self.notes_file(name));
         let _ = fs::remove_file(self.plans().join(format!("{name}.lock")));
         gone
     }
@@ -228,6 +249,7 @@ impl PlanCache {
             if lock.try_lock().is_ok() {
                 let _ = fs::remove_dir_all(entry.path()).or_else(|_| fs::remove_file(entry.path()));
                 if !self.plans().join(name).exists() {
+                    let _ = fs::remove_file(self.notes_file(name));
                     let _ = fs::remove_file(self.plans().join(format!("{name}.lock")));
                 }
             }
@@ -337,6 +359,25 @@ mod tests {
         assert_eq!(flags.map(is_cached), [false, true, false]);
         fixture.cache(1).evict(None);
         assert_eq!(fixture.names(), 0, "no locks are left either");
+    }
+
+    #[test]
+    fn remarks_on_a_plan_are_kept_as_long_as_the_plan() {
+        let (fixture, made) = (Fixture::new(), Cell::new(0));
+        let cache = fixture.cache(1 << 30);
+        let key = fixture.key("a");
+        let notes = ["note: one", "warning: two"].map(str::to_owned);
+        cache.keep_notes(&key, &notes);
+        let plan = fixture.take(&cache, "a", &made);
+        assert_eq!(cache.notes(&plan), notes);
+        // Planned again, without remarks.
+        cache.keep_notes(&key, &[]);
+        assert_eq!(cache.notes(&plan), [] as [String; 0]);
+        cache.keep_notes(&key, &notes);
+        let name = plan.name().to_owned();
+        drop(plan);
+        cache.remove(&name);
+        assert_eq!(fixture.names(), 0);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use hpp_generate::{PLAN_NAME, PlanFile};
 use hpp_schema::FileRole;
 use key::CacheKey;
 use planner::SplitCommand;
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
 /// Extensions of model files. Any other file is read as a plan, whose error then says what is wrong with it.
@@ -58,12 +59,18 @@ impl CachedPlan {
         tracing::info!(planner = %planner.path().display(), ?flags, key = key.directory(), "plan looked for in the cache");
         let cache = PlanCache::open(planning)?;
         cache.evict(None);
+        let is_new = Cell::new(false);
         let make_plan = |dir: &Path, lock: std::fs::File| {
             let draft = planning.draft_bits.map_or(String::new(), |bits| format!(" with an {} draft", bits.name()));
             console.info(&format!("planning {}{draft} for this machine with hpp-split", path.display()));
-            planner.plan(path, &flags, dir, lock, console)
+            cache.keep_notes(&key, &planner.plan(path, &flags, dir, lock, console)?);
+            is_new.set(true);
+            Ok::<(), PlanningError>(())
         };
         let plan = cache.acquire(&key, planning.replan, console, make_plan)?;
+        if !is_new.get() {
+            cache.notes(&plan).iter().for_each(|note| console.info(note));
+        }
         console.info(&format!("plan: {} (kept for the next time; --replan makes it again)", plan.dir().display()));
         Ok(Some(CachedPlan { cache, plan }))
     }

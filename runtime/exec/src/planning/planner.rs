@@ -12,6 +12,11 @@ use std::process::{Command, Stdio};
 /// Starts of hpp-split's lines that are not passed on, with the indented lines after them: they are for users who run it themselves.
 const OMITTED_LINES: [&str; 2] = ["wrote ", "run it: "];
 
+/// Starts of hpp-split's lines about the plan, which are true as long as it is used.
+const REMARKS: [&str; 2] = ["note: ", "warning: "];
+/// Start of those that say what it plans for, and are not repeated for a plan that is there.
+const PURPOSE: &str = "note: planning ";
+
 /// The hpp-split command.
 pub(super) struct SplitCommand {
     path: PathBuf,
@@ -34,7 +39,7 @@ impl SplitCommand {
     }
 
     /// Plans `model` into the directory `dir` and passes hpp-split's stderr on. The child inherits `lock`, so that it keeps the directory
-    /// locked even if it outlives this process.
+    /// locked even if it outlives this process. Returns its remarks on the plan.
     pub fn plan(
         &self,
         model: &Path,
@@ -42,21 +47,21 @@ impl SplitCommand {
         dir: &Path,
         lock: File,
         console: &Console,
-    ) -> Result<(), PlanningError> {
+    ) -> Result<Vec<String>, PlanningError> {
         let failed = |source| PlanningError::Planner { path: self.path.clone(), source };
         let mut command = Command::new(&self.path);
         command.arg(model).arg("--out").arg(dir).arg("--force").args(flags);
         command.stdin(Stdio::from(lock)).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
-        let (table, held_back) = std::thread::scope(|scope| {
+        let (table, held_back, remarks) = std::thread::scope(|scope| {
             let table = scope.spawn(move || {
                 let mut text = String::new();
                 // Output that is not UTF-8 is not shown.
                 let _ = stdout.map(|mut stdout| stdout.read_to_string(&mut text));
                 text
             });
-            let mut held_back = Vec::new();
+            let (mut held_back, mut remarks) = (Vec::new(), Vec::new());
             let mut is_omitted = false;
             for line in stderr.into_iter().flat_map(|stderr| BufReader::new(stderr).lines()).map_while(Result::ok) {
                 is_omitted =
@@ -65,20 +70,28 @@ impl SplitCommand {
                     continue;
                 }
                 console.info(&line);
+                if is_remark(&line) {
+                    remarks.push(line.clone());
+                }
                 if console.is_quiet() {
                     held_back.push(line);
                 }
             }
-            (table.join().unwrap_or_default(), held_back)
+            (table.join().unwrap_or_default(), held_back, remarks)
         });
         let status = child.wait().map_err(failed)?;
         if status.success() {
             table.lines().for_each(|line| tracing::info!("{line}"));
-            return Ok(());
+            return Ok(remarks);
         }
         held_back.iter().for_each(|line| console.line(line));
         Err(PlanningError::NotPlanned { code: status.code().and_then(|code| u8::try_from(code).ok()) })
     }
+}
+
+/// Whether a line of hpp-split is true of the plan as long as it is used.
+fn is_remark(line: &str) -> bool {
+    REMARKS.iter().any(|start| line.starts_with(start)) && !line.starts_with(PURPOSE)
 }
 
 /// The options passed to hpp-split.
@@ -102,6 +115,13 @@ pub(super) fn flags(args: &RuntimeArgs) -> Vec<OsString> {
 mod tests {
     use super::*;
     use crate::cli::AutoPlanArgs;
+
+    #[test]
+    fn remarks_are_notes_and_warnings_about_the_plan() {
+        assert!(is_remark("note: --kv has no effect: the model keeps no states") && is_remark("warning: w"));
+        let others = ["wrote plan", "note: planning for 64 tokens of context, of 128 that the model allows"];
+        assert!(!others.into_iter().any(is_remark));
+    }
 
     #[test]
     fn options_are_passed_on_as_they_were_given() {
