@@ -1,8 +1,10 @@
 //! The command line: names, help and the range of each value. Decides nothing.
 
+mod checks;
 mod running;
 mod values;
 
+pub use checks::checked;
 pub use running::{AdaptArg, WeightReadsArg};
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
@@ -610,10 +612,10 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "PROMPTS.jsonl", conflicts_with_all = ["prompt", "prompt_file", "tokens", "inputs", "steps", "tolerance", "seed"])]
     pub kl: Option<PathBuf>,
     /// What `--kl` compares with, such as the model before it was quantized [default: the plan's unsplit model].
-    #[arg(long, value_name = "PLAN|MODEL", requires = "kl")]
+    #[arg(long, value_name = "PLAN|MODEL")]
     pub against: Option<PathBuf>,
     /// Write a page with the result of `--kl` and a picture of it.
-    #[arg(long, value_name = "FILE.html", requires = "kl")]
+    #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
     /// Print JSON.
     #[arg(long)]
@@ -665,7 +667,7 @@ mod tests {
 
     fn parse(line: &str) -> Result<Cli, String> {
         let words = line.split(' ').filter(|w| !w.is_empty());
-        Cli::try_parse_from(["hpp-exec"].into_iter().chain(words)).map_err(|e| e.to_string())
+        Cli::try_parse_from(["hpp-exec"].into_iter().chain(words)).and_then(checked).map_err(|e| e.to_string())
     }
 
     #[test]
@@ -708,6 +710,9 @@ mod tests {
             ("p -c 8x", "4k"),
             ("p -n many", "-1 for no limit"),
             ("verify p --steps 0", "1.."),
+            ("verify p --report y.html", "--report needs --kl"),
+            ("verify p -p hi -n 1 --report y.html", "--report needs --kl"),
+            ("verify p --tokens 1 --against m", "--against needs --kl"),
             ("bench p -p What", "invalid value 'What' for '--prompt-tokens <N>': here it is the number of tokens"),
             ("bench p -p 0", "512 or 4k"),
             ("devices --wait-each-run", "--wait-each-run"),

@@ -2,7 +2,7 @@
 
 use clap::Parser;
 use hpp_cli::normalize_spellings;
-use hpp_exec::cli::{Cli, explained};
+use hpp_exec::cli::{Cli, checked, explained};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -12,6 +12,6 @@ fn main() -> ExitCode {
         return done;
     }
     let arguments = normalize_spellings(std::env::args_os());
-    let cli = Cli::try_parse_from(&arguments);
+    let cli = Cli::try_parse_from(&arguments).and_then(checked);
     ExitCode::from(hpp_exec::run(cli.unwrap_or_else(|error| explained(error, &arguments).exit())))
 }

@@ -81,6 +81,11 @@ fn distributions_are_compared_over_a_file_of_prompts() {
     assert!(std::fs::read_to_string(prompts).unwrap().contains("not JSON"));
     let without = plan.command("verify", &["--report", page]);
     assert!(without.code == Some(2) && without.stderr.contains("--kl"), "{}", without.stderr);
+    // Nor with a prompt, which --kl takes the place of.
+    for option in ["--report", "--against"] {
+        let with_prompt = ["--tokens", "1", "--steps", "1", option, page];
+        plan.command("verify", &with_prompt).fails(2, &[&format!("{option} needs --kl"), "add --kl PROMPTS.jsonl"]);
+    }
 }
 
 #[test]
