@@ -40,6 +40,9 @@ pub type Formats = BTreeMap<String, Option<BlockFormat>>;
 pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<QuantizeOptions>, SplitError> {
     let Some(mut options) = args.quantize.options() else { return Ok(None) };
     let chooses_formats = args.quantize.is_auto();
+    // Also where memory turns out to hold the model as it is: a wrong path is a mistake all the same.
+    let corpus = args.quantize.calibration.as_ref().filter(|_| options.format.bits == Bits::Four);
+    let corpus = corpus.map(|path| Corpus::read(path)).transpose()?;
     if args.quantize.needs_budget() {
         options.budget = bits_budget::find(args, path, costs, &options)?;
         if options.budget.is_none() {
@@ -48,10 +51,11 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
     } else if chooses_formats {
         tell!("{MEASURING}");
     }
-    if let Some(corpus) = args.quantize.calibration.as_ref().filter(|_| options.format.bits == Bits::Four) {
+    if let Some(corpus) = corpus {
+        warn_of_one_prompt(&corpus);
         let analysis = analyse(path, args.context, LogitsMode::Requested)?;
         costs.check_origin(&analysis, true)?;
-        let trials = Trials::begin(args, &analysis, options, costs, read_corpus(corpus)?)?;
+        let trials = Trials::begin(args, &analysis, options, costs, corpus)?;
         let calibrated = if chooses_formats {
             if !block_sensitivities(costs).is_empty() {
                 tell!(
@@ -106,20 +110,20 @@ pub fn draft_options(
     let options = draft.options(args.quantize.draft_block);
     match &args.quantize.calibration {
         Some(corpus) if draft == DraftArg::Int4 => {
-            Trials::begin(args, analysis, options, costs, read_corpus(corpus)?)?.options_with_compensation()
+            let corpus = Corpus::read(corpus)?;
+            warn_of_one_prompt(&corpus);
+            Trials::begin(args, analysis, options, costs, corpus)?.options_with_compensation()
         }
         _ => Ok(options),
     }
 }
 
-fn read_corpus(path: &Path) -> Result<Corpus, SplitError> {
-    let corpus = Corpus::read(path)?;
+fn warn_of_one_prompt(corpus: &Corpus) {
     if corpus.is_one_prompt() {
         tell!(
             "warning: --calibration has one prompt: what is chosen with it is judged by it too; give two prompts or more"
         );
     }
-    Ok(corpus)
 }
 
 /// Chooses a format for each matrix, as `--quantize auto` asks; errors are compensated if that diverges less in 4 bits.
