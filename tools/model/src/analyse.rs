@@ -12,8 +12,8 @@ use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_
 use crate::streams::BlockFiles;
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::{
-    BranchChoice, Candidates, HeadReason, Model, QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles,
-    VirtualFile, compute_selected_experts, product_inputs, quantize,
+    BlockFormat, BranchChoice, Candidates, HeadReason, MeasureProgress, Model, QuantizeError, QuantizeOptions,
+    QuantizeSummary, Quantized, Roles, VirtualFile, choose_formats, compute_selected_experts, product_inputs, quantize,
 };
 use hpp_schema::{
     Activations, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate,
@@ -225,9 +225,25 @@ fn infer_and_segment(model: &Model) -> Result<(Graph, Segmentation), ModelError>
 }
 
 /// The matrices of a model whose formats may be chosen, with the errors of each format. The model must not be quantized already.
-pub fn quantization_candidates(analysis: &Analysis, options: &QuantizeOptions) -> Result<Candidates, ModelError> {
+/// `progress` hears how many bytes of weights are measured, of how many: 0 before the first is read.
+pub fn quantization_candidates(
+    analysis: &Analysis,
+    options: &QuantizeOptions,
+    progress: MeasureProgress<'_>,
+) -> Result<Candidates, ModelError> {
     let roles = quantize_roles(&analysis.graph, &analysis.segmentation);
-    Ok(Candidates::measure(&analysis.model, &analysis.graph, &roles, options)?)
+    Ok(Candidates::measure(&analysis.model, &analysis.graph, &roles, options, progress)?)
+}
+
+/// The format of each matrix that the options' budget allows, which [`analyse_with`] would choose with these options. The model must have
+/// logits of all positions, and must not be quantized already. `progress` as in [`quantization_candidates`].
+pub fn quantization_formats(
+    analysis: &Analysis,
+    options: &QuantizeOptions,
+    progress: MeasureProgress<'_>,
+) -> Result<BTreeMap<String, Option<BlockFormat>>, ModelError> {
+    let roles = quantize_roles(&analysis.graph, &analysis.segmentation);
+    Ok(choose_formats(&analysis.model, &analysis.graph, &roles, options, progress)?)
 }
 
 /// Refuses a model of which these options quantize no weight, whatever the budget. Reads no weight.
@@ -607,12 +623,36 @@ mod tests {
         let packing = |analysis: &Analysis| crate::packing(&analysis.model, analysis.exported_graph(), 1000);
         assert_eq!(packing(&exported), packing(&selected));
         let whole = analyse(path, None, LogitsMode::Requested).unwrap();
-        let candidates = quantization_candidates(&whole, &options).unwrap();
+        let candidates = quantization_candidates(&whole, &options, &mut |_, _| {}).unwrap();
         let of_experts =
             whole.graph.nodes.iter().filter(|node| node.name.contains("/experts.") && node.op_type == "MatMul");
         let weights: Vec<String> =
             of_experts.filter_map(|node| Some(whole.graph.value(node.inputs[1]?).name.clone())).collect();
         assert_eq!(weights.len(), 48);
         assert!(weights.iter().all(|name| candidates.matrices.iter().any(|matrix| matrix.name == *name)));
+    }
+
+    /// Measured once, with progress from before the first weight is read on.
+    #[test]
+    fn formats_within_a_budget_are_those_that_an_analysis_would_choose() {
+        let dir = wide_mixtral();
+        let options = in_blocks_of_32(Bits::Four);
+        let whole = analyse(dir.path(), None, LogitsMode::All).unwrap();
+        let candidates = quantization_candidates(&whole, &options, &mut |_, _| {}).unwrap();
+        let budget = candidates.smallest() + (candidates.all - candidates.smallest()) / 4;
+        let within = QuantizeOptions { budget: Some(budget), ..options };
+        let mut heard = vec![];
+        let formats = quantization_formats(&whole, &within, &mut |done, total| heard.push((done, total))).unwrap();
+        let total = heard[0].1;
+        assert!(heard.len() > 40 && heard.is_sorted() && heard[0].0 == 0 && heard.last() == Some(&(total, total)));
+        let quantized = |options: &QuantizeOptions| {
+            let options = AnalysisOptions {
+                quantize: Some(options),
+                ..AnalysisOptions::as_exported(None, LogitsMode::Requested)
+            };
+            analyse_with(dir.path(), options).unwrap().quantized.unwrap().summary
+        };
+        let chosen = QuantizeOptions { budget: None, formats: Some(formats), ..within.clone() };
+        assert_eq!(quantized(&within), quantized(&chosen));
     }
 }

@@ -29,7 +29,7 @@ mod task;
 
 pub use analyse::{
     Analysis, AnalysisOptions, DEFAULT_CHUNK, ExpertComputation, LOGIT_POSITIONS, LogitsMode, QuantizedWeights,
-    analyse, analyse_with, check_quantizable, quantization_candidates, quantization_inputs,
+    analyse, analyse_with, check_quantizable, quantization_candidates, quantization_formats, quantization_inputs,
 };
 pub use assemble::{Decision, DiskStreaming, PartitionSpec, assemble};
 pub use config::{CONFIG_FILES, ConfigError, ModelConfig};

@@ -35,9 +35,9 @@ pub use lift::{Lifted, LiftedWeight, WeightBytes, lift};
 pub use model::Model;
 pub use note::{BranchChoice, DroppedInput, Note};
 pub use quantize::{
-    Bits, BlockFormat, Candidate, Candidates, Choice, Form, InputMoments, LeftReason, MIN_ELEMENTS, NotFiniteError,
-    NothingReason, QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, ScaleRule, check_quantizable,
-    moment_bytes, product_inputs, quantize,
+    Bits, BlockFormat, Candidate, Candidates, Choice, Form, InputMoments, LeftReason, MIN_ELEMENTS, MeasureProgress,
+    NotFiniteError, NothingReason, QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, ScaleRule,
+    check_quantizable, choose_formats, moment_bytes, product_inputs, quantize,
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate, passed_over};
 pub use samples::{SampledNumbers, looks_widened, sample_numbers};

@@ -7,28 +7,37 @@ use crate::cli::SplitArgs;
 use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
-use crate::quantize::MEASURING;
+use crate::quantize;
 use crate::request::{expert_computation, local_machine};
-use hpp_model::{check_quantizable, quantization_candidates};
-use hpp_onnx::QuantizeOptions;
+use hpp_model::{LogitsMode, check_quantizable};
+use hpp_onnx::{BlockFormat, QuantizeOptions};
 use hpp_schema::ByteSize;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// The search ends where the range of sizes is at most this part of all weights.
 const PRECISION: u64 = 128;
 
-/// The bytes of all weights; `None` if nothing is streamed of the model as it is. Says on stderr which it is.
+/// The bytes that all weights may have, and formats within them.
+pub struct Budget {
+    /// Bytes.
+    pub bytes: u64,
+    /// By squared errors, all of the same importance.
+    pub formats: BTreeMap<String, Option<BlockFormat>>,
+}
+
+/// The budget; `None` if nothing is streamed of the model as it is. Says on stderr which it is.
 pub fn find(
     args: &SplitArgs,
     path: &Path,
     costs: &Costs,
     options: &QuantizeOptions,
-) -> Result<Option<u64>, SplitError> {
+) -> Result<Option<Budget>, SplitError> {
     // A profile has the times of other weights.
     let costs = costs.clone().without_profile();
     let planner = TrialPlanner { args, path, local: local_machine(args, &costs), costs };
     let is_held = planner.plans(None)? == Trial::Held;
-    let whole = hpp_model::analyse(path, args.context, args.logits_mode())?;
+    let whole = hpp_model::analyse(path, args.context, LogitsMode::All)?;
     if is_held {
         match check_quantizable(&whole, options) {
             Ok(()) => tell!(
@@ -39,10 +48,10 @@ pub fn find(
         }
         return Ok(None);
     }
-    tell!("{MEASURING}");
-    let candidates = quantization_candidates(&whole, options)?;
+    let candidates = quantize::candidates(&whole, options)?;
+    let formats_of = |bytes| candidates.choose(bytes, |_| 1.0).map_err(|error| SplitError::Model(error.into()));
     let plans = &mut |bytes: u64| {
-        let formats = candidates.choose(bytes, |_| 1.0).map_err(|error| SplitError::Model(error.into()))?;
+        let formats = formats_of(bytes)?;
         planner.plans(Some(&QuantizeOptions { budget: None, formats: Some(formats), ..options.clone() }))
     };
     let found = largest_without_streaming(candidates.smallest(), candidates.all, plans)?;
@@ -60,7 +69,7 @@ pub fn find(
              --bits-budget, changes that"
         ),
     }
-    Ok(Some(found.bytes()))
+    Ok(Some(Budget { bytes: found.bytes(), formats: formats_of(found.bytes())? }))
 }
 
 /// Plans a model to see whether its weights are streamed.

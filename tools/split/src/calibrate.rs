@@ -9,20 +9,19 @@ pub(crate) mod corpus;
 pub(crate) mod divergence;
 mod free_memory;
 mod inputs;
-mod lines;
 mod trial;
 
 use crate::amount::digits;
-use crate::bits_budget;
+use crate::bits_budget::{self, Budget};
 use crate::cli::{DraftArg, SplitArgs};
 use crate::costs::Costs;
 use crate::error::SplitError;
-use crate::quantize::MEASURING;
+use crate::lines::Lines;
+use crate::quantize;
 use corpus::Corpus;
-use hpp_model::{Analysis, LogitsMode, analyse, quantization_candidates};
+use hpp_model::{Analysis, LogitsMode, analyse};
 use hpp_onnx::{Bits, BlockFormat, Candidate, Candidates, QuantizeOptions};
 use hpp_schema::ByteSize;
-use lines::Lines;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use trial::Trials;
@@ -43,13 +42,11 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
     // Also where memory turns out to hold the model as it is: a wrong path is a mistake all the same.
     let corpus = args.quantize.calibration.as_ref().filter(|_| options.format.bits == Bits::Four);
     let corpus = corpus.map(|path| Corpus::read(path)).transpose()?;
+    let mut within_memory = None;
     if args.quantize.needs_budget() {
-        options.budget = bits_budget::find(args, path, costs, &options)?;
-        if options.budget.is_none() {
-            return Ok(None);
-        }
-    } else if chooses_formats {
-        tell!("{MEASURING}");
+        let Some(Budget { bytes, formats }) = bits_budget::find(args, path, costs, &options)? else { return Ok(None) };
+        options.budget = Some(bytes);
+        within_memory = Some(formats);
     }
     if let Some(corpus) = corpus {
         warn_of_one_prompt(&corpus);
@@ -76,12 +73,17 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
             "quantization: bits by the squared errors of weights, all of the same importance; --calibration, or --profile with the sensitivity of \
              blocks, weights them"
         );
-        return Ok(Some(options));
+        // Chosen once: the model is analysed several times.
+        let formats = match within_memory {
+            Some(formats) => formats,
+            None => quantize::formats(&analyse(path, args.context, LogitsMode::All)?, &options)?,
+        };
+        return Ok(Some(QuantizeOptions { budget: None, formats: Some(formats), ..options }));
     }
     let analysis = analyse(path, args.context, LogitsMode::Requested)?;
     // Sensitivity does not depend on the machine.
     costs.check_origin(&analysis, true)?;
-    let candidates = quantization_candidates(&analysis, &options)?;
+    let candidates = quantize::candidates(&analysis, &options)?;
     let sensitivities = block_sensitivities(costs);
     if sensitivities.is_empty() {
         return Err(SplitError::setting(
@@ -96,7 +98,7 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
     let damage: Vec<f64> = groups.iter().map(|group| sensitivities.get(&group.label).copied().unwrap_or(0.0)).collect();
     let importance = importance(&candidates, &groups, &damage);
     let budget = options.budget.unwrap_or(u64::MAX);
-    let formats = candidates.choose(budget, importance_of(&importance)).map_err(quantize)?;
+    let formats = candidates.choose(budget, importance_of(&importance)).map_err(unquantizable)?;
     Ok(Some(QuantizeOptions { budget: None, formats: Some(formats), ..options }))
 }
 
@@ -129,10 +131,10 @@ fn warn_of_one_prompt(corpus: &Corpus) {
 /// Chooses a format for each matrix, as `--quantize auto` asks; errors are compensated if that diverges less in 4 bits.
 fn choose_formats(args: &SplitArgs, analysis: &Analysis, mut trials: Trials) -> Result<QuantizeOptions, SplitError> {
     let options = trials.options().clone();
-    let candidates = quantization_candidates(analysis, &options)?;
+    let candidates = quantize::candidates(analysis, &options)?;
     // Before anything is measured: whether there is a choice at all.
     let most = args.quantize.max_kl.map_or(u64::MAX, |_| candidates.all.saturating_sub(1));
-    candidates.choose(options.budget.unwrap_or(u64::MAX).min(most), |_| 1.0).map_err(quantize)?;
+    candidates.choose(options.budget.unwrap_or(u64::MAX).min(most), |_| 1.0).map_err(unquantizable)?;
     let importance = measure_importance(&mut trials, analysis, &candidates)?;
     let in_four_bits =
         candidates.matrices.iter().map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));
@@ -147,7 +149,7 @@ fn choose_formats(args: &SplitArgs, analysis: &Analysis, mut trials: Trials) -> 
     Ok(QuantizeOptions { budget: None, formats: Some(best.formats), ..trials.options().clone() })
 }
 
-fn quantize(error: hpp_onnx::QuantizeError) -> SplitError {
+fn unquantizable(error: hpp_onnx::QuantizeError) -> SplitError {
     SplitError::Model(error.into())
 }
 
@@ -291,7 +293,7 @@ impl Search<'_> {
         let by: [(&'static str, Importance); 3] =
             [("measured damage", &measured), ("squared errors", &|_| 1.0), ("both", &|matrix| measured(matrix).sqrt())];
         for (name, importance) in by {
-            let formats = self.candidates.choose(budget, importance).map_err(quantize)?;
+            let formats = self.candidates.choose(budget, importance).map_err(unquantizable)?;
             if proposals.iter().all(|(_, earlier)| *earlier != formats) {
                 proposals.push((name, formats));
             }

@@ -29,6 +29,7 @@ mod host_providers;
 mod input_errors;
 mod inspect;
 mod interrupt;
+mod lines;
 mod local_machine;
 mod measured_run;
 mod neurons;

@@ -1,7 +1,11 @@
-//! What quantizing does, in words.
+//! What quantizing does, in words, and how far measurements for it are.
 
-use hpp_onnx::{BlockFormat, QuantizeSummary, ScaleRule};
+use crate::error::SplitError;
+use crate::lines::Lines;
+use hpp_model::{Analysis, quantization_candidates, quantization_formats};
+use hpp_onnx::{BlockFormat, Candidates, QuantizeOptions, QuantizeSummary, ScaleRule};
 use hpp_schema::ByteSize;
+use std::collections::BTreeMap;
 
 /// `quantizing 29 weights to 4 bits (blocks of 32): 7.1 MiB -> 1.1 MiB`, and what is left. Weights are read later, when they are written.
 pub fn summary(summary: &QuantizeSummary) -> String {
@@ -28,8 +32,34 @@ pub fn summary(summary: &QuantizeSummary) -> String {
     text
 }
 
-/// What takes long before formats are chosen.
-pub const MEASURING: &str = "quantization: to choose formats, the errors of each are measured, which reads all weights";
+/// The matrices of a model whose formats may be chosen, with the errors of each. Says on stderr before that this takes long, and then every
+/// few seconds how far it is.
+pub fn candidates(analysis: &Analysis, options: &QuantizeOptions) -> Result<Candidates, SplitError> {
+    let mut lines = Lines::default();
+    Ok(quantization_candidates(analysis, options, &mut |done, total| lines.say(&measuring(done, total)))?)
+}
+
+/// The format of each matrix that the options' budget allows, by squared errors. Says the same on stderr. The model must have logits of all
+/// positions.
+pub fn formats(
+    analysis: &Analysis,
+    options: &QuantizeOptions,
+) -> Result<BTreeMap<String, Option<BlockFormat>>, SplitError> {
+    let mut lines = Lines::default();
+    Ok(quantization_formats(analysis, options, &mut |done, total| lines.say(&measuring(done, total)))?)
+}
+
+/// What takes long before formats are chosen, and how far it is, in bytes.
+fn measuring(done: u64, total: u64) -> String {
+    let human = |bytes| ByteSize(bytes).human();
+    match done {
+        0 => format!(
+            "quantization: to choose formats, the errors of each are measured, which reads all weights and computes with {}",
+            human(total)
+        ),
+        _ => format!("quantization: errors of {} of {} measured", human(done), human(total)),
+    }
+}
 
 /// How to measure what quantizing changes.
 pub const MEASURE: &str = "what that changes: hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL";
@@ -43,4 +73,18 @@ fn format_text(format: BlockFormat, count: usize) -> String {
     };
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} weight{plural} to {} bits (blocks of {block_size}{zero_points})", bits.count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_measurements_are_announced_before_they_begin() {
+        assert!(
+            measuring(0, 96 << 20)
+                .ends_with("the errors of each are measured, which reads all weights and computes with 96 MiB")
+        );
+        assert_eq!(measuring(16 << 20, 96 << 20), "quantization: errors of 16 MiB of 96 MiB measured");
+    }
 }

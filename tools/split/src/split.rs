@@ -106,7 +106,8 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     let path = args.model.as_deref().ok_or_else(|| SplitError::setting("no model was given", hint))?;
     check_target(args, args.out.as_deref())?;
     if args.out.is_none() && args.quantize.takes_long() {
-        let options = args.quantize.options();
+        // Only the name counts, not the formats that a budget allows: measuring these takes long.
+        let options = args.quantize.options().map(|options| QuantizeOptions { budget: None, ..options });
         let analysis = analyse(path, args.context, args, options.as_ref(), ExpertComputation::Selected)?;
         check_target(args, Some(&default_out(&analysis)))?;
     }

@@ -22,6 +22,9 @@ pub(super) const FORMATS: [BlockFormat; 5] = [
     BlockFormat { bits: Bits::Eight, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes },
 ];
 
+/// Hears how many bytes of weights are measured, of how many.
+pub type MeasureProgress<'a> = &'a mut dyn FnMut(u64, u64);
+
 /// One way to store a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Form {
@@ -56,16 +59,18 @@ pub struct Candidates {
 }
 
 impl Candidates {
-    /// Measures the errors of all formats; reads each weight once. `graph` must be the model's graph with inferred shapes.
+    /// Measures the errors of all formats; reads each weight once. `graph` must be the model's graph with inferred shapes. Calls `progress`
+    /// with the bytes of weights that are measured and of all that will be: with 0 before the first is read.
     pub fn measure(
         model: &Model,
         graph: &Graph,
         roles: &Roles,
         options: &QuantizeOptions,
+        progress: MeasureProgress<'_>,
     ) -> Result<Self, QuantizeError> {
         let selection = select(graph, roles, options);
         selection.check_any()?;
-        Self::find(model, graph, &selection, options.budget)
+        Self::find(model, graph, &selection, options.budget, progress)
     }
 
     /// A `budget` below the smallest formats is refused before any weight is read.
@@ -74,6 +79,7 @@ impl Candidates {
         graph: &Graph,
         selection: &Selection,
         budget: Option<u64>,
+        progress: MeasureProgress<'_>,
     ) -> Result<Self, QuantizeError> {
         let initializers = model.graph_proto().initializer.iter().enumerate();
         let sources: HashMap<&str, usize> = initializers.map(|(index, tensor)| (tensor.name(), index)).collect();
@@ -110,7 +116,14 @@ impl Candidates {
         if let Some(budget) = budget.filter(|budget| smallest > *budget) {
             return Err(QuantizeError::Budget { budget, smallest });
         }
-        let measured: Result<Vec<Candidate>, QuantizeError> = matrices.into_values().map(Matrix::measured).collect();
+        let (mut done, total) = (0, matrices.values().map(|matrix| matrix.job.matrix.bytes()).sum::<u64>());
+        progress(done, total);
+        let mut report = |bytes: u64| {
+            done += bytes;
+            progress(done, total);
+        };
+        let measured: Result<Vec<Candidate>, QuantizeError> =
+            matrices.into_values().map(|matrix| matrix.measured(&mut report)).collect();
         Ok(Candidates { matrices: measured?, all, others })
     }
 
@@ -198,7 +211,7 @@ impl Matrix {
             format.block_size <= job.matrix.depth && (is_whole || !readers.iter().any(|reader| reader.is_table()))
         };
         let formats: Vec<BlockFormat> = FORMATS.into_iter().filter(fits).collect();
-        let floats = (job.matrix.depth * job.matrix.columns * super::matrix::element_bytes(job.matrix.dtype)) as u64;
+        let floats = job.matrix.bytes();
         let nodes = readers.iter().map(|reader| reader.node).collect();
         // Floats that stay for another operator need no bytes of their own.
         Matrix { job, nodes, formats, floats: if is_kept { 0 } else { floats } }
@@ -210,12 +223,13 @@ impl Matrix {
         quantized.chain([self.floats]).min().unwrap_or(self.floats)
     }
 
-    /// With the errors of all formats: reads the weight.
-    fn measured(self) -> Result<Candidate, QuantizeError> {
+    /// With the errors of all formats: reads the weight. Calls `report` with the bytes of each part of it.
+    fn measured(self, report: &mut dyn FnMut(u64)) -> Result<Candidate, QuantizeError> {
         let Matrix { job, nodes, formats, floats } = self;
         let largest = formats.iter().map(|format| format.block_size).max().unwrap_or(FORMATS[0].block_size);
         let job = Job { format: BlockFormat { block_size: largest, ..FORMATS[0] }, ..job };
-        let errors = job.squared_errors(&formats).map_err(|error| QuantizeError::reading(&job.matrix.name, error))?;
+        let errors = job.squared_errors(&formats, report);
+        let errors = errors.map_err(|error| QuantizeError::reading(&job.matrix.name, error))?;
         let form = |(format, error)| Form { format: Some(format), bytes: bytes_of(&job, format), error };
         let mut forms: Vec<Form> = formats.into_iter().zip(errors).map(form).collect();
         forms.push(Form { format: None, bytes: floats, error: 0.0 });

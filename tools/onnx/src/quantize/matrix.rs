@@ -134,8 +134,8 @@ impl Job {
     }
 
     /// The sum of the squared differences that quantizing in each format makes. Their blocks must divide the job's own. The sums do
-    /// not depend on the number of threads.
-    pub fn squared_errors(&self, formats: &[BlockFormat]) -> io::Result<Vec<f64>> {
+    /// not depend on the number of threads. Calls `measured` with the bytes of each part of the weight that is done.
+    pub fn squared_errors(&self, formats: &[BlockFormat], measured: &mut dyn FnMut(u64)) -> io::Result<Vec<f64>> {
         let mut source = Source::open(&self.matrix)?;
         let mut sums = vec![0.0; formats.len()];
         for slab in self.slabs(&(0..self.matrix.columns)) {
@@ -149,6 +149,7 @@ impl Job {
                 let group = group.map_err(|at| io::Error::other(self.matrix.not_finite(at)))?;
                 sums.iter_mut().zip(group).for_each(|(sum, error)| *sum += error);
             }
+            measured(bytes.len() as u64);
         }
         Ok(sums)
     }
@@ -213,6 +214,11 @@ struct Position {
 }
 
 impl Matrix {
+    /// Bytes of its numbers.
+    pub fn bytes(&self) -> u64 {
+        (self.depth * self.columns * element_bytes(self.dtype)) as u64
+    }
+
     /// Index of a number in the stored matrix.
     fn index(&self, at: Position) -> usize {
         if self.transposed { at.column * self.depth + at.depth } else { at.depth * self.columns + at.column }

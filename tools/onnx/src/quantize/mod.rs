@@ -18,7 +18,7 @@ mod tests;
 mod tile;
 
 pub use block_quantizer::{Bits, BlockFormat, ScaleRule};
-pub use budget::{Candidate, Candidates, Form};
+pub use budget::{Candidate, Candidates, Form, MeasureProgress};
 pub use matrix::NotFiniteError;
 pub use moments::{InputMoments, moment_bytes};
 pub use select::{LeftReason, MIN_ELEMENTS, Roles};
@@ -182,6 +182,34 @@ pub fn check_quantizable(graph: &Graph, roles: &Roles, options: &QuantizeOptions
     select::select(graph, roles, options).check_any()
 }
 
+/// The format of each matrix that `budget` of the options, bytes of all weights, allows: those that [`quantize`] chooses with these options,
+/// chosen once for several calls of it. `progress` as in [`Candidates::measure`]. `graph` must be the model's graph with inferred shapes.
+///
+/// # Errors
+/// As of [`quantize`]: a budget that all weights fit as they are, or that none fit, is refused before any weight is read.
+pub fn choose_formats(
+    model: &Model,
+    graph: &Graph,
+    roles: &Roles,
+    options: &QuantizeOptions,
+    progress: MeasureProgress<'_>,
+) -> Result<BTreeMap<String, Option<BlockFormat>>, QuantizeError> {
+    let selection = select::select(graph, roles, options);
+    selection.check_any()?;
+    formats_within(options.budget.unwrap_or(u64::MAX), model, graph, &selection, progress)
+}
+
+fn formats_within(
+    budget: u64,
+    model: &Model,
+    graph: &Graph,
+    selection: &select::Selection,
+    progress: MeasureProgress<'_>,
+) -> Result<BTreeMap<String, Option<BlockFormat>>, QuantizeError> {
+    budget::check_choice(budget::weight_bytes(graph, graph.value_ids()), budget)?;
+    Candidates::find(model, graph, selection, Some(budget), progress)?.choose(budget, |_| 1.0)
+}
+
 /// Quantizes a model. `graph` must be the model's graph with inferred shapes.
 pub fn quantize(
     model: &Model,
@@ -192,10 +220,7 @@ pub fn quantize(
     let mut selection = select::select(graph, roles, options);
     selection.check_any()?;
     let chosen = match (options.budget, &options.formats) {
-        (Some(budget), None) => {
-            budget::check_choice(budget::weight_bytes(graph, graph.value_ids()), budget)?;
-            Some(Candidates::find(model, graph, &selection, Some(budget))?.choose(budget, |_| 1.0)?)
-        }
+        (Some(budget), None) => Some(formats_within(budget, model, graph, &selection, &mut |_, _| {})?),
         (_, formats) => formats.clone(),
     };
     if let Some(formats) = chosen {

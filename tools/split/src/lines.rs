@@ -1,4 +1,4 @@
-//! Lines about a long calibration: the first, and then at most one every few seconds.
+//! Lines about long measurements: the first, and then at most one every few seconds.
 
 use std::time::{Duration, Instant};
 
