@@ -9,8 +9,8 @@ use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::quantize;
 use crate::request::{expert_computation, local_machine};
-use hpp_model::{LogitsMode, check_quantizable};
-use hpp_onnx::{BlockFormat, QuantizeOptions};
+use hpp_model::{Analysis, LogitsMode, check_quantizable};
+use hpp_onnx::{BlockFormat, Choice, QuantizeOptions};
 use hpp_schema::ByteSize;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,13 +39,7 @@ pub fn find(
     let is_held = planner.plans(None)? == Trial::Held;
     let whole = hpp_model::analyse(path, args.context, LogitsMode::All)?;
     if is_held {
-        match check_quantizable(&whole, options) {
-            Ok(()) => tell!(
-                "note: memory holds all weights as they are, so --quantize auto leaves them: give --bits-budget, --quantize int8 or int4 for \
-                 fewer bytes all the same"
-            ),
-            Err(error) => tell!("note: memory holds all weights as they are, and for --quantize auto there is {error}"),
-        }
+        tell!("note: memory holds all weights as they are, {}", advice_if_held(args, &whole, options));
         return Ok(None);
     }
     let candidates = quantize::candidates(&whole, options)?;
@@ -70,6 +64,22 @@ pub fn find(
         ),
     }
     Ok(Some(Budget { bytes: found.bytes(), formats: formats_of(found.bytes())? }))
+}
+
+/// What else to give for a model that memory holds: what these weights can be quantized with.
+fn advice_if_held(args: &SplitArgs, whole: &Analysis, options: &QuantizeOptions) -> String {
+    if let Err(error) = check_quantizable(whole, options) {
+        return format!("and for --quantize auto there is {error}");
+    }
+    // With int4 and int8 the embedding stays as it is, unless an option says otherwise.
+    let embedding = if args.quantize.quantize_embedding.is_none() { Choice::None } else { options.embedding };
+    let with = match check_quantizable(whole, &QuantizeOptions { embedding, ..options.clone() }) {
+        Ok(()) => "",
+        Err(_) => " with --quantize-embedding same",
+    };
+    format!(
+        "so --quantize auto leaves them: give --bits-budget, or --quantize int8 or int4{with}, for fewer bytes all the same"
+    )
 }
 
 /// Plans a model to see whether its weights are streamed.
