@@ -204,8 +204,16 @@ pub fn note_of_whole_mixtures(
     ))
 }
 
-/// A note on 4-bit experts that compute on the CPU with activations of floats, which is slower than it need be. `None` if there are none.
-pub fn note_of_float_activations(analysis: &Analysis, partitioning: &Partitioning) -> Option<String> {
+/// A note on 4-bit experts that compute on the CPU with activations of floats, which is slower than it need be. `None` if there are none, or
+/// if weights are moved for each pass, which then takes the time.
+pub fn note_of_float_activations(
+    request: &PlanningRequest,
+    analysis: &Analysis,
+    partitioning: &Partitioning,
+) -> Option<String> {
+    if partitioning.streams_weights(request) {
+        return None;
+    }
     let on_host = |block: &usize| partitioning.solution.placements[*block].decode == Placement::Cpu;
     let blocks = 0..analysis.segmentation.blocks.len();
     blocks.filter(on_host).any(|block| analysis.has_experts_with_float_activations(block)).then(|| {

@@ -58,7 +58,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if let Some(note) = experts::note_of_whole_mixtures(&request, &analysis, &partitioning) {
         tell!("note: {note}");
     }
-    if let Some(note) = experts::note_of_float_activations(&analysis, &partitioning) {
+    if let Some(note) = experts::note_of_float_activations(&request, &analysis, &partitioning) {
         tell!("note: {note}");
     }
     if args.kv == KvHomeArg::Auto && request.problem.budget.host_kv_on_disk {
