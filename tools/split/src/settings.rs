@@ -211,8 +211,9 @@ fn limits_of_auto(options: &QuantizeArgs, errors: &mut InputErrors) {
         format!("--max-kl {most} limits what --quantize auto chooses, {why}"),
         "give --quantize auto with --calibration PROMPTS.jsonl, or omit --max-kl",
     );
+    // Without --quantize auto the error above names both.
     errors.require(
-        options.calibration.is_some(),
+        options.calibration.is_some() || !options.is_auto(),
         format!("--max-kl {most} limits a divergence that is measured with --calibration, which was not given"),
         "give --quantize auto with --calibration PROMPTS.jsonl, or omit --max-kl",
     );

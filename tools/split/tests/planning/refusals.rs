@@ -145,7 +145,13 @@ fn calibration_without_quantizing_says_that_nothing_is_quantized() {
 fn limits_of_quantize_auto_are_refused_without_it() {
     let limits = &["which was not given", "hint: give --quantize auto"][..];
     run(&["--bits-budget", "3G"]).refusal(&[limits, &["--bits-budget 3 GiB limits"]].concat());
-    run(&["--max-kl", "0.02"]).refusal(&[limits, &["--max-kl 0.02 limits", "with --calibration, which was"]].concat());
+    for more in [&[][..], &["--quantize", "int4"], &["--quantize", "auto"]] {
+        let refused = run(&[&["--max-kl", "0.02"], more].concat());
+        assert_eq!(refused.stderr.matches("error:").count(), 1, "{}", refused.stderr);
+        refused.refusal(&["--max-kl 0.02 limits", "hint: give --quantize auto with --calibration PROMPTS.jsonl"]);
+    }
+    run(&["--max-kl", "0.02"]).refusal(limits);
+    run(&["--max-kl", "0.02", "--quantize", "auto"]).refusal(&["with --calibration, which was not given"]);
     run(&["--max-kl", "0.02", "--calibration", "c.jsonl", "--quantize", "int4"])
         .refusal(&["--max-kl 0.02 limits", "--quantize int4 chooses nothing"]);
     for (value, said) in [("0.0", "0"), ("-1", "-1"), ("nan", "NaN")] {
