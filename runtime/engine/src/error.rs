@@ -242,6 +242,12 @@ impl EngineError {
         Some((row.parse().ok()?, last.parse().ok()?))
     }
 
+    /// Whether a run combined tensors of lengths that do not go together.
+    fn is_of_lengths(&self) -> bool {
+        let EngineError::Run { source: BackendError::Runtime { cause, .. }, .. } = self else { return false };
+        cause.contains("broadcast an axis by a dimension other than 1")
+    }
+
     /// A hint for the user, if there is one.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -263,6 +269,10 @@ impl EngineError {
             EngineError::Run { .. } if self.missing_row().is_some() => Some(
                 "a number of the inputs has no row in one of the model's tables: a token id that the vocabulary lacks, or more tokens than \
                  there are positions",
+            ),
+            EngineError::Run { .. } if self.is_of_lengths() => Some(
+                "the last two numbers are lengths that do not go together: inputs are longer than the model has positions, or their lengths \
+                 differ from each other",
             ),
             EngineError::ContextExceeded { .. } => {
                 Some("ask for a longer --context when splitting, or shorten the text")
@@ -307,7 +317,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_row_is_known_from_the_library_s_message() {
+    fn missing_rows_and_wrong_lengths_are_known_from_the_library_s_message() {
         let error = |cause: &str| EngineError::Run {
             partition: "cpu_0".into(),
             doing: "running".into(),
@@ -319,6 +329,11 @@ mod tests {
         );
         assert_eq!(gather.missing_row(), Some((-9000, 511)));
         assert!(gather.hint().is_some_and(|hint| hint.contains("token id")));
+        let add = error(
+            "Non-zero status code returned while running Add node. Name:'/embeddings/Add_1' Status Message: axis == 1 || axis == largest was \
+             false. Attempting to broadcast an axis by a dimension other than 1. 512 by 2000",
+        );
+        assert!(add.missing_row().is_none() && add.hint().is_some_and(|hint| hint.contains("longer than the model")));
         let other = error("Non-zero status code returned while running Reshape node");
         assert_eq!((other.missing_row(), other.hint()), (None, None));
     }

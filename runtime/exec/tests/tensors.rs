@@ -139,6 +139,17 @@ fn a_token_that_the_model_lacks_is_reported_once() {
     assert_eq!(failed.stderr.matches("idx=99999").count(), 1, "{}", failed.stderr);
 }
 
+/// The model has 512 positions.
+#[test]
+fn inputs_longer_than_the_model_s_positions_get_a_hint() {
+    let plan = PlanDir::new("optimum/bert", 512);
+    let long = |(name, _)| (name, HostTensor::from_i64(&[1, 2000], &[1; 2000]));
+    let (inputs, outputs) = (plan.file("in.npz"), plan.file("out.npz"));
+    write_npz(&inputs, &inputs_of(&plan).into_iter().map(long).collect::<Vec<_>>()).unwrap();
+    let failed = plan.run(&["--inputs", inputs.to_str().unwrap(), "--outputs", outputs.to_str().unwrap()]);
+    failed.fails(1, &["512 by 2000", "hint: ", "inputs are longer than the model has positions"]);
+}
+
 #[test]
 fn language_models_and_models_that_run_once_are_distinguished() {
     let once = PlanDir::new("optimum/bert", 64);
