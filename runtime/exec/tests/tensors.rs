@@ -156,4 +156,10 @@ fn language_models_and_models_that_run_once_are_distinguished() {
     once.run(&["--tokens", "1,2"]).fails(1, &["generates no text", "--inputs"]);
     let text = PlanDir::new("genai/llama3-fp32-cpu", 64);
     text.run(&["--inputs", "a.npz", "--outputs", "b.npz"]).fails(1, &["generates text", "hint:"]);
+    // Without a prompt, too, the missing file comes first.
+    text.run(&["--inputs", "a.npz"]).fails(1, &["a.npz"]);
+    let nothing = text.file("nothing.npz");
+    write_npz(&nothing, &[]).unwrap();
+    text.run(&["--inputs", nothing.to_str().unwrap()])
+        .fails(1, &["the prompt is empty", "it needs one beside --inputs"]);
 }

@@ -36,6 +36,8 @@ use std::io::{self, IsTerminal, Write};
 pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&settings.plan)?;
     check_language_model(&plan.plan)?;
+    // Before the prompt is read, which may come from stdin.
+    let extra = open_extra_inputs(&plan.plan, settings.run.inputs.as_deref())?;
     let encoder = open_encoder(settings, &plan, ctx.console)?;
     let format = match settings.run.answer.chat {
         true => PromptFormat::Chat { system: settings.run.answer.system.as_deref() },
@@ -48,17 +50,15 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     if settings.prompt.reads_stdin() {
         ctx.console.working("reading stdin to its end, for the prompt");
     }
-    let prompt = prompt_tokens(&settings.prompt, &encoder, &format, context, &|| ctx.console.warn(BLANK_PROMPT))?;
+    let prompt = prompt_tokens(&settings.prompt, &encoder, &format, context, &|| ctx.console.warn(BLANK_PROMPT));
+    let prompt = prompt.map_err(|error| beside_inputs(error, settings))?;
     ctx.console.idle();
     check_prompt(&prompt, context).map_err(|error| error.of_model_for(plan.plan.model.context_length))?;
     let request = request(settings, &plan, &encoder, prompt)?;
     if request.sampling.choice == SamplingMethod::Greedy && settings.run.answer.sampling.asks_for_random_choices() {
         ctx.console.warn("--top-k, --top-p, --min-p and --seed change nothing at temperature 0; give --temperature");
     }
-    let inputs = ModelInputs {
-        embeddings: open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?,
-        extra: open_extra_inputs(&plan.plan, settings.run.inputs.as_deref())?,
-    };
+    let inputs = ModelInputs { embeddings: open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?, extra };
     let logits = settings.run.logits.as_deref().map(LogitsFile::create).transpose()?;
 
     let other_load = OtherLoad::start();
@@ -99,6 +99,19 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         ctx.console.info("hint: the model ended the text at once; --chat formats the prompt with its chat template");
     }
     Ok(code)
+}
+
+/// The error of a prompt; of an empty one beside `--inputs`, that these do not take its place.
+fn beside_inputs(error: ExecError, settings: &GenerateSettings) -> ExecError {
+    match error {
+        ExecError::Generate(GenerateError::Prompt(PromptError::Empty)) if settings.run.inputs.is_some() => {
+            ExecError::Usage {
+                message: "the prompt is empty, and this model generates text: it needs one beside --inputs".to_owned(),
+                hint: "give --prompt TEXT, --prompt-file FILE or --tokens 1,2,3".to_owned(),
+            }
+        }
+        other => other,
+    }
 }
 
 /// Opens the tokenizer and, for a chat, the template. Without text in or out a broken tokenizer is only a warning.
