@@ -88,12 +88,9 @@ fn load_engine(
     let cancel = options.cancel.clone().unwrap_or_default();
     let watch = interrupt.cancel_on_request(&cancel);
     let options = EngineOptions { cancel: Some(cancel), ..options };
-    let engine = runtime.load_with(options, plan, dir, args, console)?;
+    let loaded = runtime.load_with(options, plan, dir, args, console);
     drop(watch);
-    // The load may have ended before the request could cancel it.
-    if interrupt.is_requested() {
-        return Err(EngineError::Cancelled.into());
-    }
+    let engine = unless_interrupted(loaded, interrupt, &|line| console.info(line))?;
     if let Some(warning) = endless_answers(plan) {
         console.warn(&warning);
     }
@@ -101,6 +98,24 @@ fn load_engine(
         console.warn("this model keeps no state: every token computes the whole text again");
     }
     Ok(engine)
+}
+
+/// What was loaded, unless Ctrl-C or another signal asked for an end meanwhile, which it says: the error itself is quiet.
+fn unless_interrupted<T>(
+    loaded: Result<T, ExecError>,
+    interrupt: &Interrupt,
+    say: &dyn Fn(&str),
+) -> Result<T, ExecError> {
+    // The load may have ended before the request could cancel it.
+    let is_stopped = match &loaded {
+        Ok(_) => true,
+        Err(error) => error.is_cancelled(),
+    };
+    if !is_stopped || !interrupt.is_requested() {
+        return loaded;
+    }
+    say("loading was interrupted");
+    Err(EngineError::Cancelled.into())
 }
 
 /// A warning if the model can choose none of the tokens that end an answer. Some of several are no mistake: tokenizers have added tokens
@@ -223,6 +238,23 @@ fn context_length(plan: &PlanFile, args: &RuntimeArgs) -> u64 {
 mod tests {
     use super::*;
     use crate::prompt::TextSource;
+
+    #[test]
+    fn an_interrupted_load_says_so_once_and_another_error_stays() {
+        let load = |loaded: Result<u8, ExecError>, is_requested: bool| {
+            let (interrupt, said) = (Interrupt::never(), std::cell::RefCell::new(vec![]));
+            if is_requested {
+                interrupt.request();
+            }
+            let outcome = unless_interrupted(loaded, &interrupt, &|line| said.borrow_mut().push(line.to_owned()));
+            (outcome.map_err(|error| error.is_cancelled()), said.into_inner())
+        };
+        let interrupted = (Err(true), vec!["loading was interrupted".to_owned()]);
+        assert_eq!(load(Ok(7), true), interrupted);
+        assert_eq!(load(Err(EngineError::Cancelled.into()), true), interrupted);
+        assert_eq!(load(Ok(7), false), (Ok(7), vec![]));
+        assert_eq!(load(Err(EngineError::EmptyInput.into()), true), (Err(false), vec![]));
+    }
 
     #[test]
     fn text_without_a_tokenizer_points_to_tokens() {
