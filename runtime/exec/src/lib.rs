@@ -27,11 +27,12 @@ use command::CommandContext;
 use console::Console;
 use error::ExecError;
 use hpp_engine::EngineError;
+use hpp_generate::PlanFileError;
 use interrupt::Interrupt;
 use planning::CachedPlan;
 use settings::Task;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Runs the command line. Returns the exit code of the process.
@@ -60,6 +61,7 @@ fn log(verbose: u8, console: &Arc<Console>) -> Result<(), ExecError> {
 
 fn perform(cli: Cli, console: &Arc<Console>) -> Result<u8, ExecError> {
     let interrupt = Interrupt::install().map_err(ExecError::Signal)?;
+    let first = cli.run.plan.clone().filter(|_| cli.command.is_none());
     let mut task = Task::resolve(cli)?;
     let cached = plan_models(&mut task, console)?;
     let mut out = io::stdout().lock();
@@ -69,7 +71,16 @@ fn perform(cli: Cli, console: &Arc<Console>) -> Result<u8, ExecError> {
         let model_changed = matches!(engine_error, Some(EngineError::Files { .. }));
         cached.release(model_changed, console);
     }
-    outcome
+    outcome.map_err(|error| with_subcommand(error, first.as_deref()))
+}
+
+/// The error; of a missing plan that was the `first` word and looks like a subcommand, with what to write instead.
+fn with_subcommand(error: ExecError, first: Option<&Path>) -> ExecError {
+    let ExecError::Plan(PlanFileError::Missing { path }) = &error else { return error };
+    match first.filter(|first| *first == path).and_then(cli::instead_of) {
+        Some(hint) => ExecError::Usage { message: error.to_string(), hint },
+        None => error,
+    }
 }
 
 /// Replaces models that the task names by their plans. The caller must keep the plans until the task is done.

@@ -149,6 +149,15 @@ fn a_model_needs_hpp_split() {
 }
 
 #[test]
+fn a_mistyped_subcommand_alone_is_no_plan_and_gets_a_hint() {
+    let said =
+        ["there is no plan or model at bensh", "hint: there is no subcommand 'bensh'; did you mean 'hpp-exec bench'?"];
+    support::hpp_exec(["bensh"]).fails(1, &said);
+    support::hpp_exec(["chat"]).fails(1, &["no plan or model at chat", "hint: write `hpp-exec MODEL --chat`"]);
+    support::hpp_exec(["bench", "bensh"]).fails(1, &["no plan or model at bensh", "hint: give the plan.yaml"]);
+}
+
+#[test]
 fn prompts_that_cannot_be_read() {
     let mut plan = PlanDir::new(LLAMA, 32);
     plan.plan.model.context_length = Some(512);

@@ -133,6 +133,12 @@ impl Advice {
             None => without_value_tip(error),
         }
     }
+
+    /// What to write instead of a word that was taken for a path and names none: the subcommand that it may be mistyped for, or what
+    /// replaces a word of other programs. `None` if it resembles neither.
+    pub fn instead_of(&self, word: &str, command: &Command) -> Option<String> {
+        mistyped_subcommand(command, &[word.to_owned()], self.habits)
+    }
 }
 
 fn with_advice(mut error: clap::Error, command: &Command, advice: String) -> clap::Error {

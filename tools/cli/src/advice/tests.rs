@@ -73,6 +73,15 @@ fn a_mistyped_subcommand_is_named() {
     assert!(!said("model --nonsense").contains("did you mean"));
 }
 
+/// clap takes a single word for the model.
+#[test]
+fn a_single_word_that_names_no_path_is_compared_too() {
+    let instead_of = |word| ADVICE.instead_of(word, &command());
+    assert!(instead_of("srve").is_some_and(|said| said.contains("did you mean 'hpp-exec serve'?")));
+    assert_eq!(instead_of("plan").as_deref(), Some("planning needs no subcommand"));
+    assert_eq!(instead_of("some-model"), None);
+}
+
 #[test]
 fn a_second_word_is_not_called_a_subcommand() {
     assert!(
