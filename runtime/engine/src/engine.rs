@@ -9,7 +9,7 @@ use crate::port::Backend;
 use crate::program::Program;
 use crate::reporter::Reporter;
 use crate::runtime::{
-    LogitRows, NamedTensors, PageLayout, RowBatcher, Runtime, Sequence, StepInput, StepRequest, WorkItem,
+    LogitRows, NamedTensors, PageLayout, PageToSave, RowBatcher, Runtime, Sequence, StepInput, StepRequest, WorkItem,
 };
 use crate::telemetry::{PassTelemetry, Telemetry};
 use crate::tensor::{HostTensor, Logits};
@@ -123,28 +123,23 @@ impl<B: Backend> Engine<B> {
         PageLayout::new(&self.program, tokens)
     }
 
-    /// Copies pages of tokens out of a sequence's states, between two passes. The first page starts at token `first`.
+    /// Copies pages of tokens out of a sequence's states, between two passes. States on a device are copied once for all of them. Layouts
+    /// are those of [`page_layout`](Self::page_layout), of any numbers of tokens.
     ///
     /// # Errors
     /// The sequence does not hold the pages whole, or, where the layout [has snapshots](PageLayout::has_snapshots), it does not end with
-    /// the only page; a page has another size than the layout's.
-    pub fn save_pages(
-        &mut self,
-        layout: &PageLayout,
-        sequence: &Sequence<B>,
-        first: u64,
-        pages: &mut [&mut [u8]],
-    ) -> Result<(), EngineError> {
-        self.runtime.save_pages(&self.program, layout, sequence, first, pages)
+    /// each page; a page has another size than its layout's.
+    pub fn save_pages(&mut self, sequence: &Sequence<B>, pages: Vec<PageToSave<'_>>) -> Result<(), EngineError> {
+        self.runtime.save_pages(&self.program, sequence, pages)
     }
 
-    /// A new sequence that holds these pages, which start with its first token. It continues with the same bits as the sequence that
-    /// the pages were saved from.
+    /// A new sequence that holds these pages with their layouts, which follow each other from its first token on. It continues with the
+    /// same bits as the sequence that the pages were saved from.
     ///
     /// # Errors
-    /// Memory is short, the pages hold more tokens than the context, or a page has another size than the layout's.
-    pub fn restore_pages(&mut self, layout: &PageLayout, pages: &[&[u8]]) -> Result<Sequence<B>, EngineError> {
-        self.runtime.restore_pages(&self.program, layout, pages)
+    /// Memory is short, the pages hold more tokens than the context, or a page has another size than its layout's.
+    pub fn restore_pages(&mut self, pages: &[(&PageLayout, &[u8])]) -> Result<Sequence<B>, EngineError> {
+        self.runtime.restore_pages(&self.program, pages)
     }
 
     /// Runs every partition once on named inputs and returns the model's outputs, including states.

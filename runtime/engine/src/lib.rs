@@ -40,6 +40,6 @@ pub use plan_settings::{
 };
 pub use port::{Backend, Fallback};
 pub use reporter::{ProviderFallback, Reporter, Silent, fallback_warnings, listed};
-pub use runtime::{LogitRows, NamedTensors, PageLayout, Sequence, StepInput, WorkItem};
+pub use runtime::{LogitRows, NamedTensors, PageLayout, PageToSave, Sequence, StepInput, WorkItem};
 pub use telemetry::{Counter, PassTelemetry, Phase, StageTelemetry, Telemetry};
 pub use tensor::{HostTensor, Logits};

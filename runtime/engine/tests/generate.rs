@@ -3,7 +3,7 @@
 mod support;
 
 use hpp_engine::mock::MockBackend;
-use hpp_engine::{Engine, EngineError, EngineOptions, LogitRows, Logits, Sequence, StepInput};
+use hpp_engine::{Engine, EngineError, EngineOptions, LogitRows, Logits, PageLayout, PageToSave, Sequence, StepInput};
 use hpp_schema::{Dim, StateUpdate};
 use proptest::prelude::*;
 use support::{DEVICE, Toy, VOCAB, answer, best, second};
@@ -178,6 +178,18 @@ fn another_context_is_possible_within_the_models() {
     }
 }
 
+/// The page of a sequence that starts at token `first`.
+fn saved(
+    engine: &mut Engine<MockBackend>,
+    layout: &PageLayout,
+    sequence: &Sequence<MockBackend>,
+    first: u64,
+) -> Vec<u8> {
+    let mut page = vec![0; layout.bytes() as usize];
+    engine.save_pages(sequence, vec![PageToSave { layout, first, bytes: &mut page }]).unwrap();
+    page
+}
+
 #[test]
 fn pages_bring_every_kind_of_state_into_another_engine() {
     let toy = Toy::new();
@@ -189,19 +201,18 @@ fn pages_bring_every_kind_of_state_into_another_engine() {
     let mut pages = Vec::new();
     for first in [0, 4] {
         say(&mut engine, &mut sequence, &text[first..first + 4]);
-        let mut page = vec![0; layout.bytes() as usize];
-        engine.save_pages(&layout, &sequence, first as u64, &mut [&mut page]).unwrap();
-        pages.push(page);
+        pages.push(saved(&mut engine, &layout, &sequence, first as u64));
     }
     let mut page = vec![0; layout.bytes() as usize];
     for (first, bytes) in [(0, 36), (8, 36), (4, 35)] {
-        let refused = engine.save_pages(&layout, &sequence, first, &mut [&mut page[..bytes]]);
+        let page = PageToSave { layout: &layout, first, bytes: &mut page[..bytes] };
+        let refused = engine.save_pages(&sequence, vec![page]);
         assert!(matches!(refused, Err(EngineError::WrongInput { .. })), "{first}: {refused:?}");
     }
     let mut other = toy.load().unwrap();
     for count in [1, 2] {
-        let some: Vec<&[u8]> = pages[..count].iter().map(Vec::as_slice).collect();
-        let mut restored = other.restore_pages(&layout, &some).unwrap();
+        let some: Vec<(&PageLayout, &[u8])> = pages[..count].iter().map(|page| (&layout, page.as_slice())).collect();
+        let mut restored = other.restore_pages(&some).unwrap();
         assert_eq!(restored.len(), 4 * count as u64);
         let mut whole = text[..4 * count].to_vec();
         for token in [7, 11, 2] {
@@ -210,9 +221,43 @@ fn pages_bring_every_kind_of_state_into_another_engine() {
         }
         assert_eq!(other.truncate(&mut restored, 1).unwrap(), None);
     }
-    let too_many = vec![pages[0].as_slice(); 17];
-    assert!(matches!(other.restore_pages(&layout, &too_many), Err(EngineError::WrongInput { .. })));
-    assert!(matches!(other.restore_pages(&layout, &[&[0; 3]]), Err(EngineError::WrongInput { .. })));
+    let too_many = vec![(&layout, pages[0].as_slice()); 17];
+    assert!(matches!(other.restore_pages(&too_many), Err(EngineError::WrongInput { .. })));
+    assert!(matches!(other.restore_pages(&[(&layout, &[0; 3])]), Err(EngineError::WrongInput { .. })));
+}
+
+#[test]
+fn a_part_of_a_page_may_follow_whole_pages() {
+    let toy = Toy::new();
+    let mut engine = toy.load().unwrap();
+    let text = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5];
+    let layout = engine.page_layout(4).unwrap();
+    for pages in 0..=2 {
+        for tail in 1..=3 {
+            let tail_layout = engine.page_layout(tail).unwrap();
+            let mut sequence = engine.new_sequence().unwrap();
+            let mut records = Vec::new();
+            for first in (0..4 * pages).step_by(4) {
+                say(&mut engine, &mut sequence, &text[first..first + 4]);
+                records.push(saved(&mut engine, &layout, &sequence, first as u64));
+            }
+            let length = 4 * pages + tail as usize;
+            say(&mut engine, &mut sequence, &text[4 * pages..length]);
+            records.push(saved(&mut engine, &tail_layout, &sequence, 4 * pages as u64));
+            let layouts = std::iter::repeat_n(&layout, pages).chain([&tail_layout]);
+            let all: Vec<(&PageLayout, &[u8])> = layouts.zip(records.iter().map(Vec::as_slice)).collect();
+            let mut restored = engine.restore_pages(&all).unwrap();
+            assert_eq!(restored.len(), length as u64);
+            assert_eq!(saved(&mut engine, &tail_layout, &restored, 4 * pages as u64), records[pages]);
+            let mut whole = text[..length].to_vec();
+            for token in [7, 11, 2] {
+                whole.push(token);
+                assert_eq!(say(&mut engine, &mut restored, &[token]), answer(&whole), "{pages} pages and {tail}");
+            }
+            let wrong: Vec<(&PageLayout, &[u8])> = records.iter().map(|page| (&layout, page.as_slice())).collect();
+            assert!(matches!(engine.restore_pages(&wrong), Err(EngineError::WrongInput { .. })));
+        }
+    }
 }
 
 #[test]

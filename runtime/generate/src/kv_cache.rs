@@ -5,7 +5,7 @@
 
 use crate::error::GenerateError;
 use crate::sequence::TokenSequence;
-use hpp_engine::{Backend, Engine, EngineError, PageLayout};
+use hpp_engine::{Backend, Engine, EngineError, PageLayout, PageToSave};
 use hpp_kv::{
     DiskSettings, EvictionPolicy, Fingerprint, LoadTicket, NewPage, PageBytes, PageKey, PageLookup, PageStore,
     PageStoreError, StoreSettings, StoreStats,
@@ -167,8 +167,8 @@ impl KvCache {
         found: &PromptPages,
         pages: &[Arc<PageBytes>],
     ) -> Result<TokenSequence<B>, GenerateError> {
-        let payloads: Vec<&[u8]> = pages.iter().map(|page| page.payload()).collect();
-        let sequence = engine.restore_pages(&self.layout, &payloads)?;
+        let parts: Vec<(&PageLayout, &[u8])> = pages.iter().map(|page| (&self.layout, page.payload())).collect();
+        let sequence = engine.restore_pages(&parts)?;
         let (count, page) = (pages.len().min(found.keys.len()), self.page_tokens());
         let (keys, in_whole_chunks) = (found.keys[..count].to_vec(), found.shared.min(count) * page);
         Ok(TokenSequence::restored(sequence, &prompt[..count * page], keys, in_whole_chunks, found.session.as_deref()))
@@ -233,8 +233,12 @@ impl KvCache {
             tracing::warn!("no memory for KV pages");
             return Ok(());
         };
-        let mut payloads: Vec<&mut [u8]> = pages.iter_mut().map(PageBytes::payload_mut).collect();
-        engine.save_pages(&self.layout, states, ((first + start) * page) as u64, &mut payloads)?;
+        let mut copies = Vec::with_capacity(pages.len());
+        for (index, bytes) in (first + start..).zip(&mut pages) {
+            let bytes = bytes.payload_mut();
+            copies.push(PageToSave { layout: &self.layout, first: (index * page) as u64, bytes });
+        }
+        engine.save_pages(states, copies)?;
         for (offset, page) in (start..).zip(pages) {
             let parent = match offset {
                 0 => sequence.saved().last().copied().unwrap_or(self.root),

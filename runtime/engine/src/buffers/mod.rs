@@ -16,7 +16,7 @@ pub(crate) use lane::Lane;
 pub(crate) use model_input::{InputBuffers, PassInput, RowInput};
 pub(crate) use state::{StateBuffers, StateLayout, upload};
 pub(crate) use state_arena::{ArenaRow, StateArena};
-pub(crate) use state_page::{PagePart, PageRange};
+pub(crate) use state_page::{PagePart, PageSlice};
 pub(crate) use state_staging::{StateArrival, StateReturn, StateStaging};
 
 use crate::error::{BackendError, EngineError};

@@ -47,16 +47,16 @@ impl PagePart {
     }
 }
 
-/// The parts of one state in consecutive pages.
-pub(crate) struct PageRange<'a, T> {
-    /// How each page holds it.
+/// What a page holds of one state.
+pub(crate) struct PageSlice<T> {
+    /// How the page holds it.
     pub part: PagePart,
-    /// The first token of the first page.
+    /// The first token of the page.
     pub first: u64,
-    /// Tokens of a page.
+    /// Tokens of the page.
     pub tokens: u64,
-    /// The state's part of each page.
-    pub pages: &'a mut [T],
+    /// The part's bytes.
+    pub bytes: T,
 }
 
 impl<B: Backend> StateBuffers<B> {
@@ -66,31 +66,28 @@ impl<B: Backend> StateBuffers<B> {
         layout: &StateLayout,
         pool: &BufferPool<B>,
         length: u64,
-        range: PageRange<'_, &mut [u8]>,
+        pages: Vec<PageSlice<&mut [u8]>>,
     ) -> Result<(), EngineError> {
         let (buffer, laid_out) = self.held(length);
         let dims = layout.dims(laid_out);
         let host = on_host(pool, layout, buffer, &dims)?;
         let host = host.as_ref().unwrap_or(buffer);
-        let bytes = pool.view(host, DType::Uint8, &[host.bytes]).map_err(about(&layout.past))?;
-        let PageRange { part, first, tokens, pages } = range;
-        let mut at = first;
-        for page in pages {
-            for (offset, place) in pieces(part, laid_out, at, tokens) {
-                pool.backend.read(&bytes, offset, &mut page[place]).map_err(about(&layout.past))?;
+        let state = pool.view(host, DType::Uint8, &[host.bytes]).map_err(about(&layout.past))?;
+        for PageSlice { part, first, tokens, bytes } in pages {
+            for (offset, place) in pieces(part, laid_out, first, tokens) {
+                pool.backend.read(&state, offset, &mut bytes[place]).map_err(about(&layout.past))?;
             }
-            at += tokens;
         }
         Ok(())
     }
 
-    /// Copies the parts of all pages of a sequence of `length` tokens into a new state.
+    /// Copies the parts of all pages of a sequence of `length` tokens, in their order, into a new state.
     pub fn restore_pages(
         &mut self,
         layout: &StateLayout,
         pool: &BufferPool<B>,
         length: u64,
-        range: PageRange<'_, &[u8]>,
+        pages: &[PageSlice<&[u8]>],
     ) -> Result<(), EngineError> {
         if let StateBuffers::InPlace { tokens, .. } = self {
             *tokens = layout.layout_tokens(length);
@@ -103,12 +100,13 @@ impl<B: Backend> StateBuffers<B> {
             _ => Some(pool.reserve(MemoryId::HOST, bytes).map_err(about(&layout.past))?),
         };
         let host = staging.as_ref().unwrap_or(buffer);
-        let PageRange { part, first, tokens, pages } = range;
-        // Only the last page's snapshot counts.
-        let skipped = if matches!(part, PagePart::Snapshot { .. }) { pages.len().saturating_sub(1) } else { 0 };
-        for (index, page) in pages.iter().enumerate().skip(skipped) {
-            for (offset, place) in pieces(part, laid_out, first + index as u64 * tokens, tokens) {
-                pool.backend.write(&host.handle, offset, &page[place]).map_err(about(&layout.past))?;
+        for (after, PageSlice { part, first, tokens, bytes }) in (1..).zip(pages) {
+            // Only the last page's snapshot counts.
+            if matches!(part, PagePart::Snapshot { .. }) && after < pages.len() {
+                continue;
+            }
+            for (offset, place) in pieces(*part, laid_out, *first, *tokens) {
+                pool.backend.write(&host.handle, offset, &bytes[place]).map_err(about(&layout.past))?;
             }
         }
         match &staging {

@@ -16,7 +16,7 @@ mod warm_up;
 
 pub(crate) use freed_memory::FreedMemory;
 pub use infer::NamedTensors;
-pub use pages::PageLayout;
+pub use pages::{PageLayout, PageToSave};
 pub(crate) use row_batch::RowBatcher;
 pub use sequence::Sequence;
 pub(crate) use step::StepRequest;

@@ -1,7 +1,7 @@
 //! KV pages: saves the states of a sequence page by page, and makes a sequence from saved pages.
 
 use super::{Runtime, Sequence};
-use crate::buffers::{PagePart, PageRange};
+use crate::buffers::{PagePart, PageSlice};
 use crate::error::EngineError;
 use crate::ids::{IndexVec, StateId};
 use crate::port::{Backend, MemoryId};
@@ -54,67 +54,86 @@ impl PageLayout {
     }
 }
 
+/// A page to be copied out of a sequence.
+pub struct PageToSave<'a> {
+    /// Its layout.
+    pub layout: &'a PageLayout,
+    /// Its first token.
+    pub first: u64,
+    /// Where it is copied to; has the layout's bytes.
+    pub bytes: &'a mut [u8],
+}
+
 impl<B: Backend> Runtime<B> {
-    /// Copies consecutive pages out of a sequence. The first starts at token `first`; each of `pages` has the layout's bytes.
+    /// Copies pages out of a sequence; they may overlap.
     pub fn save_pages(
         &mut self,
         program: &Program,
-        layout: &PageLayout,
         sequence: &Sequence<B>,
-        first: u64,
-        pages: &mut [&mut [u8]],
+        pages: Vec<PageToSave<'_>>,
     ) -> Result<(), EngineError> {
-        check_sizes(layout, pages.iter().map(|page| page.len()))?;
-        let last = first + pages.len().saturating_sub(1) as u64 * layout.tokens;
-        if sequence.interrupted || !layout.can_save(first, sequence.length) || !layout.can_save(last, sequence.length) {
+        check_sizes(pages.iter().map(|page| (page.layout, page.bytes.len())))?;
+        let can_save = |page: &PageToSave<'_>| page.layout.can_save(page.first, sequence.length);
+        if sequence.interrupted || !pages.iter().all(can_save) {
             let why = format!("a sequence of {} tokens does not hold them whole", sequence.length);
             return Err(EngineError::WrongInput { name: "KV pages".to_owned(), why });
         }
-        let mut rests: Vec<&mut [u8]> = pages.iter_mut().map(|page| &mut **page).collect();
-        for ((state, part), buffers) in layout.parts.entries().zip(sequence.states.iter()) {
-            let bytes = part.bytes(layout.tokens) as usize;
-            let (mut parts, after): (Vec<_>, Vec<_>) = rests.into_iter().map(|rest| rest.split_at_mut(bytes)).unzip();
-            rests = after;
-            let range = PageRange { part: *part, first, tokens: layout.tokens, pages: &mut parts };
-            buffers.save_pages(&program.layouts[state], &self.pool, sequence.length, range)?;
+        if pages.is_empty() {
+            return Ok(());
+        }
+        let (places, mut rests): (Vec<_>, Vec<_>) =
+            pages.into_iter().map(|PageToSave { layout, first, bytes }| ((layout, first), bytes)).unzip();
+        for ((state, layout), buffers) in program.layouts.entries().zip(sequence.states.iter()) {
+            let mut slices = Vec::with_capacity(places.len());
+            for ((page, first), rest) in places.iter().zip(&mut rests) {
+                let (part, tokens) = (page.parts[state], page.tokens);
+                let (bytes, after) = std::mem::take(rest).split_at_mut(part.bytes(tokens) as usize);
+                *rest = after;
+                slices.push(PageSlice { part, first: *first, tokens, bytes });
+            }
+            buffers.save_pages(layout, &self.pool, sequence.length, slices)?;
         }
         Ok(())
     }
 
-    /// A new sequence that holds the tokens of these pages, which start with its first token.
+    /// A new sequence that holds the tokens of these pages, which follow each other from its first token on.
     pub fn restore_pages(
         &mut self,
         program: &Program,
-        layout: &PageLayout,
-        pages: &[&[u8]],
+        pages: &[(&PageLayout, &[u8])],
     ) -> Result<Sequence<B>, EngineError> {
-        check_sizes(layout, pages.iter().map(|page| page.len()))?;
+        check_sizes(pages.iter().map(|(layout, bytes)| (*layout, bytes.len())))?;
         let mut sequence = self.new_sequence(program)?;
-        let length = pages.len() as u64 * layout.tokens;
+        let length = pages.iter().map(|(layout, _)| layout.tokens).sum::<u64>();
         if length > sequence.limit {
             let why = format!("{length} tokens are more than a sequence may have: {}", sequence.limit);
             return Err(EngineError::WrongInput { name: "KV pages".to_owned(), why });
         }
-        let mut rests = pages.to_vec();
-        for ((state, part), buffers) in layout.parts.entries().zip(sequence.states.iter_mut()) {
-            let bytes = part.bytes(layout.tokens) as usize;
-            let (mut parts, after): (Vec<_>, Vec<_>) = rests.into_iter().map(|rest| rest.split_at(bytes)).unzip();
-            rests = after;
-            let range = PageRange { part: *part, first: 0, tokens: layout.tokens, pages: &mut parts };
-            buffers.restore_pages(&program.layouts[state], &self.pool, length, range)?;
+        let mut rests: Vec<&[u8]> = pages.iter().map(|(_, bytes)| *bytes).collect();
+        for ((state, layout), buffers) in program.layouts.entries().zip(sequence.states.iter_mut()) {
+            let (mut first, mut slices) = (0, Vec::with_capacity(pages.len()));
+            for ((page, _), rest) in pages.iter().zip(&mut rests) {
+                let (part, tokens, whole) = (page.parts[state], page.tokens, *rest);
+                let (bytes, after) = whole.split_at(part.bytes(tokens) as usize);
+                *rest = after;
+                slices.push(PageSlice { part, first, tokens, bytes });
+                first += tokens;
+            }
+            buffers.restore_pages(layout, &self.pool, length, &slices)?;
         }
         sequence.length = length;
         Ok(sequence)
     }
 }
 
-fn check_sizes(layout: &PageLayout, mut sizes: impl Iterator<Item = usize>) -> Result<(), EngineError> {
-    let expected = layout.bytes();
-    match sizes.find(|size| *size as u64 != expected) {
-        None => Ok(()),
-        Some(size) => {
+/// Refuses a page that has not the bytes of its layout.
+fn check_sizes<'a>(pages: impl Iterator<Item = (&'a PageLayout, usize)>) -> Result<(), EngineError> {
+    for (layout, size) in pages {
+        let expected = layout.bytes();
+        if size as u64 != expected {
             let why = format!("a page has {size} bytes instead of {expected}");
-            Err(EngineError::WrongInput { name: "KV pages".to_owned(), why })
+            return Err(EngineError::WrongInput { name: "KV pages".to_owned(), why });
         }
     }
+    Ok(())
 }
