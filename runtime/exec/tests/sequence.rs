@@ -331,7 +331,7 @@ fn saved_pages_go_on_with_the_bits_of_the_sequence_that_saved_them() {
         let Some(mut first) = batch_with_cache(&plan, dir.path()) else { continue };
         saved += 1;
         assert_eq!(answer_from_pages(&mut first, &prompt, 20, Some("talk")), (cold.clone(), 0), "{name}");
-        assert_eq!(answer_from_pages(&mut first, &prompt, 20, None), (cold.clone(), 48), "{name}");
+        assert_eq!(answer_from_pages(&mut first, &prompt, 20, None), (cold.clone(), 50), "{name}: its end, too");
         // A conversation goes on after its own answer, another one only after the prompt.
         let mut later = [&prompt[..], &cold.0, &[3, 1, 4]].concat();
         let (cold_later, _) = answer_from_pages(&mut plain, &later, 6, None);
@@ -339,6 +339,11 @@ fn saved_pages_go_on_with_the_bits_of_the_sequence_that_saved_them() {
         later.push(9);
         let (resumed, kept) = answer_from_pages(&mut first, &later, 6, Some("talk"));
         assert_eq!(kept, 64, "{name}");
+        // The end of that prompt lies after generated tokens, so that only the conversation finds it.
+        let again = answer_from_pages(&mut first, &later, 6, Some("talk"));
+        assert_eq!(again, (resumed.clone(), later.len()), "{name}");
+        let (cold_later, _) = answer_from_pages(&mut plain, &later, 6, None);
+        assert_eq!(answer_from_pages(&mut first, &later, 6, Some("third")), (cold_later, 64), "{name}");
         assert!(first.cache().unwrap().flush(std::time::Duration::from_secs(60)));
         drop(first);
         let mut second = batch_with_cache(&plan, dir.path()).unwrap();
@@ -347,6 +352,42 @@ fn saved_pages_go_on_with_the_bits_of_the_sequence_that_saved_them() {
         assert_eq!(after.1, if kept == 64 { 72 } else { 0 }, "{name}: its later prompt was saved too");
         assert_eq!(after.0.0, resumed.0, "{name}");
         assert_eq!(second.cache().unwrap().stats().read_errors, 0);
+    }
+    assert!(saved >= 5, "{saved} models");
+}
+
+#[test]
+fn an_equal_prompt_needs_no_pass_after_another_conversation() {
+    // A prompt that begins like no other of these.
+    let prompt = |tokens: usize| -> Vec<u32> { (0..tokens as u32).map(|at| (at * 7 + tokens as u32) % 100).collect() };
+    let (other, mut saved) = (prompt(3 * PAGE + 5), 0);
+    for name in STATES {
+        let (plan, dir) = (PlanDir::new(name, 128), tempfile::tempdir().unwrap());
+        let mut plain = Batch::new(engine(&plan), ModelInputs::default());
+        let Some(mut batch) = batch_with_cache(&plan, dir.path()) else { continue };
+        saved += 1;
+        let prefills = |batch: &Batch<OrtBackend>| batch.engine().telemetry().prefill.count;
+        // Around the ends of pages: the last tokens are computed in one chunk, or in two where they are one more than a page.
+        for tokens in [5 * PAGE + 3, 2 * PAGE + 2, 2 * PAGE + 1, 2 * PAGE, PAGE + 2, PAGE + 1, PAGE, PAGE - 1, 2] {
+            let (cold, _) = answer_from_pages(&mut plain, &prompt(tokens), 10, None);
+            let first = answer_from_pages(&mut batch, &prompt(tokens), 10, Some("a"));
+            assert_eq!(first, (cold.clone(), 0), "{name}: {tokens} tokens");
+            answer_from_pages(&mut batch, &other, 10, None);
+            let before = prefills(&batch);
+            for session in [None, Some("a"), Some("b")] {
+                let again = answer_from_pages(&mut batch, &prompt(tokens), 10, session);
+                assert_eq!(again, (cold.clone(), tokens), "{name}: {tokens} tokens, session {session:?}");
+            }
+            assert_eq!(prefills(&batch), before, "{name}: {tokens} tokens");
+            // Its start and more.
+            let longer = [&prompt(tokens)[..], &[11, 12, 13]].concat();
+            let (cold, _) = answer_from_pages(&mut plain, &longer, 4, None);
+            assert_eq!(answer_from_pages(&mut batch, &longer, 4, None).0, cold, "{name}: {tokens} tokens and more");
+        }
+        let cache = batch.cache().unwrap();
+        assert!(cache.look_up(&prompt(2), None).has_end(), "{name}");
+        cache.set_ram(0);
+        assert!(!cache.look_up(&prompt(2), None).has_end(), "{name}");
     }
     assert!(saved >= 5, "{saved} models");
 }

@@ -116,6 +116,28 @@ fn disk_pages(server: &Server) -> f64 {
 }
 
 #[test]
+fn an_equal_prompt_needs_no_pass_after_another_conversation_had_the_only_sequence() {
+    let server = Server::new(&["--max-sequences", "1", "--kv-page", "16"]);
+    let request = json!({"prompt": long_text(60), "max_tokens": 12, "ignore_eos": true, "logprobs": 3});
+    let other = json!({"prompt": format!("Another text: {}", long_text(20)), "max_tokens": 4, "ignore_eos": true});
+    let first = server.ok("/v1/completions", &request);
+    assert_eq!(cached_tokens(&first), 0);
+    server.ok("/v1/completions", &other);
+    let passes = || server.metric(&format!("hpp_passes_total{{model=\"{MODEL}\"}}"));
+    let before = passes();
+    let again = server.ok("/v1/completions", &request);
+    let prompt = again["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!((cached_tokens(&again), &again["choices"]), (prompt, &first["choices"]));
+    assert_eq!(passes(), before + 11.0, "one for each token but the first, which has its logits");
+    let (hits, misses) = (of_tier("hpp_kv_hits_total", "ram"), of_tier("hpp_kv_misses_total", "disk"));
+    server.wait_for(&hits, ((prompt - 2) / 16) as f64);
+    // Only the first two prompts had pages that were not found.
+    let in_other = server.ok("/v1/completions", &other)["usage"]["prompt_tokens"].as_u64().unwrap();
+    server.wait_for(&hits, ((prompt - 2) / 16 + (in_other - 2) / 16) as f64);
+    server.wait_for(&misses, ((prompt - 2) / 16 + (in_other - 2) / 16) as f64);
+}
+
+#[test]
 fn states_survive_kill_9_with_the_same_bits() {
     let dir = tempfile::tempdir().unwrap();
     let args = ["--kv-dir", dir.path().to_str().unwrap(), "--kv-page", "16", "--max-sequences", "2"];

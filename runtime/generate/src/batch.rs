@@ -97,7 +97,7 @@ impl<B: Backend> Batch<B> {
         self.cache.as_ref()
     }
 
-    /// A sequence that holds these pages of a prompt. See [`KvCache::restore`].
+    /// A sequence that holds these pages of a prompt, and its end if that was found with all of them. See [`KvCache::restore`].
     pub fn restore(
         &mut self,
         prompt: &[u32],
@@ -105,8 +105,8 @@ impl<B: Backend> Batch<B> {
         pages: &[Arc<PageBytes>],
     ) -> Result<TokenSequence<B>, GenerateError> {
         match &self.cache {
-            Some(cache) if !pages.is_empty() => cache.restore(&mut self.engine, prompt, found, pages),
-            _ => Ok(TokenSequence::default()),
+            Some(cache) => cache.restore(&mut self.engine, prompt, found, pages),
+            None => Ok(TokenSequence::default()),
         }
     }
 
@@ -191,7 +191,7 @@ impl<B: Backend> Batch<B> {
     /// Like [`add`](Self::add), but continues the tokens of an earlier generation, or restored pages. Keeps the prefix that the prompt can
     /// share with them ([`TokenSequence::shared_prefix`]), in whole chunks of `chunk_tokens`. With `chunk_tokens` as the generation's prompt
     /// chunk, the rest of the prompt is computed in the same chunks as the whole prompt would be, so that its logits are the same. A prompt
-    /// equal to the one that the sequence has answered needs no pass. Returns also the number of tokens kept.
+    /// equal to the one that the sequence has answered, or whose end was restored, needs no pass. Returns also the number of tokens kept.
     pub fn add_to(
         &mut self,
         mut sequence: TokenSequence<B>,
@@ -337,7 +337,7 @@ impl<B: Backend> Member<B> {
         let reads_prompt = generation.next_prompt_tokens().is_some() && !generation.request().prompt_logits;
         sequence.fed(generation.input());
         if reads_prompt && sequence.tokens().len() == generation.request().prompt.len() {
-            sequence.end_prompt();
+            sequence.end_prompt(generation.prompt_chunk());
         }
         let room = sequence.room(engine);
         // The caller's error ends the batch; the generation's own only this member.

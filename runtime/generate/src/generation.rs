@@ -195,6 +195,11 @@ impl Generation {
         &self.request
     }
 
+    /// The most tokens of the prompt in one step.
+    pub(crate) fn prompt_chunk(&self) -> usize {
+        self.prompt_chunk
+    }
+
     /// The tokens chosen so far.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens

@@ -1,16 +1,18 @@
 //! The KV cache: finds the saved pages of a prompt, restores sequences from them, and saves the pages of a sequence.
 //!
 //! The bits of a page that was fed as one chunk of a prompt depend only on the tokens up to its end, so every prompt with this prefix may
-//! use it. A page with generated tokens has other bits; it is saved for a session and found only by that session.
+//! use it. A page with generated tokens has other bits; it is saved for a session and found only by that session. The end of a prompt, after
+//! its last whole page, is kept in RAM beside the pages with the logits after it, so that an equal prompt needs no pass.
 
 use crate::error::GenerateError;
-use crate::sequence::TokenSequence;
+use crate::prompt_ends::{PromptEnds, SavedEnd};
+use crate::sequence::{TokenSequence, last_chunk_start};
 use hpp_engine::{Backend, Engine, EngineError, PageLayout, PageToSave};
 use hpp_kv::{
     DiskSettings, EvictionPolicy, Fingerprint, LoadTicket, NewPage, PageBytes, PageKey, PageLookup, PageStore,
     PageStoreError, StoreSettings, StoreStats,
 };
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Most pages copied out at once; they are not in the store's limit of RAM yet.
@@ -21,7 +23,7 @@ const MOST_AT_ONCE: usize = 8;
 pub struct KvSettings {
     /// Tokens of a page: the chunk of prompts.
     pub page_tokens: usize,
-    /// Bytes of RAM for pages.
+    /// Bytes of RAM for pages and ends of prompts together.
     pub ram: u64,
     /// The disk below it.
     pub disk: Option<DiskSettings>,
@@ -40,7 +42,7 @@ pub struct PageValue {
     pub priority: i32,
 }
 
-/// The stored pages of a prompt's prefix.
+/// The stored pages of a prompt's prefix, and whether its end is stored too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PromptPages {
     keys: Vec<PageKey>,
@@ -48,6 +50,8 @@ pub struct PromptPages {
     shared: usize,
     /// Pages that the prompt could use if they were stored.
     wanted: usize,
+    /// The prompt's end, if that and all pages before it are stored.
+    end: Option<PageKey>,
     session: Option<String>,
 }
 
@@ -57,10 +61,28 @@ impl PromptPages {
         self.keys.len()
     }
 
-    /// Whether none is stored.
+    /// Whether no page is stored.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
+
+    /// Whether all pages of the prompt and its end are stored: restored with all of them, the prompt needs no pass.
+    pub fn has_end(&self) -> bool {
+        self.end.is_some()
+    }
+}
+
+/// The end of a prompt that is to be saved.
+struct UnsavedEnd {
+    key: PageKey,
+    /// Its tokens, as a page of them.
+    layout: PageLayout,
+    /// The first of them.
+    first: usize,
+    /// The keys of the pages before it.
+    pages: Vec<PageKey>,
+    /// How many of these any prompt may use.
+    shared: usize,
 }
 
 /// Saves and restores the states of one model's sequences.
@@ -68,6 +90,7 @@ pub struct KvCache {
     store: PageStore,
     layout: PageLayout,
     root: PageKey,
+    ends: Mutex<PromptEnds>,
 }
 
 impl KvCache {
@@ -85,7 +108,12 @@ impl KvCache {
         let Some(layout) = engine.page_layout(page_tokens as u64) else { return Ok(None) };
         let page_bytes = usize::try_from(layout.bytes()).unwrap_or(usize::MAX);
         let store = PageStore::open(StoreSettings { fingerprint, page_bytes, ram, disk, policy }, wake)?;
-        Ok(Some(KvCache { store, layout, root: PageKey::root(&fingerprint) }))
+        let ends = Mutex::new(PromptEnds::new(ram, PageBytes::memory_for(page_bytes)));
+        Ok(Some(KvCache { store, layout, root: PageKey::root(&fingerprint), ends }))
+    }
+
+    fn ends(&self) -> MutexGuard<'_, PromptEnds> {
+        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Tokens of a page.
@@ -100,7 +128,8 @@ impl KvCache {
     }
 
     /// Finds the stored pages of a prompt's prefix, in RAM or on disk. At least two tokens of the prompt are left: a
-    /// single one would be computed differently from the end of a longer chunk.
+    /// single one would be computed differently from the end of a longer chunk. If all pages before these are stored, finds the
+    /// prompt's end, too, in RAM.
     pub fn look_up(&self, prompt: &[u32], session: Option<&str>) -> PromptPages {
         let mut found = PromptPages { session: session.map(str::to_owned), ..PromptPages::default() };
         let usable = &prompt[..prompt.len().saturating_sub(2)];
@@ -127,6 +156,11 @@ impl KvCache {
         }
         found.keys.truncate(self.store.stored(&found.keys));
         found.shared = found.shared.min(found.keys.len());
+        if found.keys.len() == found.wanted {
+            let tail = &prompt[found.wanted * self.page_tokens()..];
+            let key = found.keys.last().unwrap_or(&self.root).prompt_end(tail);
+            found.end = self.ends().contains(&key).then_some(key);
+        }
         found
     }
 
@@ -156,7 +190,9 @@ impl KvCache {
         self.store.count_hits(pages.wanted, from_ram, used - from_ram);
     }
 
-    /// A sequence that holds the first pages of a prompt, and continues with the same bits as the sequence that saved them.
+    /// A sequence that holds the first pages of a prompt, and continues with the same bits as the sequence that saved them. If these are all
+    /// pages that were found and the prompt's end was, too, it holds the whole prompt with the logits after it
+    /// ([`TokenSequence::keep_prompt`]). Empty without pages and end.
     ///
     /// # Errors
     /// Memory for the states is short.
@@ -167,15 +203,39 @@ impl KvCache {
         found: &PromptPages,
         pages: &[Arc<PageBytes>],
     ) -> Result<TokenSequence<B>, GenerateError> {
-        let parts: Vec<(&PageLayout, &[u8])> = pages.iter().map(|page| (&self.layout, page.payload())).collect();
-        let sequence = engine.restore_pages(&parts)?;
-        let (count, page) = (pages.len().min(found.keys.len()), self.page_tokens());
-        let (keys, in_whole_chunks) = (found.keys[..count].to_vec(), found.shared.min(count) * page);
-        Ok(TokenSequence::restored(sequence, &prompt[..count * page], keys, in_whole_chunks, found.session.as_deref()))
+        let count = pages.len().min(found.keys.len());
+        let (tokens, tail) = prompt.split_at(count * self.page_tokens());
+        let end = found.end.filter(|_| count == found.keys.len()).and_then(|key| self.stored_end(engine, key, tail));
+        if count == 0 && end.is_none() {
+            return Ok(TokenSequence::default());
+        }
+        let mut parts: Vec<(&PageLayout, &[u8])> =
+            pages[..count].iter().map(|page| (&self.layout, page.payload())).collect();
+        parts.extend(end.iter().map(|(_, layout, end)| (layout, end.states.payload())));
+        let states = engine.restore_pages(&parts)?;
+        let (keys, page) = (found.keys[..count].to_vec(), self.page_tokens());
+        let (in_whole_chunks, session) = (found.shared.min(count) * page, found.session.as_deref());
+        let mut sequence = TokenSequence::restored(states, tokens, keys, page, in_whole_chunks, session);
+        if let Some((key, _, end)) = end {
+            sequence.restored_end(tail, &end.logits, key);
+        }
+        Ok(sequence)
     }
 
-    /// Saves the pages that a sequence has completed and the store does not have. `is_last`: no token follows now, so that states on a
-    /// device, which are copied whole, are saved too. A page that cannot be saved costs its later users time and nothing else.
+    /// The end of a prompt with its key and layout. `None` if it has left since it was found.
+    fn stored_end<B: Backend>(
+        &self,
+        engine: &Engine<B>,
+        key: PageKey,
+        tail: &[u32],
+    ) -> Option<(PageKey, PageLayout, Arc<SavedEnd>)> {
+        let layout = engine.page_layout(tail.len() as u64)?;
+        let end = self.ends().get(&key);
+        Some((key, layout, end?))
+    }
+
+    /// Saves the pages that a sequence has completed and the store does not have, and the end of its prompt. `is_last`: no token follows now, so
+    /// that states on a device, which are copied whole, are saved too. What cannot be saved costs its later users time and nothing else.
     pub fn save<B: Backend>(
         &self,
         engine: &mut Engine<B>,
@@ -190,13 +250,17 @@ impl KvCache {
         }
         loop {
             let batch = self.unsaved(sequence);
-            if batch.is_empty() {
+            self.note_doubtful(sequence, &batch);
+            let end = self.unsaved_end(engine, sequence, &batch);
+            if batch.is_empty() && end.is_none() {
                 return;
             }
-            if let Err(error) = self.save_pages(engine, sequence, &batch, value) {
-                tracing::warn!(error = hpp_schema::error_line(&error), "cannot save KV pages");
+            let end_key = end.as_ref().map(|end| end.key);
+            if let Err(error) = self.save_states(engine, sequence, &batch, end, value) {
+                tracing::warn!(error = hpp_schema::error_line(&error), "cannot save KV pages or the end of a prompt");
             }
             sequence.add_saved(batch);
+            end_key.into_iter().for_each(|key| sequence.set_saved_end(key));
         }
     }
 
@@ -217,47 +281,135 @@ impl KvCache {
         keys
     }
 
-    fn save_pages<B: Backend>(
+    /// Notes the first of these next pages that is of a session and stored: another sequence has computed it, perhaps in other passes.
+    fn note_doubtful<B: Backend>(&self, sequence: &mut TokenSequence<B>, batch: &[PageKey]) {
+        let shared = sequence.in_whole_chunks() / self.page_tokens();
+        let mut pages = (sequence.saved().len()..).zip(batch);
+        let stored = pages.find(|(index, key)| *index >= shared && self.store.contains(key));
+        if let Some((index, _)) = stored {
+            sequence.set_doubtful(index);
+        }
+    }
+
+    /// The end of a sequence's prompt, if it is to be saved with these next pages: its states are still those, and the pages before it have
+    /// keys by which they are found.
+    fn unsaved_end<B: Backend>(
+        &self,
+        engine: &Engine<B>,
+        sequence: &TokenSequence<B>,
+        batch: &[PageKey],
+    ) -> Option<UnsavedEnd> {
+        let page = self.page_tokens();
+        let (end, _) = sequence.unsaved_end(page)?;
+        let first = last_chunk_start(end, page);
+        // States on a device are copied whole: that is done for pages, and where it is done for each page.
+        let is_worth_a_copy = self.layout.is_on_host() || self.layout.has_snapshots() || !batch.is_empty();
+        let is_held = !self.layout.has_snapshots() || end == sequence.tokens().len();
+        if !is_worth_a_copy || !is_held || !sequence.is_certain(first / page) {
+            return None;
+        }
+        let pages: Vec<PageKey> = sequence.saved().iter().chain(batch).take(first / page).copied().collect();
+        if pages.len() < first / page {
+            return None;
+        }
+        let layout = engine.page_layout((end - first) as u64)?;
+        let key = pages.last().unwrap_or(&self.root).prompt_end(&sequence.tokens()[first..end]);
+        Some(UnsavedEnd { key, layout, first, pages, shared: sequence.in_whole_chunks() / page })
+    }
+
+    /// Saves the next pages of a sequence, which have these keys, and the end of its prompt.
+    fn save_states<B: Backend>(
         &self,
         engine: &mut Engine<B>,
         sequence: &TokenSequence<B>,
         keys: &[PageKey],
-        PageValue { cost_ms, priority }: PageValue,
+        end: Option<UnsavedEnd>,
+        value: PageValue,
     ) -> Result<(), EngineError> {
         let (page, first) = (self.page_tokens(), sequence.saved().len());
         let Some(states) = sequence.states() else { return Ok(()) };
         let is_whole = |index: usize| !self.layout.has_snapshots() || (index + 1) * page == sequence.tokens().len();
         let wanted = |offset: &usize| is_whole(first + offset) && !self.store.contains(&keys[*offset]);
-        let Some(start) = (0..keys.len()).find(wanted) else { return Ok(()) };
+        let start = (0..keys.len()).find(wanted).unwrap_or(keys.len());
+        let of_session = (sequence.in_whole_chunks() / page).saturating_sub(first).clamp(start, keys.len());
+        self.ends().forget_after(&keys[of_session..]);
         let Ok(mut pages) = (start..keys.len()).map(|_| self.store.new_page()).collect::<Result<Vec<_>, _>>() else {
             tracing::warn!("no memory for KV pages");
             return Ok(());
         };
-        let mut copies = Vec::with_capacity(pages.len());
+        let mut end = end.and_then(|end| Some((self.new_end(sequence, &end)?, end)));
+        let mut copies = Vec::with_capacity(pages.len() + 1);
         for (index, bytes) in (first + start..).zip(&mut pages) {
             let bytes = bytes.payload_mut();
             copies.push(PageToSave { layout: &self.layout, first: (index * page) as u64, bytes });
         }
-        engine.save_pages(states, copies)?;
-        for (offset, page) in (start..).zip(pages) {
-            let parent = match offset {
-                0 => sequence.saved().last().copied().unwrap_or(self.root),
-                _ => keys[offset - 1],
-            };
-            let index = u32::try_from(first + offset).unwrap_or(u32::MAX);
-            self.store.insert(NewPage { key: keys[offset], parent, index, cost_ms, priority }, page);
+        if let Some((copy, end)) = &mut end {
+            let bytes = copy.states.payload_mut();
+            copies.push(PageToSave { layout: &end.layout, first: end.first as u64, bytes });
         }
+        engine.save_pages(states, copies)?;
+        self.insert_pages(sequence, &keys[..start], &keys[start..], pages, value);
+        end.into_iter().for_each(|(copy, end)| self.insert_end(end, copy));
         Ok(())
     }
 
-    /// Makes the pages of a sequence the first to be evicted from RAM.
-    pub fn park<B: Backend>(&self, sequence: &TokenSequence<B>) {
-        self.store.park(sequence.saved());
+    /// Stores pages that were copied out of a sequence. They follow its saved ones and those that were `skipped`.
+    fn insert_pages<B: Backend>(
+        &self,
+        sequence: &TokenSequence<B>,
+        skipped: &[PageKey],
+        keys: &[PageKey],
+        pages: Vec<PageBytes>,
+        PageValue { cost_ms, priority }: PageValue,
+    ) {
+        let mut parent = skipped.last().or(sequence.saved().last()).copied().unwrap_or(self.root);
+        let first = sequence.saved().len() + skipped.len();
+        for ((index, key), page) in (first..).zip(keys).zip(pages) {
+            let index = u32::try_from(index).unwrap_or(u32::MAX);
+            self.store.insert(NewPage { key: *key, parent, index, cost_ms, priority }, page);
+            parent = *key;
+        }
     }
 
-    /// Changes the RAM for pages, bytes. See [`PageStore::set_ram`].
+    /// Memory for the end of a sequence's prompt, with the logits after it. `None` if the end is stored already or too large.
+    fn new_end<B: Backend>(&self, sequence: &TokenSequence<B>, end: &UnsavedEnd) -> Option<SavedEnd> {
+        let (_, logits) = sequence.unsaved_end(self.page_tokens())?;
+        let bytes = usize::try_from(end.layout.bytes()).ok()?;
+        let memory = SavedEnd::memory_for(bytes, logits.len());
+        if !self.ends().wants(&end.key, memory, end.pages.len()) {
+            return None;
+        }
+        let states = PageBytes::new(bytes);
+        let states = states.inspect_err(|error| tracing::warn!(%error, "no memory for the end of a prompt")).ok()?;
+        Some(SavedEnd { states, logits: logits.to_vec() })
+    }
+
+    /// Stores the end of a prompt if all pages before it are stored: else it would not be found.
+    fn insert_end(&self, UnsavedEnd { key, pages, shared, .. }: UnsavedEnd, end: SavedEnd) {
+        if self.store.stored(&pages) == pages.len() {
+            self.ends().insert(key, end, &pages, shared);
+            self.divide_ram();
+        }
+    }
+
+    /// Makes the pages of a sequence, and the end of its prompt, the first to be evicted from RAM.
+    pub fn park<B: Backend>(&self, sequence: &TokenSequence<B>) {
+        self.store.park(sequence.saved());
+        if let Some(end) = sequence.saved_end() {
+            self.ends().park(&end);
+        }
+    }
+
+    /// Changes the RAM for pages and ends of prompts together, bytes. See [`PageStore::set_ram`]; ends beyond their share leave at once.
     pub fn set_ram(&self, bytes: u64) -> bool {
-        self.store.set_ram(bytes)
+        self.ends().set_ram(bytes);
+        self.divide_ram()
+    }
+
+    /// Gives pages the RAM that ends do not take. Returns whether the limit holds already.
+    fn divide_ram(&self) -> bool {
+        let left = self.ends().ram_for_pages();
+        self.store.set_ram(left)
     }
 
     /// Counts and sizes.

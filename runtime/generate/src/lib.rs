@@ -5,7 +5,8 @@
 //!   no engine, so a caller may drive many generations on one engine, one step of one request at a time.
 //! - [`TokenSequence`] runs an engine: it feeds tokens, reuses the common prefix with the next prompt, and holds the logits.
 //! - [`Batch`] runs many generations on one engine and fetches the weights once per pass for all.
-//! - [`KvCache`] saves the states of prompts as pages of a store, and restores them for later prompts with the same prefix.
+//! - [`KvCache`] saves the states of prompts as pages of a store, and restores them for later prompts with the same prefix. With the ends of
+//!   prompts, an equal prompt needs no pass.
 //! - [`SingleSequence`] and [`generate`] are the convenience for programs that run one request at a time.
 //! - [`adapt`] keeps an engine to the memory that the system allows, and near the times that its plan predicts.
 //! - [`grammar`] restricts answers to JSON that a schema describes, or to calls of tools.
@@ -24,6 +25,7 @@ mod input;
 mod kv_cache;
 mod plan_file;
 mod prompt;
+mod prompt_ends;
 /// The store of pages that a [`KvCache`] uses.
 pub use hpp_kv as kv;
 pub mod sampling;

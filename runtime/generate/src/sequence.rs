@@ -39,6 +39,8 @@ pub struct TokenSequence<B: Backend> {
     session: Option<String>,
     /// The keys of its leading pages that are saved or cannot be.
     saved: Vec<PageKey>,
+    /// The first of its pages of a session that the store already had when this sequence had computed it: the stored one may have other bits.
+    doubtful_page: Option<usize>,
     /// The end of the last prompt fed in chunks.
     prompt_end: Option<PromptEnd>,
 }
@@ -49,6 +51,8 @@ struct PromptEnd {
     tokens: usize,
     /// The logits `[vocab]` after them.
     logits: Vec<f32>,
+    /// Its key in the cache, once it is saved or cannot be.
+    key: Option<PageKey>,
 }
 
 /// Bytes of the logits that a [`TokenSequence`] of a model keeps: those after its last token and those after its prompt.
@@ -67,6 +71,7 @@ impl<B: Backend> Default for TokenSequence<B> {
             in_whole_chunks: 0,
             session: None,
             saved: Vec::new(),
+            doubtful_page: None,
             prompt_end: None,
         }
     }
@@ -133,11 +138,12 @@ impl<B: Backend> TokenSequence<B> {
         Ok(left)
     }
 
-    /// Notes that a prompt ends after the last token fed: an equal prompt can start here ([`keep_prompt`](Self::keep_prompt)).
-    pub fn end_prompt(&mut self) {
+    /// Notes that a prompt ends after the last token fed, and that it was fed in chunks of `chunk_tokens`: an equal prompt can start here
+    /// ([`keep_prompt`](Self::keep_prompt)) if those are the chunks that this sequence counts.
+    pub fn end_prompt(&mut self, chunk_tokens: usize) {
         let (tokens, logits) = (self.tokens.len(), self.logits.last());
-        if self.chunk_tokens > 0 && !logits.is_empty() {
-            self.prompt_end = Some(PromptEnd { tokens, logits: logits.to_vec() });
+        if chunk_tokens > 0 && chunk_tokens == self.chunk_tokens && !logits.is_empty() {
+            self.prompt_end = Some(PromptEnd { tokens, logits: logits.to_vec(), key: None });
         }
     }
 
@@ -171,6 +177,7 @@ impl<B: Backend> TokenSequence<B> {
         if self.session.as_deref() != session {
             // Pages beyond the whole chunks were saved for the other session, and this one does not find them.
             self.saved.truncate(self.in_whole_chunks / self.chunk_tokens.max(1));
+            self.doubtful_page = None;
             self.session = session.map(str::to_owned);
         }
         Ok(true)
@@ -208,6 +215,7 @@ impl<B: Backend> TokenSequence<B> {
             let chunk_tokens = self.chunk_tokens.max(1);
             self.in_whole_chunks = self.in_whole_chunks.min(left / chunk_tokens * chunk_tokens);
             self.saved.truncate(left / chunk_tokens);
+            self.doubtful_page.take_if(|page| *page >= left / chunk_tokens);
             self.prompt_end.take_if(|end| end.tokens > left);
         }
     }
@@ -312,25 +320,61 @@ impl<B: Backend> TokenSequence<B> {
 }
 
 /// Where the last chunk of a prompt begins at the latest: at least two tokens follow, because a single one would be computed differently
-/// from the end of a longer chunk.
-fn last_chunk_start(prompt: usize, chunk_tokens: usize) -> usize {
+/// from the end of a longer chunk. At most one more than a chunk follows; these are computed in two chunks.
+pub(crate) fn last_chunk_start(prompt: usize, chunk_tokens: usize) -> usize {
     prompt.saturating_sub(2) / chunk_tokens * chunk_tokens
 }
 
 /// For [`KvCache`](crate::KvCache).
 impl<B: Backend> TokenSequence<B> {
-    /// A sequence whose states were restored for these tokens, which are whole pages with these keys. `in_whole_chunks`: how many of the
-    /// tokens were fed in whole chunks.
+    /// A sequence whose states were restored for these tokens, which are whole pages of `chunk_tokens` tokens with these keys.
+    /// `in_whole_chunks`: how many of the tokens were fed in whole chunks.
     pub(crate) fn restored(
         sequence: Sequence<B>,
         tokens: &[u32],
         saved: Vec<PageKey>,
+        chunk_tokens: usize,
         in_whole_chunks: usize,
         session: Option<&str>,
     ) -> Self {
-        let chunk_tokens = tokens.len().checked_div(saved.len()).unwrap_or(0);
         let (tokens, session) = (tokens.to_vec(), session.map(str::to_owned));
         Self { sequence: Some(sequence), tokens, chunk_tokens, in_whole_chunks, session, saved, ..Self::default() }
+    }
+
+    /// Notes that its states hold the last tokens of a prompt too, and the logits `[vocab]` after them: what the cache has under this key.
+    pub(crate) fn restored_end(&mut self, tokens: &[u32], logits: &[f32], key: PageKey) {
+        self.fed(tokens);
+        self.logits = Logits { rows: 1, vocab: logits.len(), data: logits.to_vec() };
+        self.prompt_end = Some(PromptEnd { tokens: self.tokens.len(), logits: logits.to_vec(), key: Some(key) });
+    }
+
+    /// The tokens up to the end of its last prompt, and the logits `[vocab]` after them, unless that is saved, cannot be, or was not fed in
+    /// chunks of `chunk_tokens`.
+    pub(crate) fn unsaved_end(&self, chunk_tokens: usize) -> Option<(usize, &[f32])> {
+        let end = self.prompt_end.as_ref().filter(|end| end.key.is_none() && chunk_tokens == self.chunk_tokens)?;
+        Some((end.tokens, end.logits.as_slice()))
+    }
+
+    /// Notes that the end of its last prompt is saved under this key or cannot be.
+    pub(crate) fn set_saved_end(&mut self, key: PageKey) {
+        if let Some(end) = &mut self.prompt_end {
+            end.key = Some(key);
+        }
+    }
+
+    /// The key of the end of its last prompt, if that is saved or cannot be.
+    pub(crate) fn saved_end(&self) -> Option<PageKey> {
+        self.prompt_end.as_ref()?.key
+    }
+
+    /// Notes that the store had a page of the session before this sequence had computed it.
+    pub(crate) fn set_doubtful(&mut self, page: usize) {
+        self.doubtful_page.get_or_insert(page);
+    }
+
+    /// Whether its first `pages` pages are surely those of the store under their keys.
+    pub(crate) fn is_certain(&self, pages: usize) -> bool {
+        self.doubtful_page.is_none_or(|page| page >= pages)
     }
 
     /// The keys of leading pages that are saved or cannot be.

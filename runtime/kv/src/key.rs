@@ -36,15 +36,29 @@ impl PageKey {
     /// The page of these tokens that follows this one. Tokens that were generated, not read as part of a prompt, have states with other
     /// bits; they are found only under the name of their session.
     pub fn child(&self, tokens: &[u32], session: Option<&str>) -> Self {
+        let mut hasher = self.hasher(tokens);
+        if let Some(session) = session {
+            hasher.update(b"session").update(session.as_bytes());
+        }
+        PageKey(*hasher.finalize().as_bytes())
+    }
+
+    /// The end of a prompt: its last tokens, which follow this page. It is never the key of a page. It has no session of its own: after a
+    /// page of a session, only that session finds it.
+    pub fn prompt_end(&self, tokens: &[u32]) -> Self {
+        let mut hasher = self.hasher(tokens);
+        hasher.update(b"prompt end");
+        PageKey(*hasher.finalize().as_bytes())
+    }
+
+    /// Has hashed this key and the tokens that follow.
+    fn hasher(&self, tokens: &[u32]) -> blake3::Hasher {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(&(tokens.len() as u64).to_le_bytes());
         for token in tokens {
             hasher.update(&token.to_le_bytes());
         }
-        if let Some(session) = session {
-            hasher.update(b"session").update(session.as_bytes());
-        }
-        PageKey(*hasher.finalize().as_bytes())
+        hasher
     }
 }
 
@@ -75,5 +89,18 @@ mod tests {
         let seconds = [first.child(&[4, 5], None), other.child(&[4, 5], None), first.child(&[4, 5], Some(""))];
         assert!(seconds[0] != seconds[1] && seconds[0] != seconds[2]);
         assert_ne!(first.child(&[4], Some("a")), first.child(&[4], Some("b")));
+    }
+
+    #[test]
+    fn the_end_of_a_prompt_has_no_pages_key() {
+        let root = PageKey::root(&Fingerprint::of([("weights", "a")]));
+        let (end, page) = (root.prompt_end(&[1, 2]), root.child(&[1, 2], None));
+        assert_eq!(end, root.prompt_end(&[1, 2]));
+        let others = [None, Some(""), Some("prompt end"), Some("a")].map(|session| root.child(&[1, 2], session));
+        assert!(!others.contains(&end));
+        let ends = [root.prompt_end(&[1]), root.prompt_end(&[1, 3]), root.prompt_end(&[]), page.prompt_end(&[1, 2])];
+        assert!(!ends.contains(&end));
+        // Of a session, because the page before it is.
+        assert_ne!(page.prompt_end(&[3]), root.child(&[1, 2], Some("a")).prompt_end(&[3]));
     }
 }

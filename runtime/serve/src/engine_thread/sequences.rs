@@ -23,8 +23,8 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.kept.drain(..self.kept.len().min(excess));
     }
 
-    /// The start of a request: the kept sequence or the stored pages with the longest common prefix with its prompt, else an empty
-    /// sequence. `None` while pages are being read.
+    /// The start of a request: the kept sequence or the stored pages with the longest common prefix with its prompt, with which the prompt's end
+    /// may be stored, else an empty sequence. `None` while pages are being read.
     pub(super) fn sequence_for(&mut self, waiting: &mut Waiting) -> Option<TokenSequence<B>> {
         if waiting.is_loading {
             return None;
@@ -41,13 +41,15 @@ impl<B: Backend + 'static> EngineThread<B> {
         let in_best = best.map_or(0, |best| shared(&self.kept[best]));
         let length = best.map_or(0, |best| self.kept[best].tokens().len());
         let looked_up = Instant::now();
-        let mut pages = Vec::new();
+        let (mut pages, mut has_all) = (Vec::new(), false);
         let found = self.batch.cache().map(|cache| cache.look_up(prompt, hints.session.as_deref()));
         if let Some((cache, found)) = self.batch.cache().zip(found.as_ref()) {
             // With equally many tokens, a kept sequence needs no copy. But truncating it to a short common prefix would lose the
             // rest of another conversation, and some states cannot go back.
             let is_best = in_best >= self.grid && 2 * in_best >= length && !cache.has_snapshots();
-            if !found.is_empty() && (!is_best || found.len() * self.grid > in_best) {
+            // Copying pages from RAM takes less time than computing the prompt's end.
+            let needs_no_pass = found.has_end() && cache.in_ram(found) == found.len();
+            if !found.is_empty() && (!is_best || needs_no_pass || found.len() * self.grid > in_best) {
                 match cache.load(found, hints.priority, waiting.ticket.as_ref()) {
                     PageLookup::Pages(loaded) => pages = loaded,
                     PageLookup::Loading(ticket) => {
@@ -58,11 +60,13 @@ impl<B: Backend + 'static> EngineThread<B> {
                     }
                 }
             }
+            has_all = found.has_end() && pages.len() == found.len();
             if in_best < self.grid || !pages.is_empty() {
                 cache.count_hits(found, pages.len(), waiting.in_ram);
             }
         }
         if pages.is_empty()
+            && !has_all
             && let Some(best) = best
             && in_best >= self.grid
             && (is_full || 2 * in_best >= length)
@@ -79,7 +83,7 @@ impl<B: Backend + 'static> EngineThread<B> {
                 "cannot restore KV pages; the prompt is computed again"
             );
         });
-        if !pages.is_empty() && restored.is_ok() {
+        if (has_all || !pages.is_empty()) && restored.is_ok() {
             match waiting.loads_since {
                 Some(since) => self.metrics.restored_from_disk.observe(since.elapsed().as_secs_f64()),
                 None => self.metrics.restored_from_ram.observe(looked_up.elapsed().as_secs_f64()),

@@ -384,7 +384,7 @@ fn answers_stay_the_same_while_their_engine_gives_up_memory_and_gets_it_back() {
 }
 
 #[test]
-fn a_prompt_asked_again_needs_no_pass_where_its_states_can_go_back() {
+fn a_prompt_asked_again_needs_no_pass() {
     let toy = ToyThread::start_with(2, |_| false, Drafts::default);
     let prompt: Vec<u32> = (0..10).map(|at| at * 3 % 16).collect();
     let new_runs = |before: usize| toy.runs.lock().unwrap()[before..].to_vec();
@@ -396,16 +396,64 @@ fn a_prompt_asked_again_needs_no_pass_where_its_states_can_go_back() {
     assert_eq!(new_runs(before), [0; 0]);
     assert_eq!(answer(toy.ask(prompt.clone(), 6)), expected(&prompt, 6));
     assert_eq!(new_runs(before), [1; 5], "the first token needs no run");
-    // Now the toy's replaced state cannot go back to the end of the prompt.
+    // Now the toy's replaced state cannot go back to the end of the prompt, which is restored.
     let before = count();
-    assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
-    assert_eq!(new_runs(before), [2], "the rest after two pages");
+    assert_eq!(logprobs_of(toy.ask_for_logprobs(prompt.clone(), 1, Some(2))), first);
+    assert_eq!(new_runs(before), [0; 0]);
     // Neither a longer prompt nor a shorter one is equal.
     for other in [[&prompt[..], &[5, 6]].concat(), prompt[..9].to_vec()] {
         let before = count();
         assert_eq!(answer(toy.ask(other.clone(), 1)), expected(&other, 1));
         assert_eq!(new_runs(before).iter().sum::<usize>(), other.len() - (other.len() - 2) / CHUNK * CHUNK);
     }
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+}
+
+#[test]
+fn a_prompt_whose_sequence_is_gone_needs_no_pass() {
+    let toy = ToyThread::start_with(1, |_| false, Drafts::default);
+    let other = vec![15; 9];
+    for tokens in [3, CHUNK, CHUNK + 1, CHUNK + 2, 2 * CHUNK + 1, 11] {
+        let prompt: Vec<u32> = (0..tokens as u32).map(|at| (at * 3 + tokens as u32) % 16).collect();
+        let first = logprobs_of(toy.ask_for_logprobs(prompt.clone(), 5, Some(2)));
+        assert_eq!(answer(toy.ask(other.clone(), 3)), expected(&other, 3));
+        let before = toy.runs.lock().unwrap().len();
+        assert_eq!(logprobs_of(toy.ask_for_logprobs(prompt.clone(), 5, Some(2))), first, "{tokens} tokens");
+        let runs = toy.runs.lock().unwrap()[before..].to_vec();
+        assert_eq!(runs, [1; 4], "{tokens} tokens: the first token needs no run");
+        let usage = usage(toy.ask(prompt, 5));
+        assert_eq!((usage.prompt_tokens, usage.reused_tokens), (tokens, tokens));
+    }
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+}
+
+/// Waits for the end of a request, and returns its counts of tokens.
+fn usage(mut events: UnboundedReceiver<RequestEvent>) -> TokenUsage {
+    loop {
+        match events.blocking_recv() {
+            Some(RequestEvent::Finished(generated)) => return generated.usage,
+            Some(RequestEvent::Failed(error)) => panic!("{error}"),
+            Some(_) => {}
+            None => panic!("the thread ended"),
+        }
+    }
+}
+
+#[test]
+fn ends_of_prompts_leave_with_the_memory_for_pages() {
+    let toy = ToyThread::start_with(1, |_| false, Drafts::default);
+    let prompt: Vec<u32> = (0..3).collect();
+    assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
+    // It is too short for its sequence to be kept.
+    assert_eq!(usage(toy.ask(prompt.clone(), 1)).reused_tokens, 3);
+    toy.queue.share(EngineShare { kv: 0, sequences: 1, locked: 0 });
+    assert_eq!(usage(toy.ask(prompt.clone(), 1)).reused_tokens, 0);
+    assert_eq!(usage(toy.ask(prompt.clone(), 1)).reused_tokens, 0, "and none is kept");
+    toy.queue.share(EngineShare { kv: 16 << 20, sequences: 1, locked: 0 });
+    assert_eq!(usage(toy.ask(prompt.clone(), 1)).reused_tokens, 0);
+    assert_eq!(usage(toy.ask(prompt, 1)).reused_tokens, 3);
     drop(toy.queue);
     toy.thread.join().unwrap();
 }
