@@ -81,8 +81,6 @@ struct UnsavedEnd {
     first: usize,
     /// The keys of the pages before it.
     pages: Vec<PageKey>,
-    /// How many of these any prompt may use.
-    shared: usize,
 }
 
 /// Saves and restores the states of one model's sequences.
@@ -250,7 +248,6 @@ impl KvCache {
         }
         loop {
             let batch = self.unsaved(sequence);
-            self.note_doubtful(sequence, &batch);
             let end = self.unsaved_end(engine, sequence, &batch);
             if batch.is_empty() && end.is_none() {
                 return;
@@ -281,18 +278,8 @@ impl KvCache {
         keys
     }
 
-    /// Notes the first of these next pages that is of a session and stored: another sequence has computed it, perhaps in other passes.
-    fn note_doubtful<B: Backend>(&self, sequence: &mut TokenSequence<B>, batch: &[PageKey]) {
-        let shared = sequence.in_whole_chunks() / self.page_tokens();
-        let mut pages = (sequence.saved().len()..).zip(batch);
-        let stored = pages.find(|(index, key)| *index >= shared && self.store.contains(key));
-        if let Some((index, _)) = stored {
-            sequence.set_doubtful(index);
-        }
-    }
-
-    /// The end of a sequence's prompt, if it is to be saved with these next pages: its states are still those, and the pages before it have
-    /// keys by which they are found.
+    /// The end of a sequence's prompt, if it is to be saved with these next pages: its states are still those, and any prompt may use the pages
+    /// before it. After a page of a session, whose bits depend on how it was generated, there is none.
     fn unsaved_end<B: Backend>(
         &self,
         engine: &Engine<B>,
@@ -305,7 +292,7 @@ impl KvCache {
         // States on a device are copied whole: that is done for pages, and where it is done for each page.
         let is_worth_a_copy = self.layout.is_on_host() || self.layout.has_snapshots() || !batch.is_empty();
         let is_held = !self.layout.has_snapshots() || end == sequence.tokens().len();
-        if !is_worth_a_copy || !is_held || !sequence.is_certain(first / page) {
+        if !is_worth_a_copy || !is_held || sequence.in_whole_chunks() < first {
             return None;
         }
         let pages: Vec<PageKey> = sequence.saved().iter().chain(batch).take(first / page).copied().collect();
@@ -314,7 +301,7 @@ impl KvCache {
         }
         let layout = engine.page_layout((end - first) as u64)?;
         let key = pages.last().unwrap_or(&self.root).prompt_end(&sequence.tokens()[first..end]);
-        Some(UnsavedEnd { key, layout, first, pages, shared: sequence.in_whole_chunks() / page })
+        Some(UnsavedEnd { key, layout, first, pages })
     }
 
     /// Saves the next pages of a sequence, which have these keys, and the end of its prompt.
@@ -331,8 +318,6 @@ impl KvCache {
         let is_whole = |index: usize| !self.layout.has_snapshots() || (index + 1) * page == sequence.tokens().len();
         let wanted = |offset: &usize| is_whole(first + offset) && !self.store.contains(&keys[*offset]);
         let start = (0..keys.len()).find(wanted).unwrap_or(keys.len());
-        let of_session = (sequence.in_whole_chunks() / page).saturating_sub(first).clamp(start, keys.len());
-        self.ends().forget_after(&keys[of_session..]);
         let Ok(mut pages) = (start..keys.len()).map(|_| self.store.new_page()).collect::<Result<Vec<_>, _>>() else {
             tracing::warn!("no memory for KV pages");
             return Ok(());
@@ -385,9 +370,9 @@ impl KvCache {
     }
 
     /// Stores the end of a prompt if all pages before it are stored: else it would not be found.
-    fn insert_end(&self, UnsavedEnd { key, pages, shared, .. }: UnsavedEnd, end: SavedEnd) {
+    fn insert_end(&self, UnsavedEnd { key, pages, .. }: UnsavedEnd, end: SavedEnd) {
         if self.store.stored(&pages) == pages.len() {
-            self.ends().insert(key, end, &pages, shared);
+            self.ends().insert(key, end, pages.len());
             self.divide_ram();
         }
     }

@@ -33,8 +33,6 @@ impl SavedEnd {
 /// An end that is kept.
 struct Entry {
     end: Arc<SavedEnd>,
-    /// The pages of a session before it.
-    session_pages: Vec<PageKey>,
     last_used: u64,
 }
 
@@ -93,27 +91,15 @@ impl PromptEnds {
         Some(Arc::clone(&entry.end))
     }
 
-    /// Keeps an end, unless it is larger than all may be. `pages`: those that it follows; all but the first `shared` are of a session.
-    pub fn insert(&mut self, key: PageKey, end: SavedEnd, pages: &[PageKey], shared: usize) {
+    /// Keeps an end that follows so many pages, unless it is larger than all may be beside them.
+    pub fn insert(&mut self, key: PageKey, end: SavedEnd, pages: usize) {
         self.remove(&key);
         let bytes = end.bytes();
-        let Some(others) = self.limit(pages.len()).checked_sub(bytes) else { return };
+        let Some(others) = self.limit(pages).checked_sub(bytes) else { return };
         self.evict_down_to(others);
-        let session_pages = pages.iter().skip(shared).copied().collect();
         self.uses += 1;
         self.bytes += bytes;
-        self.entries.insert(key, Entry { end: Arc::new(end), session_pages, last_used: self.uses });
-    }
-
-    /// Drops the ends that depend on one of these pages of a session, because its states are computed anew and may have other bits.
-    pub fn forget_after(&mut self, session_pages: &[PageKey]) {
-        if session_pages.is_empty() {
-            return;
-        }
-        let depends = |entry: &Entry| entry.session_pages.iter().any(|page| session_pages.contains(page));
-        let forgotten: Vec<PageKey> =
-            self.entries.iter().filter(|(_, entry)| depends(entry)).map(|(key, _)| *key).collect();
-        forgotten.iter().for_each(|key| self.remove(key));
+        self.entries.insert(key, Entry { end: Arc::new(end), last_used: self.uses });
     }
 
     /// Makes an end the first to leave.
@@ -169,19 +155,19 @@ mod tests {
     #[test]
     fn the_least_recently_used_end_leaves_first() {
         let mut ends = ends(3);
-        (0..3).for_each(|of| ends.insert(key(of), end(of), &[], 0));
+        (0..3).for_each(|of| ends.insert(key(of), end(of), 0));
         assert_eq!((held(&ends), ends.bytes), (vec![0, 1, 2], 3 * END));
         let found = ends.get(&key(0)).unwrap();
         assert_eq!((found.states.payload(), &found.logits[..]), (&[0; 100][..], &[0.0; 4][..]));
         assert!(!ends.wants(&key(1), END, 0), "it is here, and used now");
-        ends.insert(key(3), end(3), &[], 0);
+        ends.insert(key(3), end(3), 0);
         assert_eq!((held(&ends), ends.bytes), (vec![0, 1, 3], 3 * END));
         ends.park(&key(3));
         assert!(ends.get(&key(4)).is_none() && ends.wants(&key(4), END, 0));
-        ends.insert(key(4), end(4), &[], 0);
+        ends.insert(key(4), end(4), 0);
         assert_eq!(held(&ends), [0, 1, 4]);
         // Again under the same key.
-        ends.insert(key(4), end(5), &[], 0);
+        ends.insert(key(4), end(5), 0);
         assert_eq!((held(&ends), ends.bytes), (vec![0, 1, 4], 3 * END));
         assert_eq!(ends.get(&key(4)).unwrap().logits[0], 5.0);
     }
@@ -191,18 +177,18 @@ mod tests {
         let mut ends = ends(2);
         let ram = 2 * END * SHARE;
         assert_eq!(ends.ram_for_pages(), ram, "without ends all is for pages");
-        (0..3).for_each(|of| ends.insert(key(of), end(of), &[], 0));
+        (0..3).for_each(|of| ends.insert(key(of), end(of), 0));
         assert_eq!((held(&ends), ends.ram_for_pages()), (vec![1, 2], ram - 2 * END));
         // One that is larger than all may be is not kept, and costs no other.
         assert!(!ends.wants(&key(7), 2 * END + 1, 0) && ends.wants(&key(7), 2 * END, 0));
         let large = SavedEnd { states: PageBytes::new(6 * 4096).unwrap(), logits: vec![] };
-        ends.insert(key(7), large, &[], 0);
+        ends.insert(key(7), large, 0);
         assert_eq!(held(&ends), [1, 2]);
         ends.set_ram(ram - 1);
         assert_eq!((held(&ends), ends.ram_for_pages()), (vec![2], ram - 1 - END));
         ends.set_ram(0);
         assert_eq!((held(&ends), ends.ram_for_pages(), ends.bytes), (vec![], 0, 0));
-        ends.insert(key(1), end(1), &[], 0);
+        ends.insert(key(1), end(1), 0);
         assert_eq!(held(&ends), [0; 0]);
         // Room for a page is left.
         assert!(!PromptEnds::new(PAGE, PAGE).wants(&key(1), 1, 0));
@@ -211,30 +197,13 @@ mod tests {
     #[test]
     fn an_end_leaves_room_for_the_pages_before_it() {
         let mut ends = PromptEnds::new(10 * PAGE, PAGE);
-        (0..2).for_each(|of| ends.insert(key(of), end(of), &[], 0));
+        (0..2).for_each(|of| ends.insert(key(of), end(of), 0));
         assert_eq!(held(&ends), [0, 1]);
-        let pages: Vec<PageKey> = (10..20).map(key).collect();
         assert!(!ends.wants(&key(2), END, 10) && ends.wants(&key(2), END, 9));
-        ends.insert(key(2), end(2), &pages, 10);
+        ends.insert(key(2), end(2), 10);
         assert_eq!(held(&ends), [0, 1]);
-        ends.insert(key(2), end(2), &pages[..9], 9);
+        ends.insert(key(2), end(2), 9);
         assert_eq!(held(&ends), [2]);
         assert!(ends.ram_for_pages() >= 9 * PAGE);
-    }
-
-    #[test]
-    fn ends_after_pages_that_are_computed_anew_are_dropped() {
-        let root = PageKey::root(&Fingerprint::of([]));
-        let pages = [1, 2, 3].map(|of| root.child(&[of], Some("a")));
-        let mut ends = ends(4);
-        ends.insert(key(0), end(0), &[], 0);
-        ends.insert(key(1), end(1), &pages[..1], 0);
-        ends.insert(key(2), end(2), &pages[..2], 0);
-        ends.insert(key(3), end(3), &pages, 3);
-        ends.forget_after(&[]);
-        ends.forget_after(&pages[2..]);
-        assert_eq!(held(&ends), [0, 1, 2, 3]);
-        ends.forget_after(&pages[1..]);
-        assert_eq!((held(&ends), ends.bytes), (vec![0, 1, 3], 3 * END), "shared pages always have the same bits");
     }
 }

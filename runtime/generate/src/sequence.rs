@@ -39,8 +39,6 @@ pub struct TokenSequence<B: Backend> {
     session: Option<String>,
     /// The keys of its leading pages that are saved or cannot be.
     saved: Vec<PageKey>,
-    /// The first of its pages of a session that the store already had when this sequence had computed it: the stored one may have other bits.
-    doubtful_page: Option<usize>,
     /// The end of the last prompt fed in chunks.
     prompt_end: Option<PromptEnd>,
 }
@@ -71,7 +69,6 @@ impl<B: Backend> Default for TokenSequence<B> {
             in_whole_chunks: 0,
             session: None,
             saved: Vec::new(),
-            doubtful_page: None,
             prompt_end: None,
         }
     }
@@ -177,7 +174,6 @@ impl<B: Backend> TokenSequence<B> {
         if self.session.as_deref() != session {
             // Pages beyond the whole chunks were saved for the other session, and this one does not find them.
             self.saved.truncate(self.in_whole_chunks / self.chunk_tokens.max(1));
-            self.doubtful_page = None;
             self.session = session.map(str::to_owned);
         }
         Ok(true)
@@ -215,7 +211,6 @@ impl<B: Backend> TokenSequence<B> {
             let chunk_tokens = self.chunk_tokens.max(1);
             self.in_whole_chunks = self.in_whole_chunks.min(left / chunk_tokens * chunk_tokens);
             self.saved.truncate(left / chunk_tokens);
-            self.doubtful_page.take_if(|page| *page >= left / chunk_tokens);
             self.prompt_end.take_if(|end| end.tokens > left);
         }
     }
@@ -365,16 +360,6 @@ impl<B: Backend> TokenSequence<B> {
     /// The key of the end of its last prompt, if that is saved or cannot be.
     pub(crate) fn saved_end(&self) -> Option<PageKey> {
         self.prompt_end.as_ref()?.key
-    }
-
-    /// Notes that the store had a page of the session before this sequence had computed it.
-    pub(crate) fn set_doubtful(&mut self, page: usize) {
-        self.doubtful_page.get_or_insert(page);
-    }
-
-    /// Whether its first `pages` pages are surely those of the store under their keys.
-    pub(crate) fn is_certain(&self, pages: usize) -> bool {
-        self.doubtful_page.is_none_or(|page| page >= pages)
     }
 
     /// The keys of leading pages that are saved or cannot be.
