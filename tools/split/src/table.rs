@@ -117,6 +117,9 @@ fn expectation(plan: &Plan) -> String {
     text
 }
 
+/// More tokens per second by this factor are clearly more.
+const CLEARLY: f64 = 1.05;
+
 /// Several sequences together, and how many of them take no more time than one.
 fn throughput_line(
     alone: &Predictions,
@@ -140,6 +143,10 @@ fn throughput_line(
             format!(
                 "memory holds fewer than {more} with this plan; {other_plan}a shorter --context or more memory may change that"
             )
+        }
+        1 if gains_from_more(throughput) => {
+            "more at once may be faster: hpp-profile --prompts measures what sequences share of the experts in memory"
+                .to_owned()
         }
         1 => "more at once are not faster".to_owned(),
         free => format!("up to {free} at once take hardly longer than one"),
@@ -324,10 +331,36 @@ pub fn blocks_and_experts(labels: &[String]) -> String {
     }
 }
 
+/// Whether passes of more sequences than the planned number give clearly more tokens per second. The planner takes so many only if it knows how
+/// sequences share experts that are read.
+fn gains_from_more(throughput: &PredictedThroughput) -> bool {
+    let of_one_token = throughput.passes.iter().filter(|pass| pass.tokens == 1);
+    let rates = of_one_token.map(|pass| (pass.sequences, pass.sequences as f64 / pass.ms));
+    let (planned, more): (Vec<_>, Vec<_>) = rates.partition(|(sequences, _)| *sequences <= throughput.sequences);
+    let fastest = |rates: &[(u64, f64)]| rates.iter().map(|(_, rate)| *rate).fold(0.0, f64::max);
+    fastest(&more) > CLEARLY * fastest(&planned)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use hpp_schema::PredictedPass;
+
+    #[test]
+    fn more_sequences_than_planned_may_be_faster() {
+        let pass = |sequences, ms| PredictedPass { sequences, tokens: 1, ms };
+        let passes = vec![pass(1, 10.0), pass(2, 19.0), pass(4, 33.0)];
+        let planned = |sequences| PredictedThroughput { sequences, passes: passes.clone(), ..Default::default() };
+        assert!(gains_from_more(&planned(1)) && !gains_from_more(&planned(4)));
+        let alone = Predictions { new_tokens: 10, decode_ms: 1.0, ..Predictions::default() };
+        let line = throughput_line(&alone, &PredictedThroughput { free_sequences: 1, ..planned(1) }, 2, true);
+        assert!(line.contains("more at once may be faster: hpp-profile --prompts"), "{line}");
+        assert!(!gains_from_more(&PredictedThroughput {
+            sequences: 1,
+            passes: vec![pass(1, 10.0), pass(2, 19.5)],
+            ..Default::default()
+        }));
+    }
 
     #[test]
     fn memory_that_ends_the_number_of_sequences_is_named() {
