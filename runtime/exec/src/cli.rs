@@ -549,9 +549,6 @@ pub struct KvArgs {
     /// Memory of all models, of which pages take a share where the plan has no smaller limit.
     #[arg(skip)]
     pub limit: Option<ByteSize>,
-    /// Other settings that decide where models compute.
-    #[arg(skip)]
-    pub settings: String,
 }
 
 /// A plan with the name that requests give it.

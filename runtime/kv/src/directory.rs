@@ -8,8 +8,6 @@ use std::time::SystemTime;
 
 const LOCK: &str = "lock";
 const PAGES: &str = "pages.kv";
-/// What the process was started with that opened the directory last.
-const SETTINGS: &str = "settings";
 
 /// A model's directory, locked for as long as this lives.
 #[derive(Debug)]
@@ -91,23 +89,6 @@ fn lock(directory: &Path) -> std::io::Result<Option<File>> {
     }
 }
 
-/// Notes beside the pages of a model, whose store the caller has open, what its process was started with: where a model computes is a part
-/// of its fingerprint, and known only once it is loaded. [`model_in_use`] finds the note before that.
-///
-/// # Errors
-/// The file cannot be written.
-pub fn note_settings(store: &Path, model: &Fingerprint, settings: &Fingerprint) -> std::io::Result<()> {
-    std::fs::write(store.join(model.short()).join(SETTINGS), settings.short())
-}
-
-/// The directory of a model in use that was opened with these settings.
-pub fn model_in_use(store: &Path, settings: &Fingerprint) -> Option<PathBuf> {
-    let settings = settings.short();
-    let is_noted = |path: &PathBuf| std::fs::read_to_string(path.join(SETTINGS)).is_ok_and(|noted| noted == settings);
-    let models = read_dir(store).into_iter().flatten().flatten().map(|entry| entry.path());
-    models.filter(is_noted).find(|path| matches!(lock(path), Ok(None)))
-}
-
 /// Creates directories that only this user may read: KV caches and sessions are conversations.
 pub fn private_directories() -> DirBuilder {
     let mut builder = DirBuilder::new();
@@ -148,21 +129,6 @@ mod tests {
         assert_eq!(third.make_room(store.path(), 40, 200), 50, "it is enough");
         assert_eq!(third.make_room(store.path(), 60, 200), 150);
         assert!(second.pages().exists() && !store.path().join(a.short()).exists());
-    }
-
-    #[test]
-    fn a_model_in_use_is_found_by_the_settings_of_its_process() {
-        let store = tempfile::tempdir().unwrap();
-        let [model, settings, others] =
-            ["a", "--threads 2", "--threads 3"].map(|fact| Fingerprint::of([("fact", fact)]));
-        assert_eq!(model_in_use(&store.path().join("none"), &settings), None);
-        let directory = ModelDirectory::open(store.path(), &model).unwrap();
-        assert_eq!(model_in_use(store.path(), &settings), None, "nothing is noted");
-        note_settings(store.path(), &model, &settings).unwrap();
-        assert_eq!(model_in_use(store.path(), &settings), Some(directory.path.clone()));
-        assert_eq!(model_in_use(store.path(), &others), None, "they may be for another directory");
-        drop(directory);
-        assert_eq!(model_in_use(store.path(), &settings), None);
     }
 
     #[test]

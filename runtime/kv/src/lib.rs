@@ -20,7 +20,7 @@ mod replay;
 mod store;
 mod table;
 
-pub use directory::{model_in_use, note_settings, private_directories};
+pub use directory::private_directories;
 pub use error::PageStoreError;
 pub use key::{Fingerprint, PageKey};
 pub use page::PageBytes;

@@ -1,15 +1,14 @@
 //! Opens the cache of KV pages of an engine: its size, its directory, and the fingerprint of everything that decides its bits.
 
-use crate::cli::{KvArgs, LibraryArgs, RuntimeArgs};
+use crate::cli::{KvArgs, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
 use hpp_engine::{Engine, StageTelemetry};
-use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, PageStoreError, model_in_use, note_settings};
+use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, PageStoreError};
 use hpp_generate::{KvCache, KvSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
 use std::ffi::OsStr;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Tokens of a page where the user gives no number.
@@ -31,13 +30,7 @@ impl KvArgs {
 
     /// Whether pages are saved on disk, for later processes.
     pub fn saves_on_disk(&self) -> bool {
-        self.store().is_some()
-    }
-
-    /// The directory for pages, if they are saved on disk.
-    fn store(&self) -> Option<&Path> {
-        let saves = self.kv_disk.0 > 0 && self.kv_ram.is_none_or(|ram| ram.0 > 0);
-        self.kv_dir.as_deref().filter(|_| saves)
+        self.kv_dir.is_some() && self.kv_disk.0 > 0 && self.kv_ram.is_none_or(|ram| ram.0 > 0)
     }
 
     /// Bytes of RAM for pages.
@@ -91,53 +84,24 @@ pub fn open_cache(
         tracing::debug!(ram, page, "no RAM for KV pages");
         return Ok(None);
     }
-    let disk = args.store().map(|directory| DiskSettings {
-        directory: directory.to_owned(),
+    let disk = args.kv_dir.clone().filter(|_| args.kv_disk.0 > 0).map(|directory| DiskSettings {
+        directory,
         bytes: args.kv_disk.0,
         share: args.kv_disk.0 / models.max(1),
     });
-    let fingerprint = fingerprint(engine, plan, runtime, page_tokens, console)?;
     let settings = KvSettings {
         page_tokens: usize::try_from(page_tokens).unwrap_or(usize::MAX),
         ram,
         disk,
         policy: args.kv_policy,
-        fingerprint,
+        fingerprint: fingerprint(engine, plan, runtime, page_tokens, console)?,
     };
     let cache = KvCache::open(engine, settings, wake)?;
     if let Some(cache) = &cache {
         let (stats, page) = (cache.stats(), ByteSize(page).human());
         tracing::info!(ram, page, page_tokens, on_disk = stats.disk_pages, "cache of KV pages");
-        if let Some(store) = args.store() {
-            let noted = note_settings(store, &fingerprint, &known_settings(plan, runtime, args)?);
-            // Without the note, another process fails once it has loaded the model.
-            noted.unwrap_or_else(|error| tracing::info!(%error, "cannot note the settings of the KV store"));
-        }
     }
     Ok(cache)
-}
-
-/// Refuses a store that another process with the same settings uses, before a model is loaded for it. One with other settings may use
-/// another directory of the store: that is known only after loading.
-pub fn check_store(plan: &Plan, runtime: &RuntimeArgs, args: &KvArgs) -> Result<(), ExecError> {
-    let Some(store) = args.store() else { return Ok(()) };
-    match model_in_use(store, &known_settings(plan, runtime, args)?) {
-        Some(directory) => Err(PageStoreError::InUse(directory).into()),
-        None => Ok(()),
-    }
-}
-
-/// What is known before loading of what decides the bits of states: processes for which it is equal use the same directory of a store.
-fn known_settings(plan: &Plan, runtime: &RuntimeArgs, args: &KvArgs) -> Result<Fingerprint, ExecError> {
-    let library = LibraryArgs { verbose: 0, quiet: false, ..runtime.library.clone() };
-    let runtime = format!("{:?}", RuntimeArgs { library, ..runtime.clone() });
-    let kv = format!("{:?} {:?} {:?} {}", args.kv_ram, args.kv_page, args.limit, args.settings);
-    let seal = seal(plan)?;
-    Ok(Fingerprint::of([("hpp", env!("CARGO_PKG_VERSION")), ("plan", &seal), ("runtime", &runtime), ("kv", &kv)]))
-}
-
-fn seal(plan: &Plan) -> Result<String, ExecError> {
-    Seal::of(plan).and_then(|seal| serde_json::to_string(&seal)).map_err(ExecError::Fingerprint)
 }
 
 /// What decides the bits of states apart from tokens.
@@ -148,7 +112,7 @@ fn fingerprint(
     page_tokens: u64,
     console: &Arc<Console>,
 ) -> Result<Fingerprint, ExecError> {
-    let seal = seal(plan)?;
+    let seal = Seal::of(plan).and_then(|seal| serde_json::to_string(&seal)).map_err(ExecError::Fingerprint)?;
     let stages = engine.telemetry().stages;
     let place = |stage: &StageTelemetry| {
         let packs = if stage.packs_weights { "packed" } else { "unpacked" };

@@ -5,7 +5,7 @@ mod placement;
 
 use super::adaptation::without_memory;
 use super::drafts::DraftChoice;
-use super::kv_cache::{check_store, open_cache};
+use super::kv_cache::open_cache;
 use super::sequences::fitting_sequences;
 use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
 use crate::cli::{KvArgs, NamedPlan, ServeArgs, SpeculateArg};
@@ -40,8 +40,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves until Ctrl-C or SIGTERM.
 pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
-    let settings = format!("{:?} {:?} {:?} {}", args.max_sequences, args.batch, args.speculate, args.ngram);
-    let args = &ServeArgs { kv: KvArgs { limit: args.memory, settings, ..args.kv.clone() }, ..args.clone() };
+    let args = &ServeArgs { kv: KvArgs { limit: args.memory, ..args.kv.clone() }, ..args.clone() };
     let plans: Vec<(String, PlanFile)> = args.plans.iter().map(open).collect::<Result<_, _>>()?;
     check_names(&plans)?;
     check_keys(&args.api_key)?;
@@ -270,7 +269,6 @@ impl ModelLoader {
         let Self { plan, args, console, .. } = self;
         self.check_unchanged()?;
         let (runtime, asked) = (&args.runtime, args.max_sequences);
-        check_store(&plan.plan, runtime, &args.kv)?;
         let draft = draft_choice(plan, args, console)?;
         // Of a single model, the plan's limit is that of the process.
         let others = if args.plans.len() > 1 { resident_memory().saturating_sub(PROCESS) } else { 0 };
