@@ -75,6 +75,8 @@ struct Entry {
     ram: Option<Arc<PageBytes>>,
     disk: Option<RecordIndex>,
     transfer: TransferState,
+    /// Whether its last write failed.
+    write_failed: bool,
     /// Whether it is the first to be evicted from RAM.
     parked: bool,
 }
@@ -131,7 +133,7 @@ pub(crate) struct PageTable {
     pages: HashMap<PageKey, Entry>,
     /// The number of stored pages that follow a page; the page itself need not be stored.
     children: HashMap<PageKey, u32>,
-    /// How many of these are on disk.
+    /// How many of these are on disk or being written.
     children_on_disk: HashMap<PageKey, u32>,
     reads: ReadQueue,
     writes: VecDeque<PageKey>,
@@ -190,6 +192,7 @@ impl PageTable {
                 ram: None,
                 disk: Some(record),
                 transfer: TransferState::None,
+                write_failed: false,
                 parked: false,
             };
             table.add(header.key, entry);
@@ -263,7 +266,8 @@ impl PageTable {
         if has_disk {
             self.writes.push_back(key);
         }
-        let entry = Entry { parent, index, facts, ram: Some(Arc::new(page)), disk: None, transfer, parked: false };
+        let ram = Some(Arc::new(page));
+        let entry = Entry { parent, index, facts, ram, disk: None, transfer, write_failed: false, parked: false };
         self.add(key, entry);
     }
 
@@ -376,23 +380,51 @@ impl PageTable {
         while self.writing < MOST_WRITES
             && let Some(key) = self.writes.pop_front()
         {
-            let Some(entry) = self.pages.get(&key) else { continue };
-            let (parent, index, cost_ms) = (entry.parent, entry.index, entry.facts.cost_ms as f32);
-            let page = entry.ram.clone();
-            let record = page.is_some().then(|| self.take_record(&parent, now));
-            let (Some(page), Some(Some(record))) = (page, record) else {
-                self.counts.refused += u64::from(record.is_some());
+            if self.pages.get(&key).is_none_or(|entry| entry.transfer != TransferState::WriteQueued) {
+                continue;
+            }
+            let Some(write) = self.first_unwritten(key).and_then(|first| self.begin_write(first, now)) else {
+                self.counts.refused += 1;
                 self.set_transfer(&key, TransferState::None);
                 continue;
             };
-            let written = self.next_written;
-            let header = PageHeader { fingerprint: self.fingerprint, key, parent, index, written, cost_ms };
-            self.next_written += 1;
-            self.writing += 1;
-            self.set_transfer(&key, TransferState::Writing);
-            return Some(PageTransfer::Write { key, record, header, page });
+            if !matches!(&write, PageTransfer::Write { key: written, .. } if *written == key) {
+                self.writes.push_front(key);
+            }
+            return Some(write);
         }
         None
+    }
+
+    /// The first page of the chain up to this one that is neither on disk nor being written: without it no later one could be found there. `None`
+    /// if that page is lost, or its write has just failed: then the next one tries again.
+    fn first_unwritten(&mut self, mut key: PageKey) -> Option<PageKey> {
+        loop {
+            let entry = self.pages.get(&key)?;
+            let (index, parent) = (entry.index, entry.parent);
+            let is_there = |entry: &Entry| entry.disk.is_some() || entry.transfer == TransferState::Writing;
+            if index == 0 || self.pages.get(&parent).is_some_and(is_there) {
+                break;
+            }
+            key = parent;
+        }
+        let first = self.pages.get_mut(&key)?;
+        (!std::mem::take(&mut first.write_failed)).then_some(key)
+    }
+
+    /// Begins to write a page; `None` if there is no record for it.
+    fn begin_write(&mut self, key: PageKey, now: f64) -> Option<PageTransfer> {
+        let entry = self.pages.get(&key)?;
+        let (parent, index, cost_ms) = (entry.parent, entry.index, entry.facts.cost_ms as f32);
+        let page = entry.ram.clone()?;
+        let record = self.take_record(&parent, now)?;
+        let header =
+            PageHeader { fingerprint: self.fingerprint, key, parent, index, written: self.next_written, cost_ms };
+        self.next_written += 1;
+        self.writing += 1;
+        count_up(&mut self.children_on_disk, parent);
+        self.set_transfer(&key, TransferState::Writing);
+        Some(PageTransfer::Write { key, record, header, page })
     }
 
     /// A write has ended. Returns how many have failed so far.
@@ -402,16 +434,15 @@ impl PageTable {
             Some(entry) if is_written => {
                 entry.transfer = TransferState::None;
                 entry.disk = Some(record);
-                let (parent, is_parked) = (entry.parent, entry.parked);
-                count_up(&mut self.children_on_disk, parent);
                 self.counts.writes += 1;
-                if is_parked {
+                if entry.parked {
                     self.evict_from_ram(*key);
                 }
             }
             found => {
                 if let Some(entry) = found {
-                    entry.transfer = TransferState::None;
+                    (entry.transfer, entry.write_failed) = (TransferState::None, true);
+                    count_down(&mut self.children_on_disk, &entry.parent);
                 }
                 self.counts.write_errors += u64::from(!is_written);
                 self.free_records.push(record);
@@ -502,12 +533,8 @@ impl PageTable {
     }
 
     /// A record for a page after `parent`: a free one, or else that of the least valuable page that no page on disk follows. `None` if that
-    /// is the parent, or if the parent is not on disk: without it the page could not be found there.
+    /// is the parent, without which the page could not be found.
     fn take_record(&mut self, parent: &PageKey, now: f64) -> Option<RecordIndex> {
-        let is_there = |entry: &Entry| entry.disk.is_some() || entry.transfer == TransferState::Writing;
-        if self.pages.get(parent).is_some_and(|parent| !is_there(parent)) {
-            return None;
-        }
         if let Some(record) = self.free_records.pop() {
             return Some(record);
         }

@@ -232,14 +232,60 @@ fn the_newest_chains_are_on_disk_also_where_ram_holds_all() {
 }
 
 #[test]
+fn a_conversation_that_goes_on_is_written_again_from_its_start() {
+    let mut table = table(100, 4);
+    let (a, b) = (chain(1, 4), chain(2, 4));
+    insert(&mut table, &a[..3], 1.0);
+    transfer_all(&mut table, 1.0, true);
+    insert(&mut table, &b, 2.0);
+    transfer_all(&mut table, 2.0, true);
+    let on_disk = |table: &PageTable, chain: &[PageKey]| -> Vec<bool> {
+        chain.iter().map(|key| table.pages[key].disk.is_some()).collect()
+    };
+    assert_eq!((on_disk(&table, &a[..3]), on_disk(&table, &b)), (vec![false; 3], vec![true; 4]));
+    insert(&mut table, &a, 3.0);
+    transfer_all(&mut table, 3.0, true);
+    assert_eq!((on_disk(&table, &a), on_disk(&table, &b)), (vec![true; 4], vec![false; 4]));
+    // After a fault, the next page writes those before it, too.
+    let c = chain(3, 2);
+    insert(&mut table, &c[..1], 4.0);
+    transfer_all(&mut table, 4.0, false);
+    insert(&mut table, &c, 5.0);
+    transfer_all(&mut table, 5.0, true);
+    assert_eq!((on_disk(&table, &c), table.stats().refused), (vec![false; 2], 1), "it has just failed");
+    let c = chain(3, 3);
+    insert(&mut table, &c, 6.0);
+    transfer_all(&mut table, 6.0, true);
+    assert_eq!(on_disk(&table, &c), vec![true; 3]);
+}
+
+#[test]
+fn the_record_of_a_page_stays_while_the_next_page_is_being_written() {
+    let mut table = table(100, 2);
+    let (a, b) = (chain(1, 2), chain(2, 1));
+    insert(&mut table, &a[..1], 1.0);
+    transfer_all(&mut table, 1.0, true);
+    insert(&mut table, &a, 2.0);
+    let Some(PageTransfer::Write { key, record, .. }) = table.next_transfer(2.0) else {
+        panic!("a page is to be written")
+    };
+    assert_eq!(key, a[1]);
+    insert(&mut table, &b, 3.0);
+    assert!(table.next_transfer(3.0).is_none(), "the only page on disk is needed");
+    table.finish_write(&key, record, true);
+    assert_eq!((table.stats().disk_pages, table.stats().refused), (2, 1));
+    assert!(a.iter().all(|key| table.pages[key].disk.is_some()));
+}
+
+#[test]
 fn faults_cost_pages_and_nothing_else() {
     let mut table = table(4, 100);
     let a = chain(1, 3);
     insert(&mut table, &a, 1.0);
     transfer_all(&mut table, 1.0, false);
-    // Without the first page on disk nobody would find the others there.
+    // Without the first page on disk nobody would find the others there. The third tries it again.
     let stats = table.stats();
-    assert_eq!((stats.write_errors, stats.refused, stats.disk_pages, table.in_ram(&a)), (1, 2, 0, 3));
+    assert_eq!((stats.write_errors, stats.refused, stats.disk_pages, table.in_ram(&a)), (2, 2, 0, 3));
     insert(&mut table, &chain(2, 4), 2.0);
     assert_eq!(table.in_ram(&chain(2, 4)), 4);
     transfer_all(&mut table, 2.0, true);
