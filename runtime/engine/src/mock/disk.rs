@@ -22,8 +22,8 @@ struct Drive {
     busy_until: Cell<Duration>,
     held: Cell<u64>,
     peak_held: Cell<u64>,
-    /// The error of the next read.
-    next_error: RefCell<Option<String>>,
+    /// The error of a read, and how many are waited for before it.
+    next_error: RefCell<Option<(usize, String)>>,
 }
 
 impl MockDisk {
@@ -39,7 +39,24 @@ impl MockDisk {
 
     /// Makes the next read fail.
     pub fn fails(&self, why: &str) {
-        *self.0.next_error.borrow_mut() = Some(why.to_owned());
+        self.fails_after(0, why);
+    }
+
+    /// Makes a read fail after so many that succeed, in the order in which they are waited for.
+    pub fn fails_after(&self, reads: usize, why: &str) {
+        *self.0.next_error.borrow_mut() = Some((reads, why.to_owned()));
+    }
+
+    /// The error of the read that is waited for now.
+    fn take_error(&self) -> Option<String> {
+        let next = &mut *self.0.next_error.borrow_mut();
+        match next {
+            Some((reads @ 1.., _)) => {
+                *reads -= 1;
+                None
+            }
+            _ => next.take().map(|(_, why)| why),
+        }
     }
 
     /// Most bytes of weights that were in memory or on their way at once.
@@ -218,8 +235,7 @@ impl WeightPager for MockWeightPager {
         let ChunkState::Reading(interval) = weights.chunks[chunk].state else {
             return Err(misfit("a chunk", "it is waited for before it was prefetched".into()));
         };
-        let failed = weights.disk.0.next_error.borrow_mut().take();
-        if let Some(cause) = failed {
+        if let Some(cause) = weights.disk.take_error() {
             weights.evict(chunk);
             return Err(BackendError::Runtime { doing: "read weights".into(), cause });
         }

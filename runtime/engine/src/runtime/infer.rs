@@ -200,9 +200,14 @@ fn input_of_source(program: &Program, port: &Port) -> Option<HostTensor> {
 }
 
 /// Names the input in the error of a run that looked up a row that a table does not have, where one input alone holds its number: the
-/// library names none.
+/// library names none. Not where an input has more tokens than the table has rows, which may be one of positions.
 fn of_input(error: EngineError, given: &NamedTensors) -> EngineError {
     let Some((row, last)) = error.missing_row() else { return error };
+    let is_longer =
+        |tensor: &HostTensor| tensor.shape.iter().any(|size| i64::try_from(*size).is_ok_and(|size| size > last + 1));
+    if given.values().any(is_longer) {
+        return error;
+    }
     let mut holders = given.iter().filter(|(_, tensor)| tensor.holds(row)).map(|(name, _)| name);
     match (holders.next(), holders.next()) {
         (Some(name), None) => EngineError::WrongInput {

@@ -57,7 +57,7 @@ pub(crate) struct Runtime<B: Backend> {
     pub locked: LockedWeights,
     /// The longest item, in tokens, for which the backend has allocated since its unused memory was last freed.
     pub longest_item: u64,
-    /// The items of a pass in the order in which the present stage runs them. Kept, so that a pass allocates nothing.
+    /// The items of a pass in the order in which the present stage runs them. Kept, so that a pass without experts allocates nothing.
     pub item_order: Vec<usize>,
     /// Staging for logits on their way from a device to the caller.
     pub scratch: Vec<u8>,

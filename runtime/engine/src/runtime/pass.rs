@@ -253,10 +253,11 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         let mut order = std::mem::take(&mut self.runtime.item_order);
         order.clear();
         order.extend((0..self.items.len()).filter(|item| self.items[*item].runs_in(phases)));
-        if self.runtime.weights.has_experts(id) {
-            self.select_experts(id, &mut order)?;
-        }
-        let done = self.run_items(id, phases, &order);
+        let selected = match self.runtime.weights.has_experts(id) {
+            true => self.select_experts(id, &mut order),
+            false => Ok(()),
+        };
+        let done = selected.and_then(|()| self.run_items(id, phases, &order));
         self.runtime.item_order = order;
         done?;
         self.runtime.check_cancelled()

@@ -221,7 +221,7 @@ impl<B: Backend> DiskTier<B> {
 
     /// Waits for the experts that a run of the stage uses, while those of later runs are being read; `run` is its number in their order. Before
     /// that, for those of the stage that were read ahead in vain.
-    pub fn wait_for_experts(
+    fn wait_for_experts(
         &mut self,
         context: &mut TierContext<'_, B>,
         stage: StageId,
@@ -250,6 +250,20 @@ impl<B: Backend> DiskTier<B> {
             context.recorder.read_from_disk(stage, bytes, interval);
         }
         Ok(waited)
+    }
+
+    /// Like [`wait_for_experts`](Self::wait_for_experts), after earlier runs of the stage. An error evicts the stage's other weights, too: the next
+    /// pass reads them again.
+    pub fn wait_for_later_run(
+        &mut self,
+        context: &mut TierContext<'_, B>,
+        stage: StageId,
+        run: usize,
+    ) -> Result<Waited, BackendError> {
+        self.wait_for_experts(context, stage, run).inspect_err(|_| {
+            self.pager(stage).release();
+            self.prefetcher.release(stage);
+        })
     }
 
     /// Waits for an expert that no run uses; whether it could be read.

@@ -162,7 +162,7 @@ impl<B: Backend> WeightStore<B> {
         run: usize,
     ) -> Result<(), EngineError> {
         let (awaited, start) = (Awaited::Disk, context.pool.backend.now());
-        let waited = self.disk.wait_for_experts(&mut context, stage, run);
+        let waited = self.disk.wait_for_later_run(&mut context, stage, run);
         let waited = waited.map_err(|source| stages[stage].failed(awaited.fetching(), source))?;
         context.record_stall(stage, awaited, waited, start);
         Ok(())

@@ -69,7 +69,7 @@ struct StreamedChunk {
     read: ChunkRead,
     state: ChunkState,
     /// The memory of a chunk of an expert. Access is forbidden while it is absent: a kernel that reads an expert that was not selected
-    /// must not compute with zeros.
+    /// must not compute with zeros. While it is read, for a run of another sequence, that is not checked.
     expert: Option<ExpertMemory>,
 }
 
