@@ -419,7 +419,8 @@ pub struct JobsArgs {
     /// The answers, one JSON object per line, in the order in which they finish. Prompts whose id has an answer in this file are skipped.
     #[arg(long = "out", value_name = "ANSWERS.jsonl")]
     pub output: PathBuf,
-    /// Most sequences at once; fewer if memory is short [default: the plan's number; at least 16 without a profile].
+    /// Most sequences at once; fewer if memory is short [default: the plan's number; at least 16 without a profile, except for
+    /// a mixture that is read from disk].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=4096))]
     pub max_sequences: Option<u64>,
     /// How sequences share a pass.

@@ -73,7 +73,8 @@ fn ctrl_c_in_the_prompt_says_so_and_shows_no_empty_state() {
     let prompt = vec!["1"; 6_000].join(",");
     let mut child = spawn(&plan, &["--tokens", &prompt, "--ignore-eos", "-v"]);
     let mut stderr = loaded(&mut child);
-    std::thread::sleep(Duration::from_secs(1));
+    // The prompt takes much longer, and begins when the plan is loaded.
+    std::thread::sleep(Duration::from_millis(200));
     interrupt(&child);
     let mut said = String::new();
     stderr.read_to_string(&mut said).unwrap();

@@ -70,8 +70,9 @@ fn jobs_give_the_answers_of_single_runs() {
     let summary = files.run(&["--json", "-n", "12", "--max-sequences", "3"]).ok().json();
     assert_eq!((&summary["answers"], &summary["errors"], &summary["sequences"]), (&json!(5), &json!(0), &json!(3)));
     let time = &summary["time"];
-    let spent: f64 = ["compute_ms", "stall_ms", "rest_ms"].iter().map(|part| time[part].as_f64().unwrap()).sum();
-    assert!(spent >= 999.0 * summary["seconds"].as_f64().unwrap() && time["compute_ms"] != 0.0, "{summary}");
+    let all_ms = 1e3 * summary["seconds"].as_f64().unwrap();
+    let [computing, stalled, rest] = ["compute_ms", "stall_ms", "rest_ms"].map(|part| time[part].as_f64().unwrap());
+    assert!(0.0 < computing && computing < all_ms && (0.0..all_ms).contains(&rest) && stalled == 0.0, "{summary}");
     assert!(summary["bytes"]["peak_rss"].as_u64().is_some_and(|bytes| bytes > 0), "{summary}");
     let answers = files.by_id();
     let alone = |args: &[&str]| files.plan.run(&[&["--json"], args].concat()).ok().json();

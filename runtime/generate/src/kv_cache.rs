@@ -152,6 +152,11 @@ impl KvCache {
             found.keys.push(key);
             parent = key;
         }
+        if self.store.stored(&found.keys) < found.keys.len() {
+            // Ends of other prompts must not shorten it.
+            self.ends().leave_room(found.keys.len());
+            self.divide_ram();
+        }
         found.keys.truncate(self.store.stored(&found.keys));
         found.shared = found.shared.min(found.keys.len());
         if found.keys.len() == found.wanted {

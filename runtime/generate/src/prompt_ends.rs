@@ -72,6 +72,11 @@ impl PromptEnds {
         (self.ram / SHARE).min(self.ram.saturating_sub(pages))
     }
 
+    /// Drops ends until so many pages have room.
+    pub fn leave_room(&mut self, pages: usize) {
+        self.evict_down_to(self.limit(pages));
+    }
+
     /// Whether there is an end.
     pub fn contains(&self, key: &PageKey) -> bool {
         self.entries.contains_key(key)
@@ -205,5 +210,9 @@ mod tests {
         ends.insert(key(2), end(2), 9);
         assert_eq!(held(&ends), [2]);
         assert!(ends.ram_for_pages() >= 9 * PAGE);
+        ends.leave_room(9);
+        assert_eq!(held(&ends), [2]);
+        ends.leave_room(10);
+        assert_eq!((held(&ends), ends.ram_for_pages()), (vec![], 10 * PAGE));
     }
 }

@@ -26,7 +26,7 @@ impl PromptContent {
                     false => PromptContent::Text(text),
                 })
             }
-            [] => Err(format!("it has none of `prompt`, `text`, `messages` and `tokens`, but {}", names(&fields))),
+            [] => Err(format!("it has none of `prompt`, `text`, `messages` and `tokens`{}", instead(&fields))),
             _ => Err(format!("it has `{}`, and only one can be the prompt", known.join("` and `"))),
         }
     }
@@ -54,10 +54,11 @@ fn reason(error: &serde_json::Error) -> String {
     format!("{words} at byte {}", error.column())
 }
 
-fn names(fields: &Map<String, Value>) -> String {
+/// The first fields that it has.
+fn instead(fields: &Map<String, Value>) -> String {
     match fields.keys().take(4).map(|name| format!("`{name}`")).collect::<Vec<_>>() {
-        names if names.is_empty() => "nothing".to_owned(),
-        names => names.join(", "),
+        names if names.is_empty() => String::new(),
+        names => format!(", but {}", names.join(", ")),
     }
 }
 
@@ -125,7 +126,7 @@ mod tests {
     fn the_reason_says_what_is_wrong() {
         for (line, why) in [
             ("{\"prompt\": ", "it is not JSON: EOF"),
-            ("[1]", "it is not a JSON object"),
+            ("{\"prompt\": null}", "`messages` and `tokens`"),
             ("{\"prompt\": null}", "but nothing"),
             ("{\"prompt\": \"a\", \"tokens\": [1]}", "`prompt` and `tokens`, and only one"),
             ("{\"prompt\": \"a\", \"chat\": 1}", "`chat` is neither true nor false"),

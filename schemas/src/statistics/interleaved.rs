@@ -19,24 +19,30 @@ use super::ExpertStatistics;
 
 /// More draws than any window has: every expert with a measurable popularity is among them.
 const MOST_DRAWS: f64 = 1e9;
-/// Halvings of the interval in which a number of draws is searched, to less than a millionth of a draw.
-const HALVINGS: usize = 60;
+/// Halvings of the interval in which a number of draws is searched: to less than a ten-thousandth of it.
+const HALVINGS: usize = 14;
 
 impl ExpertStatistics {
-    /// Share of the visits that hit an LRU cache of `experts` experts which `sequences` sequences use together, their tokens in turn. `None`
-    /// without visits.
-    pub fn shared_lru_hit_rate(&self, experts: usize, sequences: u64) -> Option<f64> {
+    /// Share of the visits that hit an LRU cache of `experts` experts which several sequences use together, their tokens in turn: an entry
+    /// for each number of `sequences`. `None` without visits.
+    pub fn shared_lru_hit_rates(&self, experts: usize, sequences: &[u64]) -> Option<Vec<f64>> {
         let alone = self.lru_hit_rate(experts)?;
         let visited = self.counts.iter().filter(|count| **count > 0).count();
-        if sequences < 2 || experts == 0 || experts >= visited {
-            return Some(alone);
+        if experts == 0 || experts >= visited {
+            return Some(vec![alone; sequences.len()]);
         }
         let popularity = Popularity::of(self);
         let draws = popularity.draws(|draws| popularity.distinct(draws) < experts as f64);
-        let of_one = draws / sequences as f64;
-        let misses_of_one = 1.0 - self.interpolated_hit_rate(popularity.distinct(of_one))?;
-        let recent = popularity.draws(|draws| popularity.unvisited(draws) > misses_of_one);
-        Some(1.0 - popularity.unvisited(recent + draws - of_one))
+        let shared = |sequences: &u64| {
+            if *sequences < 2 {
+                return Some(alone);
+            }
+            let of_one = draws / *sequences as f64;
+            let misses_of_one = 1.0 - self.interpolated_hit_rate(popularity.distinct(of_one))?;
+            let recent = popularity.draws(|draws| popularity.unvisited(draws) > misses_of_one);
+            Some(1.0 - popularity.unvisited(recent + draws - of_one))
+        };
+        sequences.iter().map(shared).collect()
     }
 
     /// Between the hit rates of caches for whole numbers of experts.
@@ -49,29 +55,29 @@ impl ExpertStatistics {
 
 /// How often tokens select each expert.
 struct Popularity {
-    /// The probability that a token selects it.
-    by_token: Vec<f64>,
+    /// The logarithm of the probability that a token does not select it.
+    log_unselected: Vec<f64>,
     /// Its share of all visits.
     of_visits: Vec<f64>,
 }
 
 impl Popularity {
     fn of(statistics: &ExpertStatistics) -> Self {
-        let share = |whole: u64| {
-            statistics.counts.iter().map(|count| *count as f64 / whole.max(1) as f64).collect::<Vec<f64>>()
-        };
-        Popularity { by_token: share(statistics.tokens), of_visits: share(statistics.visits()) }
+        let share = |whole: u64| statistics.counts.iter().map(move |count| *count as f64 / whole.max(1) as f64);
+        // Not minus infinity for an expert of all tokens: 0 draws miss it, and 0 times that would be no number.
+        let log_unselected = share(statistics.tokens).map(|selected| (1.0 - selected).max(f64::MIN_POSITIVE).ln());
+        Popularity { log_unselected: log_unselected.collect(), of_visits: share(statistics.visits()).collect() }
     }
 
     /// Expected number of distinct experts among so many draws.
     fn distinct(&self, draws: f64) -> f64 {
-        self.by_token.iter().map(|probability| 1.0 - (1.0 - probability).max(0.0).powf(draws)).sum()
+        self.log_unselected.iter().map(|log| 1.0 - (draws * log).exp()).sum()
     }
 
     /// The probability that the expert of a visit is not among so many draws.
     fn unvisited(&self, draws: f64) -> f64 {
-        let both = self.of_visits.iter().zip(&self.by_token);
-        both.map(|(share, probability)| share * (1.0 - probability).max(0.0).powf(draws)).sum()
+        let both = self.of_visits.iter().zip(&self.log_unselected);
+        both.map(|(share, log)| share * (draws * log).exp()).sum()
     }
 
     /// The number of draws up to which a condition holds.
@@ -180,7 +186,7 @@ mod tests {
             for (count, experts) in [(1, 8), (2, 4), (2, 8), (4, 8), (4, 16), (8, 8), (8, 24)] {
                 let (measured, predicted) = (
                     replayed(&sequences, count, experts),
-                    statistics.shared_lru_hit_rate(experts, count as u64).unwrap(),
+                    statistics.shared_lru_hit_rates(experts, &[count as u64]).unwrap()[0],
                 );
                 let case = format!("local {local}/16, skewed {skewed}, {count} sequences, {experts} experts");
                 assert!(
@@ -195,11 +201,18 @@ mod tests {
     fn sequences_that_prefer_experts_of_their_own_evict_each_other_s() {
         let sequences = sequences(14, false, 32);
         let statistics = statistics(&sequences);
-        let hits = |count| statistics.shared_lru_hit_rate(8, count).unwrap();
-        assert!(hits(1) > 0.85 && hits(4) < 0.65, "{} alone, {} with four", hits(1), hits(4));
-        assert_eq!(statistics.shared_lru_hit_rate(0, 4), Some(0.0));
-        assert_eq!(statistics.shared_lru_hit_rate(EXPERTS, 4), statistics.lru_hit_rate(EXPERTS));
+        let hits = statistics.shared_lru_hit_rates(8, &[1, 4]).unwrap();
+        assert!(hits[0] > 0.85 && hits[1] < 0.65, "alone and with four: {hits:?}");
+        assert_eq!(statistics.shared_lru_hit_rates(0, &[4]), Some(vec![0.0]));
+        assert_eq!(
+            statistics.shared_lru_hit_rates(EXPERTS, &[4]).map(|hits| hits[0]),
+            statistics.lru_hit_rate(EXPERTS)
+        );
+        // One expert that all tokens select.
+        let mut constant = ExpertStatistics { tokens: 5, counts: vec![5, 2, 1], ..statistics.clone() };
+        (constant.reuse_distances, constant.first_visits) = (vec![3, 2], 3);
+        assert!(constant.shared_lru_hit_rates(1, &[2]).unwrap()[0].is_finite());
         let empty = ExpertStatistics { tokens: 0, counts: vec![0; 4], ..statistics };
-        assert_eq!(empty.shared_lru_hit_rate(2, 4), None);
+        assert_eq!(empty.shared_lru_hit_rates(2, &[4]), None);
     }
 }

@@ -133,15 +133,20 @@ impl CostSource<'_> {
         let CostSource::Profile(Profile { corpus: Some(corpus), .. }) = self else { return Vec::new() };
         let layers = &corpus.statistics.experts;
         let visits: u64 = layers.iter().map(ExpertStatistics::visits).sum();
-        let hits = |sequences: u64, step: usize| {
-            let of_layer = |layer: &ExpertStatistics| {
-                let cached = layer.counts.len() * step / HIT_RATE_STEPS;
-                layer.shared_lru_hit_rate(cached, sequences).unwrap_or(0.0) * layer.visits() as f64
-            };
-            layers.iter().map(of_layer).sum::<f64>() / visits as f64
-        };
-        let curve = |doublings: u32| (0..=HIT_RATE_STEPS).map(|step| hits(1 << doublings, step)).collect();
-        if visits == 0 { Vec::new() } else { (0..=MOST_SEQUENCES.ilog2()).map(curve).collect() }
+        if visits == 0 {
+            return Vec::new();
+        }
+        let sequences: Vec<u64> = (0..=MOST_SEQUENCES.ilog2()).map(|doublings| 1 << doublings).collect();
+        let mut curves = vec![vec![0.0; HIT_RATE_STEPS + 1]; sequences.len()];
+        for layer in layers {
+            let weight = layer.visits() as f64 / visits as f64;
+            for step in 0..=HIT_RATE_STEPS {
+                let rates = layer.shared_lru_hit_rates(layer.counts.len() * step / HIT_RATE_STEPS, &sequences);
+                let rates = rates.into_iter().flatten();
+                curves.iter_mut().zip(rates).for_each(|(curve, rate)| curve[step] += weight * rate);
+            }
+        }
+        curves
     }
 
     /// The machine's rates, if known.

@@ -168,7 +168,8 @@ impl DiskTimes {
     }
 
     /// A partition sequence of some passes that takes `sequence_ms` without the disk, `host_ms` of them computing on the host. Reads go on all
-    /// the time, until the next weights are in memory; only experts are read between two partitions.
+    /// the time, until the next weights are in memory; experts are read between two partitions, or while other sequences compute. The disk does one
+    /// thing at a time, so all takes at least as long as all its reads.
     ///
     /// While C threads compute on C cores and T threads decompress, each runs at `C / (C + T)` of its speed. With D milliseconds of
     /// decompressing and H of computing, the longer of both ends after `D + H T / C` or `H + D T / C`.
@@ -189,7 +190,9 @@ impl DiskTimes {
         let expert_ms = self.expert_ms * passes;
         let wait_ms = ms - sequence_ms - slowed_ms + expert_ms;
         let disk_ms = disk_ms + self.expert_read_ms * passes;
-        BesideDisk { ms: ms + expert_ms, decompress_ms, slowed_ms, wait_ms, disk_ms }
+        let all_ms = (ms + expert_ms).max(reads_ms + self.expert_read_ms * passes);
+        let wait_ms = wait_ms + all_ms - (ms + expert_ms);
+        BesideDisk { ms: all_ms, decompress_ms, slowed_ms, wait_ms, disk_ms }
     }
 }
 

@@ -7,6 +7,7 @@
 //! the simulator, memory limits and the planner apply to it unchanged. FlexGen (Sheng et al., arXiv:2303.06865) derives the same block
 //! schedule.
 
+use crate::memory::usage_with_cuts;
 use crate::{
     BlockPlacement, BlockSpec, Budget, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase,
     Placement, Problem, Solution, Workload,
@@ -113,10 +114,13 @@ impl Problem {
         self.expert_hits.get(doublings).or(self.expert_hits.last()).map_or(&[], Vec::as_slice)
     }
 
-    /// More sequences must increase the tokens per second by this factor.
-    fn least_gain(&self) -> f64 {
-        let reads_experts = self.disk_bytes_per_ms.is_some() && self.blocks.iter().any(|block| block.experts.is_some());
-        if reads_experts && self.expert_hits.is_empty() { LEAST_GAIN_OF_UNKNOWN_EXPERTS } else { LEAST_GAIN }
+    /// Plans for this problem's number of sequences must increase the tokens per second of fewer by this factor.
+    fn least_gain(&self, placements: &[BlockPlacement], slots: &[u32]) -> f64 {
+        let reads_experts = || usage_with_cuts(self, placements, slots).expert_memory(self, Phase::Decode).is_some();
+        match self.expert_hits.is_empty() && reads_experts() {
+            true => LEAST_GAIN_OF_UNKNOWN_EXPERTS,
+            false => LEAST_GAIN,
+        }
     }
 
     /// Whether devices may compute for different sequences of a pass at the same time.
@@ -187,7 +191,7 @@ pub fn throughput(problem: &Problem, options: &Options, solution: &Solution) -> 
         let prompt_ms = simulate(&many, &solution.placements, &solution.slots, Phase::Prefill).ms;
         passes.push(PassTime { sequences, tokens: 1, ms });
         let rate = tokens_per_second(&many, prompt_ms, ms);
-        if rate > best.1 * problem.least_gain() {
+        if rate > best.1 * many.least_gain(&solution.placements, &solution.slots) {
             best = (sequences, rate);
         }
     }
@@ -225,7 +229,8 @@ pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem,
             (Err(_), Some(_)) => break,
         };
         let rate = tokens_per_second(&many, solution.prefill_ms, solution.decode_ms);
-        if best.as_ref().is_none_or(|(_, _, before)| rate > before * problem.least_gain()) {
+        let least_gain = many.least_gain(&solution.placements, &solution.slots);
+        if best.as_ref().is_none_or(|(_, _, before)| rate > before * least_gain) {
             best = Some((many, solution, rate));
         }
     }
@@ -321,11 +326,15 @@ mod tests {
     #[test]
     fn more_sequences_must_gain_more_where_the_use_of_experts_is_unknown() {
         let mut problem = from_disk(Some(200 << 20), 1e5);
-        assert_eq!(problem.least_gain(), LEAST_GAIN);
-        problem.blocks[1].experts = Some(crate::Experts { bytes: 1 << 20, count: 8, active: 2 });
-        assert_eq!(problem.least_gain(), LEAST_GAIN_OF_UNKNOWN_EXPERTS);
+        let gain = |problem: &Problem| problem.least_gain(&on_host(problem).placements, &[]);
+        assert_eq!(gain(&problem), LEAST_GAIN);
+        let experts = crate::Experts { bytes: 24 << 20, count: 8, active: 2 };
+        problem.blocks.iter_mut().skip(1).for_each(|block| block.experts = Some(experts));
+        assert_eq!(gain(&problem), LEAST_GAIN_OF_UNKNOWN_EXPERTS);
+        let in_memory = Problem { budget: Budget::default(), ..problem.clone() };
+        assert_eq!(gain(&in_memory), LEAST_GAIN);
         problem.expert_hits = vec![vec![0.0, 1.0]];
-        assert_eq!(problem.least_gain(), LEAST_GAIN);
+        assert_eq!(gain(&problem), LEAST_GAIN);
     }
 
     #[test]

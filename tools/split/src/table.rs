@@ -106,7 +106,9 @@ fn expectation(plan: &Plan) -> String {
     );
     if let Some(throughput) = &p.throughput {
         let reads_disk = plan.devices.iter().any(|device| device.window.is_some());
-        let _ = write!(text, "\n{}", throughput_line(p, throughput, significant, reads_disk));
+        let reads_experts = plan.devices.iter().any(|device| device.expert_cache.is_some());
+        let unknown = reads_experts && p.source == STATIC && gains_from_more(throughput);
+        let _ = write!(text, "\n{}", throughput_line(p, throughput, significant, reads_disk, unknown));
     }
     if let Some(limit) = &p.limit {
         let _ = write!(text, "\nbottleneck: {limit}");
@@ -120,12 +122,16 @@ fn expectation(plan: &Plan) -> String {
 /// More tokens per second by this factor are clearly more.
 const CLEARLY: f64 = 1.05;
 
-/// Several sequences together, and how many of them take no more time than one.
+/// The source of predictions without measurements.
+const STATIC: &str = "static";
+
+/// Several sequences together, and how many of them take no more time than one. `unknown`: more may be faster, if they share experts.
 fn throughput_line(
     alone: &Predictions,
     throughput: &PredictedThroughput,
     significant: i32,
     reads_disk: bool,
+    unknown: bool,
 ) -> String {
     let rate = amount::digits(throughput.tokens_per_second, significant);
     let is_for_many = alone.objective.as_ref().is_some_and(|objective| objective.kind == ObjectiveKind::Throughput);
@@ -144,7 +150,7 @@ fn throughput_line(
                 "memory holds fewer than {more} with this plan; {other_plan}a shorter --context or more memory may change that"
             )
         }
-        1 if gains_from_more(throughput) => {
+        1 if unknown => {
             "more at once may be faster: hpp-profile --prompts measures what sequences share of the experts in memory"
                 .to_owned()
         }
@@ -331,8 +337,8 @@ pub fn blocks_and_experts(labels: &[String]) -> String {
     }
 }
 
-/// Whether passes of more sequences than the planned number give clearly more tokens per second. The planner takes so many only if it knows how
-/// sequences share experts that are read.
+/// Whether passes of more sequences than the planned number give clearly more tokens per second. Without a corpus the planner does not rely on
+/// that where experts are read.
 fn gains_from_more(throughput: &PredictedThroughput) -> bool {
     let of_one_token = throughput.passes.iter().filter(|pass| pass.tokens == 1);
     let rates = of_one_token.map(|pass| (pass.sequences, pass.sequences as f64 / pass.ms));
@@ -353,8 +359,10 @@ mod tests {
         let planned = |sequences| PredictedThroughput { sequences, passes: passes.clone(), ..Default::default() };
         assert!(gains_from_more(&planned(1)) && !gains_from_more(&planned(4)));
         let alone = Predictions { new_tokens: 10, decode_ms: 1.0, ..Predictions::default() };
-        let line = throughput_line(&alone, &PredictedThroughput { free_sequences: 1, ..planned(1) }, 2, true);
+        let line = throughput_line(&alone, &PredictedThroughput { free_sequences: 1, ..planned(1) }, 2, true, true);
         assert!(line.contains("more at once may be faster: hpp-profile --prompts"), "{line}");
+        let line = throughput_line(&alone, &PredictedThroughput { free_sequences: 1, ..planned(1) }, 2, true, false);
+        assert!(line.contains("more at once are not faster"), "{line}");
         assert!(!gains_from_more(&PredictedThroughput {
             sequences: 1,
             passes: vec![pass(1, 10.0), pass(2, 19.5)],
@@ -369,7 +377,7 @@ mod tests {
         let told = |most: u64, free_sequences, reads_disk| {
             let passes = (0..=most.ilog2()).map(|power| pass(1 << power)).collect();
             let throughput = PredictedThroughput { sequences: most, tokens_per_second: 1.0, free_sequences, passes };
-            throughput_line(&alone, &throughput, 2, reads_disk)
+            throughput_line(&alone, &throughput, 2, reads_disk, false)
         };
         let line = |most, free_sequences| told(most, free_sequences, false);
         assert!(

@@ -14,8 +14,8 @@ const OMITTED_LINES: [&str; 2] = ["wrote ", "run it: "];
 
 /// Starts of hpp-split's lines about the plan, which are true as long as it is used.
 const REMARKS: [&str; 2] = ["note: ", "warning: "];
-/// Start of those that say what it plans for, and are not repeated for a plan that is there.
-const PURPOSE: &str = "note: planning ";
+/// Starts of those that are true only while it plans: for what, and what it could not clean up.
+const ONCE: [&str; 2] = ["note: planning ", "warning: cannot "];
 
 /// The hpp-split command.
 pub(super) struct SplitCommand {
@@ -91,7 +91,8 @@ impl SplitCommand {
 
 /// Whether a line of hpp-split is true of the plan as long as it is used.
 fn is_remark(line: &str) -> bool {
-    REMARKS.iter().any(|start| line.starts_with(start)) && !line.starts_with(PURPOSE)
+    let is_for_once = ONCE.iter().any(|start| line.starts_with(start));
+    REMARKS.iter().any(|start| line.starts_with(start)) && !is_for_once
 }
 
 /// The options passed to hpp-split.
@@ -119,7 +120,11 @@ mod tests {
     #[test]
     fn remarks_are_notes_and_warnings_about_the_plan() {
         assert!(is_remark("note: --kv has no effect: the model keeps no states") && is_remark("warning: w"));
-        let others = ["wrote plan", "note: planning for 64 tokens of context, of 128 that the model allows"];
+        let others = [
+            "wrote plan",
+            "note: planning for 64 tokens of context, of 128 that the model allows",
+            "warning: cannot remove a: delete it yourself",
+        ];
         assert!(!others.into_iter().any(is_remark));
     }
 

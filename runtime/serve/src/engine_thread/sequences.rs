@@ -74,7 +74,9 @@ impl<B: Backend + 'static> EngineThread<B> {
             return Some(self.kept.remove(best));
         }
         if is_full && !self.kept.is_empty() {
-            self.kept.remove(0);
+            // The sequence whose start was restored, rather than another conversation.
+            let duplicate = best.filter(|_| has_all && in_best >= self.grid);
+            self.kept.remove(duplicate.unwrap_or(0));
         }
         let restored = found.map(|found| self.batch.restore(prompt, &found, &pages)).transpose();
         let restored = restored.inspect_err(|error| {

@@ -182,8 +182,13 @@ impl BenchRunner {
 fn least_disturbed(bench: impl Fn() -> Result<BenchResult, RefineError>) -> Result<BenchResult, RefineError> {
     let first = bench()?;
     let Some(percent) = first.others_cpu_percent else { return Ok(first) };
-    tell!("running it again: other processes took {percent} % of the CPU time");
-    let second = bench()?;
+    tell!("running this plan again: other processes took {percent} % of the CPU time");
+    let second = match bench() {
+        Err(RefineError::Interrupted) => return Err(RefineError::Interrupted),
+        // The first was disturbed and is a measurement.
+        Err(_) => return Ok(first),
+        Ok(second) => second,
+    };
     // None is less than any share.
     Ok(if second.others_cpu_percent < first.others_cpu_percent { second } else { first })
 }
