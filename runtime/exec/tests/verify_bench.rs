@@ -23,6 +23,9 @@ fn models_that_run_once_are_verified_on_random_inputs() {
     let plan = PlanDir::new("optimum/bert", 64);
     let ran = plan.command("verify", &[]).ok();
     assert!(ran.stdout.contains("bit-identical"), "{}", ran.stdout);
+    for prompt in [["-p", "hello"], ["--tokens", "1,2"], ["-f", "/nonexistent"]] {
+        plan.command("verify", &prompt).fails(1, &["the model generates no text", "--inputs"]);
+    }
 }
 
 /// The plan's partition has some weights changed; the unsplit model has the original ones.

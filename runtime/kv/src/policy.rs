@@ -5,6 +5,13 @@ use std::str::FromStr;
 
 /// Seconds after which a use counts half.
 const HALF_LIFE: f64 = 1800.0;
+/// How much the latest page counts in the usual time of computing one.
+const COST_WEIGHT: f64 = 1.0 / 16.0;
+/// Times that differ from the usual one by less than this factor count as the usual one. Generated tokens take 10 to 100 times as long as those of
+/// a prompt.
+const LIKE_USUAL: f64 = 3.0;
+/// The least time of a page, milliseconds.
+const LEAST_COST_MS: f64 = 0.001;
 /// Added to the age of a page, so that the last seconds do not decide everything.
 const LEAST_AGE: f64 = 30.0;
 
@@ -27,6 +34,28 @@ impl PageFacts {
         self.uses = 1.0 + self.uses * decay(now - self.last_used);
         self.last_used = now;
         self.priority = self.priority.max(priority);
+    }
+}
+
+/// The usual time of computing a page. Measured times vary with what else the machine does; if they decided, pages of all conversations would be
+/// evicted in turn, and none be left whole.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct UsualCost {
+    /// The logarithm of the milliseconds; `None` before the first page.
+    log_ms: Option<f64>,
+}
+
+impl UsualCost {
+    /// Notes the time of a page, milliseconds.
+    pub fn note(&mut self, cost_ms: f64) {
+        let log = cost_ms.max(LEAST_COST_MS).ln();
+        self.log_ms = Some(self.log_ms.map_or(log, |before| before + COST_WEIGHT * (log - before)));
+    }
+
+    /// A time to compare pages by: the usual one for all that are near it.
+    pub fn comparable(self, cost_ms: f64) -> f64 {
+        let usual = self.log_ms.map_or(cost_ms, f64::exp);
+        if (usual / LIKE_USUAL..=usual * LIKE_USUAL).contains(&cost_ms) { usual } else { cost_ms }
     }
 }
 
@@ -57,7 +86,7 @@ impl EvictionPolicy {
             EvictionPolicy::Hybrid => {
                 let age = (now - facts.last_used).max(0.0);
                 let importance = 2f64.powi(facts.priority.clamp(-30, 30));
-                importance * facts.cost_ms.max(0.001) * (facts.uses * decay(age) + 0.1) / (age + LEAST_AGE)
+                importance * facts.cost_ms.max(LEAST_COST_MS) * (facts.uses * decay(age) + 0.1) / (age + LEAST_AGE)
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use crate::key::{Fingerprint, PageKey};
 use crate::page::{PageBytes, PageHeader};
-use crate::policy::{EvictionPolicy, PageFacts};
+use crate::policy::{EvictionPolicy, PageFacts, UsualCost};
 use crate::read_queue::{ReadQueue, ReadUrgency};
 use crate::record_file::RecordIndex;
 use std::cmp::Reverse;
@@ -147,6 +147,7 @@ pub(crate) struct PageTable {
     next_written: u64,
     /// The chain that is being read, and its ticket. One at a time, because two could each hold the room that the other needs.
     loading: Option<(Vec<PageKey>, Weak<LoadTicket>)>,
+    usual_cost: UsualCost,
     counts: StoreStats,
 }
 
@@ -167,6 +168,7 @@ impl PageTable {
             ram_bytes: 0,
             next_written: 1,
             loading: None,
+            usual_cost: UsualCost::default(),
             counts: StoreStats::default(),
         };
         records.sort_by_key(|(_, header)| Reverse(header.written));
@@ -184,6 +186,7 @@ impl PageTable {
                 cost_ms: f64::from(header.cost_ms),
                 priority: 0,
             };
+            table.usual_cost.note(facts.cost_ms);
             let (parent, index) = (header.parent, header.index);
             let entry = Entry {
                 parent,
@@ -244,6 +247,7 @@ impl PageTable {
 
     /// Stores a page that was computed, unless there is no room. Replaces a read that has not ended, as its record may be broken.
     pub fn insert(&mut self, key: PageKey, parent: PageKey, index: u32, facts: PageFacts, page: PageBytes) {
+        self.usual_cost.note(facts.cost_ms);
         if let Some(known) = self.pages.get_mut(&key) {
             known.facts.touch(facts.last_used, facts.priority);
             known.facts.cost_ms = facts.cost_ms;
@@ -586,7 +590,10 @@ impl PageTable {
 
     /// Chooses the pages that are evicted next.
     fn choose(&mut self, eviction: Eviction, now: f64) {
-        let worth = |entry: &Entry| (!entry.parked, self.limits.policy.value(&entry.facts, now), Reverse(entry.index));
+        let worth = |entry: &Entry| {
+            let facts = PageFacts { cost_ms: self.usual_cost.comparable(entry.facts.cost_ms), ..entry.facts };
+            (!entry.parked, self.limits.policy.value(&facts, now), Reverse(entry.index))
+        };
         let candidates = self.pages.iter().filter(|(key, entry)| self.may_leave(eviction, key, entry));
         let mut chosen: Vec<_> = candidates.map(|(key, entry)| (worth(entry), (*key, entry.facts.last_used))).collect();
         let more_first = |(a, _): &Worth, (b, _): &Worth| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)).then(b.2.cmp(&a.2));

@@ -127,7 +127,6 @@ mod tests {
         for (line, why) in [
             ("{\"prompt\": ", "it is not JSON: EOF"),
             ("{\"prompt\": null}", "`messages` and `tokens`"),
-            ("{\"prompt\": null}", "but nothing"),
             ("{\"prompt\": \"a\", \"tokens\": [1]}", "`prompt` and `tokens`, and only one"),
             ("{\"prompt\": \"a\", \"chat\": 1}", "`chat` is neither true nor false"),
             ("{\"tokens\": [3, -1]}", "token 2 is not a token's number"),

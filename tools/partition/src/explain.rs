@@ -118,31 +118,39 @@ fn alternatives(
 pub fn bottleneck(problem: &Problem, solution: &Solution, phase: Phase) -> Bottleneck {
     let simulation = simulate(problem, &solution.placements, &solution.slots, phase);
     let window = simulation.timeline.spans.iter().map(|s| s.start_us + s.duration_us).fold(0.0, f64::max);
-    let busy = |lane: &str| {
+    let transfers_us = |lane: &str| -> f64 {
         let on = simulation.timeline.spans.iter().filter(|span| span.lane == lane && span.kind == SpanKind::Transfer);
-        let us: f64 = on.map(|span| span.duration_us).sum();
-        if window > 0.0 { us / window } else { 0.0 }
+        on.map(|span| span.duration_us).sum()
     };
+    let busy = |lane: &str| if window > 0.0 { transfers_us(lane) / window } else { 0.0 };
     if busy("disk") >= BUSY_SHARE {
         return Bottleneck::Disk;
     }
     let busy_link = (0..problem.gpus.len()).find(|gpu| busy(&format!("to gpu{gpu}")) >= BUSY_SHARE);
     match busy_link {
         Some(gpu) => Bottleneck::Link(gpu),
-        None => largest_part(&simulation),
+        None => largest_part(&simulation, busiest_transfer(problem.gpus.len(), transfers_us)),
     }
 }
 
-/// The resource that takes the largest part of the time.
-fn largest_part(simulation: &Simulation) -> Bottleneck {
+/// What transfers longest, the disk or a link; `None` if nothing does. `transfers_us` are the times of the lanes.
+fn busiest_transfer(gpus: usize, transfers_us: impl Fn(&str) -> f64) -> Option<Bottleneck> {
+    let links = (0..gpus).map(|gpu| {
+        let both = [format!("to gpu{gpu}"), format!("from gpu{gpu}")].map(|lane| transfers_us(&lane));
+        (Bottleneck::Link(gpu), both.iter().sum::<f64>())
+    });
+    let all = links.chain([(Bottleneck::Disk, transfers_us("disk"))]).filter(|(_, us)| *us > 0.0);
+    all.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(bottleneck, _)| bottleneck)
+}
+
+/// The resource that takes the largest part of the time. A block that waits for its weights waits for `transfer`.
+fn largest_part(simulation: &Simulation, transfer: Option<Bottleneck>) -> Bottleneck {
     let gpus = simulation.gpu_ms.iter().enumerate();
     let mut parts: Vec<(Bottleneck, f64)> =
         gpus.map(|(gpu, ms)| (Bottleneck::Compute(DeviceId::Gpu(gpu)), *ms)).collect();
     parts.push((Bottleneck::Compute(DeviceId::Cpu), simulation.cpu_ms));
     let known: f64 = parts.iter().map(|(_, ms)| ms).sum::<f64>() + simulation.stall_ms;
     parts.push((Bottleneck::Overhead, (simulation.ms - known).max(0.0)));
-    // A block that waits for its weights waits for the link.
-    let link = simulation.transfer_ms.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-    parts.extend(link.map(|(gpu, _)| (Bottleneck::Link(gpu), simulation.stall_ms)));
+    parts.extend(transfer.map(|transfer| (transfer, simulation.stall_ms)));
     parts.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).map_or(Bottleneck::Overhead, |(bottleneck, _)| bottleneck)
 }

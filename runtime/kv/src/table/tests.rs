@@ -231,6 +231,28 @@ fn the_newest_chains_are_on_disk_also_where_ram_holds_all() {
     }
 }
 
+/// The time of computing a page varies by a half; no policy may prefer old conversations for that.
+#[test]
+fn noise_in_costs_does_not_keep_old_conversations() {
+    for policy in EvictionPolicy::NAMES.map(|(_, policy)| policy) {
+        let limits = TableLimits { ram: 100 * PAGE, page: PAGE, records: 9, policy };
+        let mut table = PageTable::new(Fingerprint::of([]), limits, Vec::new());
+        let chains: Vec<_> = (1..=8).map(|of| chain(of, 3)).collect();
+        for (number, chain) in (0u32..).zip(&chains) {
+            let (now, mut parent) = (f64::from(number), PageKey::root(&Fingerprint::of([])));
+            for (index, key) in (0u32..).zip(chain) {
+                let cost_ms = 100.0 + f64::from((number * 3 + index) * 37 % 101) - 50.0;
+                let facts = PageFacts { last_used: now, uses: 1.0, cost_ms, priority: 0 };
+                table.insert(*key, parent, index, facts, PageBytes::new(10).unwrap());
+                parent = *key;
+            }
+            transfer_all(&mut table, now, true);
+        }
+        let on_disk = |chain: &Vec<PageKey>| chain.iter().filter(|key| table.pages[key].disk.is_some()).count();
+        assert_eq!(chains.iter().map(on_disk).collect::<Vec<_>>(), [0, 0, 0, 0, 0, 3, 3, 3], "{policy:?}");
+    }
+}
+
 #[test]
 fn a_conversation_that_goes_on_is_written_again_from_its_start() {
     let mut table = table(100, 4);

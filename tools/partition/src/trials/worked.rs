@@ -1,8 +1,9 @@
 //! Examples with times computed by hand.
 
 use crate::{
-    BlockPlacement, BlockRole, BlockSpec, Budget, Contention, Cost, Decompression, Experts, FilledState, GpuCosts,
-    GrowingState, Packing, Phase, Placement, Problem, Simulation, Streamed, Work, Workload, simulate,
+    BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Contention, Cost, Decompression, DeviceId, Experts,
+    FilledState, GpuCosts, GrowingState, Mechanisms, Objective, Options, Packing, Phase, Placement, Planner, Problem,
+    Simulation, Streamed, Work, Workload, bottleneck, evaluate, simulate,
 };
 
 /// Four layers of 100 bytes. A layer takes 10 ms on the host and 1 ms on the GPU, its copy 20 ms; nothing else costs time.
@@ -340,6 +341,28 @@ fn nothing_computes_while_selected_experts_are_read() {
     assert!(simulation.disk_bytes > 0);
     near(simulation.ms, 31.0 + simulation.disk_bytes as f64 / 3.0);
     near(simulation.stall_ms, simulation.disk_bytes as f64 / 3.0);
+}
+
+/// Experts are read while nothing computes, so the disk need not be busy all the time to be what takes longest.
+#[test]
+fn reading_experts_is_the_bottleneck_where_it_takes_longer_than_computing() {
+    let mut problem = four_layers();
+    (problem.gpus, problem.budget.vram) = (vec![], vec![]);
+    let experts = Experts { bytes: 80, count: 8, active: 2 };
+    problem.blocks.iter_mut().for_each(|block| (block.experts, block.decode.bytes) = (Some(experts), 100));
+    problem.budget.ram = Some(250);
+    let options =
+        Options { planner: Planner::Exact, objective: Objective::Decode, mechanisms: Mechanisms::All, slots: None };
+    let of = |disk_bytes_per_ms| {
+        let problem = Problem { disk_bytes_per_ms: Some(disk_bytes_per_ms), ..problem.clone() };
+        let solution = evaluate(&problem, &options, vec![BlockPlacement::both(C); 4], vec![]);
+        (bottleneck(&problem, &solution, Phase::Decode), solution.decode_ms)
+    };
+    // 40 ms of computing; three quarters of all with the slow disk.
+    let (found, ms) = of(0.4);
+    assert!(found == Bottleneck::Disk && ms > 80.0, "{found:?}: {ms} ms");
+    let (found, ms) = of(4.0);
+    assert!(found == Bottleneck::Compute(DeviceId::Cpu) && ms < 80.0, "{found:?}: {ms} ms");
 }
 
 #[test]

@@ -18,6 +18,12 @@ use std::sync::Arc;
 
 /// Runs the unsplit model, then the plan, and compares every output.
 pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> Result<Verdict, ExecError> {
+    if args.prompt.source().is_some() {
+        return Err(ExecError::Usage {
+            message: "the model generates no text, so it reads no prompt".to_owned(),
+            hint: "give its inputs with --inputs IN.npz, or nothing for random ones".to_owned(),
+        });
+    }
     let inputs = match &args.inputs {
         Some(path) => check_inputs(read_npz(path)?, &plan.plan.user_inputs(), path)?,
         None => random_inputs(&plan.plan.user_inputs(), plan.plan.model.vocab_size, args.seed)?,
