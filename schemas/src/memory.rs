@@ -1,7 +1,7 @@
 //! Constants for host memory that the planner and the runtime must agree on.
 
 /// Memory of the process itself, bytes: code and tables of ONNX Runtime, its arena.
-pub const PROCESS: u64 = 68 << 20;
+pub const PROCESS: u64 = 64 << 20;
 /// Bytes of weights read ahead of the next block. A disk of 4 GB/s reads them in 4 ms, which is longer than a block
 /// computes on the host when reading is the bottleneck.
 pub const READ_AHEAD: u64 = 16 << 20;

@@ -190,7 +190,7 @@ def ahead(shop):
 def ahead_of(shop, width):
     source = os.path.join(ROOT, "fixtures", "models", "genai", "learned-gpt-oss-int4-cpu")
     model = shop.made(f"grown-mixture-{width}", "grow", source, "--intermediate", width)
-    # hpp-split counts 68 MiB for the process itself, and other weights and buffers take some more.
+    # hpp-split counts 64 MiB for the process itself, and other weights and buffers take some more.
     limit = disk.limit_of(model, TRAINED_PART) + (96 << 20)
     options = ("--context", disk.CONTEXT, "--ram", f"{limit}B", "--prompt-tokens", PROMPT_TOKENS, "--new-tokens", TRAINED_NEW)
     sides = {"auto": "ahead", "selected": "waiting"}

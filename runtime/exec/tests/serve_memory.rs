@@ -13,7 +13,7 @@ use support::server::{MODEL, Server, chat_plan};
 
 const TEXT: &str = "/v1/completions";
 /// What the process is taken to need without a model.
-const PROCESS: u64 = 68 << 20;
+const PROCESS: u64 = 64 << 20;
 const KV_RAM: u64 = 16 << 20;
 
 fn prompt(of: u32) -> Vec<u32> {

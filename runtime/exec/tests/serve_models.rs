@@ -46,8 +46,8 @@ fn wait_for_state(server: &Server, name: &str, wanted: &str) {
 fn room_for_one(server: &Server) -> String {
     let host = |name| model(server, name)["memory"]["host"].as_u64().unwrap();
     let (a, b) = (host(MODEL), host("b"));
-    // 68 MiB for the process itself.
-    format!("{}", (68 << 20) + a.max(b) + a.min(b) / 2)
+    // 64 MiB for the process itself.
+    format!("{}", (64 << 20) + a.max(b) + a.min(b) / 2)
 }
 
 fn request(model: &str, question: &str) -> Value {
@@ -93,7 +93,7 @@ fn models_take_turns_where_memory_holds_one() {
             "hpp-split with a smaller --ram",
         ],
     );
-    support::hpp_exec(["serve", &path, "--memory", "10M"]).fails(1, &["--memory 10 MiB is less than the 68 MiB"]);
+    support::hpp_exec(["serve", &path, "--memory", "10M"]).fails(1, &["--memory 10 MiB is less than the 64 MiB"]);
 }
 
 #[test]
