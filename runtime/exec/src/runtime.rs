@@ -1,7 +1,7 @@
 //! Loads engines over ONNX Runtime. The only module that names the backend's type.
 
 use crate::cli::{LibraryArgs, RuntimeArgs};
-use crate::console::Console;
+use crate::console::{Console, Level};
 use crate::error::ExecError;
 use crate::planning::compiled_models;
 use hpp_engine::{
@@ -86,6 +86,11 @@ impl OnnxRuntime {
     pub fn plan_here(&self, plan: &Plan, args: &RuntimeArgs) -> Plan {
         let finds = |provider: Provider, device: &Device| self.backend.finds_device(provider, device);
         without_missing_gpus(&with_providers(plan, &args.providers), finds)
+    }
+
+    /// [`plan_here`](Self::plan_here) without a library that is open for the plan: says nothing, and leaves the cache of compiled models as it is.
+    pub fn planned_here(plan: &Plan, args: &RuntimeArgs) -> Result<Plan, ExecError> {
+        Ok(Self::open(&args.library, &Console::new(Level::Quiet))?.plan_here(plan, args))
     }
 
     /// The library, its providers and devices.

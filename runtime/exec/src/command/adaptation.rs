@@ -27,14 +27,8 @@ pub struct BesideEngine {
 
 impl BesideEngine {
     /// Of a command that drafts like this.
-    pub fn new(
-        draft: &DraftChoice,
-        sequences: u64,
-        kv: u64,
-        args: &RuntimeArgs,
-        console: &Arc<Console>,
-    ) -> Result<Self, ExecError> {
-        let draft_on_top = draft.memory_on_top(sequences, args, console)?;
+    pub fn new(draft: &DraftChoice, sequences: u64, kv: u64, args: &RuntimeArgs) -> Result<Self, ExecError> {
+        let draft_on_top = draft.memory_on_top(sequences, args)?;
         let draft_sequence = draft.sequence_memory();
         let draft = draft.shared_memory().saturating_add(sequences.saturating_mul(draft_sequence));
         Ok(BesideEngine { sequences, kv, draft, draft_on_top, draft_sequence })
@@ -54,7 +48,7 @@ pub fn adaptation(
     let BesideEngine { sequences, kv, draft, draft_on_top, draft_sequence } = beside;
     let plan = engine.plan();
     // What it has on a missing GPU is in host memory.
-    let here = OnnxRuntime::open_for(plan, args, console)?.plan_here(plan, args);
+    let here = OnnxRuntime::planned_here(plan, args)?;
     let states = sequences.saturating_mul(engine.context()).div_ceil(plan.budgets.context.max(1));
     let needed = host_memory_needed(&here, states).saturating_add(kv).saturating_add(draft);
     // The engine keeps the limit that its plan was made for.

@@ -150,7 +150,7 @@ fn load(
             cache => cache?,
         },
     };
-    let beside = BesideEngine::new(draft, 1, kv, args, ctx.console)?;
+    let beside = BesideEngine::new(draft, 1, kv, args)?;
     let adaptation = adaptation(&engine, beside, args, ctx.console)?;
     let mut sequence = SingleSequence::new(engine, inputs);
     adaptation.into_iter().for_each(|adaptation| sequence.adapt(adaptation));

@@ -126,13 +126,13 @@ impl DraftChoice {
     }
 
     /// Bytes of host memory that a draft model takes on top of the plan's limit, with what it has on GPUs that are missing here.
-    pub fn memory_on_top(&self, sequences: u64, args: &RuntimeArgs, console: &Arc<Console>) -> Result<u64, ExecError> {
+    pub fn memory_on_top(&self, sequences: u64, args: &RuntimeArgs) -> Result<u64, ExecError> {
         let plan = match self {
             DraftChoice::Model(draft) if draft.memory == 0 => &draft.file.plan,
             DraftChoice::None | DraftChoice::Ngram | DraftChoice::Model(_) => return Ok(0),
         };
         let args = &RuntimeArgs { providers: draft_providers(plan, args), ..args.clone() };
-        let here = OnnxRuntime::open_for(plan, args, console)?.plan_here(plan, args);
+        let here = OnnxRuntime::planned_here(plan, args)?;
         Ok(host_memory_needed(&here, sequences).saturating_sub(PROCESS))
     }
 
