@@ -220,8 +220,8 @@ pub fn problem(
 }
 
 /// Whether the runtime can compute the tokens of several sequences as rows of one run: each state has room for the whole context and a
-/// row for each sequence, and the mask says how long each row is. Not those of mixtures of experts: the sums of a router round differently
-/// with several rows, so that a token may select another expert, and the check at run time finds other bits.
+/// row for each sequence, and the mask says how long each row is. Not those of mixtures of experts: the check at run time found other bits
+/// in every batch of one.
 fn batches_rows(analysis: &Analysis) -> bool {
     let is_row = |planned: &PlannedState| {
         let State { update, shape, .. } = &planned.state;

@@ -25,7 +25,7 @@ pub const MOST_SEQUENCES: u64 = 64;
 /// More sequences must increase the tokens per second by this factor to be worth their memory.
 const LEAST_GAIN: f64 = 1.05;
 /// The same where nothing is known of how mixtures select the experts that are read: the tokens of one sequence may select alike, and those of
-/// several need more of the cache. Of random mixtures with 64 and 32 experts two sequences gave 0.82 to 0.89 and 0.75 to 0.85 of the tokens per
+/// several need more of the cache. Of random mixtures with 64 and 32 experts two sequences gave 0.82 to 0.89 and 0.78 to 0.85 of the tokens per
 /// second of one, where independent selections predict 1.07 (by hand, 2026-11-27).
 const LEAST_GAIN_OF_UNKNOWN_EXPERTS: f64 = 1.3;
 /// A further sequence counts as free if a pass takes at most this times as long as with one.

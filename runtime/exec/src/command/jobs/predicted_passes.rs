@@ -65,14 +65,8 @@ mod tests {
         Predictions {
             source: "static".into(),
             decode_ms: 100.0,
-            time_to_first_token_ms: 0.0,
-            prompt_tokens: 1,
-            decode_tokens_per_second: 10.0,
-            decode_context: 0,
-            new_tokens: 0,
-            limit: None,
-            objective: None,
             throughput: Some(throughput),
+            ..Predictions::default()
         }
     }
 
