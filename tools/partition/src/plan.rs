@@ -64,7 +64,7 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
     match objective {
         Objective::Prefill => [1.0, 0.0],
         Objective::Decode => [0.0, 1.0],
-        Objective::Mixed | Objective::Throughput => [1.0, problem.load.new_tokens as f64],
+        Objective::Mixed | Objective::Throughput => [1.0, problem.load.decoded_tokens() as f64],
     }
 }
 

@@ -100,6 +100,13 @@ pub struct Workload {
     pub passes: Vec<u64>,
 }
 
+impl Workload {
+    /// Generated tokens that take a pass of their own: the prompt's last pass gives the first.
+    pub fn decoded_tokens(&self) -> u64 {
+        self.new_tokens.saturating_sub(1)
+    }
+}
+
 /// Where a block computes in one phase, and how its weights get there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Placement {
@@ -127,7 +134,7 @@ pub enum Objective {
     Decode,
     /// Milliseconds to the first token.
     Prefill,
-    /// Milliseconds of the whole answer: time to first token plus `new_tokens` decoded tokens.
+    /// Milliseconds of the whole answer: time to first token plus those of the other generated tokens.
     Mixed,
     /// Milliseconds of the whole answers of many sequences together, of which [`Problem::with_sequences`] makes the problem.
     Throughput,

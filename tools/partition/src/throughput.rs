@@ -240,8 +240,8 @@ pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem,
 
 /// Generated tokens per second of all sequences of a problem, from prompt to answer.
 pub fn tokens_per_second(problem: &Problem, prompt_ms: f64, token_ms: f64) -> f64 {
-    let tokens = problem.load.new_tokens as f64;
-    problem.load.sequences as f64 * tokens * 1e3 / (prompt_ms + tokens * token_ms)
+    let load = &problem.load;
+    load.sequences as f64 * load.new_tokens as f64 * 1e3 / (prompt_ms + load.decoded_tokens() as f64 * token_ms)
 }
 
 /// The most tokens of a pass that take less time where single tokens compute than where prompts compute, to which the states must be
@@ -380,6 +380,7 @@ mod tests {
 
         let mut problem = from_disk(None, 1e6);
         problem.batches_rows = true;
+        problem.load.new_tokens = 100;
         problem.cpu.iter_mut().for_each(|cost| {
             cost.short_pass_ms = [1.1, 1.3, 2.0, 3.0, 6.0].map(|times| cost.decode_ms * times).to_vec();
         });

@@ -112,7 +112,7 @@ fn predictions(
             Objective::Mixed => ObjectiveKind::Mixed,
             Objective::Throughput => ObjectiveKind::Throughput,
         },
-        ms: round(planned.objective_ms(objective, scenario.new_tokens)),
+        ms: round(planned.objective_ms(objective, &request.problem.load)),
         bound_ms: round(partitioning.solution.bound_ms),
         proven: partitioning.solution.proven,
     };

@@ -273,7 +273,7 @@ impl Partitioning {
 
     /// This placement with measured times as its prediction, and without a bound.
     pub fn with_measured_times(mut self, request: &PlanningRequest, times: PredictedTimes) -> Self {
-        let objective_ms = times.objective_ms(request.options.objective, request.scenario.new_tokens);
+        let objective_ms = times.objective_ms(request.options.objective, &request.problem.load);
         let PredictedTimes { decode_ms, prefill_ms } = times;
         self.solution = Solution { decode_ms, prefill_ms, objective_ms, bound_ms: 0.0, proven: false, ..self.solution };
         self.is_measured = true;

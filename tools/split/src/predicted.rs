@@ -1,6 +1,6 @@
 //! Predicted times of a placement.
 
-use hpp_partition::{Objective, Solution};
+use hpp_partition::{Objective, Solution, Workload};
 
 /// Predicted or measured times of a placement, milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -17,12 +17,12 @@ impl PredictedTimes {
         PredictedTimes { decode_ms: solution.decode_ms, prefill_ms: solution.prefill_ms }
     }
 
-    /// The value of the objective, milliseconds.
-    pub fn objective_ms(self, objective: Objective, new_tokens: u64) -> f64 {
+    /// The value of the objective for this load, milliseconds.
+    pub fn objective_ms(self, objective: Objective, load: &Workload) -> f64 {
         match objective {
             Objective::Decode => self.decode_ms,
             Objective::Prefill => self.prefill_ms,
-            Objective::Mixed | Objective::Throughput => self.prefill_ms + new_tokens as f64 * self.decode_ms,
+            Objective::Mixed | Objective::Throughput => self.prefill_ms + load.decoded_tokens() as f64 * self.decode_ms,
         }
     }
 

@@ -107,7 +107,7 @@ impl Trials<'_> {
 
     fn into_fastest(self, request: &PlanningRequest) -> Result<(Partitioning, Vec<TrialRun>), SplitError> {
         let objective_ms =
-            |trial: &Trial| trial.measured.times.objective_ms(request.options.objective, request.scenario.new_tokens);
+            |trial: &Trial| trial.measured.times.objective_ms(request.options.objective, &request.problem.load);
         let by_objective = |a: &usize, b: &usize| objective_ms(&self.done[*a]).total_cmp(&objective_ms(&self.done[*b]));
         let kept = (0..self.done.len()).min_by(by_objective).unwrap_or(0);
         let rows = self.done.iter().enumerate().map(|(at, Trial { partitioning, predicted, measured })| TrialRun {

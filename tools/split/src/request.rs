@@ -329,11 +329,11 @@ fn providers(
         return policy;
     }
     let candidates = if planning.providers.is_empty() { &profile.settings.providers } else { &planning.providers };
-    let new_tokens = problem.load.new_tokens as f64;
+    let decoded_tokens = problem.load.decoded_tokens() as f64;
     let (decode, prefill) = match planning.options(args.avoids_streaming()).objective {
         Objective::Decode => (1.0, 0.0),
         Objective::Prefill => (0.0, 1.0),
-        Objective::Mixed | Objective::Throughput => (new_tokens, 1.0),
+        Objective::Mixed | Objective::Throughput => (decoded_tokens, 1.0),
     };
     policy.host =
         choose_host_providers(problem, analysis, profile, scenario, candidates, PhaseWeights { decode, prefill });

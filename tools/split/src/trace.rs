@@ -28,7 +28,7 @@ fn timeline(request: &PlanningRequest, partitioning: &Partitioning) -> Timeline 
     let passes = request.problem.load.passes.len() as u64;
     let mut start_us = prefill.ms * 1e3;
     let mut timeline = prefill.timeline;
-    for token in 0..request.scenario.new_tokens.min(MAX_TOKENS) {
+    for token in 0..request.problem.load.decoded_tokens().min(MAX_TOKENS) {
         let shifted = decode.timeline.spans.iter().map(|span| hpp_schema::Span {
             start_us: span.start_us + start_us,
             pass: passes + token,

@@ -334,20 +334,30 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         if self.prefetched.replace((id, item)) == Some((id, item)) {
             return;
         }
-        let PassItem { sequence, sizes, .. } = &self.items[item];
-        for state in self.program.disk_states(id) {
-            sequence.states[state].prefetch(&self.program.layouts[state], &self.runtime.pool, sizes.past);
+        if self.program.disk_states(id).next().is_none() {
+            return;
         }
+        let (Runtime { pool, recorder, .. }, PassItem { sequence, sizes, .. }) =
+            (&mut *self.runtime, &self.items[item]);
+        let start = pool.backend.now();
+        for state in self.program.disk_states(id) {
+            sequence.states[state].prefetch(&self.program.layouts[state], pool, sizes.past);
+        }
+        recorder.waited_for_states(id, pool.since(start));
     }
 
     /// Evicts the states on disk of an item that has run at a stage.
-    fn evict_states(&self, id: StageId, item: usize) {
-        if self.program.disk_states(id).next().is_some() {
-            let states = &self.items[item].sequence.states;
-            let buffers = self.program.disk_states(id).flat_map(|state| states[state].buffers());
-            let buffers: Vec<&B::Buffer> = buffers.map(|buffer| &buffer.handle).collect();
-            self.runtime.pool.backend.evict(&buffers);
+    fn evict_states(&mut self, id: StageId, item: usize) {
+        if self.program.disk_states(id).next().is_none() {
+            return;
         }
+        let Runtime { pool, recorder, .. } = &mut *self.runtime;
+        let start = pool.backend.now();
+        let states = &self.items[item].sequence.states;
+        let buffers = self.program.disk_states(id).flat_map(|state| states[state].buffers());
+        let buffers: Vec<&B::Buffer> = buffers.map(|buffer| &buffer.handle).collect();
+        pool.backend.evict(&buffers);
+        recorder.waited_for_states(id, pool.since(start));
     }
 
     /// Copies boundaries of an item and binds it at a stage. Before the stage's first item, its weights are fetched; binding overlaps with

@@ -176,6 +176,8 @@ pub struct PassTelemetry {
     pub read_bytes: u64,
     /// Waits for weights that had not been read from disk.
     pub disk_stalls: Counter,
+    /// Waits for states on disk: for writes of the run before, and to start writes and reads.
+    pub state_stalls: Counter,
 }
 
 impl PassTelemetry {
@@ -207,7 +209,7 @@ impl PassTelemetry {
     /// Time on the critical path whose cause is known: stage runs, copies between memories and waits.
     pub fn accounted(&self) -> Duration {
         let compute: Duration = self.compute.iter().map(|(_, time)| *time).sum();
-        compute + self.copies.time + self.slot_stalls.time + self.disk_stalls.time
+        compute + self.copies.time + self.slot_stalls.time + self.disk_stalls.time + self.state_stalls.time
     }
 }
 
@@ -250,6 +252,8 @@ pub struct Telemetry {
     pub slot_stalls: Counter,
     /// Waits for weights that had not been read from disk.
     pub disk_stalls: Counter,
+    /// Waits for states on disk: for writes of the run before, and to start writes and reads.
+    pub state_stalls: Counter,
     /// Whole passes with several tokens.
     pub prefill: Counter,
     /// Tokens in them.
@@ -295,6 +299,7 @@ impl Telemetry {
         (self.row_batches, self.batched_rows) = Default::default();
         (self.copies, self.copied_bytes) = Default::default();
         (self.reads, self.read_bytes, self.disk_stalls) = Default::default();
+        self.state_stalls = Default::default();
         (self.uploads, self.uploaded_bytes, self.slot_stalls) = Default::default();
         (self.slot_hits, self.slot_misses) = Default::default();
         (self.expert_hits, self.experts_read_ahead) = Default::default();

@@ -193,6 +193,17 @@ impl Recorder {
         };
         total.add(interval.duration());
         pass.add(interval.duration());
+        self.stall_span(stage, name, interval);
+    }
+
+    /// A stage has waited for states on disk.
+    pub fn waited_for_states(&mut self, stage: StageId, interval: Interval) {
+        self.telemetry.state_stalls.add(interval.duration());
+        self.pass.state_stalls.add(interval.duration());
+        self.stall_span(stage, "waits for KV caches on disk", interval);
+    }
+
+    fn stall_span(&mut self, stage: StageId, name: &str, interval: Interval) {
         if let Some(timeline) = self.timeline.as_mut().filter(|_| !interval.duration().is_zero()) {
             timeline.span(self.lanes[stage.index()].clone(), name.to_owned(), SpanKind::Stall, interval, None);
         }

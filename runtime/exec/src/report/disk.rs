@@ -20,6 +20,16 @@ pub struct MeasuredTimes {
     pub predicted_ms: f64,
     /// The part of the time in which partitions waited for weights from disk.
     pub waiting: f64,
+    /// The part of the time in which they waited for states on disk.
+    pub waiting_for_states: f64,
+}
+
+impl MeasuredTimes {
+    /// Whether they are clearly longer than predicted, and waiting for this part of the time explains most of the excess.
+    fn are_longer_for(&self, waiting: f64) -> bool {
+        let MeasuredTimes { ms, predicted_ms, .. } = *self;
+        predicted_ms > 0.0 && ms > SLOW_FACTOR * predicted_ms && ms * waiting > (ms - predicted_ms) / 2.0
+    }
 }
 
 /// Weights read from disk while a plan ran.
@@ -118,19 +128,22 @@ pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemet
         ms: decode_ms / decoded as f64,
         predicted_ms: predicted.decode_ms,
         waiting: millis(telemetry.disk_stalls.time) / total_ms.max(f64::MIN_POSITIVE),
+        waiting_for_states: millis(telemetry.state_stalls.time) / total_ms.max(f64::MIN_POSITIVE),
     };
     slower_for_disk(predicted, &times, telemetry)
 }
 
 /// A warning for a plan whose times are longer than predicted because of the disk. `None` if they are not, or for another reason.
 pub fn slower_for_disk(predicted: &Predictions, times: &MeasuredTimes, telemetry: &Telemetry) -> Option<String> {
-    let reads = DiskReads::new(telemetry)?;
-    let MeasuredTimes { unit, ms, predicted_ms, waiting } = *times;
-    // Waiting for the disk must explain most of the excess over the prediction.
-    let disk_is_the_cause = ms * waiting > (ms - predicted_ms) / 2.0;
-    if predicted_ms <= 0.0 || ms <= SLOW_FACTOR * predicted_ms || !disk_is_the_cause {
-        return None;
+    let MeasuredTimes { unit, ms, predicted_ms, waiting, waiting_for_states } = *times;
+    if times.are_longer_for(waiting_for_states) {
+        return Some(format!(
+            "slower than planned: {ms:.1} ms per {unit} instead of {predicted_ms:.1}; partitions wait {:.0} % of the time for KV caches \
+             on disk. hpp-split --kv follow keeps them in memory",
+            100.0 * waiting_for_states.min(1.0)
+        ));
     }
+    let reads = DiskReads::new(telemetry).filter(|_| times.are_longer_for(waiting))?;
     let fell_back = telemetry.stages.iter().any(StageTelemetry::fell_back);
     let advice = match (fell_back, predicted.source.starts_with("profile")) {
         (true, _) => "The plan was made for a GPU that is not usable here: plan for this machine without --vram",

@@ -26,7 +26,7 @@ proptest! {
     fn no_placement_beats_the_bound(seed: u64, blocks in 1usize..=4, slots in 1u32..5) {
         let problem = instance(seed, blocks, 1);
         let best = brute_force(&problem, Mechanisms::All, Objective::Mixed, &[slots]);
-        let bound = bound(&problem, [1.0, problem.load.new_tokens as f64], slots, Mechanisms::All);
+        let bound = bound(&problem, [1.0, problem.load.decoded_tokens() as f64], slots, Mechanisms::All);
         match (best, bound) {
             (Some(best), Some(bound)) => prop_assert!(bound <= best * (1.0 + 1e-9), "bound {bound}, best {best}"),
             // The program ignores the read-ahead buffers, so it may accept placements that do not fit.
@@ -41,7 +41,7 @@ proptest! {
     fn no_placement_of_several_sequences_beats_the_bound(seed: u64, blocks in 1usize..=4, gpus in 1usize..3, sequences in 2u64..5) {
         let problem = instance(seed, blocks, gpus).with_sequences(sequences, false);
         let best = brute_force(&problem, Mechanisms::All, Objective::Mixed, &[2]);
-        let bound = bound(&problem, [1.0, problem.load.new_tokens as f64], 2, Mechanisms::All);
+        let bound = bound(&problem, [1.0, problem.load.decoded_tokens() as f64], 2, Mechanisms::All);
         if let (Some(best), Some(bound)) = (best, bound) {
             prop_assert!(bound <= best * (1.0 + 1e-9), "bound {bound}, best {best}");
         }
@@ -51,7 +51,7 @@ proptest! {
     fn without_streaming_the_bound_is_the_best_objective(seed: u64, blocks in 1usize..=7) {
         let problem = instance(seed, blocks, 1);
         let best = brute_force(&problem, Mechanisms::ResidentCpu, Objective::Mixed, &[0]);
-        let bound = bound(&problem, [1.0, problem.load.new_tokens as f64], 0, Mechanisms::ResidentCpu);
+        let bound = bound(&problem, [1.0, problem.load.decoded_tokens() as f64], 0, Mechanisms::ResidentCpu);
         match (best, bound) {
             (Some(best), Some(bound)) if shares_weights(&problem) => prop_assert!(bound <= best * (1.0 + 1e-9)),
             (Some(best), Some(bound)) => prop_assert!((bound - best).abs() <= 1e-6 * best, "bound {bound}, best {best}"),

@@ -15,13 +15,15 @@ pub struct PredictedPasses {
     predicted_ms: f64,
     /// Milliseconds in which partitions waited for weights from disk.
     disk_stall_ms: f64,
+    /// Milliseconds in which they waited for states on disk.
+    state_stall_ms: f64,
 }
 
 impl PredictedPasses {
     /// No passes yet, of a plan with these predictions.
     pub fn new(predictions: &Predictions) -> Self {
         let predicted = PredictedTimes::of(predictions);
-        PredictedPasses { predicted, passes: 0, ms: 0.0, predicted_ms: 0.0, disk_stall_ms: 0.0 }
+        PredictedPasses { predicted, passes: 0, ms: 0.0, predicted_ms: 0.0, disk_stall_ms: 0.0, state_stall_ms: 0.0 }
     }
 
     /// Takes a pass of this size.
@@ -32,6 +34,7 @@ impl PredictedPasses {
         self.ms += millis(pass.time);
         self.predicted_ms += predicted_ms;
         self.disk_stall_ms += millis(pass.disk_stalls.time);
+        self.state_stall_ms += millis(pass.state_stalls.time);
     }
 
     /// A warning if these passes took longer than predicted because of the disk.
@@ -45,6 +48,7 @@ impl PredictedPasses {
             ms: self.ms / passes,
             predicted_ms: self.predicted_ms / passes,
             waiting: self.disk_stall_ms / self.ms.max(f64::MIN_POSITIVE),
+            waiting_for_states: self.state_stall_ms / self.ms.max(f64::MIN_POSITIVE),
         };
         slower_for_disk(predictions, &times, telemetry)
     }
@@ -72,10 +76,18 @@ mod tests {
 
     /// The warning after ten passes of so many sequences.
     fn warning(sequences: u64, ms: u64, stalls: u64) -> Option<String> {
+        warning_with_states(sequences, ms, stalls, 0)
+    }
+
+    fn warning_with_states(sequences: u64, ms: u64, stalls: u64, state_stalls: u64) -> Option<String> {
         let (predictions, mut passes) = (predictions(), PredictedPasses::new(&predictions()));
         let of = |ms: u64| Counter { count: 1, time: Duration::from_millis(ms) };
-        let pass =
-            PassTelemetry { time: Duration::from_millis(ms), disk_stalls: of(stalls), ..PassTelemetry::default() };
+        let pass = PassTelemetry {
+            time: Duration::from_millis(ms),
+            disk_stalls: of(stalls),
+            state_stalls: of(state_stalls),
+            ..PassTelemetry::default()
+        };
         (0..10).for_each(|_| passes.add(Some(PassSize { sequences, tokens: 1 }), &pass));
         // A pass over prompts of different lengths.
         passes.add(None, &PassTelemetry { time: Duration::from_secs(99), ..PassTelemetry::default() });
@@ -89,6 +101,9 @@ mod tests {
         let start = "slower than planned: 800.0 ms per pass instead of 200.0; the disk delivers 0.25 GB/s, and partitions wait for it \
                      75 % of the time.";
         assert!(slow.starts_with(start), "{slow}");
+        let states = warning_with_states(4, 800, 10, 600).unwrap();
+        assert!(states.contains("wait 75 % of the time for KV caches on disk. hpp-split --kv follow"), "{states}");
+        assert_eq!(warning_with_states(4, 250, 0, 200), None, "as planned");
         assert_eq!(warning(4, 250, 200), None, "slow for one sequence, as planned for four");
         assert_eq!(warning(4, 800, 10), None, "the processor is slow");
         assert_eq!(warning(5, 8000, 6000), None, "the plan predicts no such pass");

@@ -52,6 +52,8 @@ pub struct TimeShares {
     pub compute_ms: f64,
     /// Waiting for weights, from disk or on their way to a device.
     pub stall_ms: f64,
+    /// Waiting for KV caches and other states on disk; 0 if they are in memory.
+    pub state_stall_ms: f64,
     /// The remaining time.
     pub rest_ms: f64,
 }
@@ -60,17 +62,25 @@ impl TimeShares {
     /// Of a run that took so many seconds.
     pub fn new(telemetry: &Telemetry, seconds: f64) -> Self {
         let computing = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum::<Duration>();
-        let (compute_ms, stall_ms) =
-            (millis(computing), millis(telemetry.disk_stalls.time + telemetry.slot_stalls.time));
-        TimeShares { compute_ms, stall_ms, rest_ms: (1e3 * seconds - compute_ms - stall_ms).max(0.0) }
+        let (compute_ms, stall_ms, state_stall_ms) = (
+            millis(computing),
+            millis(telemetry.disk_stalls.time + telemetry.slot_stalls.time),
+            millis(telemetry.state_stalls.time),
+        );
+        let rest_ms = (1e3 * seconds - compute_ms - stall_ms - state_stall_ms).max(0.0);
+        TimeShares { compute_ms, stall_ms, state_stall_ms, rest_ms }
     }
 
     /// For people, as shares of so many seconds.
     fn line(self, seconds: f64) -> String {
         let share = |ms: f64| format!("{:.0} %", 0.1 * ms / seconds.max(1e-9));
-        let TimeShares { compute_ms, stall_ms, rest_ms } = self;
+        let TimeShares { compute_ms, stall_ms, state_stall_ms, rest_ms } = self;
         let (computing, waiting, other) = (share(compute_ms), share(stall_ms), share(rest_ms));
-        format!("time: {computing} computing, {waiting} waiting for weights, {other} other\n")
+        let states = match state_stall_ms > 0.0 {
+            true => format!("{} waiting for KV caches on disk, ", share(state_stall_ms)),
+            false => String::new(),
+        };
+        format!("time: {computing} computing, {waiting} waiting for weights, {states}{other} other\n")
     }
 }
 
@@ -181,7 +191,14 @@ mod tests {
         assert!(said.contains("time: 0 % computing, 25 % waiting for weights, 75 % other\nmemory: "), "{said}");
         assert!(said.ends_with(", state 1 MiB"), "{said}");
         let json = serde_json::to_value(&counts).unwrap();
-        assert_eq!(json["time"], serde_json::json!({"compute_ms": 0.0, "stall_ms": 1000.0, "rest_ms": 3000.0}));
+        assert_eq!(
+            json["time"],
+            serde_json::json!({"compute_ms": 0.0, "stall_ms": 1000.0, "state_stall_ms": 0.0, "rest_ms": 3000.0})
+        );
         assert_eq!(json["bytes"]["state"], 1 << 20);
+        telemetry.state_stalls.time = Duration::from_secs(2);
+        counts.measured(&telemetry, 1 << 20);
+        let said = counts.summary(&telemetry);
+        assert!(said.contains("25 % waiting for weights, 50 % waiting for KV caches on disk, 25 % other\n"), "{said}");
     }
 }
