@@ -273,7 +273,7 @@ pub struct RuntimeArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Planning of a MODEL")]
 pub struct AutoPlanArgs {
-    /// Host memory that the plan may use, such as 24G [default: the free memory of this machine].
+    /// Host memory that the plan may use, such as 24G [default: 15/16 of the free memory of this machine].
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub ram: Option<String>,
     /// Memory of each GPU that the plan may use, such as 24G or 24G,12G [default: the free memory of each GPU].

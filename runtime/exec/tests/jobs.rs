@@ -236,6 +236,8 @@ fn files_that_hold_something_else_are_refused_and_kept() {
     missing.run(&[]).fails(1, &["cannot read prompts from /no/prompts.jsonl", "one JSON object a line"]);
     let pipe = JobFiles { prompts: "/dev/null".into(), ..missing };
     pipe.run(&[]).fails(1, &["cannot read prompts from /dev/null", "not a regular file"]);
+    let stdin = JobFiles { prompts: "-".into(), ..pipe };
+    stdin.run(&[]).fails(1, &["cannot read prompts from -", "save them in a file first"]);
 }
 
 #[cfg(unix)]

@@ -18,7 +18,9 @@ pub enum PageStoreError {
     #[error("another process uses the KV store {0}: give this one another --kv-dir")]
     InUse(PathBuf),
     /// The limit is smaller than a page.
-    #[error("the KV store may take {limit} bytes, and one page has {page}: allow more, or turn this tier off with 0")]
+    #[error(
+        "the KV store may take {limit} bytes, and one page has {page}: allow more with --kv-ram or --kv-disk, or turn the tier off with 0"
+    )]
     TooSmall {
         /// Bytes that the tier may take.
         limit: u64,

@@ -53,7 +53,7 @@ pub enum ApiError {
     #[error("the request is larger than this server allows (--max-body)")]
     TooLarge,
     /// The queue is full.
-    #[error("{waiting} requests are waiting already; try again later")]
+    #[error("the queue is full ({waiting} waiting); try again later")]
     Busy {
         /// Requests in the queue.
         waiting: usize,

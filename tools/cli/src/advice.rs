@@ -125,8 +125,12 @@ impl Advice {
         if let Some(why) = mistyped_subcommand(command, arguments, self.habits) {
             return fresh(InvalidSubcommand, why);
         }
-        if let Some(word) = second_word(&error, command) {
-            return fresh(UnknownArgument, format!("unexpected argument '{word}': {}", self.second_word));
+        if let Some(word) = second_word(&error) {
+            let why = match command.find_subcommand(&word) {
+                Some(_) => format!("write the subcommand first: {} {word}", command.get_name()),
+                None => self.second_word.to_owned(),
+            };
+            return fresh(UnknownArgument, format!("unexpected argument '{word}': {why}"));
         }
         match elsewhere(&error, command, self.habits) {
             Some(advice) => with_advice(error, command, advice),
@@ -194,10 +198,9 @@ fn similar_values(error: &clap::Error) -> Vec<String> {
 }
 
 /// A word after the model, which clap takes for a subcommand.
-fn second_word(error: &clap::Error, command: &Command) -> Option<String> {
+fn second_word(error: &clap::Error) -> Option<String> {
     let text = error.to_string();
-    let word = text.split_once("the subcommand '")?.1.split('\'').next()?;
-    command.find_subcommand(word).is_none().then(|| word.to_owned())
+    Some(text.split_once("the subcommand '")?.1.split('\'').next()?.to_owned())
 }
 
 /// An option and its negative value, which clap took for a short option.

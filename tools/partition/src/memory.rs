@@ -37,10 +37,19 @@ pub struct MemoryUsage {
     /// The experts that the host reads by demand in a pass of each phase.
     pub expert_reads: [ExpertReads; 2],
     /// State on disk that a pass of each phase reads.
-    pub state_reads: [u64; 2],
+    pub state_reads: [StateReads; 2],
     /// The largest run of blocks on the host, which become one partition unless they are read from disk; packed bytes, without blocks
     /// that read only some rows of their weights.
     pub largest_run: u64,
+}
+
+/// State on disk that a pass of a phase reads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StateReads {
+    /// Bytes.
+    pub bytes: u64,
+    /// Runs of a layer for a sequence whose state is read before and written after.
+    pub turns: u64,
 }
 
 /// Weights that the host reads in a pass of a phase, packed bytes.
@@ -119,11 +128,11 @@ pub(crate) fn window_of(problem: &Problem, block: usize) -> u64 {
     state_window(kv(problem, block) / problem.load.sequences.max(1))
 }
 
-/// State on disk that a pass of a phase reads, bytes: what the tokens before it take; for a prompt of several passes their mean. The window has
+/// State on disk that a pass of a phase reads: what the tokens before it take; for a prompt of several passes their mean. The window has
 /// room for the states of some turns beside those of the three that are used, read and written: they stay in memory.
-fn state_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> u64 {
+fn state_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> StateReads {
     if !problem.budget.host_kv_on_disk {
-        return 0;
+        return StateReads::default();
     }
     let Workload { prompt_tokens, new_tokens, passes, .. } = &problem.load;
     let before = match phase {
@@ -141,7 +150,11 @@ fn state_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -
     let on_host = || (0..placements.len()).filter(|i| state_on_host(problem, placements[*i]));
     let turn = on_host().map(filled).max().unwrap_or(0) / problem.load.sequences.max(1);
     let kept = host_state(problem, placements).saturating_sub(state_window(turn));
-    on_host().map(filled).sum::<u64>().saturating_sub(kept)
+    let filled: Vec<u64> = on_host().map(filled).filter(|bytes| *bytes > 0).collect();
+    let all: u64 = filled.iter().sum();
+    let bytes = all.saturating_sub(kept);
+    let turns = problem.load.sequences as f64 * filled.len() as f64 * bytes as f64 / all.max(1) as f64;
+    StateReads { bytes, turns: turns.ceil() as u64 }
 }
 
 /// The experts that the host reads by demand in a pass of a phase: those of blocks that it computes in both phases.

@@ -70,7 +70,7 @@ pub fn simulate(problem: &Problem, placements: &[BlockPlacement], slots: &[u32],
     extend("decompresses weights", SpanKind::Stall, beside.decompress_ms);
     extend("computes while the disk is read", SpanKind::Compute, beside.slowed_ms);
     extend("waits for the disk", SpanKind::Stall, beside.wait_ms);
-    let state_bytes = usage.state_reads[phase as usize];
+    let state_bytes = usage.state_reads[phase as usize].bytes;
     if disk_read_bytes + state_bytes > 0 {
         let read = (window.start, window.start + beside.disk_ms);
         let what = match (disk_read_bytes, state_bytes) {
@@ -128,6 +128,8 @@ pub(crate) struct DiskTimes {
     expert_ms: f64,
     /// Reading these experts, for a pass, milliseconds.
     expert_read_ms: f64,
+    /// Waiting for states on disk, for a pass, milliseconds.
+    state_ms: f64,
     /// Decompressing for a pass while nothing computes, milliseconds.
     decompress_ms: f64,
     /// Threads that decompress, as a share of the host's cores.
@@ -154,17 +156,18 @@ impl DiskTimes {
     pub fn of(problem: &Problem, placements: &[BlockPlacement], usage: &MemoryUsage, phase: Phase) -> Self {
         let (state, experts) = (usage.state_reads[phase as usize], usage.expert_read_bytes(problem, phase));
         let others = usage.disk_read_bytes(problem, phase).saturating_sub(experts);
-        let read_ms = disk_ms(problem, others) + disk_ms(problem, state) / STATE_READ_RATE;
+        let read_ms = disk_ms(problem, others) + disk_ms(problem, state.bytes) / STATE_READ_RATE;
+        let state_ms = state.turns as f64 * STATE_TURN_MS;
         let expert_read_ms = disk_ms(problem, experts);
         let expert_ms = match phase {
             Phase::Decode => expert_read_ms - hidden_expert_ms(problem, placements, usage, expert_read_ms),
             Phase::Prefill => expert_read_ms,
         };
         let Some(Decompression { bytes_per_ms, host_share }) = problem.decompression else {
-            return DiskTimes { read_ms, expert_ms, expert_read_ms, decompress_ms: 0.0, host_share: 0.0 };
+            return DiskTimes { read_ms, expert_ms, expert_read_ms, state_ms, decompress_ms: 0.0, host_share: 0.0 };
         };
         let decompress_ms = usage.decompressed_bytes(problem, phase) / bytes_per_ms;
-        DiskTimes { read_ms, expert_ms, expert_read_ms, decompress_ms, host_share }
+        DiskTimes { read_ms, expert_ms, expert_read_ms, state_ms, decompress_ms, host_share }
     }
 
     /// A partition sequence of some passes that takes `sequence_ms` without the disk, `host_ms` of them computing on the host. Reads go on all
@@ -181,14 +184,15 @@ impl DiskTimes {
             false => 0.0,
         };
         let reads_ms = (self.read_ms * passes).max(decompressed_ms);
-        let (sequence_ms, host_ms) = (sequence_ms + decompress_ms, host_ms + decompress_ms);
+        let state_ms = self.state_ms * passes;
+        let (sequence_ms, host_ms) = (sequence_ms + decompress_ms + state_ms, host_ms + decompress_ms);
         let ms = lower_bound_beside_transfers(sequence_ms, host_ms, reads_ms, contention);
         let slowed_ms = if reads_ms > 0.0 { (ms - sequence_ms).min(host_ms * (contention.compute - 1.0)) } else { 0.0 };
         // The time in which the host computes during reads.
         let overlap_ms = (contention.compute * host_ms).min(contention.transfer * reads_ms);
         let disk_ms = (reads_ms + overlap_ms * (1.0 - 1.0 / contention.transfer)).min(ms);
         let expert_ms = self.expert_ms * passes;
-        let wait_ms = ms - sequence_ms - slowed_ms + expert_ms;
+        let wait_ms = ms - sequence_ms - slowed_ms + expert_ms + state_ms;
         let disk_ms = disk_ms + self.expert_read_ms * passes;
         let all_ms = (ms + expert_ms).max(reads_ms + self.expert_read_ms * passes);
         let wait_ms = wait_ms + all_ms - (ms + expert_ms);
@@ -220,6 +224,10 @@ fn hidden_expert_ms(problem: &Problem, placements: &[BlockPlacement], usage: &Me
 /// Rate of reading states on disk, as a share of that of weights: they are read through the page cache, a head at a time, no further ahead
 /// than the next layer. Measured on a virtual machine's disk (docs/BENCHMARKS.md, "KV caches on disk").
 const STATE_READ_RATE: f64 = 0.65;
+
+/// Milliseconds that a run waits because its state is on disk, however short: until what the run before has written is on disk, and to ask for
+/// reads and writes. Measured on the same disk.
+const STATE_TURN_MS: f64 = 0.26;
 
 /// Time to read this many bytes from disk, milliseconds; infinite without a disk.
 fn disk_ms(problem: &Problem, bytes: u64) -> f64 {

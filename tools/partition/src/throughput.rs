@@ -99,6 +99,11 @@ impl Problem {
         }
     }
 
+    /// The problem for several sequences before any block has a place: with a GPU some may be computed there, and then there are no rows.
+    pub fn for_sequences(&self, sequences: u64) -> Problem {
+        self.with_sequences(sequences, self.batches_rows && self.gpus.is_empty())
+    }
+
     /// Host memory of a further sequence of a pass besides its state, bytes: what enters and leaves a block for the longest pass, and
     /// bindings to as many partitions as blocks. The runtime counts the same for the partitions that it has.
     fn of_further_sequence(&self) -> u64 {
@@ -221,8 +226,7 @@ pub fn throughput(problem: &Problem, options: &Options, solution: &Solution) -> 
 pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem, Solution), OverBudget> {
     let mut best: Option<(Problem, Solution, f64)> = None;
     for sequences in SEQUENCES {
-        // With a GPU some blocks may be computed there, and then there are no rows.
-        let many = problem.with_sequences(sequences, problem.batches_rows && problem.gpus.is_empty());
+        let many = problem.for_sequences(sequences);
         let solution = match (plan(&many, options), &best) {
             (Ok(solution), _) => solution,
             (Err(error), None) => return Err(error),

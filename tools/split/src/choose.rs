@@ -12,11 +12,14 @@ use crate::partitioning::{Partitioning, place, with_confirmed_budget};
 use crate::request::{LEAST_CHUNK, Limits, PlanningRequest, STATES_ON_DISK, WhyOnDisk};
 use crate::sequences::choose_sequences;
 use hpp_model::Analysis;
-use hpp_partition::{Mechanisms, Objective, Options, Placement, plan, tokens_per_second};
+use hpp_partition::{Mechanisms, Objective, Options, Placement, Problem, plan, throughput, tokens_per_second};
 use std::panic::resume_unwind;
 
 /// A plan with shorter passes must take less time by at least this share.
 const LEAST_GAIN: f64 = 1e-6;
+
+/// Passes shorter than a page of KV caches are planned only if an estimate gains at least this share.
+const LEAST_GAIN_OF_SHORTEST: f64 = 0.02;
 
 /// KV caches go to disk if a token takes less time by this share: reads of them are priced at one rate for every disk, and rows of several
 /// sequences are not batched then.
@@ -101,33 +104,59 @@ impl PlanInputs<'_> {
         self.args.kv == KvHomeArg::Auto && STATES_ON_DISK
     }
 
-    /// What may be planned with these limits. Where memory is too small for all weights, shorter passes leave them more of it.
+    /// What may be planned with these limits. Where memory is too small for all weights, shorter passes leave them more of it. Beside GPUs the
+    /// shortest are tried, too, because a small one may hold little beside the activations of others.
     fn candidates(&self, limits: Limits) -> Result<Candidates, SplitError> {
         let longest = self.request(limits)?;
-        let (mut shorter, mut estimate) = (None, Estimate::of(&longest));
-        let mut next = longest.shorter_pass().filter(|_| longest.may_be_short_of_memory());
-        while let Some(longest_pass) = next {
-            let request = self.request(Limits { longest_pass, ..limits })?;
-            next = request.shorter_pass();
-            let estimated = Estimate::of(&request);
-            if estimated.objective_ms < estimate.objective_ms {
-                (shorter, estimate) = (Some(request), estimated);
+        let mut estimate = Estimate::of(&longest);
+        let mut shorter = Vec::new();
+        if longest.may_be_short_of_memory() {
+            shorter.extend(self.fastest_shorter(&longest, limits.shortest_pass, 0.0, &mut estimate)?);
+            let last = longest.shorter_passes(limits.shortest_pass).last().unwrap_or(longest.scenario.prefill_chunk);
+            if !longest.problem.gpus.is_empty() {
+                let longest = self.request(Limits { longest_pass: last, ..limits })?;
+                shorter.extend(self.fastest_shorter(&longest, LEAST_CHUNK, LEAST_GAIN_OF_SHORTEST, &mut estimate)?);
             }
         }
         Ok(Candidates { longest, shorter, estimate })
     }
 
-    /// The faster plan of both candidates, which are planned at the same time.
+    /// The request with the fastest passes by the estimates, shorter than those of `longest` and of `shortest` tokens at least, if any takes less
+    /// time than `estimate` by the share `least_gain`. The estimate becomes that of the request.
+    fn fastest_shorter(
+        &self,
+        longest: &PlanningRequest,
+        shortest: u64,
+        least_gain: f64,
+        estimate: &mut Estimate,
+    ) -> Result<Option<PlanningRequest>, SplitError> {
+        let (mut fastest, mut most_ms) = (None, estimate.objective_ms * (1.0 - least_gain));
+        for longest_pass in longest.shorter_passes(shortest) {
+            let request = self.request(Limits { longest_pass, ..longest.limits })?;
+            let estimated = Estimate::of(&request);
+            if estimated.objective_ms < most_ms {
+                most_ms = estimated.objective_ms;
+                (fastest, *estimate) = (Some(request), estimated);
+            }
+        }
+        Ok(fastest)
+    }
+
+    /// The fastest plan of all candidates, which are planned at the same time.
     fn with_best_passes(&self, candidates: &Candidates) -> Result<Chosen, SplitError> {
         let (longest, shorter) = std::thread::scope(|scope| {
-            let shorter = candidates.shorter.clone();
-            let shorter = shorter.map(|request| scope.spawn(|| self.with_these_passes(request)));
+            let shorter = candidates.shorter.iter().cloned();
+            let shorter: Vec<_> = shorter.map(|request| scope.spawn(|| self.with_these_passes(request))).collect();
             let longest = self.with_fitting_passes(candidates.longest.clone());
-            (longest, shorter.map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))))
+            let shorter = shorter.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            (longest, shorter.collect::<Vec<_>>())
         });
         let longest = longest?;
-        let shorter = shorter.and_then(Result::ok).filter(|_| longest.is_short_of_memory());
-        Ok(shorter.filter(|shorter| shorter.uses_memory_better_than(&longest)).unwrap_or(longest))
+        if !longest.is_short_of_memory() {
+            return Ok(longest);
+        }
+        let faster = |best: Chosen, other: Chosen| if other.uses_memory_better_than(&best) { other } else { best };
+        Ok(shorter.into_iter().flatten().fold(longest, faster))
     }
 
     fn with_these_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
@@ -188,8 +217,8 @@ struct Candidates {
     /// Passes as long as they may be.
     longest: PlanningRequest,
     /// Shorter passes, where they are estimated to be faster.
-    shorter: Option<PlanningRequest>,
-    /// The faster of both by the estimates.
+    shorter: Vec<PlanningRequest>,
+    /// The fastest of them by the estimates.
     estimate: Estimate,
 }
 
@@ -198,7 +227,20 @@ fn place_sequences(request: &mut PlanningRequest, args: &SplitArgs) -> Result<Pa
     if request.options.objective == Objective::Throughput && !args.has_manual_placement() {
         choose_sequences(request, args)?;
     }
-    place(request, args)
+    let mut placed = place(request, args)?;
+    while let Some(fewer) = fewer_sequences(request, &placed) {
+        request.problem = fewer;
+        placed = place(request, args)?;
+    }
+    Ok(placed)
+}
+
+/// The problem for fewer sequences, if they are hardly slower with the same partitions: their states leave memory for weights.
+fn fewer_sequences(request: &PlanningRequest, placed: &Partitioning) -> Option<Problem> {
+    let single = request.single.as_ref()?;
+    let fewer = throughput(&placed.single_problem(request), &request.options, &placed.solution).sequences;
+    let fewer = single.for_sequences(fewer);
+    (fewer.load.sequences < request.problem.load.sequences).then_some(fewer)
 }
 
 impl Chosen {

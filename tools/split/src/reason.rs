@@ -85,8 +85,11 @@ fn from_disk(disk: &DiskStreaming) -> String {
         Some(_) => {
             format!("experts are read from disk as tokens select them; {percent} % of other weights fit in host memory")
         }
-        None if percent == 0.0 => {
+        None if disk.locked_share == 0.0 => {
             "host memory holds none of its weights, which are read from disk in each pass".to_owned()
+        }
+        None if percent == 0.0 => {
+            "less than 1 % of its weights fit in host memory, the rest is read from disk in each pass".to_owned()
         }
         None => format!("{percent} % of its weights fit in host memory, the rest is read from disk in each pass"),
     }

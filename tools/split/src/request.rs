@@ -177,9 +177,14 @@ impl PlanningRequest {
 impl PlanningRequest {
     /// Half of the longest pass, for a plan that does not fit otherwise; `None` where passes are as short as they may be.
     pub fn shorter_pass(&self) -> Option<u64> {
+        self.shorter_passes(self.limits.shortest_pass).next()
+    }
+
+    /// Passes of half as many tokens as this request's longest, of half of that and so on, the last of `shortest`.
+    pub fn shorter_passes(&self, shortest: u64) -> impl Iterator<Item = u64> + use<> {
         let Scenario { prefill_chunk, divides_prompts, .. } = self.scenario;
-        let least = self.limits.shortest_pass;
-        (divides_prompts && prefill_chunk > least).then(|| (prefill_chunk / 2).max(least))
+        let half = move |pass: &u64| (divides_prompts && *pass > shortest).then(|| (pass / 2).max(shortest));
+        std::iter::successors(half(&prefill_chunk), half)
     }
 
     /// Whether there is a GPU, or less host memory than every placement fits in.

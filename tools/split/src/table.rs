@@ -155,6 +155,7 @@ fn throughput_line(
                 .to_owned()
         }
         1 => "more at once are not faster".to_owned(),
+        _ if throughput.sequences == 1 => "more at once are hardly faster, because of their prompts".to_owned(),
         free => format!("up to {free} at once take hardly longer than one"),
     };
     let together = match throughput.sequences {
@@ -214,8 +215,10 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
         }
         DeviceKind::Cpu => {
             let limit = plan.budgets.ram;
-            let (used, parts) = host_memory(plan, device, kv.saturating_add(workspace), limit.map(|limit| limit.0));
-            (used, limit, parts)
+            let (further, of_further) = further_sequences(plan, in_memory);
+            let other = [kv, workspace, further].into_iter().fold(0, u64::saturating_add);
+            let (used, parts) = host_memory(plan, device, other, limit.map(|limit| limit.0));
+            (used, limit, parts + &of_further)
         }
     };
     let used = ByteSize(used).human();
@@ -228,6 +231,20 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
         Some(limit) => format!("{name}: {used} of {} at {context} tokens of context{per_pass}{parts}", limit.human()),
         None => format!("{name}: {used} at {context} tokens of context{per_pass}{parts}"),
     }
+}
+
+/// Bytes of host memory for the states of further sequences, in a plan for several, and what that is as text. `of_one`: bytes of one.
+fn further_sequences(plan: &Plan, of_one: u64) -> (u64, String) {
+    let predictions = &plan.predictions;
+    let is_for_many =
+        predictions.objective.as_ref().is_some_and(|objective| objective.kind == ObjectiveKind::Throughput);
+    let planned = predictions.throughput.as_ref().filter(|_| is_for_many).map_or(1, |throughput| throughput.sequences);
+    let bytes = of_one.saturating_mul(planned.saturating_sub(1));
+    let text = match bytes {
+        0 => String::new(),
+        _ => format!(", {} for the KV caches of other sequences", ByteSize(bytes).human()),
+    };
+    (bytes, text)
 }
 
 /// Bytes of state on a GPU at a time. During the prompt it holds the state of all partitions that compute there then, during decoding of

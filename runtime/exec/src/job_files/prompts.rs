@@ -188,6 +188,12 @@ impl Answered {
 impl PromptReader {
     /// Refuses what is no file: it is read twice, and an interrupted run reads it again.
     pub fn check(path: &Path) -> io::Result<()> {
+        if path == Path::new("-") {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "prompts are read twice, and again by a run that continues, so standard input will not do: save them in a file first",
+            ));
+        }
         match File::open(path)?.metadata()?.is_file() {
             true => Ok(()),
             false => Err(io::Error::new(

@@ -89,6 +89,8 @@ fn a_second_word_is_not_called_a_subcommand() {
         "{}",
         said("model hello")
     );
+    let after_model = said("model serve");
+    assert!(after_model.contains("'serve': write the subcommand first: hpp-exec serve"), "{after_model}");
 }
 
 #[test]

@@ -196,8 +196,10 @@ fn state_on_disk_takes_a_window_for_one_sequence_and_time_to_read() {
     assert_eq!(found(&problem).host.kv, 3 * 600);
     let many = problem.with_sequences(5, false);
     assert_eq!(found(&many).host.kv, 3 * 600, "sequences run one after another");
-    let reads = |problem: &Problem| found(problem).state_reads[Phase::Decode as usize];
+    let reads = |problem: &Problem| found(problem).state_reads[Phase::Decode as usize].bytes;
     assert_eq!((reads(&problem), reads(&many)), (600 + 3 * 250, 5 * (600 + 3 * 250)));
+    let turns = |problem: &Problem| found(problem).state_reads[Phase::Decode as usize].turns;
+    assert_eq!((turns(&problem), turns(&many)), (4, 20), "of each layer and sequence");
     let mut short = problem.clone();
     (short.load.prompt_tokens, short.load.new_tokens) = (100, 0);
     short

@@ -68,3 +68,32 @@ fn the_shortest_passes_are_the_last_resort() {
     };
     assert_eq!(["190M", "186M", "183M", "97M"].map(chunk), [192, 192, 96, 32]);
 }
+
+/// A GPU that holds all weights and states beside the activations of the shortest passes holds them, and computes such passes.
+#[test]
+fn a_gpu_is_not_left_empty_for_the_activations_of_long_passes() {
+    let plan = planned(LLAMA, &["--machine", "rtx4090", "--vram", "4500K", "--context", "512"]);
+    let devices: Vec<&str> = plan.partitions.iter().map(|partition| partition.device.as_str()).collect();
+    assert_eq!((devices, plan.schedule.prefill_chunk), (vec!["gpu0"], Some(48)));
+}
+
+/// The plan for several sequences, its note and its prediction name the same number of them, and the table counts their states.
+#[test]
+fn a_plan_for_several_sequences_is_for_the_number_that_jobs_runs() {
+    let model = fixture(LLAMA);
+    let arguments =
+        |ram| [model.to_str().unwrap(), "--dry-run", "--vram", "0", "--objective", "throughput", "--ram", ram];
+    for ram in ["72M", "80M", "200M"] {
+        let done = split(&arguments(ram)).success();
+        let json = split(&[&arguments(ram)[..], &["--json"]].concat()).success();
+        let plan: Plan = serde_json::from_str(&json.stdout).unwrap();
+        let throughput = plan.predictions.throughput.unwrap();
+        let objective = plan.predictions.objective.unwrap();
+        let new_tokens = (throughput.sequences * plan.predictions.new_tokens) as f64;
+        let rate = 1e3 * new_tokens / objective.ms;
+        assert!((rate / throughput.tokens_per_second - 1.0).abs() < 0.01, "{ram}: {rate} {throughput:?}");
+        let of_others = done.stdout.contains("MiB for the KV caches of other sequences");
+        let in_memory = plan.states.iter().all(|state| !state.on_disk);
+        assert_eq!(of_others, in_memory && throughput.sequences > 1, "{}", done.stdout);
+    }
+}

@@ -69,13 +69,13 @@ fn a_trace_has_one_lane_per_resource() {
 
 #[test]
 fn an_explanation_lists_costs_of_other_devices() {
-    let text = run(&["--dry-run", "--vram", "4500K", "--explain"]).success().stdout;
+    let text = run(&["--dry-run", "--vram", "3500K", "--explain"]).success().stdout;
     for words in
         ["on the CPU: +", "bottleneck", "1 GiB more VRAM on gpu0: per token -", "tokens of context instead of 512"]
     {
         assert!(text.contains(words), "{words:?} is not in {text}");
     }
-    let json = run(&["--dry-run", "--vram", "4500K", "--explain", "--json"]).success().json();
+    let json = run(&["--dry-run", "--vram", "3500K", "--explain", "--json"]).success().json();
     assert_eq!(json["plan"]["hpp_plan"], 2);
     assert_eq!(json["explanation"]["partitions"].as_array().unwrap().len(), 2);
     let change = &json["explanation"]["changes"][0];
@@ -85,13 +85,13 @@ fn an_explanation_lists_costs_of_other_devices() {
 /// What `--explain` says of more memory and of another context is what plans for those are.
 #[test]
 fn an_explanation_agrees_with_the_plans_it_speaks_of() {
-    let now = planned(&["--vram", "4500K", "--ram", "1G"]).predictions;
-    let json = run(&["--dry-run", "--vram", "4500K", "--ram", "1G", "--explain", "--json"]).success().json();
+    let now = planned(&["--vram", "3500K", "--ram", "1G"]).predictions;
+    let json = run(&["--dry-run", "--vram", "3500K", "--ram", "1G", "--explain", "--json"]).success().json();
     let vram = format!("{}B", (4500 << 10) + (1u64 << 30));
     let plans = [
         ("VRAM on gpu0", planned(&["--vram", &vram, "--ram", "1G"])),
-        ("more RAM", planned(&["--vram", "4500K", "--ram", "2G"])),
-        ("256 tokens of context", planned(&["--vram", "4500K", "--ram", "1G", "--context", "256"])),
+        ("more RAM", planned(&["--vram", "3500K", "--ram", "2G"])),
+        ("256 tokens of context", planned(&["--vram", "3500K", "--ram", "1G", "--context", "256"])),
     ];
     for (what, plan) in plans {
         let changes = json["explanation"]["changes"].as_array().unwrap();
@@ -105,7 +105,7 @@ fn an_explanation_agrees_with_the_plans_it_speaks_of() {
 /// A shorter context also shortens the prompt that the predictions assume.
 #[test]
 fn a_shortened_prompt_is_named() {
-    let text = run(&["--dry-run", "--vram", "4500K", "--explain"]).success().stdout;
+    let text = run(&["--dry-run", "--vram", "3500K", "--explain"]).success().stdout;
     assert!(
         text.contains(
             "256 tokens of context instead of 512 (prompt of 192 instead of 384, answer of 64 instead of 128)"
@@ -143,7 +143,7 @@ fn the_explanation_and_the_table_agree() {
     let machine = slow_host(&dir);
     // Streamed blocks are partitions of their own, each with a launch.
     let more =
-        ["--machine", &machine, "--vram", "4500K", "--margin", "1B", "--mechanisms", "all", "--dry-run", "--explain"];
+        ["--machine", &machine, "--vram", "3500K", "--margin", "1B", "--mechanisms", "all", "--dry-run", "--explain"];
     let text = run(&more).success().stdout;
     let json = run(&[&more[..], &["--json"]].concat()).success().json();
     let mut compared = 0;
@@ -192,7 +192,7 @@ fn targets_that_are_met_change_nothing() {
 
 #[test]
 fn a_missed_target_reports_the_best_speed_and_a_sufficient_budget() {
-    let asked = ["--dry-run", "--vram", "4500K", "--at-least", "12000", "--first-token-within", "0.2"];
+    let asked = ["--dry-run", "--vram", "3500K", "--at-least", "12000", "--first-token-within", "0.2"];
     let done = run(&asked).refusal(&[
         "--at-least 12000",
         "--first-token-within 0.2",
@@ -214,7 +214,7 @@ fn a_missed_target_reports_the_best_speed_and_a_sufficient_budget() {
 fn streaming_is_planned_and_shown() {
     let dir = tempfile::tempdir().unwrap();
     let machine = slow_host(&dir);
-    let more = ["--machine", &machine, "--vram", "4500K", "--margin", "1B", "--mechanisms", "all"];
+    let more = ["--machine", &machine, "--vram", "3500K", "--margin", "1B", "--mechanisms", "all"];
     let plan = planned(&more);
     let streamed: Vec<_> = plan.partitions.iter().filter(|partition| partition.is_streamed()).collect();
     assert!(!streamed.is_empty(), "{plan:#?}");
@@ -248,7 +248,7 @@ fn a_plan_that_streams_is_written_and_valid() {
     let (out, trace) = (dir.path().join("plan"), dir.path().join("trace.json"));
     let (path, trace) = (out.to_str().unwrap(), trace.to_str().unwrap());
     let machine = slow_host(&dir);
-    let more = ["--machine", &machine, "--vram", "4500K", "--margin", "1B", "--mechanisms", "all"];
+    let more = ["--machine", &machine, "--vram", "3500K", "--margin", "1B", "--mechanisms", "all"];
     run(&[&more[..], &["--trace", trace, "--out", path]].concat()).success();
     let plan = Plan::from_yaml(&fs::read_to_string(out.join("plan.yaml")).unwrap()).unwrap();
     assert_eq!(plan.check(), []);

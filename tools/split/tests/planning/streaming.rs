@@ -217,7 +217,7 @@ fn a_partition_may_stream_for_the_prompt_only() {
     let path = dir.path().join("machine.yaml");
     fs::write(&path, text).unwrap();
     let out = dir.path().join("plan");
-    let more = ["--machine", path.to_str().unwrap(), "--vram", "4500K", "--margin", "1B", "--stream", "auto"];
+    let more = ["--machine", path.to_str().unwrap(), "--vram", "3500K", "--margin", "1B", "--stream", "auto"];
     let plan = written(&fixture(LLAMA), &out, &more);
     let both: Vec<&Partition> = plan.partitions.iter().filter(|p| p.prefill.is_some()).collect();
     assert!(!both.is_empty() && both.len() < streamed(&plan).len(), "{}", kinds(&plan));
