@@ -10,7 +10,7 @@ use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::partitioning::{Partitioning, place, with_confirmed_budget};
 use crate::request::{LEAST_CHUNK, Limits, PlanningRequest, STATES_ON_DISK, WhyOnDisk};
-use crate::sequences::choose_sequences;
+use crate::sequences::{choose_sequences, estimated_ms_per_token};
 use hpp_model::Analysis;
 use hpp_partition::{Mechanisms, Objective, Options, Placement, Problem, plan, throughput, tokens_per_second};
 use std::panic::resume_unwind;
@@ -104,16 +104,18 @@ impl PlanInputs<'_> {
         self.args.kv == KvHomeArg::Auto && STATES_ON_DISK
     }
 
-    /// What may be planned with these limits. Where memory is too small for all weights, shorter passes leave them more of it. Beside GPUs the
-    /// shortest are tried, too, because a small one may hold little beside the activations of others.
+    /// What may be planned with these limits. Where memory is too small for all weights, shorter passes leave them more of it. Beside GPUs, and for
+    /// several sequences, the shortest are tried, too: a small GPU may hold little beside the activations of others, and they may take the place
+    /// of a sequence.
     fn candidates(&self, limits: Limits) -> Result<Candidates, SplitError> {
         let longest = self.request(limits)?;
-        let mut estimate = Estimate::of(&longest);
+        let mut estimate = Estimate::of(&longest, self.args);
         let mut shorter = Vec::new();
-        if longest.may_be_short_of_memory() {
+        let for_sequences = plans_sequences(&longest, self.args);
+        if longest.may_be_short_of_memory() || for_sequences {
             shorter.extend(self.fastest_shorter(&longest, limits.shortest_pass, 0.0, &mut estimate)?);
             let last = longest.shorter_passes(limits.shortest_pass).last().unwrap_or(longest.scenario.prefill_chunk);
-            if !longest.problem.gpus.is_empty() {
+            if !longest.problem.gpus.is_empty() || for_sequences {
                 let longest = self.request(Limits { longest_pass: last, ..limits })?;
                 shorter.extend(self.fastest_shorter(&longest, LEAST_CHUNK, LEAST_GAIN_OF_SHORTEST, &mut estimate)?);
             }
@@ -133,7 +135,7 @@ impl PlanInputs<'_> {
         let (mut fastest, mut most_ms) = (None, estimate.objective_ms * (1.0 - least_gain));
         for longest_pass in longest.shorter_passes(shortest) {
             let request = self.request(Limits { longest_pass, ..longest.limits })?;
-            let estimated = Estimate::of(&request);
+            let estimated = Estimate::of(&request, self.args);
             if estimated.objective_ms < most_ms {
                 most_ms = estimated.objective_ms;
                 (fastest, *estimate) = (Some(request), estimated);
@@ -152,7 +154,7 @@ impl PlanInputs<'_> {
             (longest, shorter.collect::<Vec<_>>())
         });
         let longest = longest?;
-        if !longest.is_short_of_memory() {
+        if !longest.is_short_of_memory() && !plans_sequences(&longest.request, self.args) {
             return Ok(longest);
         }
         let faster = |best: Chosen, other: Chosen| if other.uses_memory_better_than(&best) { other } else { best };
@@ -193,23 +195,30 @@ impl PlanInputs<'_> {
     }
 }
 
-/// Times of a plan for one sequence without streaming, which takes a hundredth of the time to find; infinite if none fits.
+/// Times of a plan without streaming to GPUs, which takes a hundredth of the time to find; infinite if none fits.
+#[derive(Clone, Copy)]
 struct Estimate {
+    /// What the objective makes small.
     objective_ms: f64,
+    /// Of one sequence.
     decode_ms: f64,
 }
 
 impl Estimate {
-    fn of(request: &PlanningRequest) -> Self {
-        let objective = match request.options.objective {
-            Objective::Throughput => Objective::Mixed,
-            objective => objective,
-        };
-        let options = Options { objective, mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
+    fn of(request: &PlanningRequest, args: &SplitArgs) -> Self {
+        if plans_sequences(request, args) {
+            return Estimate { objective_ms: estimated_ms_per_token(request, args), decode_ms: f64::INFINITY };
+        }
+        let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
         let times = plan(request.single(), &options).map(|found| (found.objective_ms, found.decode_ms));
         let (objective_ms, decode_ms) = times.unwrap_or((f64::INFINITY, f64::INFINITY));
         Estimate { objective_ms, decode_ms }
     }
+}
+
+/// Whether the plan is for as many sequences as give most tokens per second.
+fn plans_sequences(request: &PlanningRequest, args: &SplitArgs) -> bool {
+    request.options.objective == Objective::Throughput && !args.has_manual_placement()
 }
 
 /// Requests with passes of different lengths, before any of them is planned as asked.
@@ -224,7 +233,7 @@ struct Candidates {
 
 /// Places the blocks: for several sequences, if the objective is their throughput.
 fn place_sequences(request: &mut PlanningRequest, args: &SplitArgs) -> Result<Partitioning, SplitError> {
-    if request.options.objective == Objective::Throughput && !args.has_manual_placement() {
+    if plans_sequences(request, args) {
         choose_sequences(request, args)?;
     }
     let mut placed = place(request, args)?;
@@ -244,11 +253,13 @@ fn fewer_sequences(request: &PlanningRequest, placed: &Partitioning) -> Option<P
 }
 
 impl Chosen {
-    /// Whether it is faster because it holds more weights where they are used. That shorter passes alone seem faster is no reason.
+    /// Whether it is faster because it holds more weights where they are used, or more sequences. That shorter passes alone seem faster is no
+    /// reason.
     fn uses_memory_better_than(&self, other: &Chosen) -> bool {
         let least = other.cost();
         let [this, that] = [&self.partitioning.solution, &other.partitioning.solution];
-        let holds_more = this.placements != that.placements || this.decode_ms < that.decode_ms;
+        let has_more_sequences = self.request.problem.load.sequences > other.request.problem.load.sequences;
+        let holds_more = this.placements != that.placements || this.decode_ms < that.decode_ms || has_more_sequences;
         holds_more && self.cost() < least - LEAST_GAIN * least.abs()
     }
 

@@ -20,18 +20,9 @@ struct Candidate {
 /// Makes the request one for the number of sequences whose plan generates most tokens per second, and for the best place of their
 /// states: with the layers, in host memory, or for layers on the host on disk.
 pub fn choose_sequences(request: &mut PlanningRequest, args: &SplitArgs) -> Result<(), SplitError> {
-    let mut single = request.problem.clone();
-    let free = request.local.ram().filter(|_| args.ram.is_none());
-    single.budget.ram = single.budget.ram.or(free);
-    let options = request.options;
-    let mut places = vec![(single.clone(), options)];
-    if args.kv == KvHomeArg::Auto {
-        places.extend(on_host(&single, options, args));
-        places.extend(on_disk(&single).map(|problem| (problem, options)));
-    }
-    let (best, fits_in_memory) = Candidate::best(places);
+    let (best, fits_in_memory) = Candidate::best(places_of_states(request, request.options, args));
     let (problem, _) = best.planned.map_err(over_budget(request, DecidedBy::Planner))?;
-    if let Some(ram) = free.filter(|ram| *ram < max_host_bytes(&problem)) {
+    if let Some(ram) = free_memory(request, args).filter(|ram| *ram < max_host_bytes(&problem)) {
         request.recorded_budgets.ram = Some(ByteSize(ram));
     }
     if args.kv == KvHomeArg::Auto && problem.budget.host_kv_on_disk && !fits_in_memory {
@@ -39,6 +30,30 @@ pub fn choose_sequences(request: &mut PlanningRequest, args: &SplitArgs) -> Resu
     }
     (request.problem, request.single, request.options) = (problem, Some(best.single), best.options);
     Ok(())
+}
+
+/// Milliseconds per token of the best number of sequences and place of their states without streaming to GPUs, which takes a hundredth of the time
+/// to find; infinite if nothing fits.
+pub fn estimated_ms_per_token(request: &PlanningRequest, args: &SplitArgs) -> f64 {
+    let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
+    1e3 / Candidate::best(places_of_states(request, options, args)).0.rate()
+}
+
+/// The problem for one sequence with its states in each place where they may lie, and how to solve it.
+fn places_of_states(request: &PlanningRequest, options: Options, args: &SplitArgs) -> Vec<(Problem, Options)> {
+    let mut single = request.problem.clone();
+    single.budget.ram = single.budget.ram.or(free_memory(request, args));
+    let mut places = vec![(single.clone(), options)];
+    if args.kv == KvHomeArg::Auto {
+        places.extend(on_host(&single, options, args));
+        places.extend(on_disk(&single).map(|problem| (problem, options)));
+    }
+    places
+}
+
+/// The memory of this machine that is free, where no limit was given, bytes.
+fn free_memory(request: &PlanningRequest, args: &SplitArgs) -> Option<u64> {
+    request.local.ram().filter(|_| args.ram.is_none())
 }
 
 /// The problem with all states in host memory; `None` where they are there anyway, or on disk, which holds those of layers on the host only.

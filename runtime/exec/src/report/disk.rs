@@ -139,7 +139,7 @@ pub fn slower_for_disk(predicted: &Predictions, times: &MeasuredTimes, telemetry
     if times.are_longer_for(waiting_for_states) {
         return Some(format!(
             "slower than planned: {ms:.1} ms per {unit} instead of {predicted_ms:.1}; partitions wait {:.0} % of the time for KV caches \
-             on disk. hpp-split --kv follow keeps them in memory",
+             on disk. With enough --ram, hpp-split --kv follow keeps them in memory",
             100.0 * waiting_for_states.min(1.0)
         ));
     }

@@ -77,13 +77,15 @@ fn a_gpu_is_not_left_empty_for_the_activations_of_long_passes() {
     assert_eq!((devices, plan.schedule.prefill_chunk), (vec!["gpu0"], Some(48)));
 }
 
-/// The plan for several sequences, its note and its prediction name the same number of them, and the table counts their states.
+/// The plan for several sequences and its prediction are for the same number of them, and the table counts their states. More memory never means
+/// clearly fewer tokens per second: longer passes do not take the place of sequences.
 #[test]
 fn a_plan_for_several_sequences_is_for_the_number_that_jobs_runs() {
     let model = fixture(LLAMA);
     let arguments =
         |ram| [model.to_str().unwrap(), "--dry-run", "--vram", "0", "--objective", "throughput", "--ram", ram];
-    for ram in ["72M", "80M", "200M"] {
+    let mut best_with_less = 0.0f64;
+    for ram in ["70M", "76M", "85M", "88M", "109M"] {
         let done = split(&arguments(ram)).success();
         let json = split(&[&arguments(ram)[..], &["--json"]].concat()).success();
         let plan: Plan = serde_json::from_str(&json.stdout).unwrap();
@@ -95,5 +97,7 @@ fn a_plan_for_several_sequences_is_for_the_number_that_jobs_runs() {
         let of_others = done.stdout.contains("MiB for the KV caches of other sequences");
         let in_memory = plan.states.iter().all(|state| !state.on_disk);
         assert_eq!(of_others, in_memory && throughput.sequences > 1, "{}", done.stdout);
+        assert!(rate > 0.9 * best_with_less, "{ram}: {rate} instead of {best_with_less}");
+        best_with_less = best_with_less.max(rate);
     }
 }

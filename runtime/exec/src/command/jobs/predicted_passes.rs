@@ -102,7 +102,10 @@ mod tests {
                      75 % of the time.";
         assert!(slow.starts_with(start), "{slow}");
         let states = warning_with_states(4, 800, 10, 600).unwrap();
-        assert!(states.contains("wait 75 % of the time for KV caches on disk. hpp-split --kv follow"), "{states}");
+        assert!(
+            states.contains("wait 75 % of the time for KV caches on disk. With enough --ram, hpp-split --kv follow"),
+            "{states}"
+        );
         assert_eq!(warning_with_states(4, 250, 0, 200), None, "as planned");
         assert_eq!(warning(4, 250, 200), None, "slow for one sequence, as planned for four");
         assert_eq!(warning(4, 800, 10), None, "the processor is slow");
