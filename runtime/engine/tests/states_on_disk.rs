@@ -1,6 +1,6 @@
 //! States on disk: what is read before each run, what is evicted after it, and the memory that is left for it.
 
-use hpp_engine::mock::{Chain, ChainPart, DiskBufferEvent, MockBackend};
+use hpp_engine::mock::{Chain, ChainPart, DiskBufferEvent, EVICTION, MockBackend};
 use hpp_engine::{Engine, EngineOptions, HostTensor, LogitRows, Logits, Sequence, Silent, StepInput, WorkItem};
 use hpp_schema::{ByteSize, Plan};
 use std::collections::BTreeMap;
@@ -61,8 +61,12 @@ fn the_next_states_are_read_while_a_partition_runs_and_its_own_are_evicted_after
         }
         other => panic!("{other:?}"),
     };
+    engine.reset_telemetry();
     step(&mut engine, &mut sequence, &[5]);
     assert_eq!(backend.take_disk_events()[0], DiskBufferEvent::Prefetch(0, 4 * width));
+    // Three evictions.
+    let (total, pass) = (engine.telemetry().state_stalls, engine.last_pass().state_stalls);
+    assert_eq!((total.time, pass), (3 * EVICTION, total));
 }
 
 #[test]

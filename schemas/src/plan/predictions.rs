@@ -88,7 +88,7 @@ pub enum ObjectiveKind {
     Decode,
     /// Milliseconds to the first token.
     Prefill,
-    /// Milliseconds for a whole answer: to the first token, and for `new_tokens` more.
+    /// Milliseconds for a whole answer: to the first token, and for the other `new_tokens - 1`.
     Mixed,
     /// The same for the answers of all sequences together.
     Throughput,

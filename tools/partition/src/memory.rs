@@ -36,20 +36,20 @@ pub struct MemoryUsage {
     pub largest_read: [u64; 2],
     /// The experts that the host reads by demand in a pass of each phase.
     pub expert_reads: [ExpertReads; 2],
-    /// State on disk that a pass of each phase reads.
-    pub state_reads: [StateReads; 2],
+    /// States on disk in a pass of each phase.
+    pub states_on_disk: [StatesOnDisk; 2],
     /// The largest run of blocks on the host, which become one partition unless they are read from disk; packed bytes, without blocks
     /// that read only some rows of their weights.
     pub largest_run: u64,
 }
 
-/// State on disk that a pass of a phase reads.
+/// States on disk in a pass of a phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StateReads {
-    /// Bytes.
-    pub bytes: u64,
-    /// Runs of a layer for a sequence whose state is read before and written after.
-    pub turns: u64,
+pub struct StatesOnDisk {
+    /// Bytes that the pass reads.
+    pub read_bytes: u64,
+    /// Runs of a layer for a sequence after which its states are written and evicted.
+    pub evictions: u64,
 }
 
 /// Weights that the host reads in a pass of a phase, packed bytes.
@@ -94,7 +94,7 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
         host_reads: Phase::BOTH.map(reads),
         largest_read: Phase::BOTH.map(largest_read).map(packed),
         expert_reads: Phase::BOTH.map(|phase| expert_reads(problem, placements, phase)),
-        state_reads: Phase::BOTH.map(|phase| state_reads(problem, placements, phase)),
+        states_on_disk: Phase::BOTH.map(|phase| state_passes(problem, placements, phase)),
         largest_run: packed(largest_run(problem, placements)),
         largest_on_host: (0..placements.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
@@ -128,33 +128,42 @@ pub(crate) fn window_of(problem: &Problem, block: usize) -> u64 {
     state_window(kv(problem, block) / problem.load.sequences.max(1))
 }
 
-/// State on disk that a pass of a phase reads: what the tokens before it take; for a prompt of several passes their mean. The window has
-/// room for the states of some turns beside those of the three that are used, read and written: they stay in memory.
-fn state_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> StateReads {
+/// State on disk in a pass of a phase; for a prompt of several passes their mean. The window has room for the states of some runs beside those of
+/// the three that are used, read and written: they stay in memory.
+fn state_passes(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> StatesOnDisk {
     if !problem.budget.host_kv_on_disk {
-        return StateReads::default();
+        return StatesOnDisk::default();
     }
     let Workload { prompt_tokens, new_tokens, passes, .. } = &problem.load;
-    let before = match phase {
-        Phase::Decode => prompt_tokens + new_tokens / 2,
+    let count = (passes.len() as u64).max(1);
+    // The tokens before a pass and after it.
+    let [before, after] = match phase {
+        Phase::Decode => [prompt_tokens + new_tokens / 2; 2],
         Phase::Prefill => {
             let starts = passes.iter().scan(0, |start, tokens| Some(std::mem::replace(start, *start + tokens)));
-            starts.sum::<u64>() / (passes.len() as u64).max(1)
+            let start = starts.sum::<u64>() / count;
+            [start, start + passes.iter().sum::<u64>() / count]
         }
     };
-    let filled = |i: usize| match problem.blocks[i].kv_filled {
-        _ if before == 0 => 0,
-        Some(state) => state.bytes(before).min(kv(problem, i)),
-        None => kv(problem, i),
+    // The bytes of each layer's states, and how many of all do not stay in memory.
+    let states = |tokens: u64| -> (Vec<u64>, u64) {
+        let filled = |i: usize| match problem.blocks[i].kv_filled {
+            _ if tokens == 0 => 0,
+            Some(state) => state.bytes(tokens).min(kv(problem, i)),
+            None => kv(problem, i),
+        };
+        let on_host = (0..placements.len()).filter(|i| state_on_host(problem, placements[*i]));
+        let filled: Vec<u64> = on_host.map(filled).filter(|bytes| *bytes > 0).collect();
+        let of_run = filled.iter().copied().max().unwrap_or(0) / problem.load.sequences.max(1);
+        let kept = host_state(problem, placements).saturating_sub(state_window(of_run));
+        let evicted = filled.iter().sum::<u64>().saturating_sub(kept);
+        (filled, evicted)
     };
-    let on_host = || (0..placements.len()).filter(|i| state_on_host(problem, placements[*i]));
-    let turn = on_host().map(filled).max().unwrap_or(0) / problem.load.sequences.max(1);
-    let kept = host_state(problem, placements).saturating_sub(state_window(turn));
-    let filled: Vec<u64> = on_host().map(filled).filter(|bytes| *bytes > 0).collect();
-    let all: u64 = filled.iter().sum();
-    let bytes = all.saturating_sub(kept);
-    let turns = problem.load.sequences as f64 * filled.len() as f64 * bytes as f64 / all.max(1) as f64;
-    StateReads { bytes, turns: turns.ceil() as u64 }
+    let (_, read_bytes) = states(before);
+    let (written, evicted) = states(after);
+    let runs = problem.load.sequences as f64 * written.len() as f64;
+    let share = evicted as f64 / written.iter().sum::<u64>().max(1) as f64;
+    StatesOnDisk { read_bytes, evictions: (runs * share).ceil() as u64 }
 }
 
 /// The experts that the host reads by demand in a pass of a phase: those of blocks that it computes in both phases.

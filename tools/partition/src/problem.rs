@@ -105,6 +105,15 @@ impl Workload {
     pub fn decoded_tokens(&self) -> u64 {
         self.new_tokens.saturating_sub(1)
     }
+
+    /// The time of a whole answer, from those of the prompt and of a decoded token, milliseconds.
+    pub fn answer_ms(&self, prompt_ms: f64, token_ms: f64) -> f64 {
+        match self.decoded_tokens() {
+            // A token may take forever where none is decoded.
+            0 => prompt_ms,
+            tokens => prompt_ms + tokens as f64 * token_ms,
+        }
+    }
 }
 
 /// Where a block computes in one phase, and how its weights get there.

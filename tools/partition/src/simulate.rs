@@ -70,7 +70,7 @@ pub fn simulate(problem: &Problem, placements: &[BlockPlacement], slots: &[u32],
     extend("decompresses weights", SpanKind::Stall, beside.decompress_ms);
     extend("computes while the disk is read", SpanKind::Compute, beside.slowed_ms);
     extend("waits for the disk", SpanKind::Stall, beside.wait_ms);
-    let state_bytes = usage.state_reads[phase as usize].bytes;
+    let state_bytes = usage.states_on_disk[phase as usize].read_bytes;
     if disk_read_bytes + state_bytes > 0 {
         let read = (window.start, window.start + beside.disk_ms);
         let what = match (disk_read_bytes, state_bytes) {
@@ -154,10 +154,10 @@ pub(crate) struct BesideDisk {
 impl DiskTimes {
     /// Of a pass of a phase.
     pub fn of(problem: &Problem, placements: &[BlockPlacement], usage: &MemoryUsage, phase: Phase) -> Self {
-        let (state, experts) = (usage.state_reads[phase as usize], usage.expert_read_bytes(problem, phase));
+        let (states, experts) = (usage.states_on_disk[phase as usize], usage.expert_read_bytes(problem, phase));
         let others = usage.disk_read_bytes(problem, phase).saturating_sub(experts);
-        let read_ms = disk_ms(problem, others) + disk_ms(problem, state.bytes) / STATE_READ_RATE;
-        let state_ms = state.turns as f64 * STATE_TURN_MS;
+        let read_ms = disk_ms(problem, others) + disk_ms(problem, states.read_bytes) / STATE_READ_RATE;
+        let state_ms = states.evictions as f64 * EVICTION_MS;
         let expert_read_ms = disk_ms(problem, experts);
         let expert_ms = match phase {
             Phase::Decode => expert_read_ms - hidden_expert_ms(problem, placements, usage, expert_read_ms),
@@ -170,8 +170,8 @@ impl DiskTimes {
         DiskTimes { read_ms, expert_ms, expert_read_ms, state_ms, decompress_ms, host_share }
     }
 
-    /// A partition sequence of some passes that takes `sequence_ms` without the disk, `host_ms` of them computing on the host. Reads go on all
-    /// the time, until the next weights are in memory; experts are read between two partitions, or while other sequences compute. The disk does one
+    /// A partition sequence of some passes that takes `sequence_ms` without the disk, `host_ms` of them computing on the host. Waits for states
+    /// prolong the sequence. Reads go on all the time, until the next weights are in memory; experts are read between two partitions, or while other sequences compute. The disk does one
     /// thing at a time, so all takes at least as long as all its reads.
     ///
     /// While C threads compute on C cores and T threads decompress, each runs at `C / (C + T)` of its speed. With D milliseconds of
@@ -225,9 +225,9 @@ fn hidden_expert_ms(problem: &Problem, placements: &[BlockPlacement], usage: &Me
 /// than the next layer. Measured on a virtual machine's disk (docs/BENCHMARKS.md, "KV caches on disk").
 const STATE_READ_RATE: f64 = 0.65;
 
-/// Milliseconds that a run waits because its state is on disk, however short: until what the run before has written is on disk, and to ask for
-/// reads and writes. Measured on the same disk.
-const STATE_TURN_MS: f64 = 0.26;
+/// Milliseconds that a run waits where its states are written and evicted: until the writes of the run before are on disk, and to ask for writes
+/// and reads. Measured once on the same disk, with weights read beside (docs/BENCHMARKS.md, "KV caches on disk").
+const EVICTION_MS: f64 = 0.26;
 
 /// Time to read this many bytes from disk, milliseconds; infinite without a disk.
 fn disk_ms(problem: &Problem, bytes: u64) -> f64 {

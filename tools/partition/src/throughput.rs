@@ -245,7 +245,7 @@ pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem,
 /// Generated tokens per second of all sequences of a problem, from prompt to answer.
 pub fn tokens_per_second(problem: &Problem, prompt_ms: f64, token_ms: f64) -> f64 {
     let load = &problem.load;
-    load.sequences as f64 * load.new_tokens as f64 * 1e3 / (prompt_ms + load.decoded_tokens() as f64 * token_ms)
+    load.sequences as f64 * load.new_tokens as f64 * 1e3 / load.answer_ms(prompt_ms, token_ms)
 }
 
 /// The most tokens of a pass that take less time where single tokens compute than where prompts compute, to which the states must be

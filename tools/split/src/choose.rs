@@ -18,7 +18,7 @@ use std::panic::resume_unwind;
 /// A plan with shorter passes must take less time by at least this share.
 const LEAST_GAIN: f64 = 1e-6;
 
-/// Passes shorter than a page of KV caches are planned only if an estimate gains at least this share.
+/// Passes shorter than [`MIN_CHUNK`](crate::request::MIN_CHUNK) are planned only if an estimate gains at least this share.
 const LEAST_GAIN_OF_SHORTEST: f64 = 0.02;
 
 /// KV caches go to disk if a token takes less time by this share: reads of them are priced at one rate for every disk, and rows of several
@@ -74,6 +74,7 @@ impl PlanInputs<'_> {
         };
         let Chosen { request, partitioning } = &mut chosen;
         if drop_useless_copies(request, self.args, self.analysis, self.costs, partitioning) {
+            request.forget_sequences();
             *partitioning = place_sequences(request, self.args)?;
         }
         Ok(chosen)
@@ -113,28 +114,29 @@ impl PlanInputs<'_> {
         let mut shorter = Vec::new();
         let for_sequences = plans_sequences(&longest, self.args);
         if longest.may_be_short_of_memory() || for_sequences {
-            shorter.extend(self.fastest_shorter(&longest, limits.shortest_pass, 0.0, &mut estimate)?);
-            let last = longest.shorter_passes(limits.shortest_pass).last().unwrap_or(longest.scenario.prefill_chunk);
-            if !longest.problem.gpus.is_empty() || for_sequences {
-                let longest = self.request(Limits { longest_pass: last, ..limits })?;
-                shorter.extend(self.fastest_shorter(&longest, LEAST_CHUNK, LEAST_GAIN_OF_SHORTEST, &mut estimate)?);
-            }
+            let passes: Vec<u64> = longest.shorter_passes(limits.shortest_pass).collect();
+            let shortest: Vec<u64> = match !longest.problem.gpus.is_empty() || for_sequences {
+                true => longest.shorter_passes(LEAST_CHUNK).filter(|pass| *pass < limits.shortest_pass).collect(),
+                false => vec![],
+            };
+            shorter.extend(self.fastest_of(&passes, limits, 0.0, &mut estimate)?);
+            shorter.extend(self.fastest_of(&shortest, limits, LEAST_GAIN_OF_SHORTEST, &mut estimate)?);
         }
         Ok(Candidates { longest, shorter, estimate })
     }
 
-    /// The request with the fastest passes by the estimates, shorter than those of `longest` and of `shortest` tokens at least, if any takes less
-    /// time than `estimate` by the share `least_gain`. The estimate becomes that of the request.
-    fn fastest_shorter(
+    /// The request with the fastest of these passes by the estimates, if it takes less time than `estimate` by the share `least_gain`. The estimate
+    /// becomes that of the request.
+    fn fastest_of(
         &self,
-        longest: &PlanningRequest,
-        shortest: u64,
+        passes: &[u64],
+        limits: Limits,
         least_gain: f64,
         estimate: &mut Estimate,
     ) -> Result<Option<PlanningRequest>, SplitError> {
         let (mut fastest, mut most_ms) = (None, estimate.objective_ms * (1.0 - least_gain));
-        for longest_pass in longest.shorter_passes(shortest) {
-            let request = self.request(Limits { longest_pass, ..longest.limits })?;
+        for longest_pass in passes {
+            let request = self.request(Limits { longest_pass: *longest_pass, ..limits })?;
             let estimated = Estimate::of(&request, self.args);
             if estimated.objective_ms < most_ms {
                 most_ms = estimated.objective_ms;
@@ -195,7 +197,7 @@ impl PlanInputs<'_> {
     }
 }
 
-/// Times of a plan without streaming to GPUs, which takes a hundredth of the time to find; infinite if none fits.
+/// Times of a plan without streaming to GPUs; infinite if none fits. Beside GPUs it takes a hundredth of the time to find.
 #[derive(Clone, Copy)]
 struct Estimate {
     /// What the objective makes small.
@@ -237,19 +239,30 @@ fn place_sequences(request: &mut PlanningRequest, args: &SplitArgs) -> Result<Pa
         choose_sequences(request, args)?;
     }
     let mut placed = place(request, args)?;
-    while let Some(fewer) = fewer_sequences(request, &placed) {
-        request.problem = fewer;
-        placed = place(request, args)?;
+    for _ in 0..MOST_CORRECTIONS {
+        let Some(other) = other_sequences(request, &placed) else { break };
+        let before = std::mem::replace(&mut request.problem, other);
+        match place(request, args) {
+            Ok(other) => placed = other,
+            Err(_) => {
+                request.problem = before;
+                break;
+            }
+        }
     }
     Ok(placed)
 }
 
-/// The problem for fewer sequences, if they are hardly slower with the same partitions: their states leave memory for weights.
-fn fewer_sequences(request: &PlanningRequest, placed: &Partitioning) -> Option<Problem> {
+/// The number of sequences is corrected so often at most.
+const MOST_CORRECTIONS: usize = 3;
+
+/// The problem for another number of sequences, if that is better with these partitions than the one that they are for. Where fewer are hardly
+/// slower, their states leave memory for weights.
+fn other_sequences(request: &PlanningRequest, placed: &Partitioning) -> Option<Problem> {
     let single = request.single.as_ref()?;
-    let fewer = throughput(&placed.single_problem(request), &request.options, &placed.solution).sequences;
-    let fewer = single.for_sequences(fewer);
-    (fewer.load.sequences < request.problem.load.sequences).then_some(fewer)
+    let best = throughput(&placed.single_problem(request), &request.options, &placed.solution).sequences;
+    let other = single.for_sequences(best);
+    (other.load.sequences != request.problem.load.sequences).then_some(other)
 }
 
 impl Chosen {
@@ -258,8 +271,9 @@ impl Chosen {
     fn uses_memory_better_than(&self, other: &Chosen) -> bool {
         let least = other.cost();
         let [this, that] = [&self.partitioning.solution, &other.partitioning.solution];
-        let has_more_sequences = self.request.problem.load.sequences > other.request.problem.load.sequences;
-        let holds_more = this.placements != that.placements || this.decode_ms < that.decode_ms || has_more_sequences;
+        let [these, those] = [self, other].map(|chosen| chosen.request.problem.load.sequences);
+        let decodes_faster = these > those || these == those && this.decode_ms < that.decode_ms;
+        let holds_more = this.placements != that.placements || decodes_faster;
         holds_more && self.cost() < least - LEAST_GAIN * least.abs()
     }
 

@@ -22,7 +22,7 @@ impl PredictedTimes {
         match objective {
             Objective::Decode => self.decode_ms,
             Objective::Prefill => self.prefill_ms,
-            Objective::Mixed | Objective::Throughput => self.prefill_ms + load.decoded_tokens() as f64 * self.decode_ms,
+            Objective::Mixed | Objective::Throughput => load.answer_ms(self.prefill_ms, self.decode_ms),
         }
     }
 

@@ -22,7 +22,7 @@ const HOST_RESERVE_DIVISOR: u64 = 16;
 const WORKSPACE_DIVISOR: u64 = 8;
 /// Tokens that a pass on the host takes even if their activations exceed that: more than a KV page of 128.
 pub const MIN_CHUNK: u64 = 192;
-/// Tokens of the shortest passes, which are planned where nothing else fits, and for drafts of the model itself.
+/// Tokens of the shortest passes, which are planned where nothing else fits, where estimates gain by them, and for drafts of the model itself.
 pub const LEAST_CHUNK: u64 = 32;
 
 /// Whether this system can keep KV caches on disk.
@@ -223,6 +223,13 @@ impl PlanningRequest {
             }
         }
         request
+    }
+
+    /// Makes it a request for one sequence again.
+    pub fn forget_sequences(&mut self) {
+        if let Some(single) = self.single.take() {
+            self.problem = single;
+        }
     }
 
     /// The problem for one sequence.

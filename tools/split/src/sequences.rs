@@ -32,8 +32,7 @@ pub fn choose_sequences(request: &mut PlanningRequest, args: &SplitArgs) -> Resu
     Ok(())
 }
 
-/// Milliseconds per token of the best number of sequences and place of their states without streaming to GPUs, which takes a hundredth of the time
-/// to find; infinite if nothing fits.
+/// Milliseconds per token of the best number of sequences and place of their states without streaming to GPUs; infinite if nothing fits.
 pub fn estimated_ms_per_token(request: &PlanningRequest, args: &SplitArgs) -> f64 {
     let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
     1e3 / Candidate::best(places_of_states(request, options, args)).0.rate()

@@ -198,7 +198,7 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let in_memory: u64 = states().filter(|state| !state.on_disk).map(|state| state.memory() * plan.budgets.batch).sum();
     let kv = match device.kind {
         DeviceKind::Cpu => in_memory + plan.state_window(),
-        DeviceKind::Gpu => states_on_gpu(plan, name),
+        DeviceKind::Gpu => states_on_gpu(plan, name).saturating_mul(planned_sequences(plan)),
     };
     let workspace: u64 = on_device().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
     let (used, limit, parts) = match device.kind {
@@ -233,13 +233,17 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     }
 }
 
-/// Bytes of host memory for the states of further sequences, in a plan for several, and what that is as text. `of_one`: bytes of one.
-fn further_sequences(plan: &Plan, of_one: u64) -> (u64, String) {
+/// The number of sequences that share the memory of the plan.
+fn planned_sequences(plan: &Plan) -> u64 {
     let predictions = &plan.predictions;
     let is_for_many =
         predictions.objective.as_ref().is_some_and(|objective| objective.kind == ObjectiveKind::Throughput);
-    let planned = predictions.throughput.as_ref().filter(|_| is_for_many).map_or(1, |throughput| throughput.sequences);
-    let bytes = of_one.saturating_mul(planned.saturating_sub(1));
+    predictions.throughput.as_ref().filter(|_| is_for_many).map_or(1, |throughput| throughput.sequences)
+}
+
+/// Bytes of host memory for the states of further sequences, in a plan for several, and what that is as text. `of_one`: bytes of one.
+fn further_sequences(plan: &Plan, of_one: u64) -> (u64, String) {
+    let bytes = of_one.saturating_mul(planned_sequences(plan).saturating_sub(1));
     let text = match bytes {
         0 => String::new(),
         _ => format!(", {} for the KV caches of other sequences", ByteSize(bytes).human()),
@@ -402,6 +406,17 @@ mod tests {
         );
         assert!(line(1, 1).contains("memory holds fewer than 2 with this plan"));
         assert!(line(4, 1).contains("more at once are not faster"));
+        let throughput = PredictedThroughput {
+            sequences: 1,
+            passes: vec![pass(1), pass(2), pass(4)],
+            free_sequences: 3,
+            ..Default::default()
+        };
+        let because_of_prompts = throughput_line(&alone, &throughput, 2, false, false);
+        assert!(
+            because_of_prompts.ends_with("more at once are hardly faster, because of their prompts"),
+            "{because_of_prompts}"
+        );
         assert!(line(4, 2).contains("up to 2 at once") && line(MOST_SEQUENCES, MOST_SEQUENCES).contains("up to 64"));
     }
 

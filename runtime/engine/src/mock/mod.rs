@@ -34,6 +34,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+/// What an eviction of states on disk takes.
+pub const EVICTION: Duration = Duration::from_millis(1);
+
 /// A backend for tests. Clones share everything.
 #[derive(Clone, Default)]
 pub struct MockBackend(Rc<World>);
@@ -355,6 +358,7 @@ impl Backend for MockBackend {
     fn evict(&self, buffers: &[&MockBuffer]) {
         let number = |buffer: &&MockBuffer| self.on_disk(buffer).expect("only buffers on disk are evicted");
         self.0.disk_events.borrow_mut().push(DiskBufferEvent::Evict(buffers.iter().map(number).collect()));
+        self.0.clock.advance(EVICTION);
     }
 
     fn slice(&self, buffer: &MockBuffer, offset: u64, bytes: u64) -> Option<MockBuffer> {

@@ -176,7 +176,7 @@ pub struct PassTelemetry {
     pub read_bytes: u64,
     /// Waits for weights that had not been read from disk.
     pub disk_stalls: Counter,
-    /// Waits for states on disk: for writes of the run before, and to start writes and reads.
+    /// Waits for states on disk: for writes of the run before, and to start writes and reads. Each prefetch and each eviction counts, however short.
     pub state_stalls: Counter,
 }
 
@@ -252,7 +252,7 @@ pub struct Telemetry {
     pub slot_stalls: Counter,
     /// Waits for weights that had not been read from disk.
     pub disk_stalls: Counter,
-    /// Waits for states on disk: for writes of the run before, and to start writes and reads.
+    /// Waits for states on disk: for writes of the run before, and to start writes and reads. Each prefetch and each eviction counts, however short.
     pub state_stalls: Counter,
     /// Whole passes with several tokens.
     pub prefill: Counter,

@@ -136,7 +136,7 @@ pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemet
 /// A warning for a plan whose times are longer than predicted because of the disk. `None` if they are not, or for another reason.
 pub fn slower_for_disk(predicted: &Predictions, times: &MeasuredTimes, telemetry: &Telemetry) -> Option<String> {
     let MeasuredTimes { unit, ms, predicted_ms, waiting, waiting_for_states } = *times;
-    if times.are_longer_for(waiting_for_states) {
+    if waiting_for_states >= waiting && times.are_longer_for(waiting_for_states) {
         return Some(format!(
             "slower than planned: {ms:.1} ms per {unit} instead of {predicted_ms:.1}; partitions wait {:.0} % of the time for KV caches \
              on disk. With enough --ram, hpp-split --kv follow keeps them in memory",

@@ -60,7 +60,8 @@ impl PassObservation {
             lanes.map(|(_, time)| ms(*time)).sum()
         };
         let transfers = ms(pass.slot_stalls.time) + ms(pass.copies.time);
-        let spent = [ms(pass.disk_stalls.time), transfers, compute(true), compute(false)];
+        let disk = ms(pass.disk_stalls.time) + ms(pass.state_stalls.time);
+        let spent = [disk, transfers, compute(true), compute(false)];
         let (read_bytes, read_ms) = (pass.read_bytes, ms(pass.reads.time));
         PassObservation { sequences, tokens, ms: ms(pass.time), spent, read_bytes, read_ms }
     }

@@ -196,10 +196,11 @@ fn state_on_disk_takes_a_window_for_one_sequence_and_time_to_read() {
     assert_eq!(found(&problem).host.kv, 3 * 600);
     let many = problem.with_sequences(5, false);
     assert_eq!(found(&many).host.kv, 3 * 600, "sequences run one after another");
-    let reads = |problem: &Problem| found(problem).state_reads[Phase::Decode as usize].bytes;
+    let reads = |problem: &Problem| found(problem).states_on_disk[Phase::Decode as usize].read_bytes;
     assert_eq!((reads(&problem), reads(&many)), (600 + 3 * 250, 5 * (600 + 3 * 250)));
-    let turns = |problem: &Problem| found(problem).state_reads[Phase::Decode as usize].turns;
-    assert_eq!((turns(&problem), turns(&many)), (4, 20), "of each layer and sequence");
+    let evictions = |problem: &Problem, phase: Phase| found(problem).states_on_disk[phase as usize].evictions;
+    let decode = Phase::Decode;
+    assert_eq!((evictions(&problem, decode), evictions(&many, decode)), (4, 20), "of each layer and sequence");
     let mut short = problem.clone();
     (short.load.prompt_tokens, short.load.new_tokens) = (100, 0);
     short
@@ -207,9 +208,18 @@ fn state_on_disk_takes_a_window_for_one_sequence_and_time_to_read() {
         .iter_mut()
         .for_each(|block| block.kv_filled = Some(FilledState { fixed: 0, token: 1, capacity: 1000 }));
     assert_eq!(reads(&short), 0, "the window holds 100 bytes of each layer");
+    assert_eq!(evictions(&short, decode), 0);
     short.load.prompt_tokens = 500;
     // Laid out for 512 tokens, of which three layers hold 250.
     assert_eq!(reads(&short), 512 + 3 * 250 - (3 * 600 - 3 * 512), "what fits beside three of the largest");
+    // 998 of 1262 bytes of four layers.
+    assert_eq!(evictions(&short, decode), 4, "four times the share of what does not fit, rounded up");
+    // A prompt of one pass reads nothing, and writes what does not stay.
+    short.load.passes = vec![500];
+    let prompt = found(&short).states_on_disk[Phase::Prefill as usize];
+    assert_eq!((prompt.read_bytes, prompt.evictions), (0, 4));
+    short.load.passes = vec![100];
+    assert_eq!(evictions(&short, Phase::Prefill), 0);
     problem.budget.host_kv_on_disk = false;
     assert_eq!((found(&problem).host.kv, reads(&problem)), (600 + 3 * 250, 0));
 }

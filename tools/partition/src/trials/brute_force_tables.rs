@@ -257,7 +257,7 @@ impl<'a> Tables<'a> {
         Some(match objective {
             Objective::Prefill => prefill,
             Objective::Decode => ms(1),
-            Objective::Mixed | Objective::Throughput => prefill + self.problem.load.decoded_tokens() as f64 * ms(1),
+            Objective::Mixed | Objective::Throughput => self.problem.load.answer_ms(prefill, ms(1)),
         })
     }
 

@@ -220,7 +220,7 @@ pub fn brute_force(problem: &Problem, mechanisms: Mechanisms, objective: Objecti
                 let value = match objective {
                     Objective::Prefill => ms[0],
                     Objective::Decode => ms[1],
-                    Objective::Mixed | Objective::Throughput => ms[0] + problem.load.decoded_tokens() as f64 * ms[1],
+                    Objective::Mixed | Objective::Throughput => problem.load.answer_ms(ms[0], ms[1]),
                 };
                 best = Some(best.map_or(value, |best: f64| best.min(value)));
             }

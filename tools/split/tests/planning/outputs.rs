@@ -87,7 +87,7 @@ fn an_explanation_lists_costs_of_other_devices() {
 fn an_explanation_agrees_with_the_plans_it_speaks_of() {
     let now = planned(&["--vram", "3500K", "--ram", "1G"]).predictions;
     let json = run(&["--dry-run", "--vram", "3500K", "--ram", "1G", "--explain", "--json"]).success().json();
-    let vram = format!("{}B", (4500 << 10) + (1u64 << 30));
+    let vram = format!("{}B", (3500 << 10) + (1u64 << 30));
     let plans = [
         ("VRAM on gpu0", planned(&["--vram", &vram, "--ram", "1G"])),
         ("more RAM", planned(&["--vram", "3500K", "--ram", "2G"])),

@@ -23,6 +23,8 @@ pub(super) struct TokenTimes {
     /// Weights read from disk; absent if none were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<WeightTransfer>,
+    /// Waiting for KV caches and other states on disk, milliseconds; 0 if they are in memory.
+    pub state_stall_ms: f64,
     /// The remaining time, milliseconds: sampling, binding, starting runs.
     pub rest_ms: f64,
 }
@@ -61,6 +63,7 @@ impl TokenTimes {
             transferred_bytes: pass.copied_bytes as f64,
             streamed,
             disk: transfer(pass.reads, pass.read_bytes, pass.disk_stalls),
+            state_stall_ms: pass.state_stalls.millis(),
             rest_ms: (ms - millis(pass.accounted())).max(0.0),
         }
     }
@@ -77,6 +80,7 @@ impl TokenTimes {
             transferred_bytes: median(&|token| token.transferred_bytes),
             streamed: WeightTransfer::median(tokens.iter().filter_map(|token| token.streamed.as_ref())),
             disk: WeightTransfer::median(tokens.iter().filter_map(|token| token.disk.as_ref())),
+            state_stall_ms: median(&|token| token.state_stall_ms),
             rest_ms: median(&|token| token.rest_ms),
         })
     }
@@ -89,6 +93,8 @@ impl TokenTimes {
         let waits = |what: &str, transfer: &WeightTransfer| format!("waits {:.2} ms for {what}", transfer.stall_ms);
         parts.extend(self.streamed.as_ref().map(|streamed| waits("streamed weights", streamed)));
         parts.extend(self.disk.as_ref().map(|disk| waits("the disk", disk)));
+        let for_states = || format!("waits {:.2} ms for KV caches on disk", self.state_stall_ms);
+        parts.extend((self.state_stall_ms > 0.0).then(for_states));
         format!("per token: {}, other {:.2} ms\n", parts.join(", "), self.rest_ms)
     }
 }
@@ -151,6 +157,10 @@ mod tests {
         let line = "per token: cpu computes 2.00 ms, gpu0 computes 10.00 ms, transfers 1.00 ms, waits 3.00 ms for streamed \
                     weights, other 4.00 ms\n";
         assert_eq!(token.line(), line);
+        let on_disk = TokenTimes::new(20.0, &PassTelemetry { state_stalls: tally(2), ..pass(10, 8_000_000) });
+        assert_eq!((on_disk.state_stall_ms, on_disk.rest_ms), (2.0, 2.0));
+        let line = on_disk.line();
+        assert!(line.ends_with(", waits 2.00 ms for KV caches on disk, other 2.00 ms\n"), "{line}");
     }
 
     #[test]

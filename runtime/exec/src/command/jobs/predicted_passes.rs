@@ -107,6 +107,8 @@ mod tests {
             "{states}"
         );
         assert_eq!(warning_with_states(4, 250, 0, 200), None, "as planned");
+        let both = warning_with_states(4, 800, 400, 350).unwrap();
+        assert!(both.contains("the disk delivers"), "weights wait longer: {both}");
         assert_eq!(warning(4, 250, 200), None, "slow for one sequence, as planned for four");
         assert_eq!(warning(4, 800, 10), None, "the processor is slow");
         assert_eq!(warning(5, 8000, 6000), None, "the plan predicts no such pass");
