@@ -9,7 +9,7 @@ use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::partitioning::{Partitioning, place, with_confirmed_budget};
-use crate::request::{LEAST_CHUNK, Limits, PlanningRequest, STATES_ON_DISK, WhyOnDisk};
+use crate::request::{LEAST_CHUNK, Limits, MIN_CHUNK, PlanningRequest, STATES_ON_DISK, WhyOnDisk};
 use crate::sequences::{choose_sequences, estimated_ms_per_token};
 use hpp_model::Analysis;
 use hpp_partition::{Mechanisms, Objective, Options, Placement, Problem, plan, throughput, tokens_per_second};
@@ -18,7 +18,7 @@ use std::panic::resume_unwind;
 /// A plan with shorter passes must take less time by at least this share.
 const LEAST_GAIN: f64 = 1e-6;
 
-/// Passes shorter than [`MIN_CHUNK`](crate::request::MIN_CHUNK) are planned only if an estimate gains at least this share.
+/// Passes shorter than [`MIN_CHUNK`] are planned only if an estimate gains at least this share.
 const LEAST_GAIN_OF_SHORTEST: f64 = 0.02;
 
 /// KV caches go to disk if a token takes less time by this share: reads of them are priced at one rate for every disk, and rows of several
@@ -105,22 +105,17 @@ impl PlanInputs<'_> {
         self.args.kv == KvHomeArg::Auto && STATES_ON_DISK
     }
 
-    /// What may be planned with these limits. Where memory is too small for all weights, shorter passes leave them more of it. Beside GPUs, and for
-    /// several sequences, the shortest are tried, too: a small GPU may hold little beside the activations of others, and they may take the place
-    /// of a sequence.
+    /// What may be planned with these limits. Where memory is too small for all weights, or for more sequences, shorter passes leave them more
+    /// of it.
     fn candidates(&self, limits: Limits) -> Result<Candidates, SplitError> {
         let longest = self.request(limits)?;
         let mut estimate = Estimate::of(&longest, self.args);
         let mut shorter = Vec::new();
-        let for_sequences = plans_sequences(&longest, self.args);
-        if longest.may_be_short_of_memory() || for_sequences {
-            let passes: Vec<u64> = longest.shorter_passes(limits.shortest_pass).collect();
-            let shortest: Vec<u64> = match !longest.problem.gpus.is_empty() || for_sequences {
-                true => longest.shorter_passes(LEAST_CHUNK).filter(|pass| *pass < limits.shortest_pass).collect(),
-                false => vec![],
-            };
-            shorter.extend(self.fastest_of(&passes, limits, 0.0, &mut estimate)?);
-            shorter.extend(self.fastest_of(&shortest, limits, LEAST_GAIN_OF_SHORTEST, &mut estimate)?);
+        if longest.may_be_short_of_memory() || plans_sequences(&longest, self.args) {
+            let long: Vec<u64> = longest.shorter_passes(MIN_CHUNK).collect();
+            let short: Vec<u64> = longest.shorter_passes(LEAST_CHUNK).filter(|pass| *pass < MIN_CHUNK).collect();
+            shorter.extend(self.fastest_of(&long, limits, 0.0, &mut estimate)?);
+            shorter.extend(self.fastest_of(&short, limits, LEAST_GAIN_OF_SHORTEST, &mut estimate)?);
         }
         Ok(Candidates { longest, shorter, estimate })
     }
@@ -155,12 +150,15 @@ impl PlanInputs<'_> {
             let shorter = shorter.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
             (longest, shorter.collect::<Vec<_>>())
         });
-        let longest = longest?;
-        if !longest.is_short_of_memory() && !plans_sequences(&longest.request, self.args) {
-            return Ok(longest);
-        }
+        let shorter = shorter.into_iter().flatten();
         let faster = |best: Chosen, other: Chosen| if other.uses_memory_better_than(&best) { other } else { best };
-        Ok(shorter.into_iter().flatten().fold(longest, faster))
+        match longest {
+            Ok(longest) if !longest.is_short_of_memory() && !plans_sequences(&longest.request, self.args) => {
+                Ok(longest)
+            }
+            Ok(longest) => Ok(shorter.fold(longest, faster)),
+            Err(refusal) => shorter.reduce(faster).ok_or(refusal),
+        }
     }
 
     fn with_these_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {

@@ -171,7 +171,8 @@ fn objective_line(plan: &Plan, objective: &Achieved, significant: i32) -> String
     let new = |tokens| if tokens == 1 { "1 new token".to_owned() } else { format!("{tokens} new tokens") };
     let passes = match plan.schedule.prefill_chunk {
         Some(tokens) => format!(" with passes of {tokens} tokens"),
-        None => String::new(),
+        None if plan.model.kind == ModelKind::SingleRun => String::new(),
+        None => " without dividing prompts".to_owned(),
     };
     let what = match objective.kind {
         ObjectiveKind::Decode => "one token".to_owned(),

@@ -20,7 +20,6 @@ use hpp_generate::text::TextTokenizer;
 use hpp_generate::{
     Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model, hidden_states_output, kept_logits_bytes,
 };
-use hpp_schema::memory::PROCESS;
 use hpp_schema::{InputRole, Plan, Seal};
 use hpp_serve::{
     ConnectionLimits, EnginePool, EngineSource, LoadContext, LoadError, LoadedEngine, Metrics, ModelSettings,
@@ -35,6 +34,9 @@ use std::time::Duration;
 
 /// Environment variable with an API key.
 const KEY_VARIABLE: &str = "HPP_API_KEY";
+/// What loading the first model adds to the process and later ones share, bytes: pools of threads, allocators, tables of kernels (by hand,
+/// 2026-11-27, ONNX Runtime 1.31.1).
+const FIRST_SESSION: u64 = 16 << 20;
 /// How often Ctrl-C is looked for.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -53,8 +55,10 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let budget = memory_budget(&plans, args)?;
     let starting = Arc::new(AtomicBool::new(true));
     let (mut settings, mut sources) = (Vec::new(), Vec::new());
+    let mut before_models = None;
     for (name, plan) in plans {
         let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
+        let before_models = *before_models.get_or_insert_with(resident_memory);
         let needs = EngineNeeds::new(&name, &runtime.plan_here(&plan.plan, &args.runtime), args, &budget)?;
         settings.push(model_settings(&name, &plan, args)?);
         if let Some(warning) = settings.last().and_then(without_text_or_chat) {
@@ -70,6 +74,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
             console: Arc::clone(ctx.console),
             interrupt: ctx.interrupt.clone(),
             is_starting: Arc::clone(&starting),
+            shared_memory: before_models.saturating_add(FIRST_SESSION),
         };
         let metrics = metrics.model(&name);
         let load = Arc::new(move |context| loader.load(context).map_err(LoadError::from));
@@ -243,6 +248,8 @@ struct ModelLoader {
     interrupt: Interrupt,
     /// Whether the server does not answer yet, so that Ctrl-C ends the load.
     is_starting: Arc<AtomicBool>,
+    /// What the process takes with the runtime library and without the memory of any model, bytes.
+    shared_memory: u64,
 }
 
 /// How requests of a model draft tokens.
@@ -271,7 +278,7 @@ impl ModelLoader {
         let (runtime, asked) = (&args.runtime, args.max_sequences);
         let draft = draft_choice(plan, args, console)?;
         // Of a single model, the plan's limit is that of the process.
-        let others = if args.plans.len() > 1 { resident_memory().saturating_sub(PROCESS) } else { 0 };
+        let others = if args.plans.len() > 1 { resident_memory().saturating_sub(self.shared_memory) } else { 0 };
         let options = EngineOptions {
             sequences: Some(self.sequences),
             row_batching: args.batch.engine_option(),
