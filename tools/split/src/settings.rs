@@ -99,6 +99,12 @@ fn targets(args: &SplitArgs, errors: &mut InputErrors) {
     );
     let hint = "give milliseconds above 0";
     errors.require(is_positive(args.planning.first_token_within), "--first-token-within is not a valid time", hint);
+    let has_target = args.planning.at_least.is_some() || args.planning.first_token_within.is_some();
+    errors.require(
+        args.planning.sweep_vram.is_none() || !has_target,
+        "--sweep-vram shows the speed of each size, and --at-least and --first-token-within are for one plan",
+        "omit one of them",
+    );
 }
 
 fn without_gpus(args: &SplitArgs, errors: &mut InputErrors) {

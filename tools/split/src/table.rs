@@ -147,7 +147,7 @@ fn throughput_line(
             let other_plan = if is_for_many { "" } else { "--objective throughput, " };
             let more = 2 * most;
             format!(
-                "memory holds fewer than {more} with this plan; {other_plan}a shorter --context or more memory may change that"
+                "this plan has memory for fewer than {more} by its estimates; {other_plan}a shorter --context or more memory may change that"
             )
         }
         1 if unknown => {
@@ -405,7 +405,7 @@ mod tests {
         assert!(
             told(4, 4, true).contains("leave less memory for weights") && !told(4, 2, true).contains("less memory")
         );
-        assert!(line(1, 1).contains("memory holds fewer than 2 with this plan"));
+        assert!(line(1, 1).contains("this plan has memory for fewer than 2 by its estimates"));
         assert!(line(4, 1).contains("more at once are not faster"));
         let throughput = PredictedThroughput {
             sequences: 1,

@@ -8,6 +8,7 @@ use crate::input_errors::{InputError, InputErrors};
 use crate::partitioning::{Partitioning, place_blocks};
 use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, default_margin};
+use hpp_model::Scenario;
 use hpp_partition::{Objective, plan};
 use hpp_schema::ByteSize;
 
@@ -66,10 +67,18 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
     let first = tried.iter().map(|(_, times)| times.prefill_ms).fold(f64::INFINITY, f64::min);
     let missed_speed = targets.min_tokens_per_s.filter(|target| fastest < *target);
     let missed_latency = targets.max_first_token_ms.filter(|target| first > *target);
+    let passes = match request.scenario {
+        Scenario { divides_prompts: true, prefill_chunk, prompt, .. } if prefill_chunk < prompt => {
+            format!(" with passes of {prefill_chunk} tokens")
+        }
+        _ => String::new(),
+    };
+    // More host memory keeps weights there that are read from disk otherwise.
+    let without_vram = if request.recorded_budgets.ram.is_some() { HINT_RAM } else { HINT_NO_VRAM };
     let mut add = |what: String, targets: Targets, objective| {
         let (sufficient, hint) = match sufficient_vram(request, targets, objective) {
-            Vram::NoGpu => ("the plan has no GPU".to_owned(), HINT_NO_VRAM),
-            Vram::None => ("no VRAM budget is sufficient on this machine".to_owned(), HINT_NO_VRAM),
+            Vram::NoGpu => ("the plan has no GPU".to_owned(), without_vram),
+            Vram::None => ("no VRAM budget is sufficient on this machine".to_owned(), without_vram),
             Vram::Sufficient(bytes) => {
                 (format!("{} of VRAM on each GPU is sufficient", ByteSize(bytes).human_rounded_up()), HINT)
             }
@@ -78,14 +87,14 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
     };
     if let Some(target) = missed_speed {
         let what = format!(
-            "--at-least {target} tokens/s is out of reach: the fastest plan is expected to reach {}",
+            "--at-least {target} tokens/s is out of reach: the fastest plan{passes} is expected to reach {}",
             amount::digits(fastest, MEASURED)
         );
         add(what, Targets { max_first_token_ms: None, ..targets }, Objective::Decode);
     }
     if let Some(target) = missed_latency {
         let what = format!(
-            "--first-token-within {target} ms is out of reach: the earliest is expected after {}",
+            "--first-token-within {target} ms is out of reach: the earliest{passes} is expected after {}",
             amount::time(first, MEASURED)
         );
         add(what, Targets { min_tokens_per_s: None, ..targets }, Objective::Prefill);
@@ -102,6 +111,7 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
 }
 
 const HINT: &str = "relax the target, raise --vram, or lower --prompt-tokens or --context";
+const HINT_RAM: &str = "relax the target, raise --ram, or lower --prompt-tokens or --context";
 const HINT_NO_VRAM: &str = "relax the target, or lower --prompt-tokens or --context";
 
 /// The VRAM budget on each GPU with which a plan meets the targets.

@@ -59,14 +59,16 @@ fn caches_on_disk_are_recommended_only_where_that_suffices() {
     split(&[&arguments[..], &["97M", "--kv", "disk"]].concat()).success();
 }
 
-/// Passes of fewer than 192 tokens are planned only where nothing else fits, caches on disk included: 16 MiB in memory, 12 MiB of window.
+/// Where memory does not hold caches (16 MiB) beside the activations of 192 tokens, it holds them beside those of shorter passes. Caches are on
+/// disk, with a window of 12 MiB, where no passes leave room for them.
 #[test]
-fn the_shortest_passes_are_the_last_resort() {
-    let chunk = |ram: &str| {
+fn shorter_passes_leave_caches_in_memory() {
+    let planned = |ram: &str| {
         let plan = planned(APPENDED, &["--vram", "0", "--ram", ram, "--context", "8192"]);
-        plan.schedule.prefill_chunk.unwrap()
+        (plan.schedule.prefill_chunk.unwrap(), plan.states.iter().any(|state| state.on_disk))
     };
-    assert_eq!(["190M", "186M", "183M", "97M"].map(chunk), [192, 192, 96, 32]);
+    let plans = ["190M", "186M", "183M", "97M"].map(planned);
+    assert_eq!(plans, [(192, false), (96, false), (96, false), (32, true)]);
 }
 
 /// A GPU that holds all weights and states beside the activations of the shortest passes holds them, and computes such passes.

@@ -358,3 +358,10 @@ fn the_name_of_a_quantized_plan_says_so() {
     let plain = name(planned(&[]));
     assert_eq!(name(planned(&["--quantize", "int8"])), format!("{plain}-int8"));
 }
+
+/// Where weights are read from disk, the advice is more host memory.
+#[test]
+fn a_missed_target_of_a_plan_with_a_limit_of_host_memory_advises_to_raise_it() {
+    let asked = ["--dry-run", "--vram", "0", "--ram", "80M", "--at-least", "1e12"];
+    run(&asked).refusal(&["the fastest plan", "is expected to reach", "raise --ram"]);
+}
