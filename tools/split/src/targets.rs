@@ -74,11 +74,11 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
         _ => String::new(),
     };
     // More host memory keeps weights there that are read from disk otherwise.
-    let without_vram = if request.recorded_budgets.ram.is_some() { HINT_RAM } else { HINT_NO_VRAM };
+    let without_gpu = if request.problem.budget.ram.is_some() { HINT_RAM } else { HINT_NO_VRAM };
     let mut add = |what: String, targets: Targets, objective| {
         let (sufficient, hint) = match sufficient_vram(request, targets, objective) {
-            Vram::NoGpu => ("the plan has no GPU".to_owned(), without_vram),
-            Vram::None => ("no VRAM budget is sufficient on this machine".to_owned(), without_vram),
+            Vram::NoGpu => ("the plan has no GPU".to_owned(), without_gpu),
+            Vram::None => ("no VRAM budget is sufficient on this machine".to_owned(), HINT_NO_VRAM),
             Vram::Sufficient(bytes) => {
                 (format!("{} of VRAM on each GPU is sufficient", ByteSize(bytes).human_rounded_up()), HINT)
             }

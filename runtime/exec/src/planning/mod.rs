@@ -42,7 +42,6 @@ impl CachedPlan {
                 ("--gpu-layers", planning.gpu_layers.is_some()),
                 ("--int8-activations", planning.int8_activations),
                 ("--replan", planning.replan),
-                ("--cache", planning.cache.is_some()),
             ];
             return match options.into_iter().find(|(_, given)| *given) {
                 Some((option, _)) if path.exists() => {
