@@ -198,7 +198,10 @@ fn context(plan: &Plan, options: &EngineOptions, reporter: &dyn Reporter) -> Res
     match plan.model.context_length {
         _ if context == 0 => return Err(EngineError::Context { asked: 0, why: "it must hold a token".into() }),
         Some(most) if context > most => {
-            return Err(EngineError::Context { asked: context, why: format!("the model was built for {most}") });
+            return Err(EngineError::Context {
+                asked: context,
+                why: format!("the model was built for {most}; give -c {most} or less"),
+            });
         }
         _ => {}
     }
