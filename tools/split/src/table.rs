@@ -155,7 +155,7 @@ fn throughput_line(
                 .to_owned()
         }
         1 => "more at once are not faster".to_owned(),
-        _ if throughput.sequences == 1 => "more at once are hardly faster, because of their prompts".to_owned(),
+        _ if throughput.sequences == 1 => "more at once are hardly faster".to_owned(),
         free => format!("up to {free} at once take hardly longer than one"),
     };
     let together = match throughput.sequences {
@@ -413,11 +413,8 @@ mod tests {
             free_sequences: 3,
             ..Default::default()
         };
-        let because_of_prompts = throughput_line(&alone, &throughput, 2, false, false);
-        assert!(
-            because_of_prompts.ends_with("more at once are hardly faster, because of their prompts"),
-            "{because_of_prompts}"
-        );
+        let hardly_faster = throughput_line(&alone, &throughput, 2, false, false);
+        assert!(hardly_faster.ends_with("; more at once are hardly faster"), "{hardly_faster}");
         assert!(line(4, 2).contains("up to 2 at once") && line(MOST_SEQUENCES, MOST_SEQUENCES).contains("up to 64"));
     }
 
