@@ -14,6 +14,7 @@ use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::{
     BlockFormat, BranchChoice, Candidates, HeadReason, MeasureProgress, Model, QuantizeError, QuantizeOptions,
     QuantizeSummary, Quantized, Roles, VirtualFile, choose_formats, compute_selected_experts, product_inputs, quantize,
+    store_reshaped,
 };
 use hpp_schema::{
     Activations, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate,
@@ -145,6 +146,8 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
         ms = started.elapsed().as_millis(),
         "model read"
     );
+    let reshaped = store_reshaped(&mut model);
+    debug!(reshaped, "weights stored in the shape that their readers want");
     let mut config = ModelConfig::read(model.dir())?;
     let mut notes: Vec<String> = model.notes().iter().map(ToString::to_string).collect();
     notes.extend(chosen_file_note(path, model.path()));

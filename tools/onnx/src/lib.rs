@@ -15,6 +15,7 @@ mod note;
 pub mod proto;
 mod quantize;
 mod read;
+mod reshaped;
 mod samples;
 mod set_attribute;
 mod shorten;
@@ -40,6 +41,7 @@ pub use quantize::{
     check_quantizable, choose_formats, moment_bytes, product_inputs, quantize,
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate, passed_over};
+pub use reshaped::store_reshaped;
 pub use samples::{SampledNumbers, looks_widened, sample_numbers};
 pub use set_attribute::set_int_attribute;
 pub use shorten::keep_rows;
