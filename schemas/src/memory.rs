@@ -24,3 +24,71 @@ const STATE_STEP: u64 = 64;
 pub fn state_tokens(held: u64, capacity: u64) -> u64 {
     held.max(1).checked_next_multiple_of(STATE_STEP).map_or(capacity, |tokens| tokens.min(capacity))
 }
+
+/// Locks up to `room` bytes of blocks of these sizes, bytes, so that the most that is read of one block is as small as possible: memory for the
+/// rest of one block is needed, too. Returns the bytes that are locked of each.
+///
+/// What is read of a block is `min(size, level)`, with the smallest level for which `sum max(size - level, 0) <= room`.
+pub fn locked_bytes(sizes: &[u64], room: u64) -> Vec<u64> {
+    let level = read_level(sizes, room, 0);
+    sizes.iter().map(|size| size - size.min(&level)).collect()
+}
+
+/// The most bytes that are read of one block, if `room` bytes hold what is locked of all and, at the same time, the rest of one:
+/// the smallest level with `sum max(size - level, 0) + level <= room`; the largest size if not even that block fits.
+pub fn read_level_beside_one(sizes: &[u64], room: u64) -> u64 {
+    read_level(sizes, room, 1)
+}
+
+/// The smallest level with `sum max(size - level, 0) + at_once level <= room`, `at_once` 0 or 1.
+fn read_level(sizes: &[u64], room: u64, at_once: u64) -> u64 {
+    let mut largest_first = sizes.to_vec();
+    largest_first.sort_unstable_by_key(|size| std::cmp::Reverse(*size));
+    // Of the `count` largest blocks part is locked: `above - (count - at_once) level = room`.
+    let (mut above, mut level) = (0u64, largest_first.first().copied().unwrap_or(0));
+    for (count, next) in (0u64..).zip(largest_first.iter().copied().chain([0])) {
+        let levelled = count.saturating_sub(at_once);
+        let missing = above.saturating_sub(room);
+        match levelled {
+            0 if count < at_once && next > room => return level,
+            // What is locked of a single block needs no memory to be read to.
+            0 => level = next,
+            _ if missing > levelled.saturating_mul(next) => return missing.div_ceil(levelled),
+            _ => level = next,
+        }
+        above = above.saturating_add(next);
+    }
+    level
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_blocks_are_locked_first_down_to_one_level() {
+        let sizes = [100, 100, 700, 100];
+        let locked = |room| locked_bytes(&sizes, room);
+        assert_eq!(locked(0), [0; 4]);
+        assert_eq!(locked(400), [0, 0, 400, 0]);
+        assert_eq!(locked(600), [0, 0, 600, 0]);
+        assert_eq!(locked(800), [50, 50, 650, 50]);
+        // A level is a whole number of bytes.
+        assert_eq!(locked(801), [50, 50, 650, 50]);
+        assert_eq!(locked(999), [99, 99, 699, 99]);
+        assert_eq!((locked(1000), locked(u64::MAX)), (sizes.to_vec(), sizes.to_vec()));
+        assert!(locked_bytes(&[], 5).is_empty());
+    }
+
+    #[test]
+    fn the_rest_of_one_block_needs_memory_beside_what_is_locked() {
+        let level = |room| read_level_beside_one(&[100, 100, 700, 100], room);
+        // Too little for the largest; it alone, of which no more is read than of the others.
+        assert_eq!((level(699), level(700)), (700, 100));
+        // 650 + 3 * 50 locked, and 50.
+        assert_eq!(level(850), 50);
+        assert_eq!((level(999), level(1000), level(u64::MAX)), (1, 0, 0));
+        assert_eq!([read_level_beside_one(&[80], 79), read_level_beside_one(&[80], 80)], [80, 0]);
+        assert_eq!(read_level_beside_one(&[], 0), 0);
+    }
+}

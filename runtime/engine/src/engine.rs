@@ -218,7 +218,7 @@ impl<B: Backend> Engine<B> {
 
     /// Bytes of the streamed weights that are locked in host memory, and the most that [`set_locked`](Self::set_locked) can lock.
     pub fn locked(&self) -> (u64, u64) {
-        (self.runtime.locked.now, self.runtime.locked.at_load.iter().sum())
+        (self.runtime.locked_now, self.runtime.locked.total())
     }
 
     fn find_partition(&self, name: &str) -> Result<(PartitionId, Vec<StageId>), EngineError> {

@@ -548,8 +548,8 @@ fn other_bytes_are_locked_between_passes_and_the_rest_is_read() {
     let backend = case.backend();
     let dir = tempfile::tempdir().unwrap();
     let mut plan = case.plan(dir.path(), &backend);
-    for (partition, locked) in plan.partitions.iter_mut().zip([150, 100, 350]) {
-        partition.bytes.locked = Some(ByteSize(locked));
+    for (partition, bytes) in plan.partitions.iter_mut().zip([300, 300, 400]) {
+        (partition.bytes.weights, partition.bytes.locked) = (ByteSize(bytes), Some(ByteSize(bytes - 100)));
     }
     let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
@@ -557,13 +557,36 @@ fn other_bytes_are_locked_between_passes_and_the_rest_is_read() {
         engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).unwrap();
         engine.last_pass().read_bytes
     };
-    assert_eq!(read_bytes(&mut engine), 400);
-    for (asked, locked) in [(300, 300), (300, 300), (0, 0), (6, 6), (600, 600), (10_000, 600)] {
+    assert_eq!(read_bytes(&mut engine), 300);
+    for (asked, locked) in [(300, 300), (300, 300), (0, 0), (6, 6), (700, 700), (10_000, 700)] {
         assert_eq!(engine.set_locked(asked).unwrap(), locked);
         for _ in 0..2 {
-            // Each partition rounds its share down.
+            // What is read of each partition is a whole number of bytes.
             let read = read_bytes(&mut engine);
             assert!((1000 - locked..=1000 - locked + 3).contains(&read), "{read} read with {locked} locked");
         }
     }
+}
+
+/// Of no partition more is read than of the others, whatever the plan says of each: the rest of one has to be in memory beside what is locked.
+#[test]
+fn large_partitions_are_locked_first() {
+    let chunks = vec![vec![100], vec![500], vec![100]];
+    let case = Case { us: vec![10; 3], chunks, window: 200, bytes_per_ms: 1000, density: 1, tokens: 1 };
+    let backend = case.backend();
+    let dir = tempfile::tempdir().unwrap();
+    let mut plan = case.plan(dir.path(), &backend);
+    for (partition, (weights, locked)) in plan.partitions.iter_mut().zip([(100, 80), (500, 240), (100, 80)]) {
+        (partition.bytes.weights, partition.bytes.locked) = (ByteSize(weights), Some(ByteSize(locked)));
+    }
+    let mut engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &Silent).unwrap();
+    let mut sequence = engine.new_sequence().unwrap();
+    for _ in 0..2 {
+        engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).unwrap();
+        assert_eq!(engine.last_pass().read_bytes, 300, "400 bytes of the large one are locked");
+    }
+    assert_eq!(backend.disk().peak_held(), 200, "two of three at a time");
+    engine.set_locked(200).unwrap();
+    engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).unwrap();
+    assert_eq!(engine.last_pass().read_bytes, 500);
 }

@@ -24,8 +24,10 @@ pub struct PartitionSpec {
 /// How weights of the host are read from disk in each pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DiskStreaming {
-    /// The share of each partition's weights that is locked in memory, 0 to 1.
+    /// The share of all these weights that is locked in memory, 0 to 1.
     pub locked_share: f64,
+    /// The most bytes of the model that are read of one partition, without experts that are read by demand; what it has beyond is locked.
+    pub read_level: u64,
     /// Memory for the rest while it is read, bytes; `None` if only tables stay on disk.
     pub window: Option<u64>,
     /// Memory for experts that were read by demand, bytes; `None` if the runtime reads whole mixtures.
@@ -313,7 +315,7 @@ fn locked(decision: &Decision, spec: &PartitionSpec, weights: u64) -> Option<Byt
     let disk = decision.disk.as_ref()?;
     let on_host = Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Cpu);
     let streamed = residency(Some(disk), spec, Placement::Cpu) == Residency::Streamed;
-    (on_host && streamed).then_some(ByteSize((disk.locked_share * weights as f64) as u64))
+    (on_host && streamed).then_some(ByteSize(weights.saturating_sub(disk.read_level)))
 }
 
 /// Memory demand of a partition, with the weights of the nodes that it recomputes.
@@ -489,8 +491,13 @@ mod tests {
 
     #[test]
     fn residency_follows_place_and_disk_streaming() {
-        let disk =
-            DiskStreaming { locked_share: 0.5, window: Some(1), expert_cache: None, is_table: vec![true, false] };
+        let disk = DiskStreaming {
+            locked_share: 0.5,
+            read_level: 1,
+            window: Some(1),
+            expert_cache: None,
+            is_table: vec![true, false],
+        };
         let spec = |blocks| PartitionSpec {
             blocks,
             placement: BlockPlacement { prefill: Placement::Cpu, decode: Placement::Streamed(0) },
@@ -504,7 +511,7 @@ mod tests {
         assert_eq!(residencies(0..2, Some(&disk)), [streamed, resident, streamed]);
         assert_eq!(residencies(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
         // If everything except tables fits, only tables stay on disk.
-        let disk = DiskStreaming { locked_share: 1.0, window: None, ..disk };
+        let disk = DiskStreaming { locked_share: 1.0, read_level: 0, window: None, ..disk };
         assert_eq!(residencies(1..2, Some(&disk)), [resident, resident, streamed]);
         assert_eq!(residencies(0..1, Some(&disk)), [Residency::Mapped, resident, streamed]);
     }

@@ -57,6 +57,12 @@ impl Packing {
         bytes.saturating_add(u64::try_from(growth).unwrap_or(u64::MAX))
     }
 
+    /// The bytes of the model that are packed into this many, rounded up.
+    pub fn unpacked(self, packed: u64) -> u64 {
+        let bytes = (u128::from(packed) * 1000).div_ceil(u128::from(1000 + self.growth_permille));
+        u64::try_from(bytes).unwrap_or(u64::MAX)
+    }
+
     /// Bytes that the creation of a session takes in addition, whose weights have `packed` bytes. Weights of 16 bits are widened to 32 for
     /// the kernels: the widened weights are in memory, all of them, until the last is packed. Others are packed from their file.
     pub(crate) fn session_creation(self, packed: u64) -> u64 {

@@ -1,5 +1,7 @@
 //! Mixtures of experts whose experts are read from disk by demand: the bytes that a pass reads, and the memory that caches them.
 
+use crate::host_reads::HostReads;
+
 /// Memory for other weights on their way from disk where all of them stay locked, bytes: kernels may want them in a layout that is a
 /// little larger than planned.
 pub const EXPERT_WINDOW: u64 = 2 << 20;
@@ -33,8 +35,6 @@ pub struct ExpertReads {
     pub visited: u64,
     /// The experts of the block that has most.
     pub largest: u64,
-    /// The largest block without its experts.
-    pub largest_rest: u64,
 }
 
 /// How host memory is divided between experts and other weights.
@@ -42,25 +42,19 @@ pub struct ExpertReads {
 pub struct ExpertMemory {
     /// Memory for experts that were read, bytes.
     pub cache: u64,
-    /// The share of the other weights that stays locked, 0 to 1.
-    pub rest_locked: f64,
+    /// The most bytes of other weights that are read of one block; 0 if all stay locked.
+    pub rest_level: u64,
 }
 
 impl ExpertMemory {
     /// The division of `available` bytes. The other weights come first, because every pass reads them; the cache holds at least the
-    /// experts of one block, because a prompt may select all of them. `rest` are the bytes of the other weights.
-    pub fn divide(available: u64, rest: u64, experts: ExpertReads) -> ExpertMemory {
-        let cache = available.saturating_sub(rest).clamp(experts.largest, experts.all.max(experts.largest));
+    /// experts of one block, because a prompt may select all of them.
+    pub(crate) fn divide(available: u64, rest: &HostReads, experts: ExpertReads) -> ExpertMemory {
+        let all = rest.all();
+        let cache = available.saturating_sub(all).clamp(experts.largest, experts.all.max(experts.largest));
         let room = available.saturating_sub(cache);
-        let rest_locked = match rest <= room {
-            true => 1.0,
-            // As without experts: the unlocked rest of one block is in memory too.
-            false => {
-                let (rest, largest) = (rest as f64, experts.largest_rest.min(rest) as f64);
-                ((room as f64 - largest) / (rest - largest)).clamp(0.0, 1.0)
-            }
-        };
-        ExpertMemory { cache, rest_locked }
+        let rest_level = if all <= room { 0 } else { rest.level(room) };
+        ExpertMemory { cache, rest_level }
     }
 
     /// Expected bytes of experts that a pass reads. Of the selected experts the cache has the share that caches of its size had in
@@ -87,6 +81,7 @@ fn hit_rate(share: f64, measured: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host_reads::BlockRead;
 
     const EXPERTS: Experts = Experts { bytes: 1600, count: 16, active: 4 };
 
@@ -97,13 +92,16 @@ mod tests {
 
     #[test]
     fn other_weights_are_locked_first_and_a_block_always_fits() {
-        let experts = ExpertReads { all: 3200, visited: 800, largest: 1600, largest_rest: 100 };
-        let divide = |available| ExpertMemory::divide(available, 200, experts);
-        assert_eq!(divide(2800), ExpertMemory { cache: 2600, rest_locked: 1.0 });
-        assert_eq!(divide(1750), ExpertMemory { cache: 1600, rest_locked: 0.5 });
-        assert_eq!(divide(1900), ExpertMemory { cache: 1700, rest_locked: 1.0 });
+        let experts = ExpertReads { all: 3200, visited: 800, largest: 1600 };
+        let block = |block| BlockRead { block, bytes: 100, experts: 0, is_computed: true };
+        let rest = HostReads::new(vec![block(0), block(1)]);
+        let divide = |available| ExpertMemory::divide(available, &rest, experts);
+        assert_eq!(divide(2800), ExpertMemory { cache: 2600, rest_level: 0 });
+        // Half of both blocks is locked, and the other half of one is in memory too.
+        assert_eq!(divide(1750), ExpertMemory { cache: 1600, rest_level: 50 });
+        assert_eq!(divide(1900), ExpertMemory { cache: 1700, rest_level: 0 });
         // Half of the experts are cached: of a quarter that is selected, 3/8 are hits.
-        let half = ExpertMemory { cache: 1600, rest_locked: 1.0 };
+        let half = ExpertMemory { cache: 1600, rest_level: 0 };
         assert_eq!(half.read_bytes(experts, &[]), 500);
         // As measured instead, less what a pass evicts that selects a quarter; between two points on a line.
         assert_eq!(half.read_bytes(experts, &[0.0, 0.75, 1.0]), 350);

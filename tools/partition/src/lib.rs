@@ -12,6 +12,7 @@ mod exhaust;
 mod experts;
 mod explain;
 mod greedy;
+mod host_reads;
 mod improve;
 mod manual;
 mod memory;
@@ -37,8 +38,9 @@ pub use condense::condensed;
 pub use cost::{BlockRole, BlockSpec, FilledState, GrowingState, Streamed, Work, slot};
 pub use experts::{EXPERT_WINDOW, ExpertMemory, ExpertReads, Experts};
 pub use explain::{Alternative, Bottleneck, FindCuts, RunExplanation, bottleneck, explain_runs};
+pub use host_reads::HostReads;
 pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
-pub use memory::{HostReads, MemoryUsage, fits, usage, usage_of_partitions};
+pub use memory::{MemoryUsage, fits, usage, usage_of_partitions};
 pub use neurons::{NeuronReads, ReadCosts};
 pub use plan::{best, evaluate, plan};
 pub use problem::{

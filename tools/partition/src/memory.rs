@@ -7,19 +7,21 @@
 //! own buffers.
 //!
 //! The host holds the weights that it computes with or that are copied from it, and the state of every block that does not stay on
-//! one GPU. If that exceeds its budget and there is a disk, an equal share of each block stays locked and the rest is read in every
-//! pass; the largest block must still fit. Weights may be compressed on disk ([`crate::Packing`]): then fewer bytes are read than are
+//! one GPU. If that exceeds its budget and there is a disk, part of each block stays locked and the rest is read in every
+//! pass ([`crate::HostReads`]); the largest block must still fit. Weights may be compressed on disk ([`crate::Packing`]): then fewer bytes are read than are
 //! written to memory. Of experts that are read by demand ([`crate::Experts`]) a pass reads only those that its tokens select and that the
 //! cache does not have.
 
 use crate::cost::slot;
-use crate::experts::{EXPERT_WINDOW, ExpertMemory, ExpertReads};
+use crate::experts::{EXPERT_WINDOW, ExpertMemory, ExpertReads, Experts};
+use crate::host_reads::{BlockRead, HostReads};
 use crate::schedule::merges;
 use crate::{
     BlockPlacement, BlockRole, BlockSpec, Demand, DeviceId, KvHome, Mechanisms, OverBudget, Phase, Placement, Problem,
     Workload,
 };
 use hpp_schema::memory::state_window;
+use std::borrow::Cow;
 
 /// The memory use of a placement.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,12 +30,10 @@ pub struct MemoryUsage {
     pub gpus: Vec<Demand>,
     /// Demand on the host with all weights in memory.
     pub host: Demand,
-    /// Weights that the host reads in a prefill pass and in a decode pass.
+    /// Weights that the host reads in a prefill pass and in a decode pass, if its memory does not hold them.
     pub host_reads: [HostReads; 2],
     /// The largest block on the host, packed bytes; without blocks that read only some rows of their weights.
     pub largest_on_host: u64,
-    /// The largest block that the host reads in each phase, packed bytes.
-    pub largest_read: [u64; 2],
     /// The experts that the host reads by demand in a pass of each phase.
     pub expert_reads: [ExpertReads; 2],
     /// States on disk in a pass of each phase.
@@ -52,36 +52,9 @@ pub struct StatesOnDisk {
     pub evictions: u64,
 }
 
-/// Weights that the host reads in a pass of a phase, packed bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HostReads {
-    /// Weights that only the host computes with.
-    pub computed: u64,
-    /// Weights that are copied to GPUs.
-    pub copied: u64,
-}
-
-impl HostReads {
-    /// The sum.
-    pub fn all(self) -> u64 {
-        self.computed + self.copied
-    }
-}
-
 /// The memory use of a placement as the planner counts it: a weight that several blocks on the host share counts once.
 pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let is_read =
-        |i: usize, phase| !matches!(placements[i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(i);
-    let is_copied = |i: usize, phase| is_read(i, phase) && placements[i].in_phase(phase) != Placement::Cpu;
-    let reads = |phase: Phase| {
-        let all = packed(weights_of(problem, |i| is_read(i, phase)));
-        let copied = packed(weights_of(problem, |i| is_copied(i, phase)));
-        HostReads { computed: all - copied, copied }
-    };
-    let largest_read = |phase: Phase| {
-        (0..placements.len()).filter(|i| is_read(*i, phase)).map(|i| problem.weight_bytes(i)).max().unwrap_or(0)
-    };
     let on_host = |i: &usize| placements[*i].on_host() && !problem.reads_rows(*i);
     MemoryUsage {
         gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, placements, slots[gpu], gpu)).collect(),
@@ -91,13 +64,36 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
             workspace: host_workspace(problem, placements),
             ring: 0,
         },
-        host_reads: Phase::BOTH.map(reads),
-        largest_read: Phase::BOTH.map(largest_read).map(packed),
+        host_reads: Phase::BOTH.map(|phase| host_reads(problem, placements, phase)),
         expert_reads: Phase::BOTH.map(|phase| expert_reads(problem, placements, phase)),
         states_on_disk: Phase::BOTH.map(|phase| state_passes(problem, placements, phase)),
         largest_run: packed(largest_run(problem, placements)),
         largest_on_host: (0..placements.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
+}
+
+/// The weights that the host reads in a pass of a phase, each counted for the first block that has it.
+fn host_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> HostReads {
+    let packed = |bytes: u64| problem.budget.packing.packed(bytes);
+    let is_read = |i: usize| !matches!(placements[i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(i);
+    let mut reads = Vec::with_capacity(placements.len());
+    each_distinct(
+        problem,
+        |block| &block.weights,
+        is_read,
+        |_| false,
+        |block, bytes| {
+            let experts = experts_by_demand(problem, placements, block).map_or(0, |experts| packed(experts.bytes));
+            let is_computed = placements[block].in_phase(phase) == Placement::Cpu;
+            reads.push(BlockRead { block, bytes: packed(bytes), experts, is_computed });
+        },
+    );
+    HostReads::new(reads)
+}
+
+/// The experts of a block that the host reads by demand: those of blocks that it computes in both phases.
+fn experts_by_demand(problem: &Problem, placements: &[BlockPlacement], block: usize) -> Option<Experts> {
+    problem.blocks[block].experts.filter(|_| placements[block] == BlockPlacement::both(Placement::Cpu))
 }
 
 /// The weights of the largest run of blocks on the host, bytes of the model.
@@ -166,7 +162,7 @@ fn state_passes(problem: &Problem, placements: &[BlockPlacement], phase: Phase) 
     StatesOnDisk { read_bytes, evictions: (runs * share).ceil() as u64 }
 }
 
-/// The experts that the host reads by demand in a pass of a phase: those of blocks that it computes in both phases.
+/// The experts that the host reads by demand in a pass of a phase.
 fn expert_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> ExpertReads {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let sequences = problem.load.sequences.saturating_mul(problem.load.batch);
@@ -174,21 +170,11 @@ fn expert_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) 
         Phase::Decode => sequences,
         Phase::Prefill => problem.load.passes.iter().copied().max().unwrap_or(1).saturating_mul(sequences),
     };
-    let by_demand = |i: usize| {
-        let is_on_host = placements[i] == BlockPlacement::both(Placement::Cpu);
-        problem.blocks[i].experts.filter(|_| is_on_host)
-    };
     let mut reads = ExpertReads::default();
-    for experts in (0..placements.len()).filter_map(by_demand) {
+    for experts in (0..placements.len()).filter_map(|block| experts_by_demand(problem, placements, block)) {
         reads.all += packed(experts.bytes);
         reads.visited += packed(experts.visited_bytes(tokens));
         reads.largest = reads.largest.max(packed(experts.bytes));
-    }
-    if reads.all > 0 {
-        let is_read =
-            |i: &usize| !matches!(placements[*i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(*i);
-        let rest = |i: usize| problem.weight_bytes(i).saturating_sub(by_demand(i).map_or(0, |experts| experts.bytes));
-        reads.largest_rest = (0..placements.len()).filter(is_read).map(rest).max().map_or(0, packed);
     }
     reads
 }
@@ -200,17 +186,11 @@ pub fn usage_of_partitions(problem: &Problem, placements: &[BlockPlacement], slo
     let counted_once = usage(problem, placements, slots);
     let on_host = |i: usize| placements[i].on_host();
     let weights = distinct_bytes(problem, |block| &block.weights, on_host, |i| !is_joined(problem, placements, i));
-    let computed = |phase: Phase| {
-        let is_computed = |i: usize| placements[i].in_phase(phase) == Placement::Cpu && !problem.reads_rows(i);
-        HostReads {
-            computed: packed(distinct_bytes(problem, |block| &block.weights, is_computed, |_| true)),
-            ..counted_once.host_reads[phase as usize]
-        }
-    };
+    let of_partitions = |reads: &HostReads| reads.clone().with_computed(|block| packed(problem.weight_bytes(block)));
     MemoryUsage {
         host: Demand { weights: packed(weights), ..counted_once.host },
-        host_reads: Phase::BOTH.map(computed),
-        ..counted_once.clone()
+        host_reads: counted_once.host_reads.each_ref().map(of_partitions),
+        ..counted_once
     }
 }
 
@@ -272,36 +252,43 @@ impl MemoryUsage {
 
     /// Bytes of weights read from disk in each pass of a phase; 0 if all weights fit into host memory.
     ///
-    /// If they do not fit, an equal share of each block stays locked. With R bytes of available memory, W bytes of weights and l bytes
-    /// of the largest block, the share f solves `f W + (1 - f) l = R`, because the unlocked rest of one block is in memory too.
+    /// If they do not fit, part of each block stays locked: of a block of b bytes, `min(b, u)` are read. With R bytes of available memory, the level u
+    /// is the smallest with `sum max(b - u, 0) + u <= R`, because the unlocked rest of one block is in memory too.
     ///
-    /// Let C be the weights that the host computes with, c the share of them that is decompressed, and d the bytes read for each
-    /// decompressed byte ([`crate::Packing`]). Uncompressed bytes are locked first, because that saves most reading. A pass loads
-    /// `(1 - f) C` bytes, of which `min(c C, (1 - f) C)` are decompressed. The weights G that are copied to GPUs are not compressed.
-    /// The bytes read are
+    /// Let c be the share of the weights that is decompressed where the host computes with them, and d the bytes read for each
+    /// decompressed byte ([`crate::Packing`]). Uncompressed bytes are locked first, because that saves most reading: of the `min(b, u)` bytes that
+    /// a pass loads of a block, `min(c b, b, u)` are decompressed. Weights that are copied to GPUs are not compressed. The bytes read are
     ///
-    /// `(1 - f) (C + G) - (1 - d) min(c C, (1 - f) C) = (1 - f) G + max((1 - f) C - c C (1 - d), d (1 - f) C)`,
+    /// `sum min(b, u) - (1 - d) sum min(c b, b, u)`, the second sum over the blocks that the host computes,
     ///
-    /// rounded to whole bytes, and at least 1 if f is less than 1, because 0 means that nothing is read. Experts that are read by
-    /// demand do not belong to C; [`expert_read_bytes`](Self::expert_read_bytes) are added.
+    /// rounded to whole bytes, and at least 1 if u is not 0, because 0 means that nothing is read. Experts that are read by
+    /// demand do not belong to b; [`expert_read_bytes`](Self::expert_read_bytes) are added.
     pub fn disk_read_bytes(&self, problem: &Problem, phase: Phase) -> u64 {
-        let mut reads = self.host_reads[phase as usize];
-        let share = match self.expert_memory(problem, phase) {
-            None => self.locked_share(problem, phase),
-            Some(memory) => {
-                reads.computed = reads.computed.saturating_sub(self.expert_reads[phase as usize].all);
-                memory.rest_locked
-            }
-        };
         let experts = self.expert_read_bytes(problem, phase);
-        if share >= 1.0 {
+        let (reads, level) = self.reads_and_level(problem, phase);
+        if level == 0 {
             return experts;
         }
         let packing = problem.budget.packing;
-        let decompressed = self.decompressed_bytes(problem, phase);
         // Rounds only once, so that more memory never means more reading.
-        let not_read = share * reads.all() as f64 + packing.unread_share() * decompressed;
-        reads.all().saturating_sub(not_read as u64).max(1) + experts
+        let not_read = packing.unread_share() * reads.decompressed(packing.decompressed_share(), level);
+        reads.unlocked(level).saturating_sub(not_read as u64).max(1) + experts
+    }
+
+    /// The most bytes that a pass of a phase reads of one block, without experts that are read by demand; 0 if all of them stay in memory. See
+    /// [`disk_read_bytes`](Self::disk_read_bytes).
+    pub fn read_level(&self, problem: &Problem, phase: Phase) -> u64 {
+        self.reads_and_level(problem, phase).1
+    }
+
+    /// What may be read of each block but experts by demand, and how much of it is.
+    fn reads_and_level(&self, problem: &Problem, phase: Phase) -> (Cow<'_, HostReads>, u64) {
+        let reads = &self.host_reads[phase as usize];
+        match (self.expert_memory(problem, phase), self.room_for_weights(problem)) {
+            (Some(memory), _) => (Cow::Owned(reads.without_experts()), memory.rest_level),
+            (None, Some(room)) => (Cow::Borrowed(reads), reads.level(room)),
+            (None, None) => (Cow::Borrowed(reads), 0),
+        }
     }
 
     /// Bytes of experts that a pass of a phase reads by demand; see [`ExpertMemory::read_bytes`].
@@ -312,16 +299,8 @@ impl MemoryUsage {
 
     /// Bytes of weights that a pass of a phase decompresses.
     pub(crate) fn decompressed_bytes(&self, problem: &Problem, phase: Phase) -> f64 {
-        let mut computed = self.host_reads[phase as usize].computed;
-        let share = match self.expert_memory(problem, phase) {
-            None => self.locked_share(problem, phase),
-            Some(memory) => {
-                computed = computed.saturating_sub(self.expert_reads[phase as usize].all);
-                memory.rest_locked
-            }
-        };
-        let computed = computed as f64;
-        (problem.budget.packing.decompressed_share() * computed).min((1.0 - share).max(0.0) * computed)
+        let (reads, level) = self.reads_and_level(problem, phase);
+        reads.decompressed(problem.budget.packing.decompressed_share(), level)
     }
 
     /// How host memory is divided if experts are read by demand; `None` if all weights fit, if there are no such experts, or if memory
@@ -329,16 +308,16 @@ impl MemoryUsage {
     pub fn expert_memory(&self, problem: &Problem, phase: Phase) -> Option<ExpertMemory> {
         let experts = self.expert_reads[phase as usize];
         let available = self.room_for_weights(problem).filter(|_| experts.all > 0)?;
-        let rest = self.host_reads[phase as usize].all().saturating_sub(experts.all);
+        let rest = self.host_reads[phase as usize].without_experts();
         // Weights that stay locked need no buffers to read ahead.
         let more = available.saturating_add(problem.budget.read_ahead.saturating_sub(EXPERT_WINDOW));
-        let without_buffers = ExpertMemory::divide(more, rest, experts);
-        if without_buffers.rest_locked >= 1.0 {
+        let without_buffers = ExpertMemory::divide(more, &rest, experts);
+        if without_buffers.rest_level == 0 {
             return Some(without_buffers);
         }
         // The experts of one block and the rest of another are in memory at once; where they do not fit, whole blocks are read.
-        (available >= experts.largest.saturating_add(experts.largest_rest))
-            .then(|| ExpertMemory::divide(available, rest, experts))
+        (available >= experts.largest.saturating_add(rest.largest()))
+            .then(|| ExpertMemory::divide(available, &rest, experts))
     }
 
     /// Host memory for weights where they do not all fit, bytes.
@@ -348,11 +327,12 @@ impl MemoryUsage {
         Some(ram.saturating_sub(other_demand).saturating_sub(problem.budget.read_ahead))
     }
 
-    /// The share of each block's weights that stays locked in host memory, 0 to 1; see [`disk_read_bytes`](Self::disk_read_bytes).
+    /// The share of the weights that stays locked in host memory, 0 to 1, without experts that are read by demand.
     pub fn locked_share(&self, problem: &Problem, phase: Phase) -> f64 {
-        let Some(available) = self.room_for_weights(problem).map(|room| room as f64) else { return 1.0 };
-        let (reads, largest) = (self.host_reads[phase as usize].all() as f64, self.largest_read[phase as usize] as f64);
-        if reads <= available { 1.0 } else { ((available - largest) / (reads - largest)).clamp(0.0, 1.0) }
+        match self.reads_and_level(problem, phase) {
+            (_, 0) => 1.0,
+            (reads, level) => 1.0 - reads.unlocked(level) as f64 / reads.all() as f64,
+        }
     }
 }
 
@@ -440,21 +420,31 @@ fn distinct_bytes(
     selects: impl Fn(usize) -> bool,
     starts_partition: impl Fn(usize) -> bool,
 ) -> u64 {
+    let mut sum = 0;
+    each_distinct(problem, keys_of, selects, starts_partition, |_, bytes| sum += bytes);
+    sum
+}
+
+/// Calls `found` for each selected block with the bytes of its keys that no block before it in its partition has.
+fn each_distinct(
+    problem: &Problem,
+    keys_of: fn(&BlockSpec) -> &[(u32, u64)],
+    selects: impl Fn(usize) -> bool,
+    starts_partition: impl Fn(usize) -> bool,
+    mut found: impl FnMut(usize, u64),
+) {
     let blocks = || problem.blocks.iter().enumerate().filter(|(i, _)| selects(*i));
     // The planner calls this for every placement: a table indexed by key is several times faster than a set.
     let keys = blocks().flat_map(|(_, block)| keys_of(block)).map(|(key, _)| *key as usize + 1).max().unwrap_or(0);
     // By key: the last partition, counted from 1, that holds it.
     let mut last_partition = vec![0u32; keys];
-    let (mut partition, mut sum) = (1, 0);
+    let mut partition = 1;
     for (i, block) in blocks() {
         partition += u32::from(starts_partition(i));
-        for (key, bytes) in keys_of(block) {
-            if std::mem::replace(&mut last_partition[*key as usize], partition) != partition {
-                sum += bytes;
-            }
-        }
+        let is_new =
+            |(key, _): &&(u32, u64)| std::mem::replace(&mut last_partition[*key as usize], partition) != partition;
+        found(i, keys_of(block).iter().filter(is_new).map(|(_, bytes)| bytes).sum());
     }
-    sum
 }
 
 /// The largest activations of the blocks in host memory.

@@ -338,24 +338,25 @@ fn disk_streaming(
     let usage = usage_of_partitions(problem, placements, slots);
     let is_table: Vec<bool> = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
     if usage.host_holds_all(problem) {
-        let tables_only = DiskStreaming { locked_share: 1.0, window: None, expert_cache: None, is_table };
+        let tables_only =
+            DiskStreaming { locked_share: 1.0, read_level: 0, window: None, expert_cache: None, is_table };
         return request.maps_tables.then_some(tables_only);
     }
-    let window = |locked_share: f64, largest: u64| ((1.0 - locked_share) * largest as f64) as u64 + READ_AHEAD;
+    let packed_level = Phase::BOTH.map(|phase| usage.read_level(problem, phase)).into_iter().max().unwrap_or(0);
+    let locked_share = Phase::BOTH.map(|phase| usage.locked_share(problem, phase)).into_iter().fold(1.0, f64::min);
     let memories: Vec<ExpertMemory> =
         Phase::BOTH.into_iter().filter_map(|phase| usage.expert_memory(problem, phase)).collect();
     // A phase without experts on the host reads its weights as if there were none.
-    if let [prefill, decode] = memories[..] {
-        let locked_share = prefill.rest_locked.min(decode.rest_locked);
-        let largest = usage.expert_reads.into_iter().map(|reads| reads.largest_rest).max().unwrap_or(0);
-        let expert_cache = Some(prefill.cache.min(decode.cache));
-        let window = if locked_share < 1.0 { window(locked_share, largest) } else { EXPERT_WINDOW };
-        return Some(DiskStreaming { locked_share, window: Some(window), expert_cache, is_table });
-    }
-    let locked_share = Phase::BOTH.map(|phase| usage.locked_share(problem, phase)).into_iter().fold(1.0, f64::min);
-    let largest = usage.largest_read.into_iter().max().unwrap_or(0);
-    let window = (locked_share < 1.0).then(|| window(locked_share, largest));
-    Some(DiskStreaming { locked_share, window, expert_cache: None, is_table })
+    let expert_cache = match memories[..] {
+        [prefill, decode] => Some(prefill.cache.min(decode.cache)),
+        _ => None,
+    };
+    let window = match packed_level {
+        0 => expert_cache.map(|_| EXPERT_WINDOW),
+        level => Some(level + READ_AHEAD),
+    };
+    let read_level = problem.budget.packing.unpacked(packed_level);
+    Some(DiskStreaming { locked_share, read_level, window, expert_cache, is_table })
 }
 
 /// Converts the planner's error into this command's, with a budget that would suffice.

@@ -5,7 +5,7 @@ use crate::ids::{Id, StageId};
 use crate::port::{Backend, WeightResidency};
 use crate::program::{Program, Stage};
 use crate::reporter::Reporter;
-use crate::runtime::{LockedWeights, Runtime};
+use crate::runtime::Runtime;
 use crate::telemetry::StageTelemetry;
 use crate::weights::WeightTier;
 use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host, largest_experts};
@@ -46,12 +46,11 @@ pub(super) fn lock_weights<B: Backend>(
     runtime.max_sequences = budget.sequences();
     let (locked, window) = (budget.locked(plan, &is_fallback, in_use), budget.window(plan, &is_fallback));
     let (states, sequences) = (in_use.states, budget.sequences());
-    let locked_bytes = locked.iter().sum::<u64>();
     let lane = in_use.lane;
-    info!(limit = budget.limit(), rss, window, states, lane, sequences, locked = locked_bytes, "host memory budget");
-    runtime.lock_stages(program, &locked)?.iter().for_each(|warning| reporter.warning(warning));
-    runtime.locked = LockedWeights { at_load: locked.clone(), now: locked_bytes };
-    let window = window + widen_window(program, runtime, locked, window)?;
+    info!(limit = budget.limit(), rss, window, states, lane, sequences, locked = locked.total(), "host memory budget");
+    runtime.lock_stages(program, &locked.at_load)?.iter().for_each(|warning| reporter.warning(warning));
+    (runtime.locked_now, runtime.locked) = (locked.total(), locked);
+    let window = window + widen_window(program, runtime, window)?;
     let rss = runtime.pool.backend.memory_use().resident;
     let expert_cache = budget.expert_cache(plan, &is_fallback, HostMemoryInUse { rss, ..in_use });
     info!(rss, expert_cache, "weights locked");
@@ -70,24 +69,19 @@ pub(super) fn lock_weights<B: Backend>(
 }
 
 /// Unlocks weights for a window that holds those of two stages, where it lacks little. Returns by how many bytes the window grows.
-fn widen_window<B: Backend>(
-    program: &Program,
-    runtime: &mut Runtime<B>,
-    locked: Vec<u64>,
-    window: u64,
-) -> Result<u64, EngineError> {
+fn widen_window<B: Backend>(program: &Program, runtime: &mut Runtime<B>, window: u64) -> Result<u64, EngineError> {
     let unlocked = missing_window(runtime.weights.disk.stage_sizes(), window);
-    let all = locked.iter().sum::<u64>();
+    let all = runtime.locked.total();
     // The window of experts is smaller on purpose.
     if unlocked == 0 || unlocked > all || largest_experts(&program.plan) > 0 {
         return Ok(0);
     }
-    let share = |bytes: u64| (u128::from(bytes) * u128::from(all - unlocked) / u128::from(all)) as u64;
-    let locked: Vec<u64> = locked.into_iter().map(share).collect();
+    let locked = runtime.locked.divided(all - unlocked);
     info!(unlocked, "weights unlocked so that the window holds two stages");
     // Its warnings are those of the first time.
     runtime.lock_stages(program, &locked)?;
-    runtime.locked = LockedWeights { now: locked.iter().sum(), at_load: locked };
+    runtime.locked_now = locked.iter().sum();
+    runtime.locked.at_load = locked;
     Ok(unlocked)
 }
 

@@ -15,9 +15,9 @@ use crate::program::{
     InputSource, NameResolver, OutputSink, Program, Route, Stage, SymbolTable, resolve_schedule, share_buffers,
 };
 use crate::reporter::Reporter;
-use crate::runtime::{FreedMemory, LockedWeights, Runtime, Taps};
+use crate::runtime::{FreedMemory, Runtime, Taps};
 use crate::telemetry::{PerPhase, Recorder};
-use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
+use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, LockedWeights, is_on_host};
 use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore};
 use hpp_schema::{DType, InputRole, ModelKind, Plan, Severity, StateUpdate, error_line};
 use lock::lock_weights;
@@ -94,6 +94,7 @@ pub(crate) fn load<B: Backend>(
         is_memory_limited: budget.is_limited(),
         freed_memory: FreedMemory::of(plan, budget.is_limited()),
         locked: LockedWeights::default(),
+        locked_now: 0,
         longest_item: 0,
         item_order: Vec::new(),
         scratch: Vec::new(),

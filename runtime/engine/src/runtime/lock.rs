@@ -8,19 +8,15 @@ use crate::program::Program;
 use tracing::debug;
 
 impl<B: Backend> Runtime<B> {
-    /// Locks `bytes` of the streamed weights, or as many as were locked when they were loaded, if that is less: each partition the same share
-    /// of what it had. Returns how many that are.
+    /// Locks `bytes` of the streamed weights, or as many as were locked when they were loaded, if that is less. Returns how many that are.
     pub fn set_locked(&mut self, program: &Program, bytes: u64) -> Result<u64, EngineError> {
-        let at_load: u64 = self.locked.at_load.iter().sum();
-        let wanted = bytes.min(at_load);
-        if wanted == self.locked.now {
+        let wanted = bytes.min(self.locked.total());
+        if wanted == self.locked_now {
             return Ok(wanted);
         }
         self.weights.disk.drop_fetched();
-        let share = |own: &u64| (u128::from(*own) * u128::from(wanted) / u128::from(at_load.max(1))) as u64;
-        let locked: Vec<u64> = self.locked.at_load.iter().map(share).collect();
-        self.lock_stages(program, &locked)?;
-        self.locked.now = wanted;
+        self.lock_stages(program, &self.locked.divided(wanted))?;
+        self.locked_now = wanted;
         self.weights.set_order(&program.run_order(&self.route));
         self.weights.prefetch(&self.pool)?;
         Ok(wanted)

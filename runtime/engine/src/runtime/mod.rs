@@ -31,6 +31,7 @@ use crate::port::Backend;
 use crate::program::{Program, Route, Stage};
 use crate::telemetry::Recorder;
 use crate::tensor::HostTensor;
+use crate::weights::budget::LockedWeights;
 use crate::weights::{TierContext, WeightStore};
 use sequence::{History, StageBinding};
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,6 +56,8 @@ pub(crate) struct Runtime<B: Backend> {
     pub freed_memory: FreedMemory,
     /// Streamed weights that are locked in host memory.
     pub locked: LockedWeights,
+    /// Bytes of them that are locked now.
+    pub locked_now: u64,
     /// The longest item, in tokens, for which the backend has allocated since its unused memory was last freed.
     pub longest_item: u64,
     /// The items of a pass in the order in which the present stage runs them. Kept, so that a pass without experts allocates nothing.
@@ -67,15 +70,6 @@ pub(crate) struct Runtime<B: Backend> {
     pub cancel: CancelHandle,
     /// Connects `cancel` with `control` for as long as it lives.
     pub _attached: Attached,
-}
-
-/// How many bytes of streamed weights are locked in host memory.
-#[derive(Debug, Default)]
-pub(crate) struct LockedWeights {
-    /// Of each partition, as it was loaded.
-    pub at_load: Vec<u64>,
-    /// Of all partitions, now.
-    pub now: u64,
 }
 
 /// Outputs that are read back after each pass.

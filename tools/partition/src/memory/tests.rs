@@ -110,7 +110,7 @@ fn each_partition_of_the_host_holds_its_shared_weights() {
     assert_eq!((usage(&problem, &placements, &[]).host.weights, host_weights(&problem)), (7050, 7050));
     problem.cuts = vec![2];
     assert_eq!((usage(&problem, &placements, &[]).host.weights, host_weights(&problem)), (7050, 7100));
-    let reads = |usage: MemoryUsage| usage.host_reads[Phase::Decode as usize].computed;
+    let reads = |usage: MemoryUsage| usage.host_reads[Phase::Decode as usize].all();
     assert_eq!(reads(usage(&problem, &placements, &[])) + 100, reads(usage_of_partitions(&problem, &placements, &[])));
 }
 
@@ -128,9 +128,9 @@ fn blocks_on_disk(ram: u64, packing: Packing) -> Problem {
 /// Of 1200 packed bytes of a block 399.6 are decompressed from 199.8 on disk.
 const COMPRESSED: Packing = Packing { growth_permille: 200, decompressed_permille: 333, read_permille: 500 };
 
-/// The locked share, and the bytes read from disk per decode pass. Places by letter: `s` streamed to the GPU, `0` resident on it, others
+/// The most bytes read of one block, and the bytes read from disk per decode pass. Places by letter: `s` streamed to the GPU, `0` resident on it, others
 /// on the host.
-fn locked_and_read(problem: &Problem, text: &str) -> (f64, u64) {
+fn level_and_read(problem: &Problem, text: &str) -> (u64, u64) {
     let place = |c: char| match c {
         's' => Placement::Streamed(0),
         '0' => Placement::Resident(0),
@@ -140,49 +140,53 @@ fn locked_and_read(problem: &Problem, text: &str) -> (f64, u64) {
     let mut problem = problem.clone();
     problem.budget.vram = vec![1 << 20];
     let usage = usage(&problem, &placements, &[3]);
-    (usage.locked_share(&problem, Phase::Decode), usage.disk_read_bytes(&problem, Phase::Decode))
+    (usage.read_level(&problem, Phase::Decode), usage.disk_read_bytes(&problem, Phase::Decode))
 }
 
-/// 4 layers and a head: 6000 bytes, 7200 packed, of which 2397.6 are decompressed from 1198.8 on disk. The largest block has 2400.
+/// 4 layers and a head: 6000 bytes, 7200 packed. Of a layer 399.6 bytes are decompressed, of the head 799.2, from half as many on disk.
 #[test]
 fn uncompressed_bytes_are_locked_first() {
-    // A share of half needs half of all weights and half of the largest block. A pass loads the other half, among it all decompressed
-    // bytes, of which 1198.8 are not read.
-    assert_eq!(locked_and_read(&blocks_on_disk(4800, COMPRESSED), "....."), (0.5, 3600 - 1198));
+    let found = |ram, packing| level_and_read(&blocks_on_disk(ram, packing), ".....");
+    // Half of each layer and 1800 bytes of the head are locked, and the other 600 of one block are in memory. A pass loads 3000 bytes, among them
+    // all decompressed bytes of the layers and 600 of the head, of which 1099.2 are not read.
+    assert_eq!(found(4800, COMPRESSED), (600, 3000 - 1099));
+    // The head alone: of it half is locked, so that no more is read of it than of a layer.
+    assert_eq!(found(2400, COMPRESSED), (1200, 6000 - 1198));
     // Nothing is locked: a pass reads all compressed and uncompressed bytes.
-    assert_eq!(locked_and_read(&blocks_on_disk(2400, COMPRESSED), "....."), (0.0, 7200 - 1198));
-    // Three quarters are locked: a pass loads 1800 bytes, all of them decompressed from half as many.
-    assert_eq!(locked_and_read(&blocks_on_disk(6000, COMPRESSED), "....."), (0.75, 900));
-    // Exactly the uncompressed bytes are locked: both cases of the formula agree.
+    assert_eq!(found(2399, COMPRESSED), (2400, 7200 - 1198));
+    // A pass loads 300 bytes of each block, all of them decompressed from half as many.
+    assert_eq!(found(6000, COMPRESSED), (300, 750));
+    // Exactly the uncompressed bytes of the layers are locked.
     let even = Packing { decompressed_permille: 250, ..COMPRESSED };
-    assert_eq!(locked_and_read(&blocks_on_disk(6000, even), "....."), (0.75, 900));
-    assert_eq!(locked_and_read(&blocks_on_disk(7199, COMPRESSED), ".....").1, 1);
-    assert_eq!(locked_and_read(&blocks_on_disk(7200, COMPRESSED), "....."), (1.0, 0));
+    assert_eq!(found(6000, even), (300, 750));
+    // A byte of each block.
+    assert_eq!(found(7199, COMPRESSED), (1, 3));
+    assert_eq!(found(7200, COMPRESSED), (0, 0));
 }
 
 #[test]
 fn without_compression_a_pass_reads_all_unlocked_bytes() {
     let packed = Packing { growth_permille: 200, ..Packing::default() };
-    assert_eq!(locked_and_read(&blocks_on_disk(4800, packed), "....."), (0.5, 3600));
-    assert_eq!(locked_and_read(&blocks_on_disk(4000, Packing::default()), "....."), (0.5, 3000));
+    assert_eq!(level_and_read(&blocks_on_disk(4800, packed), "....."), (600, 3000));
+    assert_eq!(level_and_read(&blocks_on_disk(4000, Packing::default()), "....."), (500, 2500));
 }
 
 /// If not everything is locked, at least one byte is read, even if the compressed file has no bytes.
 #[test]
 fn no_bytes_are_read_only_if_all_are_locked() {
     let all_derived = Packing { growth_permille: 200, decompressed_permille: 1000, read_permille: 0 };
-    assert_eq!(locked_and_read(&blocks_on_disk(4800, all_derived), "....."), (0.5, 1));
+    assert_eq!(level_and_read(&blocks_on_disk(4800, all_derived), "....."), (600, 1));
 }
 
 /// Weights that are copied to a GPU are read uncompressed; weights that are resident there are not read.
 #[test]
 fn weights_for_gpus_are_not_compressed() {
-    // Two layers are copied, 2400 bytes; the host computes with 4800, of which 1598.4 are decompressed.
-    assert_eq!(locked_and_read(&blocks_on_disk(4800, COMPRESSED), "ss..."), (0.5, 1200 + (2400 - 799)));
-    assert_eq!(locked_and_read(&blocks_on_disk(6000, COMPRESSED), "ss..."), (0.75, 600 + 600));
-    assert_eq!(locked_and_read(&blocks_on_disk(4800, COMPRESSED), "sssss"), (0.5, 3600));
-    // One layer is resident on the GPU: 6000 bytes remain, of which 3600 are not locked.
-    assert_eq!(locked_and_read(&blocks_on_disk(3840, COMPRESSED), "0...."), (0.4, 3600 - 999));
+    // Two layers are copied; of the other two and the head 2 * 399.6 and 600 bytes are decompressed.
+    assert_eq!(level_and_read(&blocks_on_disk(4800, COMPRESSED), "ss..."), (600, 3000 - 699));
+    assert_eq!(level_and_read(&blocks_on_disk(6000, COMPRESSED), "ss..."), (300, 600 + 450));
+    assert_eq!(level_and_read(&blocks_on_disk(4800, COMPRESSED), "sssss"), (600, 3000));
+    // One layer is resident on the GPU: of the other three and the head 720 bytes each are loaded.
+    assert_eq!(level_and_read(&blocks_on_disk(3840, COMPRESSED), "0...."), (720, 2880 - 959));
 }
 
 #[test]

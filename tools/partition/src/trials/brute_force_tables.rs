@@ -234,19 +234,16 @@ impl<'a> Tables<'a> {
             let passes = [self.problem.load.passes.len() as f64, 1.0];
             for phase in 0..2 {
                 let read = sets.reads[phase] & !tables;
-                let largest = packed(self.largest[read]);
-                let copied = packed(self.weights[sets.copies[phase] & !tables]);
-                let computed = read & !sets.copies[phase];
-                let of_each = || (0..self.problem.blocks.len()).map(|i| self.weights[computed & 1 << i]).sum();
-                let reads = match knows_partitions {
-                    true => copied + packed(of_each()),
-                    false => packed(self.weights[read]),
+                // Each weight counts for the first block that reads it, and for each block that is a partition of its own.
+                let of_block = |i: usize| {
+                    let (before, is_copied) = (read & ((1 << i) - 1), sets.copies[phase] & 1 << i != 0);
+                    let new = self.weights[before | 1 << i] - self.weights[before];
+                    (packed(if knows_partitions && !is_copied { self.weights[1 << i] } else { new }), is_copied)
                 };
-                // The locked share f solves f W + (1 - f) l = R; a pass reads the rest.
                 let disk_bytes = || {
                     let room = ram - state_and_workspace - budget.read_ahead;
-                    let share = (room as f64 - largest as f64) / (reads as f64 - largest as f64);
-                    if reads <= room { 0 } else { from_disk(self.problem, [reads, copied], share) }
+                    let blocks = (0..self.problem.blocks.len()).filter(|i| read & 1 << i != 0).map(of_block);
+                    from_disk(self.problem, &blocks.collect::<Vec<_>>(), room)
                 };
                 let disk_bytes = if fits { 0 } else { disk_bytes() };
                 disk[phase] = passes[phase] * disk_bytes as f64 / rate;

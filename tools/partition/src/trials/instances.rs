@@ -336,22 +336,16 @@ fn disk_bytes_if_fits(
     let room = ram - state - workspace - read_ahead;
     let disk_bytes = |phase: Phase| {
         let read = |c: BlockPlacement| !resident(c.in_phase(phase));
-        let all_of = |selects: &dyn Fn(BlockPlacement) -> bool| {
-            let of = (0..blocks.len()).filter(|i| selects(placements[*i]) && !is_table(*i));
-            distinct_bytes(blocks, of)
+        let reads: Vec<usize> = (0..blocks.len()).filter(|i| read(placements[*i]) && !is_table(*i)).collect();
+        let of_read = |at: usize| {
+            let is_copied = placements[reads[at]].in_phase(phase) != Placement::Cpu;
+            let before = distinct_bytes(blocks, reads[..at].iter().copied());
+            let new = distinct_bytes(blocks, reads[..=at].iter().copied()) - before;
+            // Blocks that are read from disk are partitions of their own, where partitions are known.
+            let is_own = !problem.cuts.is_empty() && !is_copied;
+            (packed(if is_own { whole(reads[at]) } else { new }), is_copied)
         };
-        let copied = packed(all_of(&|c| read(c) && c.in_phase(phase) != Placement::Cpu));
-        let computed_on_host = (0..blocks.len()).filter(|i| placements[*i].in_phase(phase) == Placement::Cpu);
-        let all = match problem.cuts.is_empty() {
-            true => packed(all_of(&read)),
-            // Blocks that are read from disk are partitions of their own.
-            false => copied + packed(computed_on_host.map(read_whole).sum()),
-        };
-        let largest = packed(max(&read, &read_whole));
-        match all <= room {
-            true => 0,
-            false => from_disk(problem, [all, copied], (room - largest) as f64 / (all - largest) as f64),
-        }
+        from_disk(problem, &(0..reads.len()).map(of_read).collect::<Vec<_>>(), room)
     };
     Some(Phase::BOTH.map(disk_bytes))
 }
@@ -361,14 +355,29 @@ fn distinct_bytes(blocks: &[BlockSpec], which: impl Iterator<Item = usize>) -> u
     weights.iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// Bytes read from disk of `all` packed bytes, of which `copied` are copied to GPUs, if a share of them is locked. Unlocked bytes of the
-/// host are decompressed bytes first.
-pub fn from_disk(problem: &Problem, [all, copied]: [u64; 2], locked: f64) -> u64 {
+/// Bytes read from disk of blocks with these packed bytes, some of which are copied to GPUs, if `room` bytes hold what is locked of all and the
+/// rest of one. Of no block more is read than necessary. Unlocked bytes that the host computes with are decompressed bytes first.
+pub fn from_disk(problem: &Problem, blocks: &[(u64, bool)], room: u64) -> u64 {
     let Packing { decompressed_permille, read_permille, .. } = problem.budget.packing;
-    let computed = (all - copied) as f64;
-    let decompressed = (decompressed_permille as f64 / 1000.0 * computed).min((1.0 - locked) * computed);
-    let not_read = locked * all as f64 + (1.0 - read_permille as f64 / 1000.0) * decompressed;
-    (all - not_read as u64).max(1)
+    let is_enough = |most: u64| blocks.iter().map(|(bytes, _)| bytes.saturating_sub(most)).sum::<u64>() + most <= room;
+    let largest = blocks.iter().map(|(bytes, _)| *bytes).max().unwrap_or(0);
+    let (mut too_little, mut most) = (None, largest);
+    // Bisection: the smallest that is enough, or the largest block.
+    while most > too_little.map_or(0, |below: u64| below + 1) {
+        let middle = too_little.map_or(0, |below: u64| below + 1).midpoint(most - 1);
+        if is_enough(middle) { most = middle } else { too_little = Some(middle) }
+    }
+    if most == 0 {
+        return 0;
+    }
+    let (mut read, mut decompressed) = (0, 0.0);
+    for (bytes, is_copied) in blocks {
+        read += bytes.min(&most);
+        let share = if *is_copied { 0.0 } else { decompressed_permille as f64 / 1000.0 };
+        decompressed += (share * *bytes as f64).min(*bytes.min(&most) as f64);
+    }
+    let not_read = (1.0 - read_permille as f64 / 1000.0) * decompressed;
+    (read - not_read as u64).max(1)
 }
 
 /// Runs of blocks with one placement and weights in host memory that form one partition each.
