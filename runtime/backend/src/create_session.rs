@@ -268,7 +268,8 @@ fn kernel_settings() -> String {
     settings.into_iter().map(|(name, value)| format!("\n{name}={value}")).collect()
 }
 
-/// A session on the host with all weights mapped from files: if kernels want another layout, from a prepared file that has it.
+/// A session on the host with all weights mapped from files: if kernels want another layout, or what ONNX Runtime computes from weights, from a
+/// prepared file that has it.
 fn from_disk(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
@@ -276,7 +277,8 @@ fn from_disk(
 ) -> Result<Made, BackendError> {
     // ONNX Runtime does not pack tables from which a token reads one row.
     let is_table = spec.residency == WeightResidency::Mapped { sparse_rows: true };
-    let prepared = spec.prepared.filter(|_| !is_table && spec.host_kernels.packed);
+    let packs_weights = !is_table && spec.host_kernels.packed;
+    let prepared = spec.prepared.filter(|_| packs_weights || spec.host_kernels.folded);
     info!(partition = spec.partition, is_table, prepared = prepared.is_some(), residency = ?spec.residency, "weights on disk");
     let (file, dir) = match &prepared {
         Some(prepared) => {
@@ -284,7 +286,7 @@ fn from_disk(
             let made_for = machine + &kernel_settings();
             let make = |dir: &Path| {
                 reporter.preparing(spec.partition, prepared.dir);
-                let saving = saving(on_host(runtime, spec, true)?, dir, spec.partition)?;
+                let saving = saving(on_host(runtime, spec, packs_weights)?, dir, spec.partition)?;
                 let session = commit(saving, spec, control)?;
                 let read = disk::mapped_under(spec.weights_dir).unwrap_or_default();
                 drop(session);
@@ -292,7 +294,7 @@ fn from_disk(
                 disk::forget(&read);
                 Ok(())
             };
-            let limit = spec.compress_permille.map_or(CLEARLY_SHORTER, u64::from);
+            let limit = if is_table { 0 } else { spec.compress_permille.map_or(CLEARLY_SHORTER, u64::from) };
             let dir = disk::find_or_make(prepared, spec.partition, &made_for, limit, make)?;
             sigbus::register(&[dir.join(disk::WEIGHTS)]);
             (dir.join(disk::MODEL), dir)
@@ -300,7 +302,7 @@ fn from_disk(
         None => (spec.file.to_owned(), spec.weights_dir.to_owned()),
     };
     let own = SessionSpec { file: &file, weights_dir: &dir, ..*spec };
-    let builder = on_host(runtime, &own, prepared.is_some())?;
+    let builder = on_host(runtime, &own, packs_weights)?;
     let (session, mappings) =
         disk::claim(loading, &dir, || commit(builder, &own, control)).map_err(|error| match (&prepared, error) {
             (Some(_), BackendError::Runtime { doing, cause }) => {
@@ -315,7 +317,6 @@ fn from_disk(
     };
     let weights =
         SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some(), compressed, experts };
-    let packs_weights = prepared.is_some();
     Ok(Made { session, processor: host_name(runtime), weights, packs_weights, packed: Vec::new() })
 }
 

@@ -10,6 +10,10 @@ pub struct HostKernels {
     /// Kernels read the weights from a packed copy in a layout of their own, however long packing takes.
     #[serde(default, skip_serializing_if = "is_false")]
     pub packed: bool,
+    /// Something large depends on weights alone, such as a transposed table. ONNX Runtime computes it when it creates a session, and it stays in
+    /// memory unless it is prepared in a file.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub folded: bool,
     /// An operator whose packed weights may change when they are saved and loaded again: they are never saved, so these
     /// weights stay in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -7,7 +7,7 @@ use crate::host_kernels::host_kernels;
 use crate::providers::ProviderPolicy;
 use crate::symbols::{PassSize, symbol_values};
 use hpp_graph::{EarlyRouter, Graph, Mixture, PartitionGraph, Prediction, Segmentation, ValueId};
-use hpp_partition::{BlockPlacement, Demand, KvHome, Packing, Phase, Placement};
+use hpp_partition::{BlockPlacement, BlockSpec, Demand, KvHome, Packing, Phase, Placement};
 use hpp_schema::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -226,8 +226,11 @@ fn kernel_layout(decision: &Decision, partitions: &[Partition]) -> Option<u64> {
         Residency::Mapped => None,
     };
     let held = partitions.iter().filter_map(held).fold(0, u64::saturating_add);
+    let is_resident = |partition: &Partition| partition.device == "cpu" && partition.residency == Residency::Resident;
+    let resident = decision.partitions.iter().zip(partitions).filter(|(_, partition)| is_resident(partition));
+    let folded = resident.flat_map(|(spec, _)| &decision.blocks[spec.blocks.clone()]).map(BlockSpec::folded_once);
     let more = decision.packing.packed(held) - held;
-    Some(more.saturating_add(decision.session_copies)).filter(|bytes| *bytes > 0)
+    Some(folded.fold(more.saturating_add(decision.session_copies), u64::saturating_add)).filter(|bytes| *bytes > 0)
 }
 
 /// The ring of a GPU, with slots that hold any block streamed through them. The writer replaces the slot size by the

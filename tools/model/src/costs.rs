@@ -4,7 +4,7 @@
 use crate::Analysis;
 use crate::states::PlannedState;
 use crate::symbols::{PassSize, symbol_values};
-use hpp_graph::{BlockKind, Graph, Mixture, NodeId, Segmentation, ValueId, infer};
+use hpp_graph::{BlockKind, Graph, Mixture, Node, NodeId, Origin, Segmentation, ValueId, WeightUse, infer};
 use hpp_partition as plan;
 use hpp_schema::{ModelInput, State, StateUpdate, Symbols};
 use std::collections::BTreeSet;
@@ -59,6 +59,9 @@ pub fn blocks(
         let weights: Vec<(u32, u64)> = block.weights.iter().map(weight).collect();
         let before = index.checked_sub(1).map(|before| &segmentation.boundaries[before].values);
         let entering = || before.into_iter().flatten().copied().filter(|id| !counter.is_stored(*id));
+        // Twice, as all activations.
+        let folded = counter.folded(&block.nodes, &widest.symbols).saturating_mul(2);
+        let of_passes = counter.workspace(&block.nodes, &widest.symbols, scenario);
         plan::BlockSpec {
             label: block.label.clone(),
             kind: kind(block.kind),
@@ -75,7 +78,8 @@ pub fn blocks(
             // Only `Analysis::with_experts_apart` makes such blocks.
             on_host: block.is_experts,
             kv_filled: counter.filled_state(index, scenario.context),
-            workspace_bytes: counter.workspace(&block.nodes, &widest.symbols, scenario),
+            workspace_bytes: of_passes.saturating_add(folded),
+            folded_bytes: folded,
             score_bytes: counter.scores(&block.nodes, &widest.symbols, scenario),
             boundary_bytes: entering().map(|id| counter.bytes(id, &one_token.symbols)).sum(),
             boundary_tensors: entering().count() as u64,
@@ -120,6 +124,7 @@ pub(crate) struct CostCounter<'a> {
     states: &'a [PlannedState],
     inputs: &'a [ModelInput],
     plain: Vec<State>,
+    weights: WeightUse,
     batch: u64,
 }
 
@@ -132,7 +137,7 @@ impl<'a> CostCounter<'a> {
         batch: u64,
     ) -> Self {
         let plain = states.iter().map(|s| s.state.clone()).collect();
-        CostCounter { graph, segmentation, states, inputs, plain, batch }
+        CostCounter { graph, segmentation, states, inputs, plain, weights: WeightUse::of(graph), batch }
     }
 
     /// Operations of a block in a pass, and bytes of weights and state that it reads.
@@ -196,15 +201,36 @@ impl<'a> CostCounter<'a> {
     }
 
     /// Memory that the operators need while they compute: the most that one of them needs, twice, because the allocator rounds up and
-    /// other kernels need scratch memory too.
+    /// other kernels need scratch memory too. Without what is [folded](Self::folded).
     fn workspace(&self, nodes: &[NodeId], symbols: &Symbols, scenario: Scenario) -> u64 {
+        let is_counted = |value: &ValueId| !self.is_folded(*value);
         let needed = |id: &NodeId| {
             let node = self.graph.node(*id);
-            let operands = node.reads().chain(node.writes()).map(|value| self.bytes(value, symbols));
+            let operands = node.reads().chain(node.writes()).filter(is_counted);
+            let operands = operands.map(|value| self.bytes(value, symbols));
             let scratch = infer::expert_scratch(self.graph, *id, symbols, scenario.threads).unwrap_or(0);
             operands.fold(scratch, u64::saturating_add)
         };
         nodes.iter().map(needed).max().unwrap_or(0).saturating_mul(2)
+    }
+
+    /// Bytes of what a block's passes read that depends on weights alone. Passes compute it only where weights are inputs of a session.
+    fn folded(&self, nodes: &[NodeId], symbols: &Symbols) -> u64 {
+        let passes = nodes
+            .iter()
+            .map(|id| self.graph.node(*id))
+            .filter(|node| !node.writes().any(|value| self.is_folded(value)));
+        let read: BTreeSet<ValueId> = passes.flat_map(Node::reads).filter(|value| self.is_folded(*value)).collect();
+        read.into_iter().map(|value| self.bytes(value, symbols)).fold(0, u64::saturating_add)
+    }
+
+    /// Whether ONNX Runtime computes a value when it creates a session, because it depends on constants alone. It leaves quantized weights as
+    /// they are.
+    fn is_folded(&self, id: ValueId) -> bool {
+        let Origin::Node { node, .. } = self.graph.value(id).origin else { return false };
+        let is_known = |read: ValueId| self.graph.weight(read).is_some() || self.is_folded(read);
+        let operator = self.graph.node(node);
+        self.weights.is_weight_only(node) && operator.op_type != "DequantizeLinear" && operator.reads().all(is_known)
     }
 
     /// The largest scores of an attention on the host, whose memory the allocator keeps for the next attention; twice, as above.

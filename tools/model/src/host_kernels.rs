@@ -8,6 +8,7 @@
 use hpp_onnx::proto::{GraphProto, ModelProto, NodeProto};
 use hpp_onnx::walk;
 use hpp_schema::{DType, HostKernels};
+use std::collections::HashMap;
 use std::convert::Infallible;
 
 /// Operators whose kernels pack weights narrower than 32 bits, and convolutions, whose kernels always pack. `true`: ONNX Runtime can
@@ -44,6 +45,7 @@ const INTEGER_EXPERTS: (&str, &str, i64) = ("QMoE", "accuracy_level", 4);
 pub fn host_kernels(model: &ModelProto) -> HostKernels {
     let mut kernels = HostKernels { packed: has_narrow_floats(model), ..HostKernels::default() };
     model.graph.iter().for_each(|graph| add_graph(graph, &mut kernels));
+    kernels.folded = model.graph.as_ref().is_some_and(folds_weights);
     model.functions.iter().flat_map(|function| &function.node).for_each(|node| add_node(node, &mut kernels));
     kernels
 }
@@ -66,6 +68,29 @@ fn add_node(node: &NodeProto, kernels: &mut HostKernels) {
     walk::bodies(node).for_each(|body| add_graph(body, kernels));
 }
 
+/// Elements of a weight from which on it matters whether something computed from it stays in memory.
+const LARGE: u64 = 16 << 10;
+
+/// Whether a node computes something from weights alone, a large one among them. Quantized weights stay as they are.
+fn folds_weights(graph: &GraphProto) -> bool {
+    let elements =
+        |dims: &[i64]| dims.iter().map(|size| u64::try_from(*size).unwrap_or(0)).fold(1, u64::saturating_mul);
+    // Constants, and whether they are large.
+    let mut constants: HashMap<&str, bool> =
+        graph.initializer.iter().map(|tensor| (tensor.name(), elements(&tensor.dims) >= LARGE)).collect();
+    let mut found = false;
+    for node in &graph.node {
+        let mut reads = node.input.iter().filter(|name| !name.is_empty());
+        let known: Option<Vec<bool>> = reads.by_ref().map(|name| constants.get(name.as_str()).copied()).collect();
+        let is_kept = node.op_type() == "DequantizeLinear" || walk::bodies(node).next().is_some();
+        let Some(known) = known.filter(|_| !is_kept) else { continue };
+        let is_large = known.contains(&true);
+        found |= is_large;
+        constants.extend(node.output.iter().map(|name| (name.as_str(), is_large)));
+    }
+    found
+}
+
 /// Whether a weight is a floating-point tensor narrower than 32 bits: ONNX Runtime widens it at load and packs the result.
 fn has_narrow_floats(model: &ModelProto) -> bool {
     let mut found = false;
@@ -86,6 +111,17 @@ mod tests {
         let model =
             Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models")).join(name).join("model.onnx");
         host_kernels(hpp_onnx::Model::open(&model).unwrap().proto())
+    }
+
+    #[test]
+    fn tables_that_are_transposed_are_folded() {
+        let folded = |name| fixture(name).folded;
+        for name in ["genai/gemma2-fp32-cpu", "optimum/opt-with-past", "torch/gpt-dynamo"] {
+            assert!(folded(name), "{name}");
+        }
+        for name in ["genai/llama3-fp32-cpu", "genai/qwen3-int4-cpu", "optimum/llama-with-past"] {
+            assert!(!folded(name), "{name}");
+        }
     }
 
     #[test]

@@ -30,6 +30,9 @@ pub struct BlockSpec {
     pub kv_filled: Option<FilledState>,
     /// Largest set of activations alive at once in a prefill pass, in bytes.
     pub workspace_bytes: u64,
+    /// The part of it that a session whose weights are constants needs only while it is created: ONNX Runtime computes then what depends on
+    /// weights alone, such as the transposed embedding that a head multiplies with.
+    pub folded_bytes: u64,
     /// Bytes that such a pass takes in addition on the host, whose attention kernels write the scores of all its tokens to memory.
     pub score_bytes: u64,
     /// Bytes of the tensors that enter the block, for one token.
@@ -47,10 +50,20 @@ impl BlockSpec {
     /// The activations of a block with this placement in host memory, bytes.
     pub fn host_workspace(&self, placement: BlockPlacement) -> u64 {
         match (placement.prefill, placement.decode) {
-            (Placement::Cpu, _) => self.workspace_bytes.saturating_add(self.score_bytes),
-            (_, Placement::Cpu) => self.workspace_bytes,
+            (Placement::Cpu, _) => self.pass_workspace().saturating_add(self.score_bytes),
+            (_, Placement::Cpu) => self.pass_workspace(),
             _ => 0,
         }
+    }
+
+    /// What a session computes from the block's weights when it is created, bytes; activations count twice.
+    pub fn folded_once(&self) -> u64 {
+        self.folded_bytes / 2
+    }
+
+    /// Activations of a pass where weights are constants, without scores, bytes.
+    pub(crate) fn pass_workspace(&self) -> u64 {
+        self.workspace_bytes.saturating_sub(self.folded_bytes)
     }
 }
 
@@ -169,6 +182,7 @@ pub(crate) mod tests {
             kv_grows: None,
             kv_filled: None,
             workspace_bytes: scale / 10,
+            folded_bytes: 0,
             score_bytes: 0,
             boundary_bytes: 8,
             boundary_tensors: 1,

@@ -38,6 +38,11 @@ pub struct MemoryUsage {
     pub expert_reads: [ExpertReads; 2],
     /// States on disk in a pass of each phase.
     pub states_on_disk: [StatesOnDisk; 2],
+    /// What the host's blocks compute from weights alone when their sessions are created, bytes. It stays in memory unless weights are read
+    /// from disk.
+    pub folded: u64,
+    /// That of the block that has most.
+    pub largest_folded: u64,
     /// The largest run of blocks on the host, which become one partition unless they are read from disk; packed bytes, without blocks
     /// that read only some rows of their weights.
     pub largest_run: u64,
@@ -56,6 +61,7 @@ pub struct StatesOnDisk {
 pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let on_host = |i: &usize| placements[*i].on_host() && !problem.reads_rows(*i);
+    let folded = || (0..placements.len()).filter(|i| placements[*i].on_host()).map(|i| problem.blocks[i].folded_once());
     MemoryUsage {
         gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, placements, slots[gpu], gpu)).collect(),
         host: Demand {
@@ -67,6 +73,8 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
         host_reads: Phase::BOTH.map(|phase| host_reads(problem, placements, phase)),
         expert_reads: Phase::BOTH.map(|phase| expert_reads(problem, placements, phase)),
         states_on_disk: Phase::BOTH.map(|phase| state_passes(problem, placements, phase)),
+        folded: folded().sum(),
+        largest_folded: folded().max().unwrap_or(0),
         largest_run: packed(largest_run(problem, placements)),
         largest_on_host: (0..placements.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
@@ -234,20 +242,22 @@ impl MemoryUsage {
             let created = self.session_creation(problem, self.largest_on_host);
             return Demand { weights: self.host.weights.min(one_block).saturating_add(created), ..self.host };
         }
-        let created = self.session_creation(problem, self.largest_run);
+        let created = self.session_creation(problem, self.largest_run).saturating_add(self.folded);
         Demand { workspace: self.host.workspace.saturating_add(created), ..self.host }
     }
 
     /// Whether host memory holds all weights, while sessions are created too.
     pub fn host_holds_all(&self, problem: &Problem) -> bool {
-        let needed = self.host.total().saturating_add(self.session_creation(problem, self.largest_run));
+        let created = self.session_creation(problem, self.largest_run).saturating_add(self.folded);
+        let needed = self.host.total().saturating_add(created);
         problem.budget.host().is_none_or(|ram| needed <= ram)
     }
 
-    /// Bytes that the creation of a session takes beyond the demand of passes: states and activations come later.
+    /// Bytes that the creation of a session takes beyond the demand of passes: states and activations come later. What is folded is in memory
+    /// twice, before and after a kernel packs it.
     fn session_creation(&self, problem: &Problem, packed: u64) -> u64 {
         let later = self.host.kv.saturating_add(self.host.workspace);
-        problem.budget.packing.session_creation(packed).saturating_sub(later)
+        problem.budget.packing.session_creation(packed).max(self.largest_folded).saturating_sub(later)
     }
 
     /// Bytes of weights read from disk in each pass of a phase; 0 if all weights fit into host memory.

@@ -74,10 +74,11 @@ fn equal_runs(problem: &Problem, allowed: &[Vec<BlockPlacement>]) -> Vec<Range<u
 /// Whether two blocks are interchangeable.
 fn are_equal(problem: &Problem, allowed: &[Vec<BlockPlacement>], a: usize, b: usize) -> bool {
     let sizes = |i: usize| {
-        let BlockSpec { kv_bytes, kv_tensors, kv_grows, kv_filled, workspace_bytes, score_bytes, .. } =
-            problem.blocks[i];
+        let block = &problem.blocks[i];
+        let BlockSpec { kv_bytes, kv_tensors, kv_grows, kv_filled, .. } = *block;
+        let workspace = (block.workspace_bytes, block.folded_bytes, block.score_bytes);
         let state = (kv_bytes, kv_tensors, kv_grows, kv_filled);
-        (problem.weight_bytes(i), problem.streamed_bytes(i), state, workspace_bytes, score_bytes)
+        (problem.weight_bytes(i), problem.streamed_bytes(i), state, workspace)
     };
     // Inputs of the model are not a boundary, so the first block's are not compared.
     let boundary = |i: usize| {

@@ -249,3 +249,29 @@ fn widened_weights_are_in_memory_twice_while_a_session_is_created() {
         assert!(fits(Mechanisms::ResidentCpuDisk), "one block at a time is created for reading from disk");
     }
 }
+
+/// A head that multiplies with a transposed table: the table is in memory twice while its session is created, and later once.
+#[test]
+fn what_is_folded_takes_memory_while_a_session_is_created() {
+    let problem = |ram, disk: bool| {
+        let mut problem = problem(dense(4, 1000), Budget { ram: Some(ram), ..Budget::default() });
+        problem.disk_bytes_per_ms = disk.then_some(10.0);
+        (problem.blocks[5].workspace_bytes, problem.blocks[5].folded_bytes) = (4100, 4000);
+        problem
+    };
+    let usage_with = |ram| usage(&problem(ram, false), &placed("......"), &[]);
+    let Demand { weights, kv, workspace, .. } = usage_with(0).host;
+    assert_eq!((weights, kv, workspace), (8000, 1000, 100));
+    // All weights, and what is computed of them, once more until it is packed; of that states and activations take 1100 later.
+    let needed = |disk: bool| {
+        let fits = |ram: u64| fits(&problem(ram, disk), &placed("......"), &[], Mechanisms::All).is_ok();
+        (0..20_000).find(|ram| fits(*ram)).unwrap()
+    };
+    assert_eq!(needed(false), 8000 + 2000 + 2000);
+    assert_eq!(needed(true), 2000 + 2000, "of the largest block, one at a time");
+    // A GPU may have the weights as inputs, and computes it in each pass.
+    assert_eq!(usage_with(0).gpus.len(), 0);
+    let mut on_gpu = problem(0, false);
+    on_gpu.budget.vram = vec![1 << 20];
+    assert_eq!(usage(&on_gpu, &placed(".....0"), &[0]).gpus[0].workspace, 4100);
+}

@@ -93,9 +93,9 @@ fn host_workspace(program: &mut IntegerProgram) -> LinearExpr {
     let decodes_only = |placement: BlockPlacement| uses_host(placement) && !is_for_prompt(placement);
     let max = program.model.nonnegative(0.0);
     program.bound_over_selected(&max, is_for_prompt, |i| {
-        problem.blocks[i].workspace_bytes.saturating_add(problem.blocks[i].score_bytes)
+        problem.blocks[i].pass_workspace().saturating_add(problem.blocks[i].score_bytes)
     });
-    program.bound_over_selected(&max, decodes_only, |i| problem.blocks[i].workspace_bytes);
+    program.bound_over_selected(&max, decodes_only, |i| problem.blocks[i].pass_workspace());
     max
 }
 

@@ -132,6 +132,7 @@ fn block(d: &mut Random, i: usize) -> BlockSpec {
         on_host: false,
         kv_filled: None,
         workspace_bytes: d.below(60),
+        folded_bytes: 0,
         score_bytes: if d.one_in(3) { d.below(60) } else { 0 },
         boundary_bytes: 1 + d.below(20),
         boundary_tensors: 1 + d.below(3),

@@ -260,6 +260,7 @@ mod tests {
             on_host: false,
             kv_filled: None,
             workspace_bytes: 10,
+            folded_bytes: 0,
             score_bytes: 0,
             boundary_bytes: 1000,
             boundary_tensors: 2,
