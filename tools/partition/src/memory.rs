@@ -237,20 +237,24 @@ impl MemoryUsage {
     /// The smallest demand on host memory: with a disk only the weights of one block and the read-ahead buffers, unless all weights
     /// together need less.
     pub(crate) fn min_host_demand(&self, problem: &Problem, mechanisms: Mechanisms) -> Demand {
+        let beside_all = self.beside_all(problem);
         if may_read_disk(problem, mechanisms) && !self.host_holds_all(problem) {
-            let one_block = self.largest_on_host.saturating_add(problem.budget.read_ahead);
             let created = self.session_creation(problem, self.largest_on_host);
-            return Demand { weights: self.host.weights.min(one_block).saturating_add(created), ..self.host };
+            let one_block = self.largest_on_host.saturating_add(problem.budget.read_ahead).saturating_add(created);
+            return Demand { weights: one_block.min(self.host.weights.saturating_add(beside_all)), ..self.host };
         }
-        let created = self.session_creation(problem, self.largest_run).saturating_add(self.folded);
-        Demand { workspace: self.host.workspace.saturating_add(created), ..self.host }
+        Demand { workspace: self.host.workspace.saturating_add(beside_all), ..self.host }
     }
 
     /// Whether host memory holds all weights, while sessions are created too.
     pub fn host_holds_all(&self, problem: &Problem) -> bool {
-        let created = self.session_creation(problem, self.largest_run).saturating_add(self.folded);
-        let needed = self.host.total().saturating_add(created);
+        let needed = self.host.total().saturating_add(self.beside_all(problem));
         problem.budget.host().is_none_or(|ram| needed <= ram)
+    }
+
+    /// Bytes beside the demand of passes if all weights stay in memory.
+    fn beside_all(&self, problem: &Problem) -> u64 {
+        self.session_creation(problem, self.largest_run).saturating_add(self.folded)
     }
 
     /// Bytes that the creation of a session takes beyond the demand of passes: states and activations come later. What is folded is in memory

@@ -70,7 +70,7 @@ fn descend(
     best: &mut Option<f64>,
 ) {
     if block == tables.problem.blocks.len() {
-        if let Some(ms) = tables.evaluate(&sets, objective, slots) {
+        if let Some(ms) = tables.evaluate(&sets, objective, slots, *best) {
             *best = Some(best.map_or(ms, |best| best.min(ms)));
         }
         return;
@@ -193,7 +193,8 @@ impl<'a> Tables<'a> {
         *self.ms[phase as usize].borrow_mut().entry(code).or_insert_with(simulated)
     }
 
-    fn evaluate(&self, sets: &Sets, objective: Objective, slots: u32) -> Option<f64> {
+    /// The objective of a placement, milliseconds; `None` if it does not fit, or if it is no better than `best` without reads from disk.
+    fn evaluate(&self, sets: &Sets, objective: Objective, slots: u32, best: Option<f64>) -> Option<f64> {
         let budget = &self.problem.budget;
         // Blocks that compute on the host in one phase have their own state buffers.
         let (both, one) = (sets.on_gpu[0] & sets.on_gpu[1], sets.on_gpu[0] ^ sets.on_gpu[1]);
@@ -230,6 +231,9 @@ impl<'a> Tables<'a> {
             if !fits && min_weights + state_and_workspace > ram {
                 return None;
             }
+            if best.is_some_and(|best| self.objective_ms(sets, objective, [0.0; 2]) >= best) {
+                return None;
+            }
             let rate = self.problem.disk_bytes_per_ms.unwrap_or(f64::INFINITY);
             let passes = [self.problem.load.passes.len() as f64, 1.0];
             for phase in 0..2 {
@@ -249,13 +253,18 @@ impl<'a> Tables<'a> {
                 disk[phase] = passes[phase] * disk_bytes as f64 / rate;
             }
         }
+        Some(self.objective_ms(sets, objective, disk))
+    }
+
+    /// The objective if reads from disk take these milliseconds in each phase.
+    fn objective_ms(&self, sets: &Sets, objective: Objective, disk: [f64; 2]) -> f64 {
         let ms = |phase: usize| self.ms(Phase::BOTH[phase], sets.code[phase]).max(disk[phase]);
         let prefill = ms(0) + self.handover(sets);
-        Some(match objective {
+        match objective {
             Objective::Prefill => prefill,
             Objective::Decode => ms(1),
             Objective::Mixed | Objective::Throughput => self.problem.load.answer_ms(prefill, ms(1)),
-        })
+        }
     }
 
     fn handover(&self, sets: &Sets) -> f64 {
