@@ -45,18 +45,19 @@ fn read_level(sizes: &[u64], room: u64, at_once: u64) -> u64 {
     let mut largest_first = sizes.to_vec();
     largest_first.sort_unstable_by_key(|size| std::cmp::Reverse(*size));
     // Of the `count` largest blocks part is locked: `above - (count - at_once) level = room`.
-    let (mut above, mut level) = (0u64, largest_first.first().copied().unwrap_or(0));
+    let (mut above, mut level) = (0u128, largest_first.first().copied().unwrap_or(0));
     for (count, next) in (0u64..).zip(largest_first.iter().copied().chain([0])) {
-        let levelled = count.saturating_sub(at_once);
-        let missing = above.saturating_sub(room);
+        let levelled = u128::from(count.saturating_sub(at_once));
+        let missing = above.saturating_sub(room.into());
         match levelled {
             0 if count < at_once && next > room => return level,
             // What is locked of a single block needs no memory to be read to.
             0 => level = next,
-            _ if missing > levelled.saturating_mul(next) => return missing.div_ceil(levelled),
+            // At most the level before, which is a size.
+            _ if missing > levelled * u128::from(next) => return missing.div_ceil(levelled) as u64,
             _ => level = next,
         }
-        above = above.saturating_add(next);
+        above += u128::from(next);
     }
     level
 }
@@ -78,6 +79,8 @@ mod tests {
         assert_eq!(locked(999), [99, 99, 699, 99]);
         assert_eq!((locked(1000), locked(u64::MAX)), (sizes.to_vec(), sizes.to_vec()));
         assert!(locked_bytes(&[], 5).is_empty());
+        assert_eq!(locked_bytes(&[u64::MAX; 3], 9), [3; 3]);
+        assert_eq!(locked_bytes(&[u64::MAX; 3], 0), [0; 3]);
     }
 
     #[test]

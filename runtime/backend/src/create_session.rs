@@ -277,8 +277,9 @@ fn from_disk(
 ) -> Result<Made, BackendError> {
     // ONNX Runtime does not pack tables from which a token reads one row.
     let is_table = spec.residency == WeightResidency::Mapped { sparse_rows: true };
-    let packs_weights = !is_table && spec.host_kernels.packed;
-    let prepared = spec.prepared.filter(|_| packs_weights || spec.host_kernels.folded);
+    let wants_packed = !is_table && spec.host_kernels.packed;
+    let prepared = spec.prepared.filter(|_| wants_packed || spec.host_kernels.folded);
+    let packs_weights = wants_packed && prepared.is_some();
     info!(partition = spec.partition, is_table, prepared = prepared.is_some(), residency = ?spec.residency, "weights on disk");
     let (file, dir) = match &prepared {
         Some(prepared) => {

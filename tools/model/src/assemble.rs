@@ -274,7 +274,7 @@ fn partitions(decision: &Decision, names: &[String]) -> Vec<Partition> {
             host_kernels: HostKernels::default(),
             bytes: PartitionBytes {
                 weights: ByteSize(demand.weights),
-                locked: locked(decision, spec, demand.weights - experts.as_ref().map_or(0, |experts| experts.bytes.0)),
+                locked: locked(decision, spec, demand.weights, experts.as_ref().map_or(0, |experts| experts.bytes.0)),
                 kv: ByteSize(demand.kv),
                 workspace: ByteSize(demand.workspace),
             },
@@ -313,9 +313,10 @@ fn next_experts(decision: &Decision, names: &[String], prediction: &Prediction) 
     Some(NextExperts { partition: names[later].clone(), router: prediction.name.clone() })
 }
 
-/// Bytes of a partition's weights that are locked in host memory while the rest is read from disk.
-fn locked(decision: &Decision, spec: &PartitionSpec, weights: u64) -> Option<ByteSize> {
+/// Bytes of a partition's weights that are locked in host memory while the rest is read from disk; `experts` of them belong to experts.
+fn locked(decision: &Decision, spec: &PartitionSpec, weights: u64, experts: u64) -> Option<ByteSize> {
     let disk = decision.disk.as_ref()?;
+    let weights = if disk.expert_cache.is_some() { weights.saturating_sub(experts) } else { weights };
     let on_host = Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Cpu);
     let streamed = residency(Some(disk), spec, Placement::Cpu) == Residency::Streamed;
     (on_host && streamed).then_some(ByteSize(weights.saturating_sub(disk.read_level)))

@@ -124,7 +124,8 @@ pub(crate) struct CostCounter<'a> {
     states: &'a [PlannedState],
     inputs: &'a [ModelInput],
     plain: Vec<State>,
-    weights: WeightUse,
+    /// For each node, whether it computes on constants alone.
+    folded: Vec<bool>,
     batch: u64,
 }
 
@@ -137,7 +138,7 @@ impl<'a> CostCounter<'a> {
         batch: u64,
     ) -> Self {
         let plain = states.iter().map(|s| s.state.clone()).collect();
-        CostCounter { graph, segmentation, states, inputs, plain, weights: WeightUse::of(graph), batch }
+        CostCounter { graph, segmentation, states, inputs, plain, folded: folded(graph), batch }
     }
 
     /// Operations of a block in a pass, and bytes of weights and state that it reads.
@@ -224,13 +225,9 @@ impl<'a> CostCounter<'a> {
         read.into_iter().map(|value| self.bytes(value, symbols)).fold(0, u64::saturating_add)
     }
 
-    /// Whether ONNX Runtime computes a value when it creates a session, because it depends on constants alone. It leaves quantized weights as
-    /// they are.
+    /// Whether ONNX Runtime computes a value when it creates a session, because it depends on constants alone.
     fn is_folded(&self, id: ValueId) -> bool {
-        let Origin::Node { node, .. } = self.graph.value(id).origin else { return false };
-        let is_known = |read: ValueId| self.graph.weight(read).is_some() || self.is_folded(read);
-        let operator = self.graph.node(node);
-        self.weights.is_weight_only(node) && operator.op_type != "DequantizeLinear" && operator.reads().all(is_known)
+        matches!(self.graph.value(id).origin, Origin::Node { node, .. } if self.folded[node.0 as usize])
     }
 
     /// The largest scores of an attention on the host, whose memory the allocator keeps for the next attention; twice, as above.
@@ -255,6 +252,24 @@ impl<'a> CostCounter<'a> {
         let elements = sizes.into_iter().try_fold(1u64, |product, size| product.checked_mul(size?));
         value.shape.as_ref().and(elements).and_then(|n| value.dtype?.bytes_for(n)).unwrap_or(0)
     }
+}
+
+/// For each node, whether ONNX Runtime computes it when it creates a session, because it computes on constants alone. Quantized weights stay as
+/// they are.
+fn folded(graph: &Graph) -> Vec<bool> {
+    let weights = WeightUse::of(graph);
+    let mut folded = vec![false; graph.nodes.len()];
+    // Nodes are in topological order.
+    for id in graph.node_ids() {
+        let is_known = |read: ValueId| match graph.value(read).origin {
+            Origin::Node { node, .. } => folded[node.0 as usize],
+            _ => graph.weight(read).is_some(),
+        };
+        let node = graph.node(id);
+        let is_folded = weights.is_weight_only(id) && node.op_type != "DequantizeLinear" && node.reads().all(is_known);
+        folded[id.0 as usize] = is_folded;
+    }
+    folded
 }
 
 fn kind(kind: BlockKind) -> plan::BlockRole {

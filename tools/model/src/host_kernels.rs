@@ -71,22 +71,45 @@ fn add_node(node: &NodeProto, kernels: &mut HostKernels) {
 /// Elements of a weight from which on it matters whether something computed from it stays in memory.
 const LARGE: u64 = 16 << 10;
 
-/// Whether a node computes something from weights alone, a large one among them. Quantized weights stay as they are.
+/// Operators whose result is as large as their largest input.
+const KEEP_SIZE: [&str; 13] = [
+    "Add",
+    "Cast",
+    "Concat",
+    "Div",
+    "Expand",
+    "Flatten",
+    "Identity",
+    "Mul",
+    "Reshape",
+    "Squeeze",
+    "Sub",
+    "Transpose",
+    "Unsqueeze",
+];
+
+/// Whether a node computes something large from weights alone.
 fn folds_weights(graph: &GraphProto) -> bool {
-    let elements =
-        |dims: &[i64]| dims.iter().map(|size| u64::try_from(*size).unwrap_or(0)).fold(1, u64::saturating_mul);
+    let is_large = |dims: &[i64]| {
+        let sizes = dims.iter().map(|size| u64::try_from(*size).unwrap_or(0));
+        sizes.fold(1, u64::saturating_mul) >= LARGE
+    };
     // Constants, and whether they are large.
     let mut constants: HashMap<&str, bool> =
-        graph.initializer.iter().map(|tensor| (tensor.name(), elements(&tensor.dims) >= LARGE)).collect();
+        graph.initializer.iter().map(|tensor| (tensor.name(), is_large(&tensor.dims))).collect();
     let mut found = false;
     for node in &graph.node {
-        let mut reads = node.input.iter().filter(|name| !name.is_empty());
-        let known: Option<Vec<bool>> = reads.by_ref().map(|name| constants.get(name.as_str()).copied()).collect();
-        let is_kept = node.op_type() == "DequantizeLinear" || walk::bodies(node).next().is_some();
-        let Some(known) = known.filter(|_| !is_kept) else { continue };
-        let is_large = known.contains(&true);
-        found |= is_large;
-        constants.extend(node.output.iter().map(|name| (name.as_str(), is_large)));
+        let stored = node.attribute.iter().filter_map(|attribute| attribute.t.as_ref());
+        let is_constant = node.op_type() == "Constant";
+        let mut is_result_large = is_constant && stored.into_iter().any(|tensor| is_large(&tensor.dims));
+        if !is_constant {
+            let reads = node.input.iter().filter(|name| !name.is_empty());
+            let known: Option<Vec<bool>> = reads.map(|name| constants.get(name.as_str()).copied()).collect();
+            let Some(known) = known.filter(|known| !known.is_empty()) else { continue };
+            is_result_large = known.contains(&true) && KEEP_SIZE.contains(&node.op_type());
+            found |= is_result_large;
+        }
+        constants.extend(node.output.iter().map(|name| (name.as_str(), is_result_large)));
     }
     found
 }

@@ -87,6 +87,8 @@ fn remove_unused(graph: &mut GraphProto, storage: &mut Vec<Storage>, names: BTre
     let mut kept = is_kept.iter();
     storage.retain(|_| kept.next().copied().unwrap_or(true));
     graph.node.retain(|node| !(node.op_type() == "Constant" && is_unused(node.output.first())));
+    // Early models list weights among their inputs.
+    graph.input.retain(|input| !is_unused(input.name.as_ref()));
 }
 
 #[cfg(test)]
@@ -170,6 +172,11 @@ mod tests {
         let mut alone = model(vec![external("w")], [&[constant], &reads[..]].concat(), "row");
         assert_eq!(store_reshaped(&mut alone), 1);
         assert_eq!(left(&alone), (vec![("table", &[2, 12][..])], vec!["Gather"]));
+        let mut early = model(vec![external("w"), shape("to", &[2, 12])], reads.to_vec(), "row");
+        let input = |name: &str| ValueInfoProto { name: Some(name.into()), ..ValueInfoProto::default() };
+        early.proto.graph.as_mut().unwrap().input = ["ids", "w", "to"].map(input).to_vec();
+        assert_eq!(store_reshaped(&mut early), 1);
+        assert_eq!(early.graph_proto().input, [input("ids")]);
         assert_eq!(store_reshaped(&mut alone), 0);
     }
 

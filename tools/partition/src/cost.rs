@@ -28,7 +28,7 @@ pub struct BlockSpec {
     /// Filled part of state that is updated in place, which is what is copied if the state is kept on the host; `None` if all of it is
     /// copied.
     pub kv_filled: Option<FilledState>,
-    /// Largest set of activations alive at once in a prefill pass, in bytes.
+    /// Activations in a prefill pass where weights are inputs of a session, bytes.
     pub workspace_bytes: u64,
     /// The part of it that a session whose weights are constants needs only while it is created: ONNX Runtime computes then what depends on
     /// weights alone, such as the transposed embedding that a head multiplies with.

@@ -80,20 +80,23 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
     }
 }
 
-/// The weights that the host reads in a pass of a phase, each counted for the first block that has it.
+/// The weights that the host reads in a pass of a phase, each counted for the first block that has it, blocks that are copied to GPUs before
+/// others: a copied weight is not compressed.
 fn host_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> HostReads {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let is_read = |i: usize| !matches!(placements[i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(i);
+    let is_computed = |i: usize| placements[i].in_phase(phase) == Placement::Cpu;
+    let is_read =
+        |i: &usize| !matches!(placements[*i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(*i);
+    let read_as = |computed: bool| (0..placements.len()).filter(is_read).filter(move |i| is_computed(*i) == computed);
     let mut reads = Vec::with_capacity(placements.len());
     each_distinct(
         problem,
         |block| &block.weights,
-        is_read,
+        read_as(false).chain(read_as(true)),
         |_| false,
         |block, bytes| {
             let experts = experts_by_demand(problem, placements, block).map_or(0, |experts| packed(experts.bytes));
-            let is_computed = placements[block].in_phase(phase) == Placement::Cpu;
-            reads.push(BlockRead { block, bytes: packed(bytes), experts, is_computed });
+            reads.push(BlockRead { block, bytes: packed(bytes), experts, is_computed: is_computed(block) });
         },
     );
     HostReads::new(reads)
@@ -250,6 +253,14 @@ impl MemoryUsage {
     pub fn host_holds_all(&self, problem: &Problem) -> bool {
         let needed = self.host.total().saturating_add(self.beside_all(problem));
         problem.budget.host().is_none_or(|ram| needed <= ram)
+    }
+
+    /// Whether host memory holds all weights but tables of which a pass reads some rows.
+    pub fn host_holds_all_but_tables(&self, problem: &Problem) -> bool {
+        let Some(ram) = problem.budget.host() else { return true };
+        let weights = self.host_reads.iter().map(HostReads::all).max().unwrap_or(0);
+        let parts = [weights, self.host.kv, self.host.workspace, self.beside_all(problem)];
+        parts.into_iter().fold(0, u64::saturating_add) <= ram
     }
 
     /// Bytes beside the demand of passes if all weights stay in memory.
@@ -435,29 +446,30 @@ fn distinct_bytes(
     starts_partition: impl Fn(usize) -> bool,
 ) -> u64 {
     let mut sum = 0;
-    each_distinct(problem, keys_of, selects, starts_partition, |_, bytes| sum += bytes);
+    let blocks = (0..problem.blocks.len()).filter(|i| selects(*i));
+    each_distinct(problem, keys_of, blocks, starts_partition, |_, bytes| sum += bytes);
     sum
 }
 
-/// Calls `found` for each selected block with the bytes of its keys that no block before it in its partition has.
+/// Calls `found` for each of `blocks` with the bytes of its keys that no block before it in its partition has.
 fn each_distinct(
     problem: &Problem,
     keys_of: fn(&BlockSpec) -> &[(u32, u64)],
-    selects: impl Fn(usize) -> bool,
+    blocks: impl Iterator<Item = usize> + Clone,
     starts_partition: impl Fn(usize) -> bool,
     mut found: impl FnMut(usize, u64),
 ) {
-    let blocks = || problem.blocks.iter().enumerate().filter(|(i, _)| selects(*i));
+    let keys_of = |i: usize| keys_of(&problem.blocks[i]);
     // The planner calls this for every placement: a table indexed by key is several times faster than a set.
-    let keys = blocks().flat_map(|(_, block)| keys_of(block)).map(|(key, _)| *key as usize + 1).max().unwrap_or(0);
+    let keys = blocks.clone().flat_map(keys_of).map(|(key, _)| *key as usize + 1).max().unwrap_or(0);
     // By key: the last partition, counted from 1, that holds it.
     let mut last_partition = vec![0u32; keys];
     let mut partition = 1;
-    for (i, block) in blocks() {
+    for i in blocks {
         partition += u32::from(starts_partition(i));
         let is_new =
             |(key, _): &&(u32, u64)| std::mem::replace(&mut last_partition[*key as usize], partition) != partition;
-        found(i, keys_of(block).iter().filter(is_new).map(|(_, bytes)| bytes).sum());
+        found(i, keys_of(i).iter().filter(is_new).map(|(_, bytes)| bytes).sum());
     }
 }
 

@@ -352,7 +352,8 @@ fn disk_streaming(
         _ => None,
     };
     let window = match packed_level {
-        0 => expert_cache.map(|_| EXPERT_WINDOW),
+        0 if expert_cache.is_some() => Some(EXPERT_WINDOW),
+        0 if usage.host_holds_all_but_tables(problem) => None,
         level => Some(level + READ_AHEAD),
     };
     let read_level = problem.budget.packing.unpacked(packed_level);

@@ -48,7 +48,7 @@ pub(super) fn lock_weights<B: Backend>(
     let (states, sequences) = (in_use.states, budget.sequences());
     let lane = in_use.lane;
     info!(limit = budget.limit(), rss, window, states, lane, sequences, locked = locked.total(), "host memory budget");
-    runtime.lock_stages(program, &locked.at_load)?.iter().for_each(|warning| reporter.warning(warning));
+    runtime.lock_stages(program, locked.at_load())?.iter().for_each(|warning| reporter.warning(warning));
     (runtime.locked_now, runtime.locked) = (locked.total(), locked);
     let window = window + widen_window(program, runtime, window)?;
     let rss = runtime.pool.backend.memory_use().resident;
@@ -81,7 +81,7 @@ fn widen_window<B: Backend>(program: &Program, runtime: &mut Runtime<B>, window:
     // Its warnings are those of the first time.
     runtime.lock_stages(program, &locked)?;
     runtime.locked_now = locked.iter().sum();
-    runtime.locked.at_load = locked;
+    runtime.locked.set_at_load(locked);
     Ok(unlocked)
 }
 

@@ -17,7 +17,8 @@ use crate::program::{
 use crate::reporter::Reporter;
 use crate::runtime::{FreedMemory, Runtime, Taps};
 use crate::telemetry::{PerPhase, Recorder};
-use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, LockedWeights, is_on_host};
+use crate::weights::budget::{HostMemoryBudget, HostMemoryInUse, is_on_host};
+use crate::weights::locked::LockedWeights;
 use crate::weights::{DeviceTier, DeviceTierConfig, DiskTier, WeightStore};
 use hpp_schema::{DType, InputRole, ModelKind, Plan, Severity, StateUpdate, error_line};
 use lock::lock_weights;

@@ -31,7 +31,7 @@ use crate::port::Backend;
 use crate::program::{Program, Route, Stage};
 use crate::telemetry::Recorder;
 use crate::tensor::HostTensor;
-use crate::weights::budget::LockedWeights;
+use crate::weights::locked::LockedWeights;
 use crate::weights::{TierContext, WeightStore};
 use sequence::{History, StageBinding};
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,7 +6,8 @@ use crate::options::{EngineOptions, WeightReads};
 use crate::port::{Backend, WeightResidency};
 use crate::program::Program;
 use crate::reporter::Reporter;
-use hpp_schema::memory::{BINDING, PROCESS, READ_AHEAD, locked_bytes};
+use crate::weights::locked::{LockedWeights, in_kernel_layout, lockable_sizes, without_experts};
+use hpp_schema::memory::{BINDING, PROCESS, READ_AHEAD};
 use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency, State};
 
 /// Host memory left free for heap and code pages that are first touched after weights are locked, bytes.
@@ -48,31 +49,6 @@ pub(crate) struct HostMemoryInUse {
     pub lane: u64,
     /// What all sequences have in memory of states on disk.
     pub state_window: u64,
-}
-
-/// How many bytes of streamed weights are locked in host memory.
-#[derive(Debug, Default)]
-pub(crate) struct LockedWeights {
-    /// Bytes of each partition's weights that may be locked, in the layout of the kernels.
-    sizes: Vec<u64>,
-    /// Of each partition, once it is loaded.
-    pub at_load: Vec<u64>,
-}
-
-impl LockedWeights {
-    /// Bytes that are locked once the plan is loaded.
-    pub fn total(&self) -> u64 {
-        self.at_load.iter().copied().fold(0, u64::saturating_add)
-    }
-
-    /// Bytes to lock of each partition, if they are `total` together: all that were locked at load, or of each so many that the most that is read
-    /// of one is as small as possible.
-    pub fn divided(&self, total: u64) -> Vec<u64> {
-        match total >= self.total() {
-            true => self.at_load.clone(),
-            false => locked_bytes(&self.sizes, total),
-        }
-    }
 }
 
 impl HostMemoryInUse {
@@ -237,12 +213,7 @@ impl HostMemoryBudget {
             true => partition.bytes.weights.0,
             false => planned_locked(partition),
         };
-        let growth = planned_growth(plan);
-        let sizes = partitions().map(|(partition, is_fallback)| match is_streamed(partition) || *is_fallback {
-            true => (growth * without_experts(partition).max(planned_locked(partition)) as f64) as u64,
-            false => 0,
-        });
-        let sizes: Vec<u64> = sizes.collect();
+        let sizes = lockable_sizes(plan, is_fallback);
         let total = partitions().map(wanted).fold(0, u64::saturating_add);
         let cache = planned_expert_cache(plan);
         let planned = total.saturating_add(cache);
@@ -250,10 +221,9 @@ impl HostMemoryBudget {
         let locked = room.saturating_sub(largest_experts(plan));
         if cache > 0 && locked >= in_kernel_layout(total) {
             let all = partitions().map(|each| with_room_for_kernel_layout(each.0, wanted(each)));
-            return LockedWeights { at_load: all.collect(), sizes };
+            return LockedWeights::of_each(all.collect(), sizes);
         }
-        let locked = if total > 0 { locked } else { 0 };
-        LockedWeights { at_load: locked_bytes(&sizes, locked), sizes }
+        LockedWeights::new(sizes, if total > 0 { locked } else { 0 })
     }
 
     /// Bytes for experts that were read by demand: what the limit leaves once other weights are locked; the planned bytes if the system
@@ -347,31 +317,12 @@ fn all_on_host(plan: &Plan) -> u64 {
 }
 
 /// Bytes of a streamed partition's weights that the plan keeps in memory.
-fn planned_locked(partition: &Partition) -> u64 {
+pub(super) fn planned_locked(partition: &Partition) -> u64 {
     partition.bytes.locked.filter(|_| is_streamed(partition)).map_or(0, |locked| locked.0)
 }
 
-/// Bytes of a partition's weights without experts that are read by demand.
-fn without_experts(partition: &Partition) -> u64 {
-    let experts = partition.experts.as_ref().map_or(0, |experts| experts.bytes.0);
-    partition.bytes.weights.0.saturating_sub(experts)
-}
-
-/// Bytes in the layout of the kernels for each byte of the model, as planned for the weights that stay in memory.
-fn planned_growth(plan: &Plan) -> f64 {
-    let layout = plan.devices.iter().filter_map(|device| device.kernel_layout).map(|bytes| bytes.0).sum::<u64>();
-    let held = |partition: &Partition| match is_on_host(plan, &partition.device) && !is_streamed(partition) {
-        true if partition.residency == Residency::Resident => partition.bytes.weights.0,
-        _ => planned_locked(partition),
-    };
-    match plan.partitions.iter().map(held).fold(0, u64::saturating_add) {
-        0 => 1.0,
-        held => 1.0 + layout as f64 / held as f64,
-    }
-}
-
 /// The memory for experts that the plan has; 0 if none are read by demand.
-fn planned_expert_cache(plan: &Plan) -> u64 {
+pub(super) fn planned_expert_cache(plan: &Plan) -> u64 {
     plan.devices.iter().filter_map(|device| device.expert_cache).map(|cache| cache.0).sum()
 }
 
@@ -387,14 +338,7 @@ fn with_room_for_kernel_layout(partition: &Partition, wanted: u64) -> u64 {
     if is_all { in_kernel_layout(wanted) } else { wanted }
 }
 
-/// A generous bound on weights in the layout that kernels want, bytes: half as much more. 4-bit weights in blocks of 32 take a fifth more,
-/// in blocks of 16 a third. Bytes that are allowed and not locked go to the cache of experts
-/// ([`expert_cache`](HostMemoryBudget::expert_cache)), so a bound that is too large costs nothing.
-fn in_kernel_layout(bytes: u64) -> u64 {
-    bytes.saturating_add(bytes / 2)
-}
-
-fn is_streamed(partition: &Partition) -> bool {
+pub(super) fn is_streamed(partition: &Partition) -> bool {
     partition.residency == Residency::Streamed
 }
 

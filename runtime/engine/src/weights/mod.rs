@@ -5,12 +5,13 @@
 //! which passes run stages must be known before a pass: each tier has a [`prefetch`]er that follows it. Which experts of a
 //! mixture a pass uses is known only when its router has run: they have a cache ([`experts`]) instead of a place in that order.
 //!
-//! [`budget`] decides how many bytes of each partition stay in host memory.
+//! [`budget`] decides how many bytes of weights stay in host memory, and [`locked`] how many of each partition.
 
 pub(crate) mod budget;
 mod device;
 mod disk;
 mod experts;
+pub(crate) mod locked;
 mod prefetch;
 mod read_ahead;
 

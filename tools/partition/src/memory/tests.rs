@@ -269,6 +269,17 @@ fn what_is_folded_takes_memory_while_a_session_is_created() {
     };
     assert_eq!(needed(false), 8000 + 2000 + 2000);
     assert_eq!(needed(true), 2000 + 2000, "of the largest block, one at a time");
+    // With less the embedding's table of 2000 bytes stays on disk. With less than that all weights are locked, and still come from prepared
+    // files, which hold what is computed of them.
+    let found = |ram: u64| {
+        let (problem, usage) = (problem(ram, true), usage(&problem(ram, true), &placed("......"), &[]));
+        let level = usage.read_level(&problem, Phase::Decode);
+        (level, usage.host_holds_all(&problem), usage.host_holds_all_but_tables(&problem))
+    };
+    assert_eq!(
+        [12_000, 11_999, 10_000, 9_999].map(found),
+        [(0, true, true), (0, false, true), (0, false, true), (0, false, false)]
+    );
     // A GPU may have the weights as inputs, and computes it in each pass.
     assert_eq!(usage_with(0).gpus.len(), 0);
     let mut on_gpu = problem(0, false);

@@ -319,14 +319,15 @@ impl IntegerProgram<'_> {
 /// Adds the time of reading the weights that exceed host memory: a lower bound of that of [`crate::MemoryUsage::disk_read_bytes`].
 ///
 /// Let W be the packed weights of a phase, G the part of them that is copied to GPUs, B the other demand on host memory, M the memory,
-/// f the share that stays locked, c the share that is decompressed and d the bytes read for each decompressed byte. The program has w
-/// and g bytes of the model, at most those of the evaluator. Packed they are p times as large, rounded up: `W >= w p` and `G >= g p`.
+/// L what stays locked, D what is decompressed, c the share of the weights that may be, and d the bytes read for each decompressed byte. The
+/// program has w and g bytes of the model, at most those of the evaluator. Packed they are p times as large, rounded up: `W >= w p` and
+/// `G >= g p`.
 ///
 /// - If all of W stays locked, nothing is read and `W + B <= M`: both expressions below are at most `W + B - M`, not above 0.
-/// - Else `f W <= M - B`, because the rest of the largest block and the read-ahead buffers need memory too (or f is 0 and a placement
-///   that fits has `B <= M`). The evaluator reads `W - f W - (1 - d) min(c (W - G), (1 - f) (W - G))`, which is
-///   - at least `W - f W - (1 - d) c (W - G)`, so with `k = (1 - d) c` at least `(1 - k) w p + k g p + B - M`;
-///   - at least `W - f W - (1 - d) (1 - f) W = d (W - f W)`, so at least `d (w p + B - M)`.
+/// - Else `L <= M - B`, because the rest of one block and the read-ahead buffers need memory too (or L is 0 and a placement
+///   that fits has `B <= M`). The evaluator reads `W - L - (1 - d) D`, with `D <= c (W - G)` and `D <= W - L`. That is
+///   - at least `W - L - (1 - d) c (W - G)`, so with `k = (1 - d) c` at least `(1 - k) w p + k g p + B - M`;
+///   - at least `d (W - L)`, so at least `d (w p + B - M)`.
 ///
 /// The evaluator also rounds up the bytes that are read. Where experts are read by demand, the evaluator reads less than that, and the
 /// program counts no reads. Reads and the host slow each other down as copies do; the simulated time grows with each of its parts

@@ -238,9 +238,12 @@ impl<'a> Tables<'a> {
             let passes = [self.problem.load.passes.len() as f64, 1.0];
             for phase in 0..2 {
                 let read = sets.reads[phase] & !tables;
-                // Each weight counts for the first block that reads it, and for each block that is a partition of its own.
+                // Each weight counts for the first block that reads it, those that are copied first, and for each block that is a partition
+                // of its own.
+                let copied = read & sets.copies[phase];
                 let of_block = |i: usize| {
-                    let (before, is_copied) = (read & ((1 << i) - 1), sets.copies[phase] & 1 << i != 0);
+                    let (earlier, is_copied) = (read & ((1 << i) - 1), copied & 1 << i != 0);
+                    let before = if is_copied { earlier & copied } else { earlier | copied };
                     let new = self.weights[before | 1 << i] - self.weights[before];
                     (packed(if knows_partitions && !is_copied { self.weights[1 << i] } else { new }), is_copied)
                 };

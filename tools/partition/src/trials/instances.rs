@@ -337,9 +337,12 @@ fn disk_bytes_if_fits(
     let room = ram - state - workspace - read_ahead;
     let disk_bytes = |phase: Phase| {
         let read = |c: BlockPlacement| !resident(c.in_phase(phase));
-        let reads: Vec<usize> = (0..blocks.len()).filter(|i| read(placements[*i]) && !is_table(*i)).collect();
+        let is_copied = |i: usize| placements[i].in_phase(phase) != Placement::Cpu;
+        let mut reads: Vec<usize> = (0..blocks.len()).filter(|i| read(placements[*i]) && !is_table(*i)).collect();
+        // A weight that is copied for one block is not compressed for another.
+        reads.sort_by_key(|i| !is_copied(*i));
         let of_read = |at: usize| {
-            let is_copied = placements[reads[at]].in_phase(phase) != Placement::Cpu;
+            let is_copied = is_copied(reads[at]);
             let before = distinct_bytes(blocks, reads[..at].iter().copied());
             let new = distinct_bytes(blocks, reads[..=at].iter().copied()) - before;
             // Blocks that are read from disk are partitions of their own, where partitions are known.
