@@ -9,11 +9,18 @@ use crate::evaluate::{Evaluator, TIME_TOLERANCE};
 use crate::memory::{may_read_disk, state_on_host, window_of};
 use crate::{BlockPlacement, BlockSpec, KvHome, Phase, Problem};
 
-/// Searches for better placements than the evaluator's best. Returns whether the search was complete within `max_steps` steps.
-pub(crate) fn exhaust(evaluator: &mut Evaluator, allowed: &[Vec<BlockPlacement>], max_steps: usize) -> bool {
+/// Searches for placements that are better than the evaluator's best and take less than `known_ms`, weighted milliseconds. Returns whether the
+/// search was complete within `max_steps` steps.
+pub(crate) fn exhaust(
+    evaluator: &mut Evaluator,
+    allowed: &[Vec<BlockPlacement>],
+    max_steps: usize,
+    known_ms: f64,
+) -> bool {
     let rest_bounds = rest_bounds(evaluator, allowed);
     let start = PartialPlacement::new(evaluator.problem);
-    let mut search = Search { evaluator, allowed, rest_bounds, steps_left: max_steps, placements: Vec::new() };
+    let mut search =
+        Search { evaluator, allowed, rest_bounds, steps_left: max_steps, known_ms, placements: Vec::new() };
     search.extend(&start);
     search.steps_left > 0
 }
@@ -82,6 +89,8 @@ struct Search<'j, 'p> {
     /// By position of the first remaining block.
     rest_bounds: Vec<RestBound>,
     steps_left: usize,
+    /// The time of a placement that is known, weighted milliseconds.
+    known_ms: f64,
     /// Placements of the blocks placed so far.
     placements: Vec<BlockPlacement>,
 }
@@ -116,7 +125,8 @@ impl Search<'_, '_> {
 
     /// Whether a placement with this lower bound can be better than the best one.
     fn can_improve(&self, lower_bound: f64) -> bool {
-        self.evaluator.best().first().is_none_or(|best| lower_bound < best.score.objective * (1.0 - TIME_TOLERANCE))
+        let least = self.evaluator.best().first().map_or(self.known_ms, |best| best.score.objective.min(self.known_ms));
+        lower_bound < least * (1.0 - TIME_TOLERANCE)
     }
 
     /// Lower bound of every placement that starts with `partial`, weighted milliseconds.

@@ -14,8 +14,9 @@ use crate::program::{MAX_NODES, Outcome, PlacementCounts, ProgramSolution, solve
 use crate::regions::{Region, regions};
 use crate::{BlockPlacement, Options, Phase, Placement, Problem, fits};
 
-/// Numbers of slots to try if the options do not give one: with 2 slots copies stall, and more than 4 gain nothing.
-pub(crate) const SLOTS: [u32; 2] = [3, 4];
+/// Numbers of slots to try if the options do not give one, in this order. With fewer than 3 copies stall, but each slot takes the place of a
+/// resident block; more than 4 gain nothing.
+pub(crate) const SLOTS: [u32; 4] = [3, 2, 1, 4];
 /// Maximum number of blocks for an exhaustive search.
 pub(crate) const FEW_BLOCKS: usize = 12;
 /// With at most this relative gap to the bound the second, smaller program is not solved.
@@ -51,15 +52,15 @@ pub(crate) struct SearchResult {
     pub bound: f64,
 }
 
-/// The best `count` placements for one number of slots; `None` if nothing fits. `known` are additional starting placements. Stops
-/// without placements if the lower bound is above `max_bound`, weighted milliseconds.
+/// The best `count` placements for one number of slots; `None` if nothing fits. `known` are additional starting placements. Looks for those
+/// that take less than `known_ms`, weighted milliseconds, and returns no placements if the lower bound is above it.
 pub(crate) fn search(
     problem: &Problem,
     goal: Goal,
     allowed: &[Vec<BlockPlacement>],
     known: &[&Vec<BlockPlacement>],
     count: usize,
-    max_bound: f64,
+    known_ms: f64,
 ) -> Option<SearchResult> {
     let regions = regions(problem, allowed);
     tracing::debug!(
@@ -74,7 +75,7 @@ pub(crate) fn search(
         Outcome::Unknown => (0.0, None),
         Outcome::Bounded(ProgramSolution { bound, counts }) => (bound, counts),
     };
-    if bound > max_bound {
+    if bound > known_ms {
         return Some(SearchResult { best: Vec::new(), bound });
     }
     let mut evaluator = Evaluator::new(problem, goal, count.max(STARTS));
@@ -96,8 +97,8 @@ pub(crate) fn search(
             improve(&mut evaluator, allowed, start, scaled(problem, MAX_IMPROVE_EVALUATIONS));
         }
     }
-    if problem.blocks.len() <= FEW_BLOCKS && exhaust(&mut evaluator, allowed, MAX_STEPS) {
-        bound = evaluator.best().first()?.score.objective;
+    if problem.blocks.len() <= FEW_BLOCKS && exhaust(&mut evaluator, allowed, MAX_STEPS, known_ms) {
+        bound = evaluator.best().first().map_or(known_ms, |best| best.score.objective.min(known_ms)).max(bound);
     }
     let best_ms = evaluator.best().first().map(|best| best.score.objective);
     tracing::debug!(bound_ms = bound, best_ms, evaluations = evaluator.evaluations, "placements searched");

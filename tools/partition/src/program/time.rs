@@ -5,7 +5,7 @@
 //! - in passes of several sequences, what each GPU computes;
 //! - each link: all copies to the GPU, and the contention with the host (see [`crate::bound`]);
 //! - slots: while no streamed block computes, at most one ring of copies can be made. So the partition sequence without the streamed
-//!   blocks, and the copies that do not fit into the rings before their runs, follow one another;
+//!   blocks, and the copies that do not fit into the rings before their runs, follow one another; with one slot copies and streamed blocks do;
 //! - the disk, and its contention with the host.
 
 use super::IntegerProgram;
@@ -53,6 +53,8 @@ pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &Placeme
         handover: LinearExpr::default(),
     };
     let mut computing = vec![LinearExpr::default(); gpus];
+    // By GPU: compute time of the blocks that are streamed to it.
+    let mut in_slots = vec![LinearExpr::default(); gpus];
     for (at, place) in order.places.iter().enumerate() {
         let compute = compute_ms(program, order, phase, at);
         // Overlaps with everything else, at best.
@@ -67,6 +69,7 @@ pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &Placeme
             Placement::Cpu => time.host = compute,
             Placement::Resident(_) => {}
             Placement::Streamed(gpu) => {
+                in_slots[gpu].add(&compute, 1.0);
                 if overlapping.is_none() {
                     time.streamed[gpu].add(&compute, 1.0);
                 }
@@ -84,7 +87,7 @@ pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &Placeme
         let with_handover = time.with_handover(computing);
         program.model.at_least(&time.ms, &with_handover);
     }
-    for gpu in 0..gpus {
+    for (gpu, in_slots) in in_slots.iter().enumerate() {
         if let Some(place) = order.places.iter().position(|place| *place == Placement::Streamed(gpu)) {
             let copies = weight_copies_ms(program, phase, gpu);
             let link = time.with_handover(&time.links[gpu].clone().plus(&copies, 1.0));
@@ -92,6 +95,10 @@ pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &Placeme
             add_contention(program, program.problem.gpus[gpu].contention(), &time, &sequence, &link);
             let not_streamed = time.sequence.clone().plus(&time.streamed[gpu], -1.0);
             let total = time.with_handover(&not_streamed).plus(&copies, 1.0);
+            if program.goal.slots[gpu] == 1 {
+                let one_slot = time.with_handover(&in_slots.clone().plus(&copies, 1.0));
+                program.model.at_least(&time.ms, &one_slot);
+            }
             let runs = order.runs_at(place);
             add_slot_limit(program, gpu, phase, &time.ms, total, &runs);
         }
