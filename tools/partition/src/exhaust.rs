@@ -7,22 +7,21 @@
 use crate::bound::PhaseWork;
 use crate::evaluate::{Evaluator, TIME_TOLERANCE};
 use crate::memory::{may_read_disk, state_on_host, window_of};
-use crate::{BlockPlacement, BlockSpec, KvHome, Phase, Problem};
+use crate::{BlockPlacement, BlockSpec, KvHome, Phase, Placement, Problem};
 
-/// Searches for placements that are better than the evaluator's best and take less than `known_ms`, weighted milliseconds. Returns whether the
-/// search was complete within `max_steps` steps.
+/// Searches for placements that are better than the evaluator's best and take less than `known_ms`, weighted milliseconds. Takes its steps from
+/// `steps_left`; returns whether they were enough for a complete search.
 pub(crate) fn exhaust(
     evaluator: &mut Evaluator,
     allowed: &[Vec<BlockPlacement>],
-    max_steps: usize,
+    steps_left: &mut usize,
     known_ms: f64,
 ) -> bool {
-    let rest_bounds = rest_bounds(evaluator, allowed);
+    let (rest_bounds, rest_weights) = (rest_bounds(evaluator, allowed), rest_weights(evaluator.problem));
     let start = PartialPlacement::new(evaluator.problem);
-    let mut search =
-        Search { evaluator, allowed, rest_bounds, steps_left: max_steps, known_ms, placements: Vec::new() };
+    let mut search = Search { evaluator, allowed, rest_bounds, rest_weights, steps_left, known_ms, placements: vec![] };
     search.extend(&start);
-    search.steps_left > 0
+    *search.steps_left > 0
 }
 
 /// Lower bounds of the compute time of the remaining blocks that counts as [`PhaseWork::sequence`].
@@ -58,6 +57,18 @@ fn rest_bounds(evaluator: &Evaluator, allowed: &[Vec<BlockPlacement>]) -> Vec<Re
     bounds
 }
 
+/// Weights of the blocks from each position to the end that no other block has, bytes, without those of which a pass reads some rows.
+fn rest_weights(problem: &Problem) -> Vec<u64> {
+    let has = |block: usize, key: u32| problem.blocks[block].weights.iter().any(|(other, _)| *other == key);
+    let is_own = |block: usize, key: u32| (0..problem.blocks.len()).all(|other| other == block || !has(other, key));
+    let mut sums = vec![0; problem.blocks.len() + 1];
+    for block in (0..problem.blocks.len()).rev() {
+        let own = problem.blocks[block].weights.iter().filter(|(key, _)| is_own(block, *key)).map(|(_, bytes)| bytes);
+        sums[block] = sums[block + 1] + if problem.reads_rows(block) { 0 } else { own.sum::<u64>() };
+    }
+    sums
+}
+
 /// Work and memory use of the blocks placed so far.
 #[derive(Clone)]
 struct PartialPlacement {
@@ -70,6 +81,8 @@ struct PartialPlacement {
     host_workspace: u64,
     /// Weights of the largest block that the host reads whole, bytes.
     host_largest: u64,
+    /// Weights that the host reads whole in a pass of each phase, bytes.
+    host_reads: [u64; 2],
 }
 
 /// Memory use of a GPU, bytes.
@@ -83,12 +96,22 @@ struct GpuUse {
     largest_streamed: u64,
 }
 
+impl GpuUse {
+    /// Bytes with a ring of this many slots.
+    fn total(&self, slots: u32) -> u64 {
+        let ring = self.largest_streamed.saturating_mul(slots.into());
+        self.weights + self.kv[0].max(self.kv[1]) + self.own_kv + self.workspace + ring
+    }
+}
+
 struct Search<'j, 'p> {
     evaluator: &'j mut Evaluator<'p>,
     allowed: &'j [Vec<BlockPlacement>],
     /// By position of the first remaining block.
     rest_bounds: Vec<RestBound>,
-    steps_left: usize,
+    /// By position of the first remaining block, bytes.
+    rest_weights: Vec<u64>,
+    steps_left: &'j mut usize,
     /// The time of a placement that is known, weighted milliseconds.
     known_ms: f64,
     /// Placements of the blocks placed so far.
@@ -113,10 +136,10 @@ impl Search<'_, '_> {
         }
         next.sort_by(|a, b| a.0.total_cmp(&b.0));
         for (lower_bound, placement, extended) in next {
-            if self.steps_left == 0 || !self.can_improve(lower_bound) {
+            if *self.steps_left == 0 || !self.can_improve(lower_bound) {
                 return;
             }
-            self.steps_left -= 1;
+            *self.steps_left -= 1;
             self.placements.push(placement);
             self.extend(&extended);
             self.placements.pop();
@@ -137,7 +160,8 @@ impl Search<'_, '_> {
         for phase in goal.phases() {
             let (weight, work) = (goal.weights[phase as usize], &partial.work[phase as usize]);
             let sequence = work.sequence + rest.phases[phase as usize];
-            by_phase += weight * PhaseWork { sequence, ..work.clone() }.lower_bound(&self.evaluator.problem.gpus);
+            let work_ms = PhaseWork { sequence, ..work.clone() }.lower_bound(&self.evaluator.problem.gpus);
+            by_phase += weight * work_ms.max(partial.disk_ms(self.evaluator, self.rest_weights[depth], phase));
             weighted += weight * work.sequence;
         }
         by_phase.max(weighted) + goal.weights[Phase::Prefill as usize] * partial.handover_ms
@@ -160,6 +184,7 @@ impl PartialPlacement {
             host_kv: 0,
             host_workspace: 0,
             host_largest: 0,
+            host_reads: [0; 2],
         }
     }
 
@@ -200,6 +225,12 @@ impl PartialPlacement {
             let read_whole = if problem.reads_rows(number) { 0 } else { problem.weight_bytes(number) };
             self.host_largest = self.host_largest.max(read_whole);
         }
+        for phase in Phase::BOTH.into_iter().filter(|_| !problem.reads_rows(number)) {
+            let is_read = |c: BlockPlacement| !matches!(c.in_phase(phase), Placement::Resident(_));
+            if is_read(placement) {
+                self.host_reads[phase as usize] += new_bytes(problem, before, |b| &b.weights, is_read);
+            }
+        }
         if state_on_host(problem, placement) {
             self.host_kv = match problem.budget.host_kv_on_disk {
                 true => self.host_kv.max(window_of(problem, number)),
@@ -209,18 +240,39 @@ impl PartialPlacement {
         self.host_workspace = self.host_workspace.max(block.host_workspace(placement));
     }
 
+    /// Lower bound of the time of reads from disk in a phase, milliseconds: of what the host reads of the blocks so far and of the `rest` bytes that
+    /// GPUs have no room for, beyond host memory. The same bound as the integer program's.
+    fn disk_ms(&self, evaluator: &Evaluator, rest: u64, phase: Phase) -> f64 {
+        let problem = evaluator.problem;
+        let (Some(rate), Some(ram)) = (problem.disk_bytes_per_ms, problem.budget.host()) else { return 0.0 };
+        let has_experts = problem.blocks.iter().any(|block| block.experts.is_some());
+        if has_experts || !may_read_disk(problem, evaluator.goal.mechanisms) {
+            return 0.0;
+        }
+        let free = |(gpu, used): (usize, &GpuUse)| {
+            let vram = problem.budget.vram[gpu].saturating_sub(problem.budget.margin);
+            vram.saturating_sub(used.total(evaluator.goal.slots[gpu]))
+        };
+        let on_gpus = self.gpus.iter().enumerate().map(free).fold(0, u64::saturating_add);
+        let reads = self.host_reads[phase as usize].saturating_add(rest.saturating_sub(on_gpus));
+        let room = ram.saturating_sub(self.host_kv).saturating_sub(self.host_workspace);
+        let missing = problem.budget.packing.packed(reads).saturating_sub(room);
+        let read = missing as f64 * (1.0 - problem.budget.packing.unread_share());
+        read / rate * problem.passes(phase) as f64
+    }
+
     fn fits(&self, evaluator: &Evaluator) -> bool {
         let (budget, slots) = (&evaluator.problem.budget, &evaluator.goal.slots);
         let gpu_fits = |(gpu, used): (usize, &GpuUse)| {
-            let ring = used.largest_streamed.saturating_mul(slots[gpu].into());
-            let total = used.weights + used.kv[0].max(used.kv[1]) + used.own_kv + used.workspace + ring;
+            let total = used.total(slots[gpu]);
             total == 0 || total.saturating_add(budget.margin) <= budget.vram[gpu]
         };
+        let [all, largest] = [self.host_weights, self.host_largest].map(|bytes| budget.packing.packed(bytes));
         let weights = match may_read_disk(evaluator.problem, evaluator.goal.mechanisms) {
-            true => self.host_largest,
-            false => self.host_weights,
+            true => all.min(largest + budget.read_ahead),
+            false => all,
         };
-        let host = budget.packing.packed(weights) + self.host_kv + self.host_workspace;
+        let host = weights + self.host_kv + self.host_workspace;
         self.gpus.iter().enumerate().all(gpu_fits) && budget.host().is_none_or(|ram| host <= ram)
     }
 }

@@ -3,7 +3,7 @@
 use crate::evaluate::{Evaluator, Goal, ScoredPlacement};
 use crate::greedy::greedy_run;
 use crate::refuse::budget_error;
-use crate::search::{FEW_BLOCKS, MANY_BLOCKS, SLOTS, SearchResult, optimize_other_phase, search};
+use crate::search::{FEW_BLOCKS, MANY_BLOCKS, MAX_STEPS, SLOTS, SearchResult, optimize_other_phase, search};
 use crate::{
     BlockPlacement, Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, fits,
     simulate,
@@ -83,6 +83,7 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
     let allowed = allowed(problem, options, weights);
     let mut all = SearchResult { best: Vec::new(), bound: f64::INFINITY };
     let by_phases = phase_by_phase(problem, options);
+    let mut steps = MAX_STEPS;
     for slots in slots(problem, options) {
         let goal = Goal { weights, mechanisms: options.mechanisms, slots };
         let found = all.best.iter().map(|found| &found.placements);
@@ -90,8 +91,10 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
             known.iter().map(|solution| &solution.placements).chain(found).chain(&by_phases).collect();
         // If only the best is requested, a number of slots with a lower bound above it is skipped.
         let known_ms = all.best.iter().map(|found| found.score.objective).filter(|_| count == 1);
-        let max_bound = known_ms.fold(f64::INFINITY, f64::min);
-        let Some(found) = search(problem, goal, &allowed, &known, count, max_bound) else { continue };
+        let known_ms = known_ms.fold(f64::INFINITY, f64::min);
+        let Some(found) = search(problem, goal, &allowed, &known, count, known_ms, &mut steps) else {
+            continue;
+        };
         all.bound = all.bound.min(found.bound);
         all.best.extend(found.best);
     }
@@ -121,7 +124,7 @@ fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<BlockPlacemen
         reduced.budget.vram.iter_mut().for_each(|vram| *vram = vram.saturating_sub(reserved));
         let options = Options { objective: Objective::Decode, slots: slots.first().copied(), ..*options };
         let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots.clone() };
-        let found = search(&reduced, goal, &allowed(&reduced, &options, weights), &[], 1, f64::INFINITY)?;
+        let found = search(&reduced, goal, &allowed(&reduced, &options, weights), &[], 1, f64::INFINITY, &mut 0)?;
         let best = found.best.into_iter().next()?;
         Some(optimize_other_phase(problem, &options, weights, best).placements)
     };

@@ -21,8 +21,9 @@ pub(crate) const SLOTS: [u32; 4] = [3, 2, 1, 4];
 pub(crate) const FEW_BLOCKS: usize = 12;
 /// With at most this relative gap to the bound the second, smaller program is not solved.
 const SMALL_GAP: f64 = 1e-3;
-/// Maximum number of steps of the exhaustive search: about three seconds. It rarely finds anything better; it proves.
-const MAX_STEPS: usize = 1_000_000;
+/// Maximum number of steps of the exhaustive searches of all numbers of slots: about three seconds. They rarely find anything better; they
+/// prove.
+pub(crate) const MAX_STEPS: usize = 1_000_000;
 /// Maximum number of evaluations of hill climbing over counts.
 const MAX_CLIMB_EVALUATIONS: usize = 12_000;
 /// Number of placements to improve.
@@ -53,7 +54,8 @@ pub(crate) struct SearchResult {
 }
 
 /// The best `count` placements for one number of slots; `None` if nothing fits. `known` are additional starting placements. Looks for those
-/// that take less than `known_ms`, weighted milliseconds, and returns no placements if the lower bound is above it.
+/// that take less than `known_ms`, weighted milliseconds, and returns no placements if the lower bound is above it. An exhaustive search takes its
+/// steps from `steps`.
 pub(crate) fn search(
     problem: &Problem,
     goal: Goal,
@@ -61,6 +63,7 @@ pub(crate) fn search(
     known: &[&Vec<BlockPlacement>],
     count: usize,
     known_ms: f64,
+    steps: &mut usize,
 ) -> Option<SearchResult> {
     let regions = regions(problem, allowed);
     tracing::debug!(
@@ -97,7 +100,7 @@ pub(crate) fn search(
             improve(&mut evaluator, allowed, start, scaled(problem, MAX_IMPROVE_EVALUATIONS));
         }
     }
-    if problem.blocks.len() <= FEW_BLOCKS && exhaust(&mut evaluator, allowed, MAX_STEPS, known_ms) {
+    if problem.blocks.len() <= FEW_BLOCKS && exhaust(&mut evaluator, allowed, steps, known_ms) {
         bound = evaluator.best().first().map_or(known_ms, |best| best.score.objective.min(known_ms)).max(bound);
     }
     let best_ms = evaluator.best().first().map(|best| best.score.objective);
