@@ -94,7 +94,8 @@ pub struct RunArgs {
     /// How to answer.
     #[command(flatten)]
     pub answer: AnswerArgs,
-    /// Speculative decoding: draft tokens and verify several in one pass over the weights. The text stays the same. It is faster if
+    /// Speculative decoding: draft tokens and verify several in one pass over the weights. The text stays the same; in models that
+    /// round activations, and where a draft is computed on another device, near ties may be decided differently. It is faster if
     /// drafts are often right and a pass of several tokens costs little more than a pass of one, as with streamed weights. Drafting
     /// pauses while it does not pay [default: `draft` with --draft or if the plan has a draft of its model, else `off`].
     #[arg(long, value_enum, value_name = "HOW")]
@@ -273,7 +274,8 @@ pub struct RuntimeArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Planning of a MODEL")]
 pub struct AutoPlanArgs {
-    /// Host memory that the plan may use, such as 24G [default: 15/16 of the free memory of this machine].
+    /// Host memory that the plan may use, such as 24G [default: 15/16 of the free memory of this machine if the
+    /// model needs more than that, else no limit].
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true)]
     pub ram: Option<String>,
     /// Memory of each GPU that the plan may use, such as 24G or 24G,12G [default: the free memory of each GPU].
@@ -372,13 +374,13 @@ fn draft(text: &str) -> Result<DraftArg, String> {
 /// `--speculate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum SpeculateArg {
-    /// `draft` if there is a draft model, else `ngram`.
+    /// `draft` if there is a draft, else `ngram`.
     Auto,
     /// One token per pass.
     Off,
     /// Draft the tokens that followed the previous occurrence of the last tokens (prompt lookup).
     Ngram,
-    /// Draft with the draft that the plan has of its model, or with another model.
+    /// Draft with the model of --draft, where there is that option, else with the draft that the plan has of its model.
     Draft,
 }
 

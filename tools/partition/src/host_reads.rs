@@ -1,7 +1,8 @@
 //! The weights that the host reads in a pass where its memory does not hold all of them.
 //!
-//! Part of each block stays locked, and the rest is read in every pass. Of no block more is read than of the others, unless it is smaller: the
-//! rest of one block has to be in memory beside what is locked, so what is read of the largest takes memory from all ([`HostReads::level`]).
+//! At most the same number of bytes is read of every block in each pass; a block of more bytes keeps the rest locked, and a smaller one is read
+//! whole. The bytes read of one block are in memory beside what is locked, so a large remainder would take memory from all
+//! ([`HostReads::level`]).
 
 use hpp_schema::memory::read_level_beside_one;
 

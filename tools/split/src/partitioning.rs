@@ -165,7 +165,9 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, Deci
     let named = places.into_iter().zip(&problem.blocks);
     let named = named.map(|(place, block)| place.filter(|_| !block.on_host).map(BlockPlacement::both));
     let placements = named.zip(solution.placements).map(|(named, placement)| named.unwrap_or(placement)).collect();
-    Ok((evaluate_manual(request, args, placements, &solution.slots), decided_by))
+    // Where the user places all blocks the budgets have no influence, nor has the number of slots that the planner found for them.
+    let planned = if decided_by == DecidedBy::User { &[][..] } else { &solution.slots };
+    Ok((evaluate_manual(request, args, placements, planned), decided_by))
 }
 
 /// `--gpu-layers N` and `--stream N`: the last layers resident on the GPU, others streamed, the rest on the host.

@@ -64,7 +64,7 @@ fn streaming(args: &SplitArgs, errors: &mut InputErrors) {
     errors.require(
         planning.slots != Some(0),
         "a ring of 0 slots holds nothing",
-        "give --slots 1 or more; hpp-split tries 1 to 4 if you leave it out",
+        "give --slots 1 or more, or leave it out: hpp-split chooses",
     );
     errors.require(
         planning.slots.is_none() || args.may_stream(),
