@@ -237,10 +237,14 @@ fn kernel_layout(decision: &Decision, partitions: &[Partition]) -> Option<u64> {
 /// exact one.
 fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
     let slots = decision.slots.get(gpu).copied().filter(|slots| *slots > 0)?;
-    let streamed = |spec: &&PartitionSpec| {
-        Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Streamed(gpu))
+    let is_in_slot = |placement: Placement| match placement {
+        Placement::Streamed(at) => at == gpu,
+        Placement::Resident(at) => at == gpu && decision.movable,
+        Placement::Cpu => false,
     };
-    let blocks = decision.partitions.iter().filter(streamed).flat_map(|spec| &decision.blocks[spec.blocks.clone()]);
+    let has_slot =
+        |spec: &&PartitionSpec| Phase::BOTH.iter().any(|phase| is_in_slot(spec.placement.in_phase(*phase)));
+    let blocks = decision.partitions.iter().filter(has_slot).flat_map(|spec| &decision.blocks[spec.blocks.clone()]);
     Some(Ring { slots, slot_bytes: ByteSize(hpp_partition::slot(blocks)) })
 }
 

@@ -77,6 +77,7 @@ pub fn blocks(
             kv_grows: counter.growth(index),
             // Only `Analysis::with_experts_apart` makes such blocks.
             on_host: block.is_experts,
+            assigned: None,
             kv_filled: counter.filled_state(index, scenario.context),
             workspace_bytes: of_passes.saturating_add(folded),
             folded_bytes: folded,

@@ -2,7 +2,7 @@
 //! written.
 
 use crate::Analysis;
-use hpp_graph::{BlockKind, Graph, PartitionGraph, ValueId, cut};
+use hpp_graph::{BlockKind, Graph, PartitionGraph, ValueId, cut, cut_finely};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Lifted, VirtualFiles, WeightBytes, embed_structure, lift};
 use hpp_partition::{BlockSpec, Streamed};
@@ -65,8 +65,8 @@ pub(crate) fn add_common_weights(analysis: &Analysis, blocks: &mut [BlockSpec]) 
     }
 }
 
-/// Sets `streamed` of each block. A block that cannot be a partition of its own keeps its default: all its weights are
-/// copied.
+/// Sets `streamed` of each block. A block of a model that cannot be cut keeps its default: all its weights are copied. A slot for a block that
+/// is inseparable from others holds all of them.
 pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [BlockSpec]) {
     let streamed = analysis.block_files.streamed.get_or_init(|| streamed(analysis));
     for (block, streamed) in blocks.iter_mut().zip(streamed) {
@@ -77,10 +77,22 @@ pub(crate) fn set_streamed_bytes(analysis: &Analysis, blocks: &mut [BlockSpec]) 
 fn streamed(analysis: &Analysis) -> Vec<Option<Streamed>> {
     let parts = single_block_parts(analysis);
     let shared = shared(analysis, &parts);
+    let mut streamed = streamed_parts(analysis, &shared, &parts);
+    let smallest = cut_finely(&analysis.graph, &analysis.segmentation).unwrap_or_default();
+    let joined: Vec<PartitionGraph> = smallest.into_iter().filter(|part| part.blocks.len() > 1).collect();
+    for (part, whole) in joined.iter().zip(streamed_parts(analysis, &shared, &joined)) {
+        let Some(whole) = whole else { continue };
+        streamed[part.blocks.clone()].iter_mut().flatten().for_each(|block| block.set_slot(&whole));
+    }
+    streamed
+}
+
+/// What is copied if each of these parts is a partition that is streamed.
+fn streamed_parts(analysis: &Analysis, shared: &HashSet<String>, parts: &[PartitionGraph]) -> Vec<Option<Streamed>> {
     let extractor = Extractor::new(&analysis.model, &analysis.graph);
     let mut files: Vec<ModelProto> = Vec::new();
     let mut of_part = |part| {
-        let lifted = lifted(analysis, &extractor, part, &shared)?;
+        let lifted = lifted(analysis, &extractor, part, shared)?;
         let pieces = lifted.weights.iter().map(|weight| length(&weight.bytes)).collect();
         let constants = lifted.constants;
         let file = files.iter().position(|known| *known == lifted.proto).unwrap_or_else(|| {

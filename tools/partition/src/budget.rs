@@ -15,6 +15,8 @@ pub struct Budget {
     pub process: u64,
     /// Device memory left unused on each GPU, bytes.
     pub margin: u64,
+    /// Whether blocks that stay on a GPU may be streamed to it at run time: then a slot of its ring holds each of them too.
+    pub movable: bool,
     /// Where the state of GPU blocks is kept between passes.
     pub kv: KvHome,
     /// Whether state on the host lies on disk, and in memory only around the runs that use it.

@@ -19,6 +19,8 @@ pub struct BlockSpec {
     pub experts: Option<Experts>,
     /// Whether the user keeps it on the host.
     pub on_host: bool,
+    /// Where the user places it in both phases, if anywhere: the planner leaves it there.
+    pub assigned: Option<Placement>,
     /// Memory of its state at the planned context and batch, in bytes.
     pub kv_bytes: u64,
     /// Number of state tensors. Each is copied separately.
@@ -97,9 +99,10 @@ impl FilledState {
 /// The weights of a block that is streamed to a GPU: some are copied in every pass, others stay there as constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Streamed {
-    /// Bytes of each copied weight, largest first.
+    /// Bytes of each weight that a slot for the block holds, largest first: the copied weights of the block, or of the partition that it is
+    /// always a part of.
     pieces: Vec<u64>,
-    /// Sum of `pieces`.
+    /// Sum of the block's copied weights.
     bytes: u64,
     /// Constants, as (key, bytes). Blocks with the same key share all their constants.
     constants: Option<(u32, u64)>,
@@ -115,6 +118,11 @@ impl Streamed {
     /// One copied weight of this size.
     pub fn whole(bytes: u64) -> Self {
         Streamed::new(vec![bytes], None)
+    }
+
+    /// The block is always part of a partition that takes this slot.
+    pub fn set_slot(&mut self, of_partition: &Streamed) {
+        self.pieces.clone_from(&of_partition.pieces);
     }
 
     /// Bytes copied in every pass.
@@ -177,6 +185,7 @@ pub(crate) mod tests {
             streamed: Streamed::whole(weights),
             experts: None,
             on_host: false,
+            assigned: None,
             kv_bytes: kv,
             kv_tensors: 2,
             kv_grows: None,

@@ -62,12 +62,11 @@ impl fmt::Display for Bottleneck {
 /// Computes [`Problem::cuts`] of a placement.
 pub type FindCuts<'a> = &'a dyn Fn(&[BlockPlacement]) -> Vec<usize>;
 
-/// Each run of neighbours with one block placement, those that must stay on the host apart from those that need not, with its alternatives and the cuts that they would have. Evaluates only, does not plan.
+/// Each run of neighbours with one block placement, those that the user placed apart from others, with its alternatives and the cuts that they would have. Evaluates only, does not plan.
 pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: FindCuts) -> Vec<RunExplanation> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    let like = |a: usize, b: usize| {
-        solution.placements[a] == solution.placements[b] && problem.blocks[a].on_host == problem.blocks[b].on_host
-    };
+    let by_user = |block: usize| (problem.blocks[block].on_host, problem.blocks[block].assigned.is_some());
+    let like = |a: usize, b: usize| solution.placements[a] == solution.placements[b] && by_user(a) == by_user(b);
     for i in 0..solution.placements.len() {
         match runs.last_mut() {
             Some(run) if like(run.start, i) => run.end = i + 1,

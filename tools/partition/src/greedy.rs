@@ -17,19 +17,22 @@ pub(crate) fn greedy_run(problem: &Problem) -> Vec<BlockPlacement> {
     first.map_or_else(|| on_host(problem), |(run, placements)| extend(problem, run, placements, &gain))
 }
 
-/// Milliseconds that a block saves on the first GPU per byte; 0 if a GPU cannot compute it.
+/// Milliseconds that a block saves on the first GPU per byte; 0 if a GPU cannot compute it, or if the user assigned it.
 fn hotness(problem: &Problem, block: usize) -> f64 {
     let Some(gpu) = problem.gpus.first() else { return 0.0 };
     let placements = problem.placements(block, Mechanisms::ResidentCpu);
-    if !(0..problem.gpus.len()).all(|gpu| placements.contains(&BlockPlacement::both(Placement::Resident(gpu)))) {
+    if problem.blocks[block].assigned.is_some()
+        || !(0..problem.gpus.len()).all(|gpu| placements.contains(&BlockPlacement::both(Placement::Resident(gpu))))
+    {
         return 0.0;
     }
     let saved = problem.cpu[block].decode_ms - gpu.blocks[block].decode_ms;
     saved / (problem.weight_bytes(block) + problem.blocks[block].kv_bytes).max(1) as f64
 }
 
+/// Blocks that the user did not assign on the host.
 fn on_host(problem: &Problem) -> Vec<BlockPlacement> {
-    vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()]
+    problem.blocks.iter().map(|block| BlockPlacement::both(block.assigned.unwrap_or(Placement::Cpu))).collect()
 }
 
 /// Adds the hotter neighbour that fits until none fits.

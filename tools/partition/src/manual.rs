@@ -46,6 +46,9 @@ pub enum AssignError {
     /// Syntax error.
     #[error("cannot read {0:?}: write BLOCKS=DEVICE, such as layers.0-11=gpu, head=cpu or all=gpu1:stream")]
     Syntax(String),
+    /// It names no blocks.
+    #[error("it is empty: write BLOCKS=DEVICE, such as layers.0-11=gpu, or leave --assign out")]
+    Empty,
     /// Unknown device.
     #[error("{0:?} is not a device: write cpu, gpu, gpu0, gpu1, ..., or stream, gpu1:stream, ...")]
     Device(String),
@@ -83,7 +86,8 @@ impl FromStr for Assign {
             let placement = parse_placement(device).ok_or_else(|| AssignError::Device(device.to_owned()))?;
             Ok((blocks.to_owned(), placement))
         };
-        text.split(',').filter(|part| !part.trim().is_empty()).map(entry).collect::<Result<_, _>>().map(Assign)
+        let entries: Vec<_> = text.split(',').filter(|part| !part.trim().is_empty()).map(entry).collect::<Result<_, _>>()?;
+        if entries.is_empty() { Err(AssignError::Empty) } else { Ok(Assign(entries)) }
     }
 }
 

@@ -413,8 +413,10 @@ fn gpu_demand(problem: &Problem, placements: &[BlockPlacement], slots: u32, gpu:
     let own_state =
         |phase| computing(phase).filter(move |i| has_own_buffer(i, phase)).map(|i| kv(problem, i)).sum::<u64>();
     let is_streamed = |i: usize| placements[i].is_streamed_to(gpu);
-    let slot = slot((0..placements.len()).filter(|i| is_streamed(*i)).map(|i| &problem.blocks[i]));
     let is_resident = |i: usize| placements[i].is_resident_on(gpu);
+    let has_ring = (0..placements.len()).any(is_streamed);
+    let is_in_slot = |i: &usize| is_streamed(*i) || problem.budget.movable && has_ring && is_resident(*i);
+    let slot = slot((0..placements.len()).filter(is_in_slot).map(|i| &problem.blocks[i]));
     let resident = distinct_bytes(problem, |block| &block.weights, is_resident, |i| !is_joined(problem, placements, i));
     Demand {
         weights: resident + distinct_bytes(problem, |block| block.streamed.constants(), is_streamed, |_| false),

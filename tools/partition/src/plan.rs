@@ -71,7 +71,9 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
 /// The placement of the greedy planner.
 fn greedy(problem: &Problem, options: &Options) -> Result<ScoredPlacement, OverBudget> {
     let placements = greedy_run(problem);
-    let slots = vec![0; problem.budget.vram.len()];
+    // Only the user streams blocks here.
+    let slots = |gpu| if placements.iter().any(|at| at.is_streamed_to(gpu)) { options.slots.unwrap_or(SLOTS[0]) } else { 0 };
+    let slots: Vec<u32> = (0..problem.budget.vram.len()).map(slots).collect();
     fits(problem, &placements, &slots, options.mechanisms)?;
     let goal = Goal { weights: weights(problem, options.objective), mechanisms: options.mechanisms, slots };
     Evaluator::new(problem, goal, 1).evaluate(&placements).ok_or_else(|| budget_error(problem, options))

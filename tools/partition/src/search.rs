@@ -14,8 +14,9 @@ use crate::program::{MAX_NODES, Outcome, PlacementCounts, ProgramSolution, solve
 use crate::regions::{Region, regions};
 use crate::{BlockPlacement, Options, Phase, Placement, Problem, fits};
 
-/// Numbers of slots to try if the options do not give one: with 2 slots copies stall, and more than 4 gain nothing.
-pub(crate) const SLOTS: [u32; 2] = [3, 4];
+/// Numbers of slots to try if the options do not give one, in this order. With fewer than 3 copies stall, but each slot takes the place of a
+/// resident block; more than 4 gain nothing.
+pub(crate) const SLOTS: [u32; 4] = [3, 2, 1, 4];
 /// Maximum number of blocks for an exhaustive search.
 pub(crate) const FEW_BLOCKS: usize = 12;
 /// With at most this relative gap to the bound the second, smaller program is not solved.

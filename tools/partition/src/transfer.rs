@@ -198,8 +198,8 @@ impl Problem {
         download_ms + transfer.to.map_or(0.0, |gpu| self.upload_ms(gpu, transfer.tensors))
     }
 
-    /// The placements of a block: every pair of places with finite times. A block that is resident on a GPU in one phase is not streamed
-    /// to the same GPU in the other.
+    /// The placements of a block: every pair of places with finite times, or the one that the user assigned. A block that is resident on a GPU
+    /// in one phase is not streamed to the same GPU in the other.
     pub fn placements(&self, block: usize, mechanisms: Mechanisms) -> Vec<BlockPlacement> {
         let gpus = || 0..self.gpus.len().min(self.budget.vram.len());
         let mut places = vec![Placement::Cpu];
@@ -217,7 +217,9 @@ impl Problem {
             let decode = places.iter().filter(|p| usable(p, Phase::Decode));
             decode.map(|decode| BlockPlacement { prefill: *prefill, decode: *decode })
         });
-        pairs.filter(|placement| placement.is_legal(mechanisms)).collect()
+        let assigned = self.blocks[block].assigned.map(BlockPlacement::both);
+        let is_assigned = |placement: &BlockPlacement| assigned.is_none_or(|assigned| *placement == assigned);
+        pairs.filter(|placement| placement.is_legal(mechanisms) && is_assigned(placement)).collect()
     }
 }
 

@@ -7,7 +7,7 @@ use crate::partitioning::Partitioning;
 use crate::predicted::{PredictedTimes, round};
 use crate::reason::reasons;
 use crate::request::PlanningRequest;
-use hpp_graph::{BlockState, PartitionGraph, Segmentation, cut};
+use hpp_graph::{PartitionGraph, cut, join_for_state};
 use hpp_model::{Analysis, Decision, assemble};
 use hpp_partition::{Objective, PassTime, Phase, Solution, Throughput, bottleneck, evaluate, throughput};
 use hpp_schema::{Achieved, ModelKind, ObjectiveKind, Plan, PredictedPass, PredictedThroughput, Predictions};
@@ -71,25 +71,11 @@ fn cut_around_states(
     loop {
         let groups: Vec<_> = partitioning.partitions.iter().map(|partition| partition.blocks.clone()).collect();
         let parts = cut(&analysis.graph, &analysis.segmentation, &groups).map_err(|e| SplitError::Cut(Box::new(e)))?;
-        match (0..parts.len()).find_map(|reader| join_for_state(&analysis.segmentation, &parts, reader)) {
+        match join_for_state(&analysis.segmentation, &parts) {
             Some(index) => partitioning = partitioning.join_with_next(index, request),
             None => return Ok((partitioning, parts)),
         }
     }
-}
-
-/// The part to join with the next one, so that part `reader` comes closer to a part whose state it reads, before or after this pass's
-/// tokens are in it; `None` if it reads only its own.
-fn join_for_state(segmentation: &Segmentation, parts: &[PartitionGraph], reader: usize) -> Option<usize> {
-    let part = &parts[reader];
-    let foreign = part.foreign_states(segmentation);
-    let is_read = |state: &BlockState| {
-        let is_updated = |present| part.inputs.contains(&present) && !part.blocks.contains(&state.block);
-        foreign.first() == Some(&state.pair.past) || state.pair.present.is_some_and(is_updated)
-    };
-    let block = segmentation.states.iter().find(|state| is_read(state))?.block;
-    let owner = parts.iter().position(|part| part.blocks.contains(&block))?;
-    Some(if owner > reader { reader } else { reader - 1 })
 }
 
 /// The plan's predictions, rounded to four significant digits.

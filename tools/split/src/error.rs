@@ -54,6 +54,8 @@ pub enum SplitError {
         freed_by_kv_on_disk: u64,
         /// The part of the demand that a shorter context makes smaller, bytes.
         depends_on_context: u64,
+        /// Whether a ring with fewer slots is possible.
+        fewer_slots: bool,
         /// Demand and budget.
         source: OverBudget,
     },
@@ -117,8 +119,6 @@ pub enum NeededBudget {
     Smallest,
     /// Another placement may need less.
     Enough,
-    /// It suffices for this placement; with it, the planner may place the blocks that the user did not name elsewhere.
-    OfThisPlacement,
 }
 
 impl SplitError {
@@ -154,6 +154,7 @@ impl SplitError {
                     needed,
                     has_gpus,
                     depends_on_context,
+                    fewer_slots,
                     source: other,
                     ..
                 }),
@@ -164,6 +165,7 @@ impl SplitError {
                 has_gpus,
                 freed_by_kv_on_disk: 0,
                 depends_on_context,
+                fewer_slots,
                 source: other,
             },
             _ => self,
@@ -173,14 +175,21 @@ impl SplitError {
     fn hint(&self) -> Option<String> {
         Some(match self {
             SplitError::OverBudget {
-                source, bytes, needed, has_gpus, freed_by_kv_on_disk, depends_on_context, ..
+                source,
+                bytes,
+                needed,
+                has_gpus,
+                freed_by_kv_on_disk,
+                depends_on_context,
+                fewer_slots,
+                ..
             } => {
                 let flag = match source.device {
                     DeviceId::Cpu => "--ram".to_owned(),
                     DeviceId::Gpu(0) => "--vram".to_owned(),
                     DeviceId::Gpu(gpu) => format!("--vram for gpu{gpu}"),
                 };
-                let slots = if source.demand.ring > 0 { "give fewer --slots" } else { "" };
+                let slots = if *fewer_slots { "give fewer --slots" } else { "" };
                 let assign = if *has_gpus { "move blocks with --assign" } else { "" };
                 let on_host = source.device == DeviceId::Cpu;
                 let draft = match source.draft {
@@ -197,9 +206,6 @@ impl SplitError {
                 let budget = match needed {
                     NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),
                     NeededBudget::Enough => format!("{human} ({bytes} bytes) of {flag} are enough"),
-                    NeededBudget::OfThisPlacement => format!(
-                        "with the blocks that --assign does not name where they are now, {human} ({bytes} bytes) of {flag} are enough"
-                    ),
                 };
                 let others = [slots, context, kv, draft.as_str(), assign];
                 let others: Vec<&str> = others.into_iter().filter(|other| !other.is_empty()).collect();

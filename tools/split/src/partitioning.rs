@@ -133,6 +133,8 @@ fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Par
 /// A solution by the planner or by manual placement, and who decided it.
 fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, DecidedBy), SplitError> {
     let problem = &request.problem;
+    let named = args.assign.as_ref().map(|assign| assign.placements(&problem.blocks)).transpose()?;
+    refuse_missing_gpus(request, named.iter().flatten().flatten())?;
     let all_on_host =
         || evaluate_manual(request, args, vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()], &[]);
     let is_counted = matches!(args.planning.stream, Some(LayerCount::Count(_)))
@@ -148,23 +150,26 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, Deci
         // Without a budget only the named blocks go to a GPU.
         (all_on_host(), DecidedBy::User)
     } else {
-        match (plan(problem, &request.options), &args.assign) {
-            (Ok(solution), _) => (solution, DecidedBy::Planner),
-            // Nothing fits the budget: the named blocks move from an all-host placement, and `check` tests the result.
-            (Err(_), Some(_)) => (all_on_host(), DecidedBy::Planner),
-            (Err(error), None) => return Err(over_budget(request, DecidedBy::Planner)(error)),
+        let decided_by = match &named {
+            None => DecidedBy::Planner,
+            Some(places) if places.iter().any(Option::is_none) => DecidedBy::Both,
+            Some(_) => DecidedBy::User,
+        };
+        match plan(problem, &request.options) {
+            Ok(solution) => (solution, decided_by),
+            // The user placed all blocks: `check` tests the result.
+            Err(_) if decided_by == DecidedBy::User => (all_on_host(), decided_by),
+            Err(error) => return Err(over_budget(request, decided_by)(error)),
         }
     };
-    let Some(assign) = &args.assign else { return Ok((solution, decided_by)) };
-    let places = assign.placements(&problem.blocks)?;
-    let decided_by = match decided_by {
-        DecidedBy::Planner if places.iter().any(Option::is_none) => DecidedBy::Both,
-        _ => DecidedBy::User,
-    };
-    refuse_missing_gpus(request, places.iter().flatten())?;
+    let Some(places) = named else { return Ok((solution, decided_by)) };
     let named = places.into_iter().zip(&problem.blocks);
     let named = named.map(|(place, block)| place.filter(|_| !block.on_host).map(BlockPlacement::both));
-    let placements = named.zip(solution.placements).map(|(named, placement)| named.unwrap_or(placement)).collect();
+    let placements: Vec<BlockPlacement> =
+        named.zip(&solution.placements).map(|(named, placement)| named.unwrap_or(*placement)).collect();
+    if decided_by == DecidedBy::Both && solution.placements == placements {
+        return Ok((solution, decided_by));
+    }
     // Where the user places all blocks the budgets have no influence, nor has the number of slots that the planner found for them.
     let planned = if decided_by == DecidedBy::User { &[][..] } else { &solution.slots };
     Ok((evaluate_manual(request, args, placements, planned), decided_by))
@@ -373,27 +378,28 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
         let has_gpus = !request.problem.gpus.is_empty();
         let needed = match decided_by {
             DecidedBy::User => NeededBudget::Smallest,
-            DecidedBy::Planner if !has_gpus => NeededBudget::Smallest,
-            DecidedBy::Planner => NeededBudget::Enough,
-            DecidedBy::Both => NeededBudget::OfThisPlacement,
+            DecidedBy::Planner | DecidedBy::Both if !has_gpus => NeededBudget::Smallest,
+            DecidedBy::Planner | DecidedBy::Both => NeededBudget::Enough,
         };
         let bytes = sufficient_budget(request, &source);
         let freed_by_kv_on_disk = freed_by_kv_on_disk(&request.problem, &source);
-        let depends_on_context = source.demand.kv.saturating_add(workspace_of_context(request, &source));
+        // Of the activations masks and scores depend on the context, and in short contexts the length of passes.
+        let depends_on_context = source.demand.kv.saturating_add(source.demand.workspace);
+        let slots = request.options.slots.unwrap_or(if decided_by == DecidedBy::User { DEFAULT_SLOTS } else { 1 });
+        let fewer_slots = source.demand.ring > 0 && slots > 1;
         let draft = if source.device == DeviceId::Cpu { request.limits.reserved } else { 0 };
         let source = OverBudget { draft, ..source };
-        SplitError::OverBudget { what, bytes, needed, has_gpus, freed_by_kv_on_disk, depends_on_context, source }
+        SplitError::OverBudget {
+            what,
+            bytes,
+            needed,
+            has_gpus,
+            freed_by_kv_on_disk,
+            depends_on_context,
+            fewer_slots,
+            source,
+        }
     }
-}
-
-/// The part of the workspace that a shorter context makes smaller, bytes: all of it where passes would be shorter too, else the scores of
-/// attention.
-fn workspace_of_context(request: &PlanningRequest, source: &OverBudget) -> u64 {
-    let workspace = source.demand.workspace;
-    if request.shorter_pass().is_some() || !request.scenario.divides_prompts {
-        return workspace;
-    }
-    request.problem.blocks.iter().map(|block| block.score_bytes).max().unwrap_or(0).min(workspace)
 }
 
 /// Host memory that a plan frees by keeping states on disk, bytes: what they take beside their window.

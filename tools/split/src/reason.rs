@@ -11,13 +11,10 @@ use hpp_schema::ByteSize;
 /// One reason for each partition, in order. Adjacent partitions on one device are moved together in the comparison with
 /// other devices, and share its result.
 pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<String> {
-    if partitioning.is_manual() {
-        let manual = match partitioning.decided_by {
-            DecidedBy::Both => "placed manually, blocks without an entry by the planner",
-            DecidedBy::User | DecidedBy::Planner => "placed manually",
+    if partitioning.decided_by == DecidedBy::User {
+        let reason = |partition: &PartitionSpec| {
+            kept_on_host(request, partition, MANUALLY).unwrap_or_else(|| MANUALLY.to_owned())
         };
-        let reason =
-            |partition: &PartitionSpec| kept_on_host(request, partition, manual).unwrap_or_else(|| manual.to_owned());
         return partitioning.partitions.iter().map(reason).collect();
     }
     let disk = partitioning.disk_streaming(request);
@@ -36,7 +33,8 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
         .iter()
         .map(|partition| {
             let of_run = || run_of(partition).map(|run| reason(request, partitioning, run, sharing(run)));
-            let reason = kept_on_host(request, partition, BY_PLANNER).or_else(of_run).unwrap_or_default();
+            let by_user = || kept_on_host(request, partition, BY_PLANNER).or_else(|| assigned(request, partition));
+            let reason = by_user().or_else(of_run).unwrap_or_default();
             match (&disk, partition.placement.decode) {
                 (Some(disk), Placement::Cpu) => beside_disk(reason, partition, disk),
                 _ => reason,
@@ -65,7 +63,22 @@ fn kept_on_host(request: &PlanningRequest, partition: &PartitionSpec, others: &s
     }
 }
 
-/// Why blocks are beside experts that the user keeps on the host.
+/// The reason for a partition with blocks that `--assign` names.
+fn assigned(request: &PlanningRequest, partition: &PartitionSpec) -> Option<String> {
+    let blocks = &request.problem.blocks[partition.blocks.clone()];
+    let assigned = blocks.iter().filter(|block| block.assigned.is_some());
+    let assigned: Vec<String> = assigned.map(|block| block.label.clone()).collect();
+    match assigned.len() {
+        0 => None,
+        all if all == blocks.len() => Some(MANUALLY.to_owned()),
+        _ => Some(format!("{} {MANUALLY}; other blocks {BY_PLANNER}", table::blocks(&assigned))),
+    }
+}
+
+/// Why blocks are where the user places them.
+const MANUALLY: &str = "placed manually";
+
+/// Why blocks are beside blocks that the user places.
 const BY_PLANNER: &str = "placed there by the planner";
 
 /// The reason in a plan without GPUs.

@@ -136,6 +136,9 @@ impl PlanningRequest {
             problem.blocks.iter_mut().for_each(|block| block.experts = None);
         }
         avoid_gpus(&mut problem);
+        if !recorded_budgets.vram.is_empty() {
+            set_assigned(&mut problem, args);
+        }
         // Manual placement may override this; the plan still lists no provider that computes a block wrongly.
         if manual_gpus(args) == 0 {
             avoid_faults(&mut problem, analysis, costs.source());
@@ -246,6 +249,14 @@ fn avoid_gpus(problem: &mut Problem) {
             cost.decode_ms = f64::INFINITY;
             cost.prefill_ms.fill(f64::INFINITY);
         });
+    }
+}
+
+/// Tells the planner where the user places blocks. An `--assign` that does not fit the model is refused later.
+fn set_assigned(problem: &mut Problem, args: &SplitArgs) {
+    let named = args.assign.iter().filter_map(|assign| assign.placements(&problem.blocks).ok()).next();
+    for (block, place) in problem.blocks.iter_mut().zip(named.into_iter().flatten()) {
+        block.assigned = place.filter(|_| !block.on_host);
     }
 }
 
@@ -407,6 +418,7 @@ fn budget(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> (Budget, Vec
         vram,
         ram: args.ram.map(|size| size.0).or(host),
         margin: args.margin.map_or(default_margin(&recorded), |size| size.0),
+        movable: args.movable,
         kv: if args.kv == KvHomeArg::Host { KvHome::Host } else { KvHome::Device },
         host_kv_on_disk: args.kv == KvHomeArg::Disk,
         process: PROCESS,

@@ -115,6 +115,7 @@ mod tests {
             streamed: Streamed::whole(100 * MB),
             experts: None,
             on_host: false,
+            assigned: None,
             kv_bytes: 60 * MB,
             kv_tensors: 2,
             kv_grows: None,

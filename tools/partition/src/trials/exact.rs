@@ -14,7 +14,7 @@ fn compare(problem: &Problem, options: &Options) -> Result<(), TestCaseError> {
     let slots = match (options.mechanisms, options.slots) {
         (Mechanisms::ResidentCpu, _) => vec![0],
         (_, Some(slots)) => vec![slots],
-        (_, None) => vec![3, 4],
+        (_, None) => vec![1, 2, 3, 4],
     };
     let best = brute_force(problem, options.mechanisms, options.objective, &slots);
     match (plan(problem, options), best) {

@@ -54,6 +54,7 @@ fn block(number: u32, kind: BlockRole, parameters: u64, active: u64, kv_bytes: u
         kv_tensors: 2,
         kv_grows: None,
         on_host: false,
+        assigned: None,
         kv_filled: None,
         workspace_bytes: 256 << 20,
         folded_bytes: 0,
@@ -156,8 +157,28 @@ fn streaming_over_an_idle_link_is_faster_and_close_to_the_bound() {
         let without = plan(&problem, &options(Mechanisms::ResidentCpu, objective)).unwrap();
         let with = plan(&problem, &options(Mechanisms::All, objective)).unwrap();
         assert!(without.objective_ms / with.objective_ms > gain, "{objective:?}: {with:?}");
-        assert!(with.gap() < 0.03, "{objective:?}: gap {}", with.gap());
+        // The bound for one or two slots is weaker than for three.
+        assert!(with.gap() < 0.04, "{objective:?}: gap {}", with.gap());
         assert!(fits(&problem, &with.placements, &with.slots, Mechanisms::All).is_ok());
+    }
+}
+
+/// A ring of three blocks takes the place of blocks that could stay on a small GPU.
+#[test]
+fn a_small_gpu_has_fewer_slots() {
+    let block = dense(10)[2].weights.iter().map(|(_, bytes)| bytes).sum::<u64>();
+    for (blocks, gain) in [(2, 1.2), (4, 1.02)] {
+        let machine = TrialMachine { vram: blocks * block + GIB, ..DESKTOP };
+        let problem = problem(dense(10), machine, 2048, 32);
+        let solved = |slots| plan(&problem, &Options { slots, ..options(Mechanisms::All, Objective::Mixed) }).unwrap();
+        let (chosen, three) = (solved(None), solved(Some(3)));
+        assert!((1..3).contains(&chosen.slots[0]), "{blocks}: {:?}", chosen.slots);
+        assert!(
+            three.objective_ms / chosen.objective_ms > gain,
+            "{blocks}: {} {}",
+            three.objective_ms,
+            chosen.objective_ms
+        );
     }
 }
 

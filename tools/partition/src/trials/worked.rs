@@ -18,6 +18,7 @@ pub fn four_layers() -> Problem {
         kv_tensors: 2,
         kv_grows: None,
         on_host: false,
+        assigned: None,
         kv_filled: None,
         workspace_bytes: 0,
         folded_bytes: 0,

@@ -258,6 +258,7 @@ mod tests {
             kv_tensors: 2,
             kv_grows: None,
             on_host: false,
+            assigned: None,
             kv_filled: None,
             workspace_bytes: 10,
             folded_bytes: 0,

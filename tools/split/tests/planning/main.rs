@@ -1,5 +1,6 @@
 //! Runs `hpp-split`: costs from files, targets, sweeps, streaming, and invalid settings.
 
+mod assign;
 mod costs;
 mod drafts;
 mod machine;

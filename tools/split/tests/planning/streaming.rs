@@ -183,9 +183,6 @@ fn layers_are_streamed_by_hand() {
     let named = planned(&["--assign", "layers.0-1=stream,head=gpu1:stream,layers.3=gpu"]);
     assert_eq!(kinds(&named), "cpu gpu0~ gpu0~ cpu gpu0 gpu1~");
     assert_eq!((ring(&named, "gpu0").unwrap().slots, ring(&named, "gpu1").unwrap().slots), (3, 3));
-    let beside_planner = planned(&["--assign", "layers.1=cpu", "--vram", "1G"]);
-    let manual = "placed manually, blocks without an entry by the planner";
-    assert!(beside_planner.partitions.iter().any(|p| p.reason == manual), "{}", places(&beside_planner));
     let over = planned(&["--stream", "all", "--assign", "layers.1=cpu,embedding=stream"]);
     assert_eq!(kinds(&over), "gpu0~ gpu0~ cpu gpu0~ gpu0~ cpu");
     assert!(over.partitions.iter().all(|p| p.reason == "placed manually"));
@@ -267,8 +264,8 @@ fn a_budget_smaller_than_a_slot_is_refused_with_numbers() {
         split(&[&[model.to_str().unwrap(), "--out", out.to_str().unwrap()], &more[..]].concat())
     };
     for slots in ["1", "3"] {
-        let done =
-            run("600K", slots).refusal(&["gpu0", "600 KiB", "slots", "smallest sufficient --vram", "fewer --slots"]);
+        let done = run("600K", slots).refusal(&["gpu0", "600 KiB", "slot ring", "smallest sufficient --vram"]);
+        assert_eq!(done.stderr.contains("fewer --slots"), slots != "1", "{}", done.stderr);
         let bytes = done.stderr.split('(').next_back().and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
         run(&bytes, slots).success();
         let less = bytes.parse::<u64>().unwrap() - 1;
@@ -298,23 +295,25 @@ fn smallest(model: &Path, more: &[&str]) -> String {
     tiny.stderr.split('(').next_back().and_then(|rest| rest.split(' ').next()).unwrap().to_owned()
 }
 
-/// Two blocks that share a state become one partition with a larger slot.
+/// The planner knows that a slot holds blocks that share a state together, and with `--movable` each block that stays on the GPU: the smallest
+/// sufficient budget that it names is enough.
 #[test]
-fn inseparable_blocks_reduce_the_number_of_slots() {
+fn slots_are_as_large_as_planned() {
     let dir = tempfile::tempdir().unwrap();
-    let model = fixture("optimum-legacy/gpt2-merged");
-    let out = dir.path().join("tight");
-    let more = ["--assign", "all=stream", "--margin", "1B", "--slots", "3"];
-    let vram = smallest(&model, &more);
-    let arguments = [&[model.to_str().unwrap(), "--vram", &vram, "--out", out.to_str().unwrap()], &more[..]].concat();
-    let done = split(&arguments).success();
-    assert!(done.stderr.contains("2 slots of") && done.stderr.contains("than was planned"), "{}", done.stderr);
-    let plan = Plan::from_yaml(&fs::read_to_string(out.join("plan.yaml")).unwrap()).unwrap();
-    assert_eq!((plan.check(), ring(&plan, "gpu0").unwrap().slots), (vec![], 2));
-    let one = [&more[..4], &["--slots", "1"]].concat();
-    let vram = smallest(&model, &one);
-    let arguments = [&[model.to_str().unwrap(), "--vram", &vram, "--out", "never-written"], &one[..]].concat();
-    split(&arguments).refusal(&["no room for a slot", "planned"]);
+    let all = ["--assign", "all=stream", "--margin", "1B"];
+    let movable = ["--assign", "layers.0=stream,layers.1-3=gpu,head=gpu", "--movable", "--margin", "1B"];
+    for (at, (model, more)) in [("optimum-legacy/gpt2-merged", &all[..]), (LLAMA, &movable[..])].into_iter().enumerate() {
+        for slots in ["1", "3"] {
+            let more = [more, &["--slots", slots]].concat();
+            let model = fixture(model);
+            let vram = smallest(&model, &more);
+            let out = dir.path().join(format!("{at}-{slots}"));
+            let plan = written(&model, &out, &[&more[..], &["--vram", &vram]].concat());
+            let slot: u64 = plan.slot("gpu0").iter().sum();
+            let ring = Ring { slots: slots.parse().unwrap(), slot_bytes: ByteSize(slot) };
+            assert_eq!(self::ring(&plan, "gpu0"), Some(ring), "{}", model.display());
+        }
+    }
 }
 
 #[test]

@@ -36,7 +36,7 @@ fn read_whole(read: &Read) -> io::Result<()> {
     let mut done = 0;
     while done < read.expected() {
         match read.file.read_at(&mut bytes[done..], request.offset + done as u64) {
-            Ok(0) => return Err(ends_early()),
+            Ok(0) => return Err(ends_early(&read.file)),
             Ok(more) => done += more,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),

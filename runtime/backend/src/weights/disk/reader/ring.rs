@@ -202,7 +202,7 @@ impl RingWorker<'_> {
                     self.to_submit.push_back(flight);
                     return;
                 }
-                Err(ends_early())
+                Err(ends_early(&flight.read.file))
             }
         };
         let times = (flight.started.max(self.last_finish), Instant::now());

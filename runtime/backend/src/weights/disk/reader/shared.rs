@@ -2,6 +2,7 @@
 
 use super::request::{Read, ReadTarget, Ticket};
 use super::staging::StagingPool;
+use crate::weights::file::WeightFile;
 use std::collections::HashMap;
 use std::io;
 use std::sync::mpsc::{Receiver, Sender};
@@ -78,6 +79,8 @@ impl Shared {
     }
 }
 
-pub(super) fn ends_early() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends too early")
+/// The error of a file that ends before the bytes to read: what changed it since it was opened, if anything did.
+pub(super) fn ends_early(file: &WeightFile) -> io::Error {
+    let unchanged = || io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends too early");
+    file.check().err().unwrap_or_else(unchanged)
 }

@@ -1,0 +1,34 @@
+//! Blocks that must be in one partition because one of them reads a state of another.
+
+use crate::segmentation::{BlockState, Segmentation};
+use crate::{CutError, Graph, PartitionGraph, cut};
+use std::ops::Range;
+
+/// The index of a part to join with the next one, so that some part comes closer to a part whose state it reads, before or after this
+/// pass's tokens are in it; `None` if every part reads only its own states.
+pub fn join_for_state(segmentation: &Segmentation, parts: &[PartitionGraph]) -> Option<usize> {
+    (0..parts.len()).find_map(|reader| join_for_reader(segmentation, parts, reader))
+}
+
+fn join_for_reader(segmentation: &Segmentation, parts: &[PartitionGraph], reader: usize) -> Option<usize> {
+    let part = &parts[reader];
+    let foreign = part.foreign_states(segmentation);
+    let is_read = |state: &BlockState| {
+        let is_updated = |present| part.inputs.contains(&present) && !part.blocks.contains(&state.block);
+        foreign.first() == Some(&state.pair.past) || state.pair.present.is_some_and(is_updated)
+    };
+    let block = segmentation.states.iter().find(|state| is_read(state))?.block;
+    let owner = parts.iter().position(|part| part.blocks.contains(&block))?;
+    Some(if owner > reader { reader } else { reader - 1 })
+}
+
+/// Cuts a model into as many parts as possible without a part that reads a state of another: mostly one per block.
+pub fn cut_finely(graph: &Graph, segmentation: &Segmentation) -> Result<Vec<PartitionGraph>, CutError> {
+    let mut groups: Vec<Range<usize>> = (0..segmentation.blocks.len()).map(|at| at..at + 1).collect();
+    loop {
+        let parts = cut(graph, segmentation, &groups)?;
+        let Some(index) = join_for_state(segmentation, &parts) else { return Ok(parts) };
+        let joined = groups.remove(index);
+        groups[index].start = joined.start;
+    }
+}
