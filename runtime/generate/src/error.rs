@@ -3,7 +3,7 @@
 use crate::embedding_table::EmbeddingError;
 use crate::grammar::{GrammarError, SCHEMA_HINT};
 use crate::sampling::SamplingError;
-use crate::text::{LimitError, TemplateError, TokenizerError};
+use crate::text::{ConversationError, LimitError, TemplateError, TokenizerError};
 use hpp_engine::{BackendError, EngineError};
 use hpp_schema::ByteSize;
 use std::io;
@@ -20,6 +20,9 @@ pub enum GenerateError {
     /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
+    /// The conversation is none.
+    #[error(transparent)]
+    Conversation(#[from] ConversationError),
     /// The chat template failed.
     #[error(transparent)]
     Template(#[from] TemplateError),
@@ -74,7 +77,7 @@ impl GenerateError {
             GenerateError::Template(TemplateError::Template { .. } | TemplateError::Limit { .. }) => {
                 "leave --chat out to send the prompt as it is, or get the template again from the model's source"
             }
-            GenerateError::Template(_) => return None,
+            GenerateError::Conversation(_) | GenerateError::Template(_) => return None,
             GenerateError::Sampling(_) => "compare the plan with the unsplit model: hpp-exec verify PLAN",
             GenerateError::Grammar(GrammarError::Schema(_)) => SCHEMA_HINT,
             GenerateError::Grammar(_) | GenerateError::Embedding(_) => return None,

@@ -193,6 +193,7 @@ impl From<GenerateError> for ApiError {
         match error {
             _ if error.may_pass() => ApiError::Unavailable(message),
             GenerateError::Prompt(_)
+            | GenerateError::Conversation(_)
             | GenerateError::Template(_)
             | GenerateError::Tokenizer(_)
             | GenerateError::Engine(EngineError::TokenOutOfRange { .. } | EngineError::ContextExceeded { .. }) => {

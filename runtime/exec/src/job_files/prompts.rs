@@ -2,7 +2,7 @@
 
 use hpp_generate::grammar::{FormatError, ResponseFormat};
 use hpp_generate::sampling::{JsonSeed, SamplingOverrides};
-use hpp_generate::text::Message;
+use hpp_generate::text::{ChatMessage, conversation};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::HashSet;
@@ -45,7 +45,7 @@ pub struct Job {
     /// Token ids to continue.
     pub tokens: Option<Vec<u32>>,
     /// A conversation for the chat template.
-    pub messages: Option<Vec<Message>>,
+    pub messages: Option<Vec<ChatMessage>>,
     /// See `AnswerArgs::chat`.
     pub chat: Option<bool>,
     /// See `AnswerArgs::system`.
@@ -122,9 +122,10 @@ impl Job {
         if self.prompt.as_deref() == Some("") {
             return Err("`prompt` is empty".into());
         }
-        if self.messages.as_ref().is_some_and(Vec::is_empty) {
-            return Err("`messages` is empty: give at least one".into());
+        if self.tokens.as_ref().is_some_and(Vec::is_empty) {
+            return Err("`tokens` is empty".into());
         }
+        self.messages.as_deref().map(conversation).transpose().map_err(|error| error.why)?;
         if self.prompt.is_none() && (self.chat == Some(true) || self.system.is_some()) {
             return Err("`chat` and `system` need `prompt`".into());
         }
@@ -267,14 +268,13 @@ impl PromptReader {
         if !text.starts_with(b"{") {
             return Err(self.bad(None, "not a job: a line is one JSON object, {...}".into()));
         }
-        let parsed = if self.numbers_lines { numbered(text, self.line) } else { serde_json::from_slice(text) };
-        let job: Job = match parsed {
+        let job = match read_job(text, self.numbers_lines.then_some(self.line)) {
             Ok(job) => job,
-            Err(error) => {
+            Err(why) => {
                 let id = serde_json::from_slice::<OnlyId>(text).ok().map(|line| line.id);
                 // Its error has this id, so a later prompt of that id is a duplicate.
                 self.ids.extend(id.clone());
-                return Err(self.bad(id, unreadable(&error)));
+                return Err(self.bad(id, why));
             }
         };
         if !self.ids.insert(job.id.clone()) {
@@ -291,21 +291,45 @@ impl PromptReader {
     }
 }
 
-/// A job whose id is the number of its line unless it has one.
-fn numbered(text: &[u8], line: u64) -> Result<Job, serde_json::Error> {
-    let mut job: serde_json::Map<String, Value> = serde_json::from_slice(text)?;
-    job.entry("id").or_insert_with(|| line.into());
-    serde_json::from_value(job.into())
+/// The job of a line; without an id it has the one given.
+///
+/// # Errors
+/// Why it is no job: the field that is wrong, in words of the file's format.
+fn read_job(text: &[u8], id: Option<u64>) -> Result<Job, String> {
+    let not_json = |error: &serde_json::Error| hpp_io::json_line_mistake(error);
+    let read = match id {
+        None => {
+            let mut line = serde_json::Deserializer::from_slice(text);
+            let job = serde_path_to_error::deserialize(&mut line);
+            if let (Ok(_), Err(error)) = (&job, line.end()) {
+                return Err(not_json(&error).unwrap_or_else(|| plain(&error)));
+            }
+            job
+        }
+        Some(id) => {
+            let mut job: serde_json::Map<String, Value> =
+                serde_json::from_slice(text).map_err(|error| not_json(&error).unwrap_or_else(|| plain(&error)))?;
+            job.entry("id").or_insert_with(|| id.into());
+            serde_path_to_error::deserialize(Value::from(job))
+        }
+    };
+    read.map_err(|error| match not_json(error.inner()) {
+        Some(mistake) => mistake,
+        None => {
+            let (path, what) = (error.path().to_string(), plain(error.inner()));
+            // Fields that are unknown, missing or there twice are named by the error itself.
+            let names_field = ["no such field", "there is no", "two values for"].iter().any(|start| what.starts_with(start));
+            let place = if path == "." || names_field { String::new() } else { format!("`{path}`: ") };
+            format!("not a job: {place}{what}")
+        }
+    })
 }
 
-/// Why a line is no job, in words of the file's format.
-fn unreadable(error: &serde_json::Error) -> String {
+/// An error of a type, in words of the file's format.
+fn plain(error: &serde_json::Error) -> String {
     // A line of a file of lines has no line numbers of its own.
     let text = error.to_string();
     let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
-    if let Some(mistake) = hpp_io::json_line_mistake(error) {
-        return mistake;
-    }
     let types = [("expected u32", "expected a whole number"), ("expected u64", "expected a whole number")];
     let types = types.into_iter().chain([
         ("expected usize", "expected a whole number from 0 on"),
@@ -324,7 +348,7 @@ fn unreadable(error: &serde_json::Error) -> String {
         ("invalid type: ", "wrong kind of value: "),
         ("invalid value: ", "wrong value: "),
     ]);
-    format!("not a job: {}", types.fold(what.to_owned(), |text, (rust, plain)| text.replace(rust, plain)))
+    types.fold(what.to_owned(), |text, (rust, plain)| text.replace(rust, plain))
 }
 
 /// The part of a line that names it.
@@ -377,16 +401,21 @@ mod tests {
             {"id": 4, "prompt": "x", "top_p": 2}
             {"id": 5, "prompt": "x", "colour": "red"}
             not json
-            {"id": 6, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+            {"id": 6, "messages": [{"role": "developer", "content": [{"type": "text", "text": "hi"}]}], "max_tokens": 3}
             {"id": 7, "messages": []}
             {"id": 8, "prompt": ""}
             {"id": 9, "prompt": "untermin
             {"id": 9, "prompt" "x"}
             {"id": 9, "prompt": "x", "max_new": 1, "max_tokens": 2}
             [1, 2]
-            {"id": 10, "prompt": "x", "stop": ["x", ""]}"#;
+            {"id": 10, "prompt": "x", "stop": ["x", ""]}
+            {"id": 11, "messages": [{"role": "user", "contents": "x"}]}
+            {"id": 12, "prompt": "x", "top_k": "a"}
+            {"id": 13, "messages": [{"role": "user", "content": 5}]}
+            {"id": 14, "tokens": []}
+            {"id": 15, "prompt": "x"} x"#;
         let (total, jobs) = read(text, Answered::default());
-        assert_eq!((total, jobs.len()), (17, 17));
+        assert_eq!((total, jobs.len()), (22, 22));
         let good: Vec<&JobId> = jobs.iter().flatten().map(|job| &job.id).collect();
         assert_eq!(good, [&JobId::Number(1), &JobId::Text("b".into()), &JobId::Number(6)]);
         assert_eq!(jobs[0].as_ref().unwrap().prompt.as_deref(), Some("a"), "`text` is another name of `prompt`");
@@ -406,9 +435,14 @@ mod tests {
             "two values for `max_new`",
             "a line is one JSON object",
             "a text of `stop` is empty",
+            "`messages[0].content`: the message has none",
+            "not a job: `top_k`: wrong kind of value: the string \"a\"",
+            "not a job: `messages[0].content`: it must be a text or a list of parts",
+            "`tokens` is empty",
+            "not JSON: a mistake at character",
         ];
         let lines: Vec<u64> = bad.iter().map(|bad| bad.line).collect();
-        assert_eq!(lines, [4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18]);
+        assert_eq!(lines, [4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]);
         for (bad, says) in bad.iter().zip(says) {
             assert!(bad.error.contains(says), "{bad:?}");
         }

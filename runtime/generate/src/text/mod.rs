@@ -3,6 +3,7 @@
 //! Reads the tokenizer and template files that come with a model. Knows no engine and no sampling.
 
 mod chat_template;
+mod conversation;
 mod detokenizer;
 mod jinja;
 mod python_json;
@@ -15,6 +16,7 @@ pub mod tools;
 pub(crate) mod untrusted;
 
 pub use chat_template::{ChatTemplate, Message, Role, TemplateError, TemplateRefusal};
+pub use conversation::{ChatMessage, ConversationError, conversation};
 pub use detokenizer::Detokenizer;
 pub use stop_strings::{StopFilter, StopMatch};
 pub use token_bytes::{TokenBytes, VocabularyBytes};

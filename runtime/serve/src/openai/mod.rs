@@ -11,7 +11,7 @@ mod settings;
 mod tools;
 
 pub use body::read;
-pub use chat::{ChatMessage, ChatRequest, Content, ContentPart};
+pub use chat::ChatRequest;
 pub use completion::{CompletionPrompt, CompletionRequest, OnePrompt};
 pub use embedding::{EmbeddingRequest, EncodingFormat};
 pub use settings::{OneOrMany, Settings, StreamOptions, time_limit};

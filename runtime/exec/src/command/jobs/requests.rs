@@ -4,7 +4,7 @@ use crate::cli::AnswerArgs;
 use crate::job_files::{Job, OneOrMany};
 use hpp_generate::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
 use hpp_generate::sampling::SamplingOverrides;
-use hpp_generate::text::{Message, Role, TextTokenizer};
+use hpp_generate::text::{Message, Role, TextTokenizer, conversation};
 use hpp_generate::{GenerateError, GenerationRequest, PlanFile, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
 
@@ -91,7 +91,7 @@ impl RequestMaker {
             return Ok(tokens);
         }
         if let Some(messages) = job.messages {
-            return self.encoder.encode_conversation(&messages);
+            return self.encoder.encode_conversation(&conversation(&messages)?);
         }
         let text = job.prompt.ok_or(PromptError::Empty)?;
         let system = job.system.or_else(|| self.defaults.system.clone());
