@@ -1,6 +1,7 @@
 //! The machine file: memory sizes and rates of a machine, for `--machine FILE` and as measured in a profile.
 
 use crate::document::{self, DocumentError, DocumentFormat};
+use crate::size::MIN_UNITLESS_BYTES;
 use crate::{ByteSize, Finding, Provider};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -152,13 +153,18 @@ pub fn machine_json_schema() -> String {
     document::json_schema::<Machine>()
 }
 
-/// Rules that the schema cannot express: memory is not 0 bytes, and a GPU's provider is not the CPU.
+/// Rules that the schema cannot express: memory is neither 0 bytes nor a number without the unit that was meant, and a GPU's provider is not the CPU.
 fn beyond_the_schema(machine: &Value) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut memory = |place: String, of: &Value| {
         let bytes = ByteSize::deserialize(&of["memory"]);
-        if bytes.is_ok_and(|bytes| bytes.0 == 0) {
-            found.push(Finding::error(format!("{place}.memory"), "memory of 0 bytes holds nothing"));
+        match bytes {
+            Ok(ByteSize(0)) => found.push(Finding::error(format!("{place}.memory"), "memory of 0 bytes holds nothing")),
+            Ok(bytes) if bytes.0 < MIN_UNITLESS_BYTES => {
+                let why = format!("memory of {} bytes: did you mean {} GiB?", bytes.0, bytes.0);
+                found.push(Finding::error(format!("{place}.memory"), why));
+            }
+            _ => {}
         }
     };
     memory("cpu".to_owned(), &machine["cpu"]);

@@ -68,7 +68,7 @@ impl fmt::Display for ByteSize {
 
 /// A number without a unit below this is a forgotten G or M, not bytes. The smallest budgets that errors print, for
 /// test models, are larger.
-const MIN_UNITLESS_BYTES: u64 = 100_000;
+pub(crate) const MIN_UNITLESS_BYTES: u64 = 100_000;
 
 impl ByteSize {
     /// Parses a size that a person typed. Refuses a small number without a unit, with what it may mean.

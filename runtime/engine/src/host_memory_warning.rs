@@ -12,7 +12,7 @@ pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
         let human = |bytes: u64| ByteSize(bytes).human();
         format!(
             "this plan needs about {} of host memory and {} are free here: the system may swap or kill the process. Plan for less \
-             with --ram, or end other programs",
+             with --ram (--replan, where hpp-exec made the plan itself), or end other programs",
             human(needed),
             human(free)
         )
@@ -31,7 +31,7 @@ pub fn budget_warning(plan: &Plan) -> Option<String> {
         let [needed, ram] = [ByteSize(needed), budget].map(ByteSize::human);
         format!(
             "the plan's budget is {ram} of host memory (budgets.ram), and its weights, which all stay in memory, need about {needed} with \
-             everything else: hpp-split --ram {} plans for so little",
+             everything else: hpp-split --ram {} plans for so little, if the model can run in it",
             ram.replace(' ', "")
         )
     })

@@ -13,7 +13,8 @@ use hpp_schema::{ByteSize, Provider, ProviderLibraryArg, ProviderOptionArg};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use values::{
-    above_zero, context, max_new, not_negative, probability, prompt_tokens, seed, stop_text, temperature, token_id,
+    above_zero, at_least_one, context, max_new, not_negative, probability, prompt_tokens, seed, stop_text, temperature,
+    token_id, top_k,
 };
 
 /// Run a language model that hpp-split has planned: generate text, chat, run on tensors, verify, benchmark.
@@ -45,8 +46,8 @@ const ADVICE: hpp_cli::Advice = hpp_cli::Advice {
         ("run", NO_SUBCOMMAND),
         ("chat", "write `hpp-exec MODEL --chat`"),
         ("generate", NO_SUBCOMMAND),
-        ("-m", "give the model without -m: hpp-exec MODEL -p \"...\""),
-        ("--model", "give the model without --model: hpp-exec MODEL -p \"...\""),
+        ("-m", "give the model without -m: hpp-exec MODEL -p \"...\", or hpp-exec serve MODEL"),
+        ("--model", "give the model without --model: hpp-exec MODEL -p \"...\", or hpp-exec serve MODEL"),
     ],
     second_word: "give a prompt with -p, as in hpp-exec PLAN -p \"...\"",
 };
@@ -194,9 +195,9 @@ pub struct SamplingArgs {
     /// Flatten (above 1) or sharpen (below 1) the distribution; 0 always takes the most likely token.
     #[arg(long, visible_alias = "temp", value_name = "T", value_parser = temperature, allow_negative_numbers = true)]
     pub temperature: Option<f64>,
-    /// Sample from the N most likely tokens; 0 is all. Like --top-p, --min-p and --seed it draws tokens, at temperature 1 where neither
+    /// Sample from the N most likely tokens; 0 or -1 is all. Like --top-p, --min-p and --seed it draws tokens, at temperature 1 where neither
     /// --temperature nor the model says another.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = top_k, allow_negative_numbers = true)]
     pub top_k: Option<usize>,
     /// Sample from the fewest most likely tokens whose probabilities add up to P.
     #[arg(long, value_name = "P", value_parser = probability, allow_negative_numbers = true)]
@@ -344,7 +345,7 @@ pub struct LibraryArgs {
     #[arg(long, value_name = "NAME.KEY=VALUE")]
     pub ep_option: Vec<ProviderOptionArg>,
     /// Threads that all partitions share [default: one for each physical core].
-    #[arg(long, short = 't', value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, short = 't', value_name = "N", value_parser = at_least_one::<u16>)]
     pub threads: Option<u16>,
     /// Log steps and decisions on stderr; -vv adds details, -vvv everything. HPP_LOG overrides it: a level, or levels by module, such as
     /// HPP_LOG=info,hpp_backend=debug. HPP_LOG also applies to hpp-split, which plans a MODEL.
@@ -380,7 +381,7 @@ pub enum SpeculateArg {
     Off,
     /// Draft the tokens that followed the previous occurrence of the last tokens (prompt lookup).
     Ngram,
-    /// Draft with the model of --draft, where there is that option, else with the draft that the plan has of its model.
+    /// Draft with the plan's own draft of its model (hpp-split --draft), or with the model that --draft names (not in jobs and serve).
     Draft,
 }
 
@@ -483,13 +484,13 @@ pub struct ServeArgs {
     pub on_demand: bool,
     /// Unload a model that had no request for so many seconds; the next request loads it again [default: only to make room for
     /// another model].
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", value_parser = at_least_one::<u64>)]
     pub idle_timeout: Option<u64>,
     /// Most waiting requests of a model; further ones get status 429.
     #[arg(long, default_value_t = 64, value_name = "N")]
     pub queue: usize,
     /// Time limit of a request, seconds [default: none].
-    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "SECONDS", value_parser = at_least_one::<u64>)]
     pub timeout: Option<u64>,
     /// Largest request body.
     #[arg(long, default_value = "8M", value_name = "SIZE")]
@@ -502,11 +503,11 @@ pub struct ServeArgs {
     #[arg(long, alias = "allow-host", value_name = "NAME")]
     pub allowed_host: Vec<String>,
     /// Most connections at a time; the longest idle one is closed for a new one.
-    #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 512, value_name = "N", value_parser = at_least_one::<u32>)]
     pub max_connections: u32,
     /// Most requests per minute of each API key, or of each client address without keys; further ones get status 429
     /// [default: no limit].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = at_least_one::<u32>)]
     pub rate_limit: Option<u32>,
     /// Where states of prompts are kept.
     #[command(flatten)]
@@ -600,7 +601,7 @@ pub struct VerifyArgs {
     #[arg(long, value_name = "IN.npz")]
     pub inputs: Option<PathBuf>,
     /// Tokens to generate and compare.
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 16, value_parser = at_least_one::<u64>)]
     pub steps: u64,
     /// Largest difference allowed, relative to the largest magnitude in the tensor (at least 0.001) [default: by element type and
     /// provider].
@@ -640,10 +641,10 @@ pub struct BenchArgs {
     #[arg(long, short = 'p', value_name = "N", value_parser = prompt_tokens)]
     pub prompt_tokens: Option<u64>,
     /// Tokens to generate.
-    #[arg(long, short = 'n', value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 64, value_parser = at_least_one::<u64>)]
     pub new_tokens: u64,
     /// Measured runs, after one warm-up run; medians are printed.
-    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, short = 'r', value_name = "N", default_value_t = 3, value_parser = at_least_one::<u32>)]
     pub runs: u32,
     /// Leave out the warm-up run, so that the first run is measured too.
     #[arg(long)]

@@ -88,7 +88,8 @@ impl GenerateError {
                 }
                 PromptError::NoTemplate => "leave --chat out to send the prompt as it is",
                 PromptError::NotALanguageModel => {
-                    "run it on tensors, with both options: hpp-exec PLAN --inputs in.npz --outputs out.npz"
+                    "run it on tensors, with both options: hpp-exec PLAN --inputs in.npz --outputs out.npz. Text needs an input input_ids and an \
+                     output logits [batch, positions, vocabulary]: if the model computes them under other names, export it again with these"
                 }
                 PromptError::TooLong { context, most: Some(most), .. } if most <= context => {
                     "shorten the prompt: the model was built for no longer context"

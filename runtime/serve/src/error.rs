@@ -4,7 +4,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use hpp_engine::EngineError;
-use hpp_generate::GenerateError;
+use hpp_generate::{GenerateError, PromptError};
 use hpp_schema::error_line;
 use serde_json::json;
 use std::borrow::Cow;
@@ -47,7 +47,9 @@ pub enum ApiError {
     #[error("this path takes another method; docs/SERVING.md lists the paths with their methods")]
     WrongMethod,
     /// There is no such path.
-    #[error("there is nothing at this path; docs/SERVING.md lists the paths")]
+    #[error(
+        "there is nothing at this path: OpenAI's paths begin with /v1, as in /v1/chat/completions; docs/SERVING.md lists all"
+    )]
     NotFound,
     /// The request has more bytes than allowed.
     #[error("the request is larger than this server allows (--max-body)")]
@@ -192,6 +194,9 @@ impl From<GenerateError> for ApiError {
         let message = error_line(&error);
         match error {
             _ if error.may_pass() => ApiError::Unavailable(message),
+            GenerateError::Prompt(PromptError::NoTemplate) => {
+                ApiError::Invalid { message: format!("{message}: /v1/completions continues a text"), param: None }
+            }
             GenerateError::Prompt(_)
             | GenerateError::Conversation(_)
             | GenerateError::Template(_)

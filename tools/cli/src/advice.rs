@@ -1,6 +1,7 @@
 //! Advice on arguments that clap refuses: options of another command, mistyped subcommands and values, negative sizes.
 
 use clap::Command;
+use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::path::Path;
 
@@ -132,8 +133,9 @@ impl Advice {
             };
             return fresh(UnknownArgument, format!("unexpected argument '{word}': {why}"));
         }
-        match elsewhere(&error, command, self.habits) {
-            Some(advice) => with_advice(error, command, advice),
+        let subcommand = arguments.first().and_then(|word| command.find_subcommand(word)).map(Command::get_name);
+        match elsewhere(&error, command, subcommand, self.habits) {
+            Some(advice) => with_advice(error, usage(command, subcommand), advice),
             None => without_value_tip(error),
         }
     }
@@ -145,12 +147,23 @@ impl Advice {
     }
 }
 
-fn with_advice(mut error: clap::Error, command: &Command, advice: String) -> clap::Error {
+/// The usage of a command, or of a subcommand of it.
+fn usage(command: &Command, subcommand: Option<&str>) -> StyledStr {
+    let mut command = command.clone();
+    // Gives subcommands their whole names.
+    command.build();
+    match subcommand.and_then(|name| command.find_subcommand_mut(name)) {
+        Some(subcommand) => subcommand.render_usage(),
+        None => command.render_usage(),
+    }
+}
+
+fn with_advice(mut error: clap::Error, usage: StyledStr, advice: String) -> clap::Error {
     for kind in [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand] {
         error.remove(kind);
     }
     error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![advice.into()]));
-    error.insert(ContextKind::Usage, ContextValue::StyledStr(command.clone().render_usage()));
+    error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
     error
 }
 
@@ -233,14 +246,17 @@ pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
     (distance(nearest) <= allowed).then_some(nearest)
 }
 
-/// Advice for an option that `habits`, a subcommand or another command has.
-fn elsewhere(error: &clap::Error, command: &Command, habits: &[Habit]) -> Option<String> {
+/// Advice for an option that `habits`, the command itself, another subcommand or another command has, and not the subcommand that was given.
+fn elsewhere(error: &clap::Error, command: &Command, subcommand: Option<&str>, habits: &[Habit]) -> Option<String> {
     let ContextValue::String(option) = error.get(ContextKind::InvalidArg)? else { return None };
     let option = option.split('=').next()?;
     if let Some((_, advice)) = habits.iter().find(|(word, _)| *word == option) {
         return Some((*advice).to_owned());
     }
     let ours = command.get_name();
+    if subcommand.is_some() && command.get_arguments().any(|argument| is_called(argument, option)) {
+        return Some(format!("'{option}' is an option of {ours} without a subcommand"));
+    }
     let mut known = command.get_subcommands().filter(|known| !known.is_hide_set());
     if let Some(subcommand) = known.find(|known| known.get_arguments().any(|argument| is_called(argument, option))) {
         return Some(format!("'{option}' is an option of '{ours} {}'", subcommand.get_name()));

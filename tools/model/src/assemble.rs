@@ -242,8 +242,7 @@ fn ring(decision: &Decision, gpu: usize) -> Option<Ring> {
         Placement::Resident(at) => at == gpu && decision.movable,
         Placement::Cpu => false,
     };
-    let has_slot =
-        |spec: &&PartitionSpec| Phase::BOTH.iter().any(|phase| is_in_slot(spec.placement.in_phase(*phase)));
+    let has_slot = |spec: &&PartitionSpec| Phase::BOTH.iter().any(|phase| is_in_slot(spec.placement.in_phase(*phase)));
     let blocks = decision.partitions.iter().filter(has_slot).flat_map(|spec| &decision.blocks[spec.blocks.clone()]);
     Some(Ring { slots, slot_bytes: ByteSize(hpp_partition::slot(blocks)) })
 }

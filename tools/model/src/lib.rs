@@ -40,7 +40,9 @@ pub use hash::model_hash;
 pub use host::ThisHost;
 pub use host_kernels::host_kernels;
 pub use memory::HostMemory;
-pub use operators::{machine_layouts, unknown_operators, without_cpu_kernel};
+pub use operators::{
+    avoid_host_without_kernels, has_paged_caches, machine_layouts, unknown_operators, without_cpu_kernel,
+};
 pub use problem::{CostSource, ProviderTimes, packing, problem, scales_beside_packed, session_copies};
 pub use providers::ProviderPolicy;
 pub use reliability::{fit_error, unreliable_blocks, unreliable_times};

@@ -86,7 +86,8 @@ impl FromStr for Assign {
             let placement = parse_placement(device).ok_or_else(|| AssignError::Device(device.to_owned()))?;
             Ok((blocks.to_owned(), placement))
         };
-        let entries: Vec<_> = text.split(',').filter(|part| !part.trim().is_empty()).map(entry).collect::<Result<_, _>>()?;
+        let entries: Vec<_> =
+            text.split(',').filter(|part| !part.trim().is_empty()).map(entry).collect::<Result<_, _>>()?;
         if entries.is_empty() { Err(AssignError::Empty) } else { Ok(Assign(entries)) }
     }
 }

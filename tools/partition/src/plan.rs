@@ -72,7 +72,8 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
 fn greedy(problem: &Problem, options: &Options) -> Result<ScoredPlacement, OverBudget> {
     let placements = greedy_run(problem);
     // Only the user streams blocks here.
-    let slots = |gpu| if placements.iter().any(|at| at.is_streamed_to(gpu)) { options.slots.unwrap_or(SLOTS[0]) } else { 0 };
+    let slots =
+        |gpu| if placements.iter().any(|at| at.is_streamed_to(gpu)) { options.slots.unwrap_or(SLOTS[0]) } else { 0 };
     let slots: Vec<u32> = (0..problem.budget.vram.len()).map(slots).collect();
     fits(problem, &placements, &slots, options.mechanisms)?;
     let goal = Goal { weights: weights(problem, options.objective), mechanisms: options.mechanisms, slots };

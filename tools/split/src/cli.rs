@@ -81,7 +81,7 @@ pub struct SplitArgs {
     #[arg(long, value_name = "SIZE", allow_negative_numbers = true, value_parser = ByteSize::typed)]
     pub margin: Option<ByteSize>,
     /// Tokens a sequence may grow to, such as 8192 or 8k (k is 1024) [default: the model's, 8192 at most].
-    #[arg(long, short = 'c', value_name = "TOKENS", value_parser = values::tokens)]
+    #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "TOKENS", value_parser = values::tokens)]
     pub context: Option<u64>,
     /// Rows of the input tensors: sequences that a program computes in step. `hpp-exec jobs` and `serve` need none.
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -120,7 +120,7 @@ pub struct SplitArgs {
     pub json: bool,
 
     /// Place the last N layers on the GPU: a number, `all`, or `auto` to let the planner decide within the budget.
-    #[arg(long, value_name = "N|auto")]
+    #[arg(long, visible_alias = "n-gpu-layers", value_name = "N|all|auto", allow_negative_numbers = true)]
     pub gpu_layers: Option<LayerCount>,
     /// Place blocks by hand, such as `layers.0-11=gpu,layers.12=stream,head=cpu`; overrides all other placement
     /// options. `stream` means `gpu0:stream`. Of two entries for a block the later counts. The planner

@@ -13,6 +13,7 @@ const ADVICE: Advice = Advice {
         ("run", NO_SUBCOMMAND),
         ("partition", NO_SUBCOMMAND),
         ("-m", "give the model without -m: hpp-split MODEL"),
+        ("--model", "give the model without --model: hpp-split MODEL"),
         ("-o", "give the output directory with --out DIR"),
     ],
     second_word: "give one model; options begin with --",

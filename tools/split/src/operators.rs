@@ -3,7 +3,7 @@
 use crate::input_errors::{InputError, InputErrors};
 use crate::partitioning::Partitioning;
 use hpp_graph::PartitionGraph;
-use hpp_model::{Analysis, machine_layouts, unknown_operators, without_cpu_kernel};
+use hpp_model::{Analysis, has_paged_caches, machine_layouts, unknown_operators, without_cpu_kernel};
 use hpp_partition::{Phase, Placement};
 
 const UNKNOWN: &str = "export again with an opset and operators that ONNX Runtime supports (torch.onnx.export takes opset_version); if \
@@ -11,6 +11,8 @@ const UNKNOWN: &str = "export again with an opset and operators that ONNX Runtim
 const LAYOUTS: &str = "save it with ORT_ENABLE_EXTENDED instead of ORT_ENABLE_ALL, or take the original model";
 const NO_KERNEL: &str = "export for the CPU (float32, float16 or 4-bit weights, and no operators of a GPU only) to compute there; or put these blocks on a GPU \
                          with more --vram (hpp-split --assign chooses them, --allow-unknown-operators skips this check)";
+
+const PAGED: &str = "export the model again without paged attention: HPP keeps KV caches itself";
 
 /// Refuses opsets and operators that ONNX Runtime does not have, and those for the machine that saved the model.
 pub fn check(analysis: &Analysis, allow: bool) -> Result<(), InputErrors> {
@@ -33,7 +35,8 @@ pub fn check_host(
     };
     let partitions = partitioning.partitions.iter().zip(parts).filter(|(partition, _)| on_host(partition.placement));
     let nodes = partitions.flat_map(|(_, part)| part.nodes.iter().copied());
-    refuse(without_cpu_kernel(&analysis.graph, nodes), NO_KERNEL)
+    let hint = if has_paged_caches(&analysis.graph) { PAGED } else { NO_KERNEL };
+    refuse(without_cpu_kernel(&analysis.graph, nodes), hint)
 }
 
 fn refuse(lines: Vec<String>, hint: &'static str) -> Result<(), InputErrors> {

@@ -7,8 +7,8 @@ use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
 use crate::measured_run::Corrections;
 use hpp_model::{
-    Analysis, CostSource, DEFAULT_CHUNK, ExpertComputation, ProviderPolicy, Scenario, ThisHost, avoid_faults, packing,
-    problem, session_copies, widest_workspace,
+    Analysis, CostSource, DEFAULT_CHUNK, ExpertComputation, ProviderPolicy, Scenario, ThisHost, avoid_faults,
+    avoid_host_without_kernels, packing, problem, session_copies, widest_workspace,
 };
 use hpp_partition::{BlockPlacement, Budget, DeviceId, KvHome, Objective, Options, Packing, Placement, Problem};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
@@ -138,6 +138,9 @@ impl PlanningRequest {
         avoid_gpus(&mut problem);
         if !recorded_budgets.vram.is_empty() {
             set_assigned(&mut problem, args);
+        }
+        if !problem.gpus.is_empty() && !args.allow_unknown_operators {
+            avoid_host_without_kernels(&mut problem, analysis);
         }
         // Manual placement may override this; the plan still lists no provider that computes a block wrongly.
         if manual_gpus(args) == 0 {

@@ -18,7 +18,7 @@ use crate::{
     targets, trace, unknown_providers, unused_options,
 };
 use hpp_graph::{Block, PartitionGraph};
-use hpp_model::{Analysis, ExpertComputation, faulty_blocks};
+use hpp_model::{Analysis, ExpertComputation, faulty_blocks, has_paged_caches};
 use hpp_onnx::QuantizeOptions;
 use hpp_partition::useless_gpus;
 use hpp_schema::{ByteSize, Plan, Provider, TRACE_START};
@@ -152,6 +152,12 @@ fn own_draft(args: &SplitArgs, analysis: &Analysis, costs: &Costs) -> Result<Opt
 }
 
 fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &PlanningRequest) {
+    if has_paged_caches(&analysis.graph) {
+        tell!(
+            "note: this model keeps its KV cache in pages (PagedAttention) that HPP does not manage, so its plan computes one step from --inputs and \
+             generates no text; export it again without paged attention to generate"
+        );
+    }
     if let Some(note) = unstated_experts_note(analysis).filter(|_| !request.problem.gpus.is_empty()) {
         tell!("note: {note}");
     }

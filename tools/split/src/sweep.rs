@@ -54,6 +54,9 @@ struct Sweep<'a> {
 
 /// Plans for each budget, as `hpp-split` would with this `--vram`, and prints the results. `first` is the request without budgets.
 pub fn run(inputs: &PlanInputs, first: &PlanningRequest, range: VramRange, source: &str) -> Result<(), SplitError> {
+    if inputs.args.planning.explain {
+        tell!("note: --explain has no effect: --sweep-vram writes no plan");
+    }
     let gpus = first.problem.gpus.len();
     let points = range.points().into_iter().map(|vram| point(inputs, gpus, vram));
     let points = points.collect::<Result<Vec<Point>, SplitError>>()?;

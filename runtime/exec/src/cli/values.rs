@@ -1,6 +1,7 @@
 //! Reads the values of options.
 
 use hpp_generate::sampling::{SettingRange, new_seed};
+use std::str::FromStr;
 
 /// Parses a number of tokens: 4096 or 4k.
 pub fn context(text: &str) -> Result<u64, String> {
@@ -22,12 +23,29 @@ pub fn max_new(text: &str) -> Result<u64, String> {
     tokens(text).ok_or_else(|| "write a number of tokens, such as 512 or 8k, or -1 for no limit".to_owned())
 }
 
+/// Parses a whole number above 0.
+pub fn at_least_one<T: FromStr + PartialEq + Default>(text: &str) -> Result<T, String> {
+    let number = text.parse().ok().filter(|number| *number != T::default());
+    number.ok_or_else(|| "it is a whole number, 1 or more".to_owned())
+}
+
 /// Parses the length of a prompt. `-p` is a text in the command without a subcommand.
 pub fn prompt_tokens(text: &str) -> Result<u64, String> {
-    let number = tokens(text).filter(|tokens| *tokens > 0);
-    number.ok_or_else(|| {
-        "here it is the number of tokens in the prompt, not a text; write 512 or 4k, for example".to_owned()
-    })
+    match tokens(text) {
+        Some(0) => Err("give at least one token".to_owned()),
+        Some(tokens) => Ok(tokens),
+        None => {
+            Err("here it is the number of tokens in the prompt, not a text; write 512 or 4k, for example".to_owned())
+        }
+    }
+}
+
+/// Parses a number of most likely tokens: -1 stands for all, as 0 does.
+pub fn top_k(text: &str) -> Result<usize, String> {
+    match text {
+        "-1" => Ok(0),
+        _ => text.parse().map_err(|_| "it is a whole number, 0 or -1 for all tokens".to_owned()),
+    }
 }
 
 pub fn token_id(text: &str) -> Result<u32, String> {

@@ -1,7 +1,7 @@
 //! The file of prompts: reads one JSON object a line, without holding the file in memory.
 
 use hpp_generate::grammar::{FormatError, ResponseFormat};
-use hpp_generate::sampling::{JsonSeed, SamplingOverrides};
+use hpp_generate::sampling::{JsonSeed, JsonTopK, SamplingOverrides};
 use hpp_generate::text::{ChatMessage, conversation};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -56,7 +56,7 @@ pub struct Job {
     /// See [`SamplingOverrides`]; so are the next five.
     pub temperature: Option<f64>,
     /// See above.
-    pub top_k: Option<usize>,
+    pub top_k: Option<JsonTopK>,
     /// See above.
     pub top_p: Option<f64>,
     /// See above.
@@ -98,7 +98,7 @@ impl Job {
     pub fn sampling(&self) -> SamplingOverrides {
         SamplingOverrides {
             temperature: self.temperature,
-            top_k: self.top_k,
+            top_k: self.top_k.map(JsonTopK::value),
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
@@ -318,7 +318,8 @@ fn read_job(text: &[u8], id: Option<u64>) -> Result<Job, String> {
         None => {
             let (path, what) = (error.path().to_string(), plain(error.inner()));
             // Fields that are unknown, missing or there twice are named by the error itself.
-            let names_field = ["no such field", "there is no", "two values for"].iter().any(|start| what.starts_with(start));
+            let names_field =
+                ["no such field", "there is no", "two values for"].iter().any(|start| what.starts_with(start));
             let place = if path == "." || names_field { String::new() } else { format!("`{path}`: ") };
             format!("not a job: {place}{what}")
         }

@@ -13,9 +13,10 @@ pub use error::PlanningError;
 
 use crate::cli::RuntimeArgs;
 use crate::console::Console;
+use crate::runtime::available_memory;
 use cache::{LockedPlan, PlanCache};
 use hpp_generate::{PLAN_NAME, PlanFile};
-use hpp_schema::FileRole;
+use hpp_schema::{ByteSize, FileRole};
 use key::CacheKey;
 use planner::SplitCommand;
 use std::cell::Cell;
@@ -70,6 +71,10 @@ impl CachedPlan {
         let plan = cache.acquire(&key, planning.replan, console, make_plan)?;
         if !is_new.get() {
             cache.notes(&plan).iter().for_each(|note| console.info(note));
+            let made_for = PlanFile::open(&plan.dir().join(PLAN_NAME)).ok().and_then(|plan| plan.plan.budgets.ram);
+            let note =
+                made_for.zip(available_memory()).and_then(|(ram, free)| note_of_more_memory(ram, ByteSize(free)));
+            note.filter(|_| planning.ram.is_none()).iter().for_each(|note| console.info(note));
         }
         console.info(&format!("plan: {} (kept for the next time; --replan makes it again)", plan.dir().display()));
         Ok(Some(CachedPlan { cache, plan }))
@@ -93,6 +98,15 @@ impl CachedPlan {
         }
         self.cache.evict(Some(&name));
     }
+}
+
+/// Says that a plan for this much memory, which the model exceeds, was made while less was free than now.
+fn note_of_more_memory(made_for: ByteSize, free: ByteSize) -> Option<String> {
+    let is_much_more = free.0 / 2 > made_for.0;
+    is_much_more.then(|| {
+        let [made_for, free] = [made_for, free].map(ByteSize::human);
+        format!("note: this plan is for {made_for} of host memory, and {free} are free now: --replan plans for them")
+    })
 }
 
 /// Whether a path is a model: a model file, or a directory with files of a model and without a plan.
@@ -133,6 +147,14 @@ fn has_model_extension(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn much_more_free_memory_than_planned_is_told() {
+        let [small, large] = [ByteSize(1 << 30), ByteSize(3 << 30)];
+        let note = note_of_more_memory(small, large).unwrap();
+        assert!(note.contains("for 1 GiB") && note.contains("3 GiB are free") && note.contains("--replan"), "{note}");
+        assert_eq!((note_of_more_memory(large, large), note_of_more_memory(large, small)), (None, None));
+    }
 
     #[test]
     fn models_and_plans_are_distinguished() {

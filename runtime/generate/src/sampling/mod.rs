@@ -9,7 +9,7 @@ mod sampler;
 
 pub use allowed::AllowedTokens;
 pub use exp_sum::{exp_sum, max_logit};
-pub use overrides::{JsonSeed, SamplingOverrides, SettingRange, new_seed};
+pub use overrides::{JsonSeed, JsonTopK, SamplingOverrides, SettingRange, new_seed};
 pub(crate) use sampler::top_probability;
 pub use sampler::{Sampler, SamplingError, greedy};
 

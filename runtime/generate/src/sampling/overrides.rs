@@ -33,6 +33,26 @@ pub enum JsonSeed {
     Signed(i64),
 }
 
+/// `top_k` in JSON: a whole number from 0 on, or -1, which other programs write for all tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "i64")]
+pub struct JsonTopK(usize);
+
+impl TryFrom<i64> for JsonTopK {
+    type Error = &'static str;
+    fn try_from(number: i64) -> Result<Self, Self::Error> {
+        let number = if number == -1 { 0 } else { number };
+        number.try_into().map(JsonTopK).map_err(|_| "it is a whole number, 0 or -1 for all tokens")
+    }
+}
+
+impl JsonTopK {
+    /// The number of most likely tokens; 0 stands for all.
+    pub fn value(self) -> usize {
+        self.0
+    }
+}
+
 impl JsonSeed {
     /// The seed, a negative one in two's complement; of -1 a new one.
     pub fn value(self) -> u64 {

@@ -51,6 +51,16 @@ pub enum OnePrompt {
     Tokens(Vec<u32>),
 }
 
+impl OnePrompt {
+    /// Whether it has neither text nor tokens.
+    pub fn is_empty(&self) -> bool {
+        match self {
+            OnePrompt::Text(text) => text.is_empty(),
+            OnePrompt::Tokens(tokens) => tokens.is_empty(),
+        }
+    }
+}
+
 impl CompletionPrompt {
     /// Each text or list of tokens.
     pub fn each(&self) -> Vec<OnePrompt> {

@@ -44,6 +44,11 @@ impl EmbeddingRequest {
     /// The texts.
     pub fn inputs(&self) -> Result<Vec<OnePrompt>, ApiError> {
         let inputs = self.input.each();
+        if let Some(index) = inputs.iter().position(OnePrompt::is_empty) {
+            let field = if inputs.len() == 1 { "input".to_owned() } else { format!("input[{index}]") };
+            let message = format!("`{field}` is empty");
+            return Err(ApiError::field(field, message));
+        }
         match inputs.len() {
             1..=MAX_INPUTS => Ok(inputs),
             _ => Err(ApiError::field("input", format!("give from 1 to {MAX_INPUTS} texts"))),
@@ -99,6 +104,10 @@ mod tests {
         assert_eq!(read(json!("a")).unwrap(), [OnePrompt::Text("a".into())]);
         assert_eq!(read(json!([[1], [2]])).unwrap().len(), 2);
         assert!(read(json!(7)).is_err() && read(json!(vec!["x"; 3000])).is_err());
+        for (empty, field) in [(json!(""), "input"), (json!([]), "input"), (json!(["a", ""]), "input[1]")] {
+            let refused = read(empty);
+            assert!(matches!(&refused, Err(ApiError::Invalid { param: Some(p), .. }) if p == field), "{refused:?}");
+        }
         let wrong = EmbeddingRequest::read(&json!({"input": "a", "encoding_format": "xml"}));
         assert!(matches!(wrong, Err(ApiError::Invalid { param: Some(param), .. }) if param == "encoding_format"));
     }

@@ -5,7 +5,7 @@ use crate::engine_thread::CacheHints;
 use crate::error::ApiError;
 use crate::model::RequestOptions;
 use hpp_generate::grammar::{GrammarSource, ResponseFormat};
-use hpp_generate::sampling::{JsonSeed, SamplingOverrides};
+use hpp_generate::sampling::{JsonSeed, JsonTopK, SamplingOverrides};
 use serde::Deserialize;
 use serde_json::Value;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub struct Settings {
     /// Sample from the fewest most likely tokens whose probabilities add up to this.
     pub top_p: Option<f64>,
     /// Sample from this many most likely tokens.
-    pub top_k: Option<usize>,
+    pub top_k: Option<JsonTopK>,
     /// Sample from tokens at least this many times as likely as the most likely one.
     pub min_p: Option<f64>,
     /// Makes tokens already in the text less likely.
@@ -136,7 +136,7 @@ impl Settings {
             stop,
             sampling: SamplingOverrides {
                 temperature: self.temperature,
-                top_k: self.top_k,
+                top_k: self.top_k.map(JsonTopK::value),
                 top_p: self.top_p,
                 min_p: self.min_p,
                 repetition_penalty: self.repetition_penalty,

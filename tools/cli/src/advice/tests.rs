@@ -100,6 +100,9 @@ fn options_of_subcommands_and_of_other_commands_are_named() {
     assert!(said("m --pack").contains("'--pack' is an option of hpp-split"));
     assert!(said("m --quick").contains("'--quick' is an option of hpp-profile"));
     assert!(said("-m model").contains("give the model without -m"));
+    let said_of_ram = said("serve --ram 5");
+    assert!(said_of_ram.contains("'--ram' is an option of hpp-exec without a subcommand"), "{said_of_ram}");
+    assert!(said_of_ram.contains("Usage: hpp-exec serve"), "{said_of_ram}");
     assert!(said("m --pack").contains("Usage: hpp-exec") && !said("m --pack").contains("to pass '--pack'"));
 }
 

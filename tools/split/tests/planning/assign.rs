@@ -29,5 +29,9 @@ fn reasons_tell_the_user_s_blocks_from_the_planner_s() {
     assert!(!of("layers.3").reason.contains("manually"), "{}", of("layers.3").reason);
     let plan = planned(&["--assign", "layers.3=gpu", "--vram", "1G"]);
     let last = plan.partitions.last().unwrap();
-    assert!(last.reason.contains("layers.3 placed manually; other blocks placed there by the planner"), "{}", last.reason);
+    assert!(
+        last.reason.contains("layers.3 placed manually; other blocks placed there by the planner"),
+        "{}",
+        last.reason
+    );
 }

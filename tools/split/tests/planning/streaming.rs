@@ -302,7 +302,8 @@ fn slots_are_as_large_as_planned() {
     let dir = tempfile::tempdir().unwrap();
     let all = ["--assign", "all=stream", "--margin", "1B"];
     let movable = ["--assign", "layers.0=stream,layers.1-3=gpu,head=gpu", "--movable", "--margin", "1B"];
-    for (at, (model, more)) in [("optimum-legacy/gpt2-merged", &all[..]), (LLAMA, &movable[..])].into_iter().enumerate() {
+    for (at, (model, more)) in [("optimum-legacy/gpt2-merged", &all[..]), (LLAMA, &movable[..])].into_iter().enumerate()
+    {
         for slots in ["1", "3"] {
             let more = [more, &["--slots", slots]].concat();
             let model = fixture(model);
