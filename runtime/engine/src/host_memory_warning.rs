@@ -31,7 +31,7 @@ pub fn budget_warning(plan: &Plan) -> Option<String> {
         let [needed, ram] = [ByteSize(needed), budget].map(ByteSize::human);
         format!(
             "the plan's budget is {ram} of host memory (budgets.ram), and its weights, which all stay in memory, need about {needed} with \
-             everything else: hpp-split --ram {} plans for so little, if the model can run in it",
+             everything else: hpp-split --ram {} plans for so little, if that is enough for the model",
             ram.replace(' ', "")
         )
     })

@@ -2,6 +2,7 @@
 
 use crate::segmentation::{BlockState, Segmentation};
 use crate::{CutError, Graph, PartitionGraph, cut};
+use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// The index of a part to join with the next one, so that some part comes closer to a part whose state it reads, before or after this
@@ -27,8 +28,14 @@ pub fn cut_finely(graph: &Graph, segmentation: &Segmentation) -> Result<Vec<Part
     let mut groups: Vec<Range<usize>> = (0..segmentation.blocks.len()).map(|at| at..at + 1).collect();
     loop {
         let parts = cut(graph, segmentation, &groups)?;
-        let Some(index) = join_for_state(segmentation, &parts) else { return Ok(parts) };
-        let joined = groups.remove(index);
-        groups[index].start = joined.start;
+        let joins: BTreeSet<usize> =
+            (0..parts.len()).filter_map(|reader| join_for_reader(segmentation, &parts, reader)).collect();
+        if joins.is_empty() {
+            return Ok(parts);
+        }
+        for index in joins.into_iter().rev() {
+            let joined = groups.remove(index);
+            groups[index].start = joined.start;
+        }
     }
 }

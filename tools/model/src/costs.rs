@@ -78,6 +78,7 @@ pub fn blocks(
             // Only `Analysis::with_experts_apart` makes such blocks.
             on_host: block.is_experts,
             assigned: None,
+            needs_gpu: false,
             kv_filled: counter.filled_state(index, scenario.context),
             workspace_bytes: of_passes.saturating_add(folded),
             folded_bytes: folded,

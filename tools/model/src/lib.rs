@@ -41,7 +41,7 @@ pub use host::ThisHost;
 pub use host_kernels::host_kernels;
 pub use memory::HostMemory;
 pub use operators::{
-    avoid_host_without_kernels, has_paged_caches, machine_layouts, unknown_operators, without_cpu_kernel,
+    has_paged_caches, machine_layouts, mark_blocks_without_kernels, unknown_operators, without_cpu_kernel,
 };
 pub use problem::{CostSource, ProviderTimes, packing, problem, scales_beside_packed, session_copies};
 pub use providers::ProviderPolicy;

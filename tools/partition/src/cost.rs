@@ -21,6 +21,8 @@ pub struct BlockSpec {
     pub on_host: bool,
     /// Where the user places it in both phases, if anywhere: the planner leaves it there.
     pub assigned: Option<Placement>,
+    /// Whether the CPU has no kernel for one of its operators: the planner keeps it off the host if a GPU can compute it.
+    pub needs_gpu: bool,
     /// Memory of its state at the planned context and batch, in bytes.
     pub kv_bytes: u64,
     /// Number of state tensors. Each is copied separately.
@@ -125,6 +127,11 @@ impl Streamed {
         self.pieces.clone_from(&of_partition.pieces);
     }
 
+    /// Bytes of a slot for the block, at least.
+    pub(crate) fn slot_bytes(&self) -> u64 {
+        self.pieces.iter().fold(0, |sum, piece| sum.saturating_add(*piece))
+    }
+
     /// Bytes copied in every pass.
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -186,6 +193,7 @@ pub(crate) mod tests {
             experts: None,
             on_host: false,
             assigned: None,
+            needs_gpu: false,
             kv_bytes: kv,
             kv_tensors: 2,
             kv_grows: None,

@@ -217,7 +217,7 @@ impl PartialPlacement {
         }
         for gpu in (0..self.gpus.len()).filter(|gpu| placement.is_streamed_to(*gpu)) {
             let used = &mut self.gpus[gpu];
-            used.largest_streamed = used.largest_streamed.max(problem.streamed_bytes(number));
+            used.largest_streamed = used.largest_streamed.max(problem.blocks[number].streamed.slot_bytes());
             used.weights += new_bytes(problem, before, |b| b.streamed.constants(), |c| c.is_streamed_to(gpu));
         }
         if placement.on_host() {

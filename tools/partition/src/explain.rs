@@ -65,8 +65,8 @@ pub type FindCuts<'a> = &'a dyn Fn(&[BlockPlacement]) -> Vec<usize>;
 /// Each run of neighbours with one block placement, those that the user placed apart from others, with its alternatives and the cuts that they would have. Evaluates only, does not plan.
 pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: FindCuts) -> Vec<RunExplanation> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    let by_user = |block: usize| (problem.blocks[block].on_host, problem.blocks[block].assigned.is_some());
-    let like = |a: usize, b: usize| solution.placements[a] == solution.placements[b] && by_user(a) == by_user(b);
+    let constraint = |block: usize| (problem.blocks[block].on_host, problem.blocks[block].assigned.is_some());
+    let like = |a: usize, b: usize| solution.placements[a] == solution.placements[b] && constraint(a) == constraint(b);
     for i in 0..solution.placements.len() {
         match runs.last_mut() {
             Some(run) if like(run.start, i) => run.end = i + 1,
@@ -93,11 +93,12 @@ fn alternatives(
         Planner::Exact => options.mechanisms,
         Planner::Greedy => Mechanisms::ResidentCpu,
     };
-    let others = problem.placements(run.start, mechanisms).into_iter();
+    let others = problem.possible_placements(run.start, mechanisms).into_iter();
     let others = others
         .filter(|placement| placement.prefill == placement.decode && *placement != solution.placements[run.start]);
-    let possible =
-        |placement: &BlockPlacement| run.clone().all(|i| problem.placements(i, mechanisms).contains(placement));
+    let possible = |placement: &BlockPlacement| {
+        run.clone().all(|i| problem.possible_placements(i, mechanisms).contains(placement))
+    };
     let alternative = |placement: BlockPlacement| {
         let mut placements = solution.placements.clone();
         placements[run.clone()].fill(placement);

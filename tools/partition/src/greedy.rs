@@ -8,13 +8,14 @@ use crate::memory::check_gpu;
 use crate::{BlockPlacement, Mechanisms, Placement, Problem};
 use std::ops::Range;
 
-/// Places blocks greedily and contiguously by their decode times, on the host if none fits on a GPU; does not check host memory.
-pub(crate) fn greedy_run(problem: &Problem) -> Vec<BlockPlacement> {
+/// Places blocks greedily and contiguously by their decode times, on the host if none fits on a GPU; does not check host memory. Blocks that
+/// the user streams go through a ring of `slots`.
+pub(crate) fn greedy_run(problem: &Problem, slots: u32) -> Vec<BlockPlacement> {
     let gain: Vec<f64> = (0..problem.blocks.len()).map(|block| hotness(problem, block)).collect();
     let mut order: Vec<usize> = (0..gain.len()).filter(|block| gain[*block] > 0.0).collect();
     order.sort_by(|a, b| gain[*b].total_cmp(&gain[*a]).then(b.cmp(a)));
-    let first = order.into_iter().find_map(|start| Some((start..start + 1, fill(problem, start..start + 1)?)));
-    first.map_or_else(|| on_host(problem), |(run, placements)| extend(problem, run, placements, &gain))
+    let first = order.into_iter().find_map(|start| Some((start..start + 1, fill(problem, start..start + 1, slots)?)));
+    first.map_or_else(|| on_host(problem), |(run, placements)| extend(problem, run, placements, &gain, slots))
 }
 
 /// Milliseconds that a block saves on the first GPU per byte; 0 if a GPU cannot compute it, or if the user assigned it.
@@ -35,24 +36,27 @@ fn on_host(problem: &Problem) -> Vec<BlockPlacement> {
     problem.blocks.iter().map(|block| BlockPlacement::both(block.assigned.unwrap_or(Placement::Cpu))).collect()
 }
 
-/// Adds the hotter neighbour that fits until none fits.
+/// Adds the hotter neighbour that fits until none fits. Steps over blocks that the user assigned.
 fn extend(
     problem: &Problem,
     mut run: Range<usize>,
     mut placements: Vec<BlockPlacement>,
     gain: &[f64],
+    slots: u32,
 ) -> Vec<BlockPlacement> {
+    let is_assigned = |block: usize| problem.blocks[block].assigned.is_some();
     loop {
-        let mut wider: Vec<(f64, Range<usize>)> = Vec::new();
+        let mut wider: Vec<(usize, Range<usize>)> = Vec::new();
         if run.end < gain.len() {
-            wider.push((gain[run.end], run.start..run.end + 1));
+            wider.push((run.end, run.start..run.end + 1));
         }
         if run.start > 0 {
-            wider.push((gain[run.start - 1], run.start - 1..run.end));
+            wider.push((run.start - 1, run.start - 1..run.end));
         }
-        wider.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let grown = wider.into_iter().filter(|(gain, _)| *gain > 0.0).find_map(|(_, wide)| {
-            let placements = fill(problem, wide.clone())?;
+        wider.sort_by(|a, b| gain[b.0].total_cmp(&gain[a.0]));
+        let is_possible = |block: usize| gain[block] > 0.0 || is_assigned(block);
+        let grown = wider.into_iter().filter(|(block, _)| is_possible(*block)).find_map(|(_, wide)| {
+            let placements = fill(problem, wide.clone(), slots)?;
             Some((wide, placements))
         });
         match grown {
@@ -63,12 +67,12 @@ fn extend(
 }
 
 /// Places `run` on gpu0 until it is full, then on gpu1, and so on; everything else on the host. `None` if it does not fit.
-fn fill(problem: &Problem, run: Range<usize>) -> Option<Vec<BlockPlacement>> {
+fn fill(problem: &Problem, run: Range<usize>, slots: u32) -> Option<Vec<BlockPlacement>> {
     let mut placements = on_host(problem);
     let mut gpu = 0;
-    for block in run {
+    for block in run.filter(|block| problem.blocks[*block].assigned.is_none()) {
         placements[block] = BlockPlacement::both(Placement::Resident(gpu));
-        while check_gpu(problem, &placements, gpu).is_err() {
+        while check_gpu(problem, &placements, slots, gpu).is_err() {
             gpu += 1;
             if gpu >= problem.budget.vram.len() {
                 return None;
@@ -89,7 +93,7 @@ mod tests {
     /// The GPU of each block; `.` for the host.
     fn grow(layers: u32, budget: Budget) -> String {
         let shown = |placement: BlockPlacement| placement.decode.gpu().map_or('.', |gpu| char::from(b'0' + gpu as u8));
-        greedy_run(&problem(dense(layers, 1 << 20), budget)).into_iter().map(shown).collect()
+        greedy_run(&problem(dense(layers, 1 << 20), budget), 3).into_iter().map(shown).collect()
     }
 
     fn of(vram: &[u64]) -> Budget {
@@ -133,7 +137,7 @@ mod tests {
     fn the_run_ends_at_a_block_that_no_gpu_computes() {
         let mut problem = problem(dense(6, 1 << 20), of(&[1 << 30]));
         problem.gpus[0].blocks[4].decode_ms = f64::INFINITY;
-        let found = greedy_run(&problem);
+        let found = greedy_run(&problem, 3);
         let on_gpu: Vec<usize> = (0..8).filter(|block| found[*block].decode.gpu().is_some()).collect();
         assert_eq!(on_gpu, [5, 6, 7]);
     }
@@ -145,7 +149,7 @@ mod tests {
             let mut budget = Budget { margin: margin * mib, ..of(&[vram * mib / 2]) };
             if second > 0 { budget.vram.push(second * mib / 2) }
             let problem = problem(dense(layers, mib), budget);
-            let placements = greedy_run(&problem);
+            let placements = greedy_run(&problem, 3);
             let slots = vec![0; problem.gpus.len()];
             prop_assert!(fits(&problem, &placements, &slots, Mechanisms::ResidentCpu).is_ok());
             let on: Vec<usize> = (0..placements.len()).filter(|i| placements[*i].decode.gpu().is_some()).collect();

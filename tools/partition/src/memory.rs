@@ -361,9 +361,14 @@ impl MemoryUsage {
     }
 }
 
-/// Checks one GPU for a placement without streaming.
-pub(crate) fn check_gpu(problem: &Problem, placements: &[BlockPlacement], gpu: usize) -> Result<(), OverBudget> {
-    check_gpu_demand(problem, gpu, gpu_demand(problem, placements, 0, gpu))
+/// Checks one GPU whose ring, if it streams, has this many slots.
+pub(crate) fn check_gpu(
+    problem: &Problem,
+    placements: &[BlockPlacement],
+    slots: u32,
+    gpu: usize,
+) -> Result<(), OverBudget> {
+    check_gpu_demand(problem, gpu, gpu_demand(problem, placements, slots, gpu))
 }
 
 /// Checks one GPU. An unused GPU always fits.

@@ -70,10 +70,10 @@ fn weights(problem: &Problem, objective: Objective) -> [f64; 2] {
 
 /// The placement of the greedy planner.
 fn greedy(problem: &Problem, options: &Options) -> Result<ScoredPlacement, OverBudget> {
-    let placements = greedy_run(problem);
+    let ring = options.slots.unwrap_or(SLOTS[0]);
+    let placements = greedy_run(problem, ring);
     // Only the user streams blocks here.
-    let slots =
-        |gpu| if placements.iter().any(|at| at.is_streamed_to(gpu)) { options.slots.unwrap_or(SLOTS[0]) } else { 0 };
+    let slots = |gpu| if placements.iter().any(|at| at.is_streamed_to(gpu)) { ring } else { 0 };
     let slots: Vec<u32> = (0..problem.budget.vram.len()).map(slots).collect();
     fits(problem, &placements, &slots, options.mechanisms)?;
     let goal = Goal { weights: weights(problem, options.objective), mechanisms: options.mechanisms, slots };
@@ -172,6 +172,11 @@ fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<B
         all.into_iter().filter(is_allowed).collect()
     };
     (0..problem.blocks.len()).map(allowed_for_block).collect()
+}
+
+/// The smallest number of slots that the planner tries; 0 if it streams nothing.
+pub fn fewest_slots(problem: &Problem, options: &Options) -> u32 {
+    slots(problem, options).into_iter().flatten().min().unwrap_or(0)
 }
 
 /// The numbers of slots to try, one entry per GPU, equal on all GPUs.

@@ -2,9 +2,9 @@
 
 use crate::evaluate::Goal;
 use crate::memory::usage_with_cuts;
+use crate::plan::fewest_slots;
 use crate::program::min_host_placement;
 use crate::regions::regions;
-use crate::search::SLOTS;
 use crate::{BlockPlacement, BlockSpec, Demand, DeviceId, Options, OverBudget, Placement, Problem};
 
 /// What the smallest block needs on the GPU on which it needs least, where no GPU can hold any block that it could compute. The plan then
@@ -37,25 +37,25 @@ pub fn useless_gpus(problem: &Problem, options: &Options) -> Option<OverBudget> 
     smallest_excess
 }
 
-/// The error for a problem without a placement that fits. GPUs may stay empty but for the blocks that can only compute there, or that the user
-/// assigned to them; if these fit, host memory is too small. The numbers for the host are those of a placement that needs little of it.
+/// The error for a problem without a placement that fits. GPUs may stay empty but for blocks that the user assigned to them, or that only a GPU
+/// can compute. If the assigned ones fit, host memory is too small; the numbers are then those of a placement that needs little of it.
 pub(crate) fn budget_error(problem: &Problem, options: &Options) -> OverBudget {
-    let fewest = SLOTS.into_iter().min().unwrap_or(1);
-    let slots = if options.mechanisms.streams() { options.slots.unwrap_or(fewest) } else { 0 };
-    let slots = vec![slots; problem.budget.vram.len()];
+    let slots = vec![fewest_slots(problem, options); problem.budget.vram.len()];
+    let assigned = problem.blocks.iter().map(|block| BlockPlacement::both(block.assigned.unwrap_or(Placement::Cpu)));
+    if let Err(error) =
+        usage_with_cuts(problem, &assigned.collect::<Vec<_>>(), &slots).check(problem, options.mechanisms)
+        && error.device != DeviceId::Cpu
+    {
+        return error;
+    }
     let goal = Goal { weights: [1.0; 2], mechanisms: options.mechanisms, slots: slots.clone() };
     let allowed: Vec<Vec<BlockPlacement>> =
         (0..problem.blocks.len()).map(|block| problem.placements(block, options.mechanisms)).collect();
     let first =
         |placements: &Vec<BlockPlacement>| placements.first().copied().unwrap_or(BlockPlacement::both(Placement::Cpu));
-    let on_host: Vec<BlockPlacement> = allowed.iter().map(first).collect();
-    if let Err(error) = usage_with_cuts(problem, &on_host, &slots).check(problem, options.mechanisms)
-        && error.device != DeviceId::Cpu
-    {
-        return error;
-    }
     let regions = regions(problem, &allowed);
-    let placements = min_host_placement(problem, &goal, &regions, &allowed).unwrap_or(on_host);
+    let placements =
+        min_host_placement(problem, &goal, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());
     let usage = usage_with_cuts(problem, &placements, &slots);
     let ram = problem.budget.ram.unwrap_or(u64::MAX);
     let host = OverBudget {

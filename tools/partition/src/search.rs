@@ -179,10 +179,11 @@ fn simple_placements(problem: &Problem, goal: &Goal, allowed: &[Vec<BlockPlaceme
     if goal.mechanisms.streams() {
         places.extend((0..problem.budget.vram.len()).map(Placement::Streamed));
     }
+    let slots = goal.slots.iter().copied().max().unwrap_or(0);
     let everywhere = places.into_iter().map(|place| vec![BlockPlacement::both(place); problem.blocks.len()]);
     let is_allowed =
         |placements: &Vec<BlockPlacement>| placements.iter().zip(allowed).all(|(c, allowed)| allowed.contains(c));
-    everywhere.chain([greedy_run(problem)]).filter(is_allowed).collect()
+    everywhere.chain([greedy_run(problem, slots)]).filter(is_allowed).collect()
 }
 
 /// Moves blocks from the host to a place in one phase, one after another, while they fit.

@@ -198,9 +198,22 @@ impl Problem {
         download_ms + transfer.to.map_or(0.0, |gpu| self.upload_ms(gpu, transfer.tensors))
     }
 
-    /// The placements of a block: every pair of places with finite times, or the one that the user assigned. A block that is resident on a GPU
-    /// in one phase is not streamed to the same GPU in the other.
+    /// The placements of a block: the one that the user assigned, if it is possible, else those on GPUs if it needs one, else all.
     pub fn placements(&self, block: usize, mechanisms: Mechanisms) -> Vec<BlockPlacement> {
+        let BlockSpec { assigned, needs_gpu, .. } = self.blocks[block];
+        let mut all = self.possible_placements(block, mechanisms);
+        let is_wanted = |placement: &BlockPlacement| match assigned {
+            Some(assigned) => *placement == BlockPlacement::both(assigned),
+            None => !needs_gpu || !placement.on_host(),
+        };
+        if all.iter().any(is_wanted) {
+            all.retain(is_wanted);
+        }
+        all
+    }
+
+    /// Every pair of places with finite times. A block that is resident on a GPU in one phase is not streamed to the same GPU in the other.
+    pub(crate) fn possible_placements(&self, block: usize, mechanisms: Mechanisms) -> Vec<BlockPlacement> {
         let gpus = || 0..self.gpus.len().min(self.budget.vram.len());
         let mut places = vec![Placement::Cpu];
         places.extend(gpus().map(Placement::Resident));
@@ -217,9 +230,7 @@ impl Problem {
             let decode = places.iter().filter(|p| usable(p, Phase::Decode));
             decode.map(|decode| BlockPlacement { prefill: *prefill, decode: *decode })
         });
-        let assigned = self.blocks[block].assigned.map(BlockPlacement::both);
-        let is_assigned = |placement: &BlockPlacement| assigned.is_none_or(|assigned| *placement == assigned);
-        pairs.filter(|placement| placement.is_legal(mechanisms) && is_assigned(placement)).collect()
+        pairs.filter(|placement| placement.is_legal(mechanisms)).collect()
     }
 }
 

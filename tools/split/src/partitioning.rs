@@ -9,7 +9,7 @@ use crate::request::{PlanningRequest, default_margin, with_default_margin};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
     BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, KvHome, Mechanisms, MemoryUsage, Options,
-    OverBudget, Phase, Placement, Problem, Solution, evaluate, fits, gpu_layers, plan, stream_layers,
+    OverBudget, Phase, Placement, Problem, Solution, evaluate, fewest_slots, fits, gpu_layers, plan, stream_layers,
     usage_of_partitions,
 };
 use hpp_schema::memory::{READ_AHEAD, state_window};
@@ -87,8 +87,8 @@ pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning
     );
     let (solution, decided_by) = choose(request, args)?;
     let partitioning = match decided_by {
-        DecidedBy::Planner => from_planner(request, args, solution),
-        manual => Partitioning::new(request, args.partitions, solution, manual),
+        DecidedBy::User => Partitioning::new(request, args.partitions, solution, decided_by),
+        by_planner => from_planner(request, args, solution, by_planner),
     };
     let Solution { objective_ms, bound_ms, proven, ref slots, .. } = partitioning.solution;
     let gap = partitioning.solution.gap();
@@ -107,8 +107,13 @@ pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning
 
 /// Cuts a planner's solution into partitions, or a solution without streaming if that takes less once the launches of
 /// its partitions are counted.
-pub fn from_planner(request: &PlanningRequest, args: &SplitArgs, solution: Solution) -> Partitioning {
-    let partitioning = Partitioning::new(request, args.partitions, solution, DecidedBy::Planner);
+pub fn from_planner(
+    request: &PlanningRequest,
+    args: &SplitArgs,
+    solution: Solution,
+    decided_by: DecidedBy,
+) -> Partitioning {
+    let partitioning = Partitioning::new(request, args.partitions, solution, decided_by);
     static_alternative(request, args, &partitioning).unwrap_or(partitioning)
 }
 
@@ -124,7 +129,12 @@ fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Par
     }
     let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
     let other = plan(&request.problem, &options).ok()?;
-    let other = Partitioning::new(request, args.partitions, other, DecidedBy::Planner);
+    let mut assigned =
+        request.problem.blocks.iter().map(|block| block.assigned.map(BlockPlacement::both)).zip(&other.placements);
+    if assigned.any(|(assigned, placement)| assigned.is_some_and(|assigned| assigned != *placement)) {
+        return None;
+    }
+    let other = Partitioning::new(request, args.partitions, other, planned.decided_by);
     let bound_ms = planned.solution.bound_ms;
     let solution = Solution { bound_ms, proven: false, ..other.solution.clone() };
     (other.solution.objective_ms < planned.solution.objective_ms).then_some(Partitioning { solution, ..other })
@@ -146,21 +156,15 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, Deci
             "--gpu-layers auto needs a VRAM budget",
             "give --vram the size of the GPU's memory, such as 24G",
         ));
-    } else if request.recorded_budgets.vram.is_empty() && args.assign.is_some() {
+    } else if named
+        .as_ref()
+        .is_some_and(|places| request.recorded_budgets.vram.is_empty() || places.iter().all(Option::is_some))
+    {
         // Without a budget only the named blocks go to a GPU.
         (all_on_host(), DecidedBy::User)
     } else {
-        let decided_by = match &named {
-            None => DecidedBy::Planner,
-            Some(places) if places.iter().any(Option::is_none) => DecidedBy::Both,
-            Some(_) => DecidedBy::User,
-        };
-        match plan(problem, &request.options) {
-            Ok(solution) => (solution, decided_by),
-            // The user placed all blocks: `check` tests the result.
-            Err(_) if decided_by == DecidedBy::User => (all_on_host(), decided_by),
-            Err(error) => return Err(over_budget(request, decided_by)(error)),
-        }
+        let decided_by = if named.is_none() { DecidedBy::Planner } else { DecidedBy::Both };
+        (plan(problem, &request.options).map_err(over_budget(request, decided_by))?, decided_by)
     };
     let Some(places) = named else { return Ok((solution, decided_by)) };
     let named = places.into_iter().zip(&problem.blocks);
@@ -385,7 +389,10 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
         let freed_by_kv_on_disk = freed_by_kv_on_disk(&request.problem, &source);
         // Of the activations masks and scores depend on the context, and in short contexts the length of passes.
         let depends_on_context = source.demand.kv.saturating_add(source.demand.workspace);
-        let slots = request.options.slots.unwrap_or(if decided_by == DecidedBy::User { DEFAULT_SLOTS } else { 1 });
+        let slots = match decided_by {
+            DecidedBy::User => request.options.slots.unwrap_or(DEFAULT_SLOTS),
+            DecidedBy::Planner | DecidedBy::Both => fewest_slots(&request.problem, &request.options),
+        };
         let fewer_slots = source.demand.ring > 0 && slots > 1;
         let draft = if source.device == DeviceId::Cpu { request.limits.reserved } else { 0 };
         let source = OverBudget { draft, ..source };

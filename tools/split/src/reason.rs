@@ -5,8 +5,16 @@ use crate::partitioning::{DecidedBy, Partitioning};
 use crate::request::PlanningRequest;
 use crate::table;
 use hpp_model::{DiskStreaming, PartitionSpec};
-use hpp_partition::{Alternative, BlockPlacement, BlockRole, Objective, Placement, RunExplanation, explain_runs};
+use hpp_partition::{
+    Alternative, BlockPlacement, BlockRole, BlockSpec, Objective, Placement, RunExplanation, explain_runs,
+};
 use hpp_schema::ByteSize;
+
+/// Why blocks are where the user places them.
+const MANUALLY: &str = "placed manually";
+
+/// Why blocks are beside blocks that the user places.
+const BY_PLANNER: &str = "placed there by the planner";
 
 /// One reason for each partition, in order. Adjacent partitions on one device are moved together in the comparison with
 /// other devices, and share its result.
@@ -33,8 +41,8 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
         .iter()
         .map(|partition| {
             let of_run = || run_of(partition).map(|run| reason(request, partitioning, run, sharing(run)));
-            let by_user = || kept_on_host(request, partition, BY_PLANNER).or_else(|| assigned(request, partition));
-            let reason = by_user().or_else(of_run).unwrap_or_default();
+            let asked = || kept_on_host(request, partition, BY_PLANNER).or_else(|| assigned(request, partition));
+            let reason = asked().or_else(of_run).unwrap_or_default();
             match (&disk, partition.placement.decode) {
                 (Some(disk), Placement::Cpu) => beside_disk(reason, partition, disk),
                 _ => reason,
@@ -66,7 +74,8 @@ fn kept_on_host(request: &PlanningRequest, partition: &PartitionSpec, others: &s
 /// The reason for a partition with blocks that `--assign` names.
 fn assigned(request: &PlanningRequest, partition: &PartitionSpec) -> Option<String> {
     let blocks = &request.problem.blocks[partition.blocks.clone()];
-    let assigned = blocks.iter().filter(|block| block.assigned.is_some());
+    let is_where_assigned = |block: &&BlockSpec| block.assigned.map(BlockPlacement::both) == Some(partition.placement);
+    let assigned = blocks.iter().filter(is_where_assigned);
     let assigned: Vec<String> = assigned.map(|block| block.label.clone()).collect();
     match assigned.len() {
         0 => None,
@@ -74,12 +83,6 @@ fn assigned(request: &PlanningRequest, partition: &PartitionSpec) -> Option<Stri
         _ => Some(format!("{} {MANUALLY}; other blocks {BY_PLANNER}", table::blocks(&assigned))),
     }
 }
-
-/// Why blocks are where the user places them.
-const MANUALLY: &str = "placed manually";
-
-/// Why blocks are beside blocks that the user places.
-const BY_PLANNER: &str = "placed there by the planner";
 
 /// The reason in a plan without GPUs.
 fn without_gpus(partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> String {

@@ -8,9 +8,11 @@ use crate::local_machine::LocalMachine;
 use crate::measured_run::Corrections;
 use hpp_model::{
     Analysis, CostSource, DEFAULT_CHUNK, ExpertComputation, ProviderPolicy, Scenario, ThisHost, avoid_faults,
-    avoid_host_without_kernels, packing, problem, session_copies, widest_workspace,
+    mark_blocks_without_kernels, packing, problem, session_copies, widest_workspace,
 };
-use hpp_partition::{BlockPlacement, Budget, DeviceId, KvHome, Objective, Options, Packing, Placement, Problem};
+use hpp_partition::{
+    BlockPlacement, Budget, DeviceId, KvHome, Mechanisms, Objective, Options, Packing, Placement, Problem,
+};
 use hpp_schema::memory::{PROCESS, READ_AHEAD};
 use hpp_schema::{Budgets, ByteSize, ModelKind, names_a_file, provider_options};
 
@@ -135,12 +137,13 @@ impl PlanningRequest {
         if args.planning.experts == ExpertReads::All {
             problem.blocks.iter_mut().for_each(|block| block.experts = None);
         }
+        let options = args.planning.options(args.avoids_streaming());
         avoid_gpus(&mut problem);
         if !recorded_budgets.vram.is_empty() {
-            set_assigned(&mut problem, args);
+            set_assigned(&mut problem, args, options.mechanisms);
         }
-        if !problem.gpus.is_empty() && !args.allow_unknown_operators {
-            avoid_host_without_kernels(&mut problem, analysis);
+        if !args.allow_unknown_operators {
+            mark_blocks_without_kernels(&mut problem, analysis);
         }
         // Manual placement may override this; the plan still lists no provider that computes a block wrongly.
         if manual_gpus(args) == 0 {
@@ -165,7 +168,7 @@ impl PlanningRequest {
             providers,
             corrections,
             single: None,
-            options: args.planning.options(args.avoids_streaming()),
+            options,
             recorded_budgets,
             compress_permille,
             movable: args.movable,
@@ -255,11 +258,13 @@ fn avoid_gpus(problem: &mut Problem) {
     }
 }
 
-/// Tells the planner where the user places blocks. An `--assign` that does not fit the model is refused later.
-fn set_assigned(problem: &mut Problem, args: &SplitArgs) {
+/// Tells the planner where the user places blocks, as far as that is possible. What is not is refused later.
+fn set_assigned(problem: &mut Problem, args: &SplitArgs, mechanisms: Mechanisms) {
     let named = args.assign.iter().filter_map(|assign| assign.placements(&problem.blocks).ok()).next();
-    for (block, place) in problem.blocks.iter_mut().zip(named.into_iter().flatten()) {
-        block.assigned = place.filter(|_| !block.on_host);
+    for (block, place) in named.into_iter().flatten().enumerate() {
+        let is_possible =
+            |place: &Placement| problem.placements(block, mechanisms).contains(&BlockPlacement::both(*place));
+        problem.blocks[block].assigned = place.filter(is_possible);
     }
 }
 

@@ -116,6 +116,7 @@ mod tests {
             experts: None,
             on_host: false,
             assigned: None,
+            needs_gpu: false,
             kv_bytes: 60 * MB,
             kv_tensors: 2,
             kv_grows: None,

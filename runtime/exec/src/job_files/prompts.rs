@@ -317,9 +317,8 @@ fn read_job(text: &[u8], id: Option<u64>) -> Result<Job, String> {
         Some(mistake) => mistake,
         None => {
             let (path, what) = (error.path().to_string(), plain(error.inner()));
-            // Fields that are unknown, missing or there twice are named by the error itself.
-            let names_field =
-                ["no such field", "there is no", "two values for"].iter().any(|start| what.starts_with(start));
+            // The error itself names a field that is unknown or there twice.
+            let names_field = what.contains(&format!("`{path}`"));
             let place = if path == "." || names_field { String::new() } else { format!("`{path}`: ") };
             format!("not a job: {place}{what}")
         }
@@ -412,11 +411,12 @@ mod tests {
             {"id": 10, "prompt": "x", "stop": ["x", ""]}
             {"id": 11, "messages": [{"role": "user", "contents": "x"}]}
             {"id": 12, "prompt": "x", "top_k": "a"}
+            {"id": 16, "messages": [{"role": "user", "content": "a"}, {"content": "a"}]}
             {"id": 13, "messages": [{"role": "user", "content": 5}]}
             {"id": 14, "tokens": []}
             {"id": 15, "prompt": "x"} x"#;
         let (total, jobs) = read(text, Answered::default());
-        assert_eq!((total, jobs.len()), (22, 22));
+        assert_eq!((total, jobs.len()), (23, 23));
         let good: Vec<&JobId> = jobs.iter().flatten().map(|job| &job.id).collect();
         assert_eq!(good, [&JobId::Number(1), &JobId::Text("b".into()), &JobId::Number(6)]);
         assert_eq!(jobs[0].as_ref().unwrap().prompt.as_deref(), Some("a"), "`text` is another name of `prompt`");
@@ -437,13 +437,14 @@ mod tests {
             "a line is one JSON object",
             "a text of `stop` is empty",
             "`messages[0].content`: the message has none",
-            "not a job: `top_k`: wrong kind of value: the string \"a\"",
+            "not a job: `top_k`: wrong kind of value: the string \"a\", expected a whole number",
+            "not a job: `messages[1]`: there is no `role`",
             "not a job: `messages[0].content`: it must be a text or a list of parts",
             "`tokens` is empty",
             "not JSON: a mistake at character",
         ];
         let lines: Vec<u64> = bad.iter().map(|bad| bad.line).collect();
-        assert_eq!(lines, [4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23]);
+        assert_eq!(lines, [4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24]);
         for (bad, says) in bad.iter().zip(says) {
             assert!(bad.error.contains(says), "{bad:?}");
         }

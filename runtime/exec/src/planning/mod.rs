@@ -105,7 +105,7 @@ fn note_of_more_memory(made_for: ByteSize, free: ByteSize) -> Option<String> {
     let is_much_more = free.0 / 2 > made_for.0;
     is_much_more.then(|| {
         let [made_for, free] = [made_for, free].map(ByteSize::human);
-        format!("note: this plan is for {made_for} of host memory, and {free} are free now: --replan plans for them")
+        format!("note: this plan is for {made_for} of host memory, and {free} are free now: --replan makes a plan for that much")
     })
 }
 

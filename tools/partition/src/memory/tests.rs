@@ -16,7 +16,7 @@ fn the_error_has_the_required_budget() {
     let check = |problem: &Problem| fits(problem, &placed(".00."), &[0], Mechanisms::ResidentCpu);
     let error = check(&problem).unwrap_err();
     assert_eq!(error.device, DeviceId::Gpu(0));
-    assert_eq!(check_gpu(&problem, &placed(".00."), 0), Err(error.clone()));
+    assert_eq!(check_gpu(&problem, &placed(".00."), 0, 0), Err(error.clone()));
     problem.budget.vram[0] = error.required_budget() - 1;
     assert!(check(&problem).is_err());
     problem.budget.vram[0] += 1;

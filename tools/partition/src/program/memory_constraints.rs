@@ -30,7 +30,7 @@ pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
     fixed.add(&workspace, 1.0);
     let constants = program.distinct_bytes(|block| block.streamed.constants(), |_| true, is_streamed);
     fixed.add(&constants, 1.0);
-    let slot = program.max_over_selected(is_streamed, |i| problem.streamed_bytes(i));
+    let slot = program.max_over_selected(is_streamed, |i| problem.blocks[i].streamed.slot_bytes());
     fixed.add(&slot, program.goal.slots[gpu].into());
     let limit = problem.budget.vram[gpu].saturating_sub(problem.budget.margin);
     match problem.budget.kv {

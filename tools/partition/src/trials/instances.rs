@@ -132,6 +132,7 @@ fn block(d: &mut Random, i: usize) -> BlockSpec {
         kv_grows: d.one_in(4).then(|| GrowingState { fixed: d.below(100), token: d.below(3) }),
         on_host: false,
         assigned: None,
+        needs_gpu: false,
         kv_filled: None,
         workspace_bytes: d.below(60),
         folded_bytes: 0,

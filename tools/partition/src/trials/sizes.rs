@@ -55,6 +55,7 @@ fn block(number: u32, kind: BlockRole, parameters: u64, active: u64, kv_bytes: u
         kv_grows: None,
         on_host: false,
         assigned: None,
+        needs_gpu: false,
         kv_filled: None,
         workspace_bytes: 256 << 20,
         folded_bytes: 0,

@@ -19,6 +19,7 @@ pub fn four_layers() -> Problem {
         kv_grows: None,
         on_host: false,
         assigned: None,
+        needs_gpu: false,
         kv_filled: None,
         workspace_bytes: 0,
         folded_bytes: 0,

@@ -259,6 +259,7 @@ mod tests {
             kv_grows: None,
             on_host: false,
             assigned: None,
+            needs_gpu: false,
             kv_filled: None,
             workspace_bytes: 10,
             folded_bytes: 0,

@@ -20,18 +20,44 @@ fn blocks_without_an_entry_leave_the_named_ones_room() {
     }
 }
 
-/// Without `--assign` all blocks of this small model are on the GPU.
 #[test]
 fn reasons_tell_the_user_s_blocks_from_the_planner_s() {
-    let plan = planned(&["--assign", "layers.1=cpu", "--vram", "1G"]);
-    let of = |block: &str| plan.partitions.iter().find(|part| part.blocks.iter().any(|b| b == block)).unwrap();
-    assert_eq!(of("layers.1").reason, "placed manually");
-    assert!(!of("layers.3").reason.contains("manually"), "{}", of("layers.3").reason);
-    let plan = planned(&["--assign", "layers.3=gpu", "--vram", "1G"]);
-    let last = plan.partitions.last().unwrap();
+    let plan = planned(&["--assign", "layers.3=gpu,layers.2=cpu", "--vram", "1G"]);
+    let of = |block: &str| {
+        let has_block = |partition: &&hpp_schema::Partition| partition.blocks.iter().any(|other| other == block);
+        plan.partitions.iter().find(has_block).unwrap().reason.as_str()
+    };
     assert!(
-        last.reason.contains("layers.3 placed manually; other blocks placed there by the planner"),
+        of("layers.3").contains("layers.3 placed manually; other blocks placed there by the planner"),
         "{}",
-        last.reason
+        of("layers.3")
     );
+    assert!(of("layers.2").contains("layers.2 placed manually"), "{}", of("layers.2"));
+    let whole = planned(&["--assign", "layers.0-3=gpu", "--vram", "1G"]);
+    let embedding = &whole.partitions[0];
+    assert!(embedding.blocks == ["embedding"] && !embedding.reason.contains("manually"), "{}", embedding.reason);
+}
+
+/// The greedy planner fills the GPU around named blocks, too, and a GPU that is not there is refused.
+#[test]
+fn the_greedy_planner_plans_around_named_blocks() {
+    let greedy = |assign: &str, vram: &str| {
+        let more = ["--planner", "greedy", "--assign", assign, "--vram", vram];
+        split(&[&[fixture(LLAMA).to_str().unwrap(), "--dry-run"], &more[..]].concat())
+    };
+    let done = greedy("layers.2=gpu", "1G").success();
+    assert!(done.stdout.contains("layers.0-3, head"), "{}", done.stdout);
+    let streamed = greedy("layers.1=stream", "3M").success();
+    assert!(streamed.stdout.contains("gpu0 streamed"), "{}", streamed.stdout);
+    greedy("layers.0=gpu1", "1G").refusal(&["gpu1", "the plan has 1 GPU"]);
+}
+
+/// A block on the CPU whose operator has no kernel there is refused by the name of the operator; without `--assign` it goes to the GPU.
+#[test]
+fn blocks_without_a_cpu_kernel_compute_on_the_gpu() {
+    let paged = fixture("genai/llama3-fp16-cuda-paged");
+    let run = |more: &[&str]| split(&[&[paged.to_str().unwrap(), "--vram", "1G", "--dry-run"], more].concat());
+    let planned = run(&[]).success();
+    assert!(planned.stdout.contains("gpu_0") && planned.stderr.contains("keeps its KV cache in pages"), "{planned:?}");
+    run(&["--assign", "layers.0=cpu"]).refusal(&["PagedAttention has no CPU kernel", "without paged attention"]);
 }

@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 pub const LLAMA: &str = "genai/llama3-fp32-cpu";
 
 /// The result of a command.
+#[derive(Debug)]
 pub struct Done {
     pub status: Option<i32>,
     pub stdout: String,
