@@ -248,7 +248,7 @@ fn the_panel_shows_where_each_layer_lies() {
     let of_other_places = "drawPlaces([
         {device: 'cpu', weights: 'mapped', bytes: 1, blocks: ['embedding']},
         {device: 'gpu0', weights: 'resident', bytes: 2, blocks: ['layers.2', 'head']},
-        {device: 'cpu', weights: 'streamed', bytes: 4, pinned_bytes: 2, blocks: ['layers.0', 'layers.10']},
+        {device: 'cpu', weights: 'streamed', bytes: 4, locked_bytes: 2, blocks: ['layers.0', 'layers.10']},
         {device: 'gpu0', weights: 'streamed', bytes: 4, blocks: ['layers.1']}], n => n + ' bytes');
         [[...document.querySelectorAll('#places .blocks i')].map(i => i.className + ' ' + i.style.getPropertyValue('--in-ram')),
          [...document.querySelectorAll('#places .place')].map(p => p.innerText.trim())]";

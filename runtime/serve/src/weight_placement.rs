@@ -20,5 +20,5 @@ pub struct WeightPlacement {
     pub bytes: u64,
     /// Of weights that are streamed from disk, the bytes that stay in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub pinned_bytes: Option<u64>,
+    pub locked_bytes: Option<u64>,
 }

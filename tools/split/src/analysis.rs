@@ -2,6 +2,7 @@
 
 use crate::cli::SplitArgs;
 use crate::error::SplitError;
+use hpp_graph::{Block, ExpertCounts};
 use hpp_model::{Analysis, AnalysisOptions, ExpertComputation, analyse_with};
 use hpp_onnx::QuantizeOptions;
 use hpp_schema::Activations;
@@ -24,11 +25,17 @@ pub fn analyse(
         analysis.name.push_str("-int8-activations");
     }
     let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
+    let has_experts = |block: &Block| ExpertCounts::of(&analysis.graph, block).is_some();
+    if !analysis.segmentation.blocks.iter().any(has_experts) {
+        let what = "--cpu-moe and --n-cpu-moe move experts to the CPU, and this model has no mixture of experts";
+        return Err(SplitError::setting(what, "omit them; --gpu-layers and --assign place whole layers"));
+    }
     let mut analysis = analysis.with_experts_apart(layers).ok_or_else(|| {
         SplitError::setting(
             "--cpu-moe and --n-cpu-moe move experts to the CPU, and these layers have none that can be moved: experts of QMoE and MoE can be, and \
              with --cpu-moe or without a GPU also those that Optimum exports as single matrices, of at least 16 KiB each as quantized",
-            "`hpp-split inspect` lists the layers with experts; --assign places whole layers",
+            "--cpu-moe moves the experts of all layers, also those that Optimum exports as single matrices; `hpp-split inspect` lists the layers \
+             with experts; --assign places whole layers",
         )
     })?;
     let (all, divided) = (analysis.segmentation.layer_count(), analysis.layers_with_experts_apart());

@@ -56,6 +56,8 @@ pub enum SplitError {
         depends_on_context: u64,
         /// Whether a ring with fewer slots is possible.
         fewer_slots: bool,
+        /// The most layers that fit, if `--gpu-layers` asks for more.
+        fitting_layers: Option<u64>,
         /// Demand and budget.
         source: OverBudget,
     },
@@ -155,6 +157,7 @@ impl SplitError {
                     has_gpus,
                     depends_on_context,
                     fewer_slots,
+                    fitting_layers,
                     source: other,
                     ..
                 }),
@@ -166,6 +169,7 @@ impl SplitError {
                 freed_by_kv_on_disk: 0,
                 depends_on_context,
                 fewer_slots,
+                fitting_layers,
                 source: other,
             },
             _ => self,
@@ -182,6 +186,7 @@ impl SplitError {
                 freed_by_kv_on_disk,
                 depends_on_context,
                 fewer_slots,
+                fitting_layers,
                 ..
             } => {
                 let flag = match source.device {
@@ -207,7 +212,11 @@ impl SplitError {
                     NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),
                     NeededBudget::Enough => format!("{human} ({bytes} bytes) of {flag} are enough"),
                 };
-                let others = [slots, context, kv, draft.as_str(), assign];
+                let layers = match fitting_layers {
+                    Some(layers) => format!("give --gpu-layers {layers}, which fits, or auto"),
+                    None => String::new(),
+                };
+                let others = [layers.as_str(), slots, context, kv, draft.as_str(), assign];
                 let others: Vec<&str> = others.into_iter().filter(|other| !other.is_empty()).collect();
                 if others.is_empty() { budget } else { format!("{budget}; or {}", others.join(", or ")) }
             }

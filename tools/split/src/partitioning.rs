@@ -55,6 +55,11 @@ pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Parti
 /// A refusal names a budget for the placement that did not fit. Within it another placement may be chosen, whose cuts take more: this
 /// raises the budget until planning succeeds.
 pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: SplitError) -> SplitError {
+    if let SplitError::OverBudget { fitting_layers, source, .. } = &mut refusal
+        && source.device != DeviceId::Cpu
+    {
+        *fitting_layers = most_layers(request, args);
+    }
     for _ in 0..MOST_RAISES {
         let SplitError::OverBudget { bytes, needed, source, .. } = &mut refusal else { break };
         let Err(next) = place(&request.with_budget(source.device, *bytes), args) else { break };
@@ -71,6 +76,18 @@ pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, mut re
         *needed = NeededBudget::Enough;
     }
     refusal
+}
+
+/// The most layers, fewer than `--gpu-layers` asks for, with which the plan fits; `None` if it asks for no number, or if none fits.
+fn most_layers(request: &PlanningRequest, args: &SplitArgs) -> Option<u64> {
+    let Some(LayerCount::Count(asked)) = args.gpu_layers else { return None };
+    let fits = |layers: u64| {
+        let args = SplitArgs { gpu_layers: Some(LayerCount::Count(layers)), ..args.clone() };
+        place(request, &args).is_ok()
+    };
+    let layers = asked.min(request.problem.blocks.len() as u64);
+    let candidates: Vec<u64> = (1..layers).collect();
+    candidates.partition_point(|layers| fits(*layers)).checked_sub(1).map(|at| candidates[at])
 }
 
 /// Decides where every block computes. The budget that a refusal names may be a little too small.
@@ -404,6 +421,7 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             freed_by_kv_on_disk,
             depends_on_context,
             fewer_slots,
+            fitting_layers: None,
             source,
         }
     }

@@ -11,7 +11,7 @@ use hpp_schema::memory::{BINDING, PROCESS, READ_AHEAD};
 use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency, State};
 
 /// Host memory left free for heap and code pages that are first touched after weights are locked, bytes.
-const RESERVE: u64 = 4 << 20;
+const RESERVE: u64 = 5 << 20;
 /// Bytes of a page: control groups count in pages.
 const PAGE: u64 = 4 << 10;
 

@@ -28,7 +28,7 @@ pub fn fitting_sequences(engine: &Engine<OrtBackend>, wanted: u64, is_asked: boo
         engine.plan().predictions.throughput.as_ref().map_or(0, |throughput| throughput.sequences).min(wanted);
     if !is_asked && sequences < planned {
         console.info(&format!(
-            "note: memory has room for {} at once beside what this process takes already (in a server also KV pages, --kv-ram), and the plan expects {planned}",
+            "note: memory has room for {} at once beside what this process takes already (in a server also KV pages, --kv-ram), and the plan expects {planned}; a shorter --context or more --ram makes room for more",
             counted(sequences, "sequence")
         ));
     }

@@ -174,14 +174,14 @@ function drawPlaces(placement, size) {
   /* Of what is read from disk, the square shows how much stays in RAM. */
   const square = (place, title) => {
     const made = element("i", [], { className: memoryOf(place)[0], title });
-    made.style.setProperty("--in-ram", 100 * (place.pinned_bytes || 0) / (place.bytes || 1) + "%");
+    made.style.setProperty("--in-ram", 100 * (place.locked_bytes || 0) / (place.bytes || 1) + "%");
     return made;
   };
   const places = placement.map(p => {
     const words = memoryOf(p)[1];
     const planned = p.planned_device ? ` (planned for ${p.planned_device})` : "";
-    const pinned = p.pinned_bytes === undefined ? "" : `, ${size(p.pinned_bytes)} of it stay in RAM`;
-    return element("div", [square(p, words), element("span", [`${words}${planned}: ${blockNames(p.blocks)}, ${size(p.bytes)}${pinned}`])],
+    const locked = p.locked_bytes === undefined ? "" : `, ${size(p.locked_bytes)} of it stay in RAM`;
+    return element("div", [square(p, words), element("span", [`${words}${planned}: ${blockNames(p.blocks)}, ${size(p.bytes)}${locked}`])],
       { className: "place" });
   });
   const squares = blocks.map(b => square(b.place, `${b.name}: ${memoryOf(b.place)[1]}`));

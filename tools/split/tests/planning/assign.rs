@@ -61,3 +61,17 @@ fn blocks_without_a_cpu_kernel_compute_on_the_gpu() {
     assert!(planned.stdout.contains("gpu_0") && planned.stderr.contains("keeps its KV cache in pages"), "{planned:?}");
     run(&["--assign", "layers.0=cpu"]).refusal(&["PagedAttention has no CPU kernel", "without paged attention"]);
 }
+
+/// A refusal of too many layers names the number that fits.
+#[test]
+fn too_many_gpu_layers_are_refused_with_the_number_that_fits() {
+    let run = |layers: &str| {
+        let more = ["--gpu-layers", layers, "--vram", "2M", "--dry-run"];
+        split(&[&[fixture(LLAMA).to_str().unwrap()], &more[..]].concat())
+    };
+    let refused = run("4").refusal(&["--gpu-layers", "which fits"]);
+    let (_, rest) = refused.stderr.split_once("give --gpu-layers ").unwrap();
+    let fitting: u64 = rest.split(',').next().unwrap().parse().unwrap();
+    run(&fitting.to_string()).success();
+    run(&(fitting + 1).to_string()).refusal(&["the budget of gpu0 is too small"]);
+}

@@ -19,7 +19,7 @@ pub(super) fn placement(plan: &Plan, stages: &[StageTelemetry]) -> Vec<WeightPla
                 place.partitions += 1;
                 place.blocks.extend(own.blocks);
                 place.bytes += own.bytes;
-                place.pinned_bytes = place.pinned_bytes.into_iter().chain(own.pinned_bytes).reduce(|a, b| a + b);
+                place.locked_bytes = place.locked_bytes.into_iter().chain(own.locked_bytes).reduce(|a, b| a + b);
             }
             None => places.push(own),
         }
@@ -47,6 +47,6 @@ fn of_partition(partition: &Partition, loaded: Option<&StageTelemetry>) -> Weigh
         blocks: partition.blocks.clone(),
         bytes: partition.bytes.weights.0,
         // What the plan locks is for its device.
-        pinned_bytes: partition.bytes.locked.map(|locked| locked.0).filter(|_| !fell_back && weights == planned),
+        locked_bytes: partition.bytes.locked.map(|locked| locked.0).filter(|_| !fell_back && weights == planned),
     }
 }
