@@ -46,6 +46,9 @@ impl PlanError {
                 Some("install a newer hpp-exec, or make the plan again with this build's hpp-split")
             }
             PlanError::Write(_) => None,
+            PlanError::Syntax(_) => {
+                Some("the file may be damaged: make the plan again with hpp-split MODEL --out DIR --force")
+            }
             PlanError::Changed { .. } => Some(
                 "make the plan again with hpp-split and other options; only budgets, generation, predictions, model.name and \
                  each partition's providers and reason may be edited by hand",
@@ -105,7 +108,8 @@ fn unsealed(text: &str) -> Result<(Plan, bool), PlanError> {
     if text.len() > MAX_BYTES {
         return Err(PlanError::TooLong(text.len()));
     }
-    let syntax = |error: serde_saphyr::Error| PlanError::Syntax(error.to_string());
+    let syntax =
+        |error: serde_saphyr::Error| PlanError::Syntax(error.to_string().trim_start_matches("error: ").to_owned());
     let header: Header = serde_saphyr::from_str(text).map_err(syntax)?;
     let mut plan: Plan = match header.hpp_plan {
         None => return Err(PlanError::NotAPlan),

@@ -14,7 +14,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use values::{
     above_zero, at_least_one, context, max_new, not_negative, probability, prompt_tokens, seed, stop_text, temperature,
-    token_id, top_k,
+    threads, token_id, top_k,
 };
 
 /// Run a language model that hpp-split has planned: generate text, chat, run on tensors, verify, benchmark.
@@ -345,7 +345,7 @@ pub struct LibraryArgs {
     #[arg(long, value_name = "NAME.KEY=VALUE")]
     pub ep_option: Vec<ProviderOptionArg>,
     /// Threads that all partitions share [default: one for each physical core].
-    #[arg(long, short = 't', value_name = "N", value_parser = at_least_one::<u16>)]
+    #[arg(long, short = 't', value_name = "N", value_parser = threads)]
     pub threads: Option<u16>,
     /// Log steps and decisions on stderr; -vv adds details, -vvv everything. HPP_LOG overrides it: a level, or levels by module, such as
     /// HPP_LOG=info,hpp_backend=debug. HPP_LOG also applies to hpp-split, which plans a MODEL.
@@ -709,7 +709,8 @@ mod tests {
             ("p --top-p 1.5", "from 0 to 1"),
             ("p --repetition-penalty 0", "above 0"),
             ("p --outputs o.npz", "--inputs"),
-            ("p --threads 0", "1 or more"),
+            ("p --threads 0", "from 1 to "),
+            ("p --threads 5000", "from 1 to "),
             ("p --top-k -2", "0 or -1 for all"),
             ("p --providers Vulkan", "cannot be the name"),
             ("p -q -v", "cannot be used with"),

@@ -136,7 +136,7 @@ impl Advice {
         let subcommand = arguments.first().and_then(|word| command.find_subcommand(word)).map(Command::get_name);
         match elsewhere(&error, command, subcommand, self.habits) {
             Some(advice) => with_advice(error, usage(command, subcommand), advice),
-            None => without_value_tip(error),
+            None => without_useless_tips(error, usage(command, subcommand)),
         }
     }
 
@@ -167,8 +167,19 @@ fn with_advice(mut error: clap::Error, usage: StyledStr, advice: String) -> clap
     error
 }
 
-/// The error without clap's tip to write an unknown option after `--`: there it would be a model or a prompt, which nobody meant.
-fn without_value_tip(mut error: clap::Error) -> clap::Error {
+/// The error without clap's tips that nobody meant: to write an unknown option after `--`, where it would be a model or a prompt, and options
+/// with names that have little in common.
+fn without_useless_tips(mut error: clap::Error, usage: StyledStr) -> clap::Error {
+    let text = |kind: ContextKind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.split('=').next().map(str::to_owned),
+        _ => None,
+    };
+    if let (Some(refused), Some(similar)) = (text(ContextKind::InvalidArg), text(ContextKind::SuggestedArg))
+        && nearest(&refused, [similar.as_str()]).is_none()
+    {
+        error.remove(ContextKind::SuggestedArg);
+        error.insert(ContextKind::Usage, ContextValue::StyledStr(usage));
+    }
     if let Some(ContextValue::StyledStrs(mut tips)) = error.remove(ContextKind::Suggested) {
         tips.retain(|tip| !tip.to_string().contains("as a value, use"));
         if !tips.is_empty() {

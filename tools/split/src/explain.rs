@@ -66,6 +66,9 @@ struct WhatIf {
     /// The same of the time to the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     time_to_first_token_ms_change: Option<f64>,
+    /// The same of the whole answer: the prompt and all new tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    answer_ms_change: Option<f64>,
     /// Why there is no plan with this change.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
@@ -74,7 +77,13 @@ struct WhatIf {
 impl WhatIf {
     /// A change without an effect.
     fn nothing(what: String) -> Self {
-        WhatIf { what, decode_ms_change: Some(0.0), time_to_first_token_ms_change: Some(0.0), refused: None }
+        WhatIf {
+            what,
+            decode_ms_change: Some(0.0),
+            time_to_first_token_ms_change: Some(0.0),
+            answer_ms_change: Some(0.0),
+            refused: None,
+        }
     }
 }
 
@@ -160,13 +169,24 @@ fn more_memory(
 /// What the plan of other inputs changes.
 fn what_if(what: String, then: Result<Chosen, SplitError>, now: &Solution) -> Result<WhatIf, SplitError> {
     let ms = |then: f64, now: f64| if is_rounding(then - now, now) { 0.0 } else { round(then - now) };
-    let nothing = WhatIf { what, decode_ms_change: None, time_to_first_token_ms_change: None, refused: None };
+    let nothing = WhatIf {
+        what,
+        decode_ms_change: None,
+        time_to_first_token_ms_change: None,
+        answer_ms_change: None,
+        refused: None,
+    };
     match then {
-        Ok(Chosen { partitioning, .. }) => Ok(WhatIf {
-            decode_ms_change: Some(ms(partitioning.solution.decode_ms, now.decode_ms)),
-            time_to_first_token_ms_change: Some(ms(partitioning.solution.prefill_ms, now.prefill_ms)),
-            ..nothing
-        }),
+        Ok(Chosen { request, partitioning }) => {
+            let then = &partitioning.solution;
+            let answer_ms = |of: &Solution| of.prefill_ms + request.scenario.new_tokens as f64 * of.decode_ms;
+            Ok(WhatIf {
+                decode_ms_change: Some(ms(then.decode_ms, now.decode_ms)),
+                time_to_first_token_ms_change: Some(ms(then.prefill_ms, now.prefill_ms)),
+                answer_ms_change: Some(ms(answer_ms(then), answer_ms(now))),
+                ..nothing
+            })
+        }
         Err(SplitError::OverBudget { source, .. }) => Ok(WhatIf { refused: Some(source.to_string()), ..nothing }),
         // Only the budgets differ from those of the plan: the machine of the profile or of the description has no more.
         Err(SplitError::InputErrors(_)) => {
@@ -232,7 +252,9 @@ fn line(change: &WhatIf) -> String {
     match (&change.refused, change.decode_ms_change.zip(change.time_to_first_token_ms_change)) {
         (Some(why), _) => format!("{}: {why}", change.what),
         (None, Some((decode, first))) => {
-            format!("{}: per token {}, to the first token {}", change.what, ms(decode), ms(first))
+            let answer =
+                change.answer_ms_change.map_or(String::new(), |answer| format!(", whole answer {}", ms(answer)));
+            format!("{}: per token {}, to the first token {}{answer}", change.what, ms(decode), ms(first))
         }
         (None, None) => format!("{}: nothing fits", change.what),
     }

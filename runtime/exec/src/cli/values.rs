@@ -29,6 +29,16 @@ pub fn at_least_one<T: FromStr + PartialEq + Default>(text: &str) -> Result<T, S
     number.ok_or_else(|| "it is a whole number, 1 or more".to_owned())
 }
 
+/// Most threads on machines with few processors: starting and ending a thousand took minutes on two.
+const MOST_THREADS: usize = 128;
+
+/// Parses a number of threads.
+pub fn threads(text: &str) -> Result<u16, String> {
+    let most = MOST_THREADS.max(4 * hpp_backend::machine_cores());
+    let number = text.parse().ok().filter(|number| (1..=most).contains(&usize::from(*number)));
+    number.ok_or_else(|| format!("it is a whole number from 1 to {most} here"))
+}
+
 /// Parses the length of a prompt. `-p` is a text in the command without a subcommand.
 pub fn prompt_tokens(text: &str) -> Result<u64, String> {
     match tokens(text) {

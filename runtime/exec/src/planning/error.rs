@@ -54,6 +54,9 @@ impl PlanningError {
             }
             PlanningError::AlreadyPlanned { .. } => "leave the option out, or give the model instead of the plan",
             PlanningError::PartOfPlan { .. } => "give the plan or its directory, not one of its files: hpp-exec plan/",
+            PlanningError::Cache { source, .. } if hpp_io::is_full_disk(source) => {
+                "free space there, or give a directory on another disk with --cache or HPP_CACHE"
+            }
             PlanningError::NoCacheDirectory | PlanningError::Cache { .. } => {
                 "give a directory on a local disk with --cache or HPP_CACHE"
             }

@@ -63,6 +63,8 @@ fn an_unknown_option_is_not_suggested_as_a_value() {
         assert!(said.contains("unexpected argument '--lora' found") && !said.contains("tip:"), "{said}");
     }
     assert!(said("m --rams 5").contains("a similar argument exists: '--ram'"));
+    assert!(!said("serve --parrot 5").contains("similar argument"), "{}", said("serve --parrot 5"));
+    assert!(said("serve --prot 5").contains("a similar argument exists: '--port'"), "{}", said("serve --prot 5"));
 }
 
 #[test]
