@@ -10,7 +10,7 @@ use std::time::Duration;
 /// The resident set of the process once sessions are loaded, bytes.
 const RESIDENT: u64 = 50 << 20;
 /// What the engine leaves free, bytes.
-const RESERVE: u64 = 4 << 20;
+const RESERVE: u64 = 5 << 20;
 
 /// Tokens of a chunk of a prompt.
 const CHUNK: u64 = 8;

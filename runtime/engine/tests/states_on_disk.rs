@@ -115,7 +115,7 @@ fn sequences_take_no_memory_for_states_and_the_window_is_theirs_together() {
     // one: token ids and positions of 8 bytes, four float32 numbers that cross twice, 16 scores; and its bindings to three partitions.
     let workspace = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max().unwrap();
     let lanes = 39 * (plan.budgets.context * (8 + 8 + 2 * 4 * 4 + 16 * 4) + 3 * (16 << 10));
-    plan.budgets.ram = Some(ByteSize((1 << 20) + (4 << 20) + workspace + 3 * of_one + lanes));
+    plan.budgets.ram = Some(ByteSize((1 << 20) + (5 << 20) + workspace + 3 * of_one + lanes));
     let options = EngineOptions { sequences: Some(40), ..EngineOptions::default() };
     assert_eq!(Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap().max_sequences(), 40);
 }
