@@ -10,6 +10,7 @@ use hpp_model::ModelError;
 use hpp_partition::{AssignError, DeviceId, OverBudget};
 use hpp_schema::ByteSize;
 use std::io;
+use std::num::NonZeroU32;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -57,7 +58,7 @@ pub enum SplitError {
         /// Whether a ring with fewer slots is possible.
         fewer_slots: bool,
         /// The most layers that fit, if `--gpu-layers` asks for more.
-        fitting_layers: Option<u64>,
+        fitting_layers: Option<NonZeroU32>,
         /// Demand and budget.
         source: OverBudget,
     },

@@ -13,6 +13,7 @@ use hpp_partition::{
     usage_of_partitions,
 };
 use hpp_schema::memory::{READ_AHEAD, state_window};
+use std::num::NonZeroU32;
 
 /// Slots of a ring if the user names the streamed blocks, without `--slots`: one computes, one is ready, one is being
 /// filled.
@@ -79,15 +80,15 @@ pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, mut re
 }
 
 /// The most layers, fewer than `--gpu-layers` asks for, with which the plan fits; `None` if it asks for no number, or if none fits.
-fn most_layers(request: &PlanningRequest, args: &SplitArgs) -> Option<u64> {
+fn most_layers(request: &PlanningRequest, args: &SplitArgs) -> Option<NonZeroU32> {
     let Some(LayerCount::Count(asked)) = args.gpu_layers else { return None };
-    let fits = |layers: u64| {
-        let args = SplitArgs { gpu_layers: Some(LayerCount::Count(layers)), ..args.clone() };
+    let fits = |layers: &u32| {
+        let args = SplitArgs { gpu_layers: Some(LayerCount::Count((*layers).into())), ..args.clone() };
         place(request, &args).is_ok()
     };
-    let layers = asked.min(request.problem.blocks.len() as u64);
-    let candidates: Vec<u64> = (1..layers).collect();
-    candidates.partition_point(|layers| fits(*layers)).checked_sub(1).map(|at| candidates[at])
+    let most = u32::try_from(asked.min(request.problem.blocks.len() as u64)).ok()?;
+    let candidates: Vec<u32> = (1..most).collect();
+    NonZeroU32::new(candidates.partition_point(fits) as u32)
 }
 
 /// Decides where every block computes. The budget that a refusal names may be a little too small.
