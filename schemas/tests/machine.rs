@@ -67,6 +67,7 @@ fn each_error_names_its_place() {
         ("compute: 1.2", "compute: 0.8", "gpus[0].contention.compute: 0.8 is less than 1"),
         ("memory: 24 GiB", "memory: 24 pounds", "gpus[0].memory: cannot read size"),
         ("memory: 24 GiB", "memory: 0", "gpus[0].memory: memory of 0 bytes"),
+        ("memory: 24 GiB", "memory: 24", "gpus[0].memory: memory of 24 bytes: did you mean 24 GiB?"),
         ("provider: cuda", "provider: TPU", "gpus[0].provider: \"TPU\" cannot be the name of a provider"),
         ("provider: cuda", "provider: cpu", "gpus[0].provider: the cpu provider computes on the host"),
         ("name: card", "nome: card\n    name: card", "gpus[0].nome: there is no such field"),

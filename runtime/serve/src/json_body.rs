@@ -134,6 +134,8 @@ fn value(parsed: Result<Json<Value>, JsonRejection>) -> Result<Value, ApiError> 
         Err(rejection) => {
             let text = rejection.body_text();
             let what = text.trim_start_matches("Failed to parse the request body as JSON: ");
+            // The path to a place that is too deep has hundreds of characters.
+            let what = if what.contains("recursion limit exceeded") { "it is nested too deeply" } else { what };
             Err(ApiError::Invalid { message: format!("the request: {what}"), param: None })
         }
     }

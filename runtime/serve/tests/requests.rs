@@ -173,7 +173,8 @@ fn text_that_is_no_json_or_no_utf_8_or_too_deep_is_refused() {
     for body in bodies {
         let (status, error) = server.ask(&[head(body.len()).as_bytes(), body].concat());
         assert_eq!((status, &error["error"]["param"]), (400, &Value::Null), "{error}");
-        assert!(error["error"]["message"].as_str().unwrap().starts_with("the request: "), "{error}");
+        let message = error["error"]["message"].as_str().unwrap();
+        assert!(message.starts_with("the request: ") && message.len() < 200, "{error}");
     }
 }
 

@@ -15,9 +15,6 @@ pub fn read<T: DeserializeOwned>(body: &Value) -> Result<T, ApiError> {
     }
     serde_path_to_error::deserialize(body).map_err(|error| {
         let (path, what) = (error.path().to_string(), error.inner().to_string());
-        if what.starts_with("recursion limit") {
-            return ApiError::Invalid { message: "the request is nested too deeply".to_owned(), param: None };
-        }
         let missing = what.strip_prefix("missing field `").and_then(|rest| rest.split('`').next());
         let param = match (path.as_str(), missing) {
             (".", missing) => missing.map(str::to_owned),
