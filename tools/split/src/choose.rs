@@ -87,6 +87,13 @@ impl PlanInputs<'_> {
         let candidates = self.candidates(limits)?;
         match self.with_best_passes(&candidates) {
             Err(refusal @ SplitError::OverBudget { .. }) if self.may_move_kv() => {
+                // A GPU that is too small may hold the activations of shorter passes; caches on disk do not help it.
+                let shortest = Limits { shortest_pass: LEAST_CHUNK, ..limits };
+                if refusal.is_of_gpu()
+                    && let Ok(chosen) = self.candidates(shortest).and_then(|short| self.with_best_passes(&short))
+                {
+                    return Ok(chosen);
+                }
                 let found = on_disk(WhyOnDisk::TooLittleMemory).and_then(|on_disk| self.with_best_passes(&on_disk));
                 found.map_err(|smaller| smaller.or_smaller(Some(refusal)))
             }

@@ -49,8 +49,8 @@ pub enum SplitError {
         bytes: u64,
         /// What is known about it.
         needed: NeededBudget,
-        /// Whether blocks could be on a GPU instead.
-        has_gpus: bool,
+        /// Number of GPUs, at most 255.
+        gpus: u8,
         /// Host memory that --kv disk frees, bytes.
         freed_by_kv_on_disk: u64,
         /// The part of the demand that a shorter context makes smaller, bytes.
@@ -122,6 +122,8 @@ pub enum NeededBudget {
     Smallest,
     /// Another placement may need less.
     Enough,
+    /// The machine has less.
+    BeyondMachine,
 }
 
 impl SplitError {
@@ -146,6 +148,11 @@ impl SplitError {
         ExitCode::from(if is_interrupted { 130 } else { 1 })
     }
 
+    /// Whether the memory of a GPU is too small.
+    pub(crate) fn is_of_gpu(&self) -> bool {
+        matches!(self, SplitError::OverBudget { source, .. } if source.device != DeviceId::Cpu)
+    }
+
     /// This refusal of a plan with KV caches on disk, or that of the plan with them in memory if that needs less of the same memory.
     pub(crate) fn or_smaller(self, with_kv_in_memory: Option<SplitError>) -> SplitError {
         match (&self, with_kv_in_memory) {
@@ -155,7 +162,7 @@ impl SplitError {
                     what,
                     bytes: less,
                     needed,
-                    has_gpus,
+                    gpus,
                     depends_on_context,
                     fewer_slots,
                     fitting_layers,
@@ -166,7 +173,7 @@ impl SplitError {
                 what,
                 bytes: less,
                 needed,
-                has_gpus,
+                gpus,
                 freed_by_kv_on_disk: 0,
                 depends_on_context,
                 fewer_slots,
@@ -183,7 +190,7 @@ impl SplitError {
                 source,
                 bytes,
                 needed,
-                has_gpus,
+                gpus,
                 freed_by_kv_on_disk,
                 depends_on_context,
                 fewer_slots,
@@ -192,11 +199,11 @@ impl SplitError {
             } => {
                 let flag = match source.device {
                     DeviceId::Cpu => "--ram".to_owned(),
-                    DeviceId::Gpu(0) => "--vram".to_owned(),
-                    DeviceId::Gpu(gpu) => format!("--vram for gpu{gpu}"),
+                    DeviceId::Gpu(_) if *gpus == 1 => "--vram".to_owned(),
+                    DeviceId::Gpu(gpu) => format!("--vram for gpu{gpu} alone"),
                 };
                 let slots = if *fewer_slots { "give fewer --slots" } else { "" };
-                let assign = if *has_gpus { "move blocks with --assign" } else { "" };
+                let assign = if *gpus > 0 { "move blocks with --assign" } else { "" };
                 let on_host = source.device == DeviceId::Cpu;
                 let draft = match source.draft {
                     0 => String::new(),
@@ -212,6 +219,9 @@ impl SplitError {
                 let budget = match needed {
                     NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),
                     NeededBudget::Enough => format!("{human} ({bytes} bytes) of {flag} are enough"),
+                    NeededBudget::BeyondMachine => {
+                        format!("this machine has too little memory: {human} ({bytes} bytes) of {flag} would be enough")
+                    }
                 };
                 let layers = match fitting_layers {
                     Some(layers) => format!("give --gpu-layers {layers}, which fits, or auto"),

@@ -55,7 +55,17 @@ pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Parti
 
 /// A refusal names a budget for the placement that did not fit. Within it another placement may be chosen, whose cuts take more: this
 /// raises the budget until planning succeeds.
-pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: SplitError) -> SplitError {
+pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, refusal: SplitError) -> SplitError {
+    let mut refusal = with_raised_budget(request, args, refusal);
+    if let SplitError::OverBudget { bytes, needed, source, .. } = &mut refusal
+        && request.machine_memory(source.device).is_some_and(|memory| *bytes > memory)
+    {
+        *needed = NeededBudget::BeyondMachine;
+    }
+    refusal
+}
+
+fn with_raised_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: SplitError) -> SplitError {
     if let SplitError::OverBudget { fitting_layers, source, .. } = &mut refusal
         && source.device != DeviceId::Cpu
     {
@@ -398,6 +408,7 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             DeviceId::Gpu(index) => format!("the budget of gpu{index} is too small"),
         };
         let has_gpus = !request.problem.gpus.is_empty();
+        let gpus = u8::try_from(request.problem.gpus.len()).unwrap_or(u8::MAX);
         let needed = match decided_by {
             DecidedBy::User => NeededBudget::Smallest,
             DecidedBy::Planner | DecidedBy::Both if !has_gpus => NeededBudget::Smallest,
@@ -418,7 +429,7 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             what,
             bytes,
             needed,
-            has_gpus,
+            gpus,
             freed_by_kv_on_disk,
             depends_on_context,
             fewer_slots,

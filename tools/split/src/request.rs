@@ -65,6 +65,10 @@ pub struct PlanningRequest {
     pub providers: ProviderPolicy,
     /// Memory of this machine; empty where the plan is for another machine.
     pub local: LocalMachine,
+    /// Device memory of each GPU of the described or profiled machine, bytes; empty if there is none.
+    machine_vram: Vec<u64>,
+    /// Its host memory, bytes.
+    machine_ram: Option<u64>,
 }
 
 /// What limits a plan beside its budgets.
@@ -179,6 +183,8 @@ impl PlanningRequest {
             limits,
             maps_tables: false,
             local: local.clone(),
+            machine_vram: costs.source().gpu_memory(),
+            machine_ram: costs.source().host_memory(),
         })
     }
 }
@@ -238,6 +244,14 @@ impl PlanningRequest {
     pub fn forget_sequences(&mut self) {
         if let Some(single) = self.single.take() {
             self.problem = single;
+        }
+    }
+
+    /// Memory of a device of the described or profiled machine, bytes; `None` if the plan is for no such machine.
+    pub fn machine_memory(&self, device: DeviceId) -> Option<u64> {
+        match device {
+            DeviceId::Cpu => self.machine_ram,
+            DeviceId::Gpu(gpu) => self.machine_vram.get(gpu).copied(),
         }
     }
 

@@ -106,3 +106,14 @@ fn a_plan_for_several_sequences_is_for_the_number_that_jobs_runs() {
         best_with_less = best_with_less.max(rate);
     }
 }
+
+/// A GPU that is too small for the activations of long passes gets shorter ones; caches on disk would not help it.
+#[test]
+fn caches_stay_in_memory_where_only_the_gpu_is_small() {
+    for more in
+        [&["--vram", "2M", "--gpu-layers", "1"][..], &["--vram", "8M", "--gpu-layers", "all", "--n-cpu-moe", "1"]]
+    {
+        let plan = planned("genai/learned-gpt-oss-int4-cpu", &[more, &["--ram", "16G"]].concat());
+        assert!(!plan.states.is_empty() && plan.states.iter().all(|state| !state.on_disk), "{more:?}");
+    }
+}
