@@ -20,7 +20,7 @@ pub enum GenerateError {
     /// The tokenizer failed.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
-    /// The conversation is none.
+    /// The conversation cannot be used.
     #[error(transparent)]
     Conversation(#[from] ConversationError),
     /// The chat template failed.

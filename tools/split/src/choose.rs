@@ -87,7 +87,7 @@ impl PlanInputs<'_> {
         let candidates = self.candidates(limits)?;
         match self.with_best_passes(&candidates) {
             Err(refusal @ SplitError::OverBudget { .. }) if self.may_move_kv() => {
-                // A GPU that is too small may hold the activations of shorter passes; caches on disk do not help it.
+                // A GPU that is too small may hold the activations of shorter passes: then the caches stay in memory.
                 let shortest = Limits { shortest_pass: LEAST_CHUNK, ..limits };
                 if refusal.is_of_gpu()
                     && let Ok(chosen) = self.candidates(shortest).and_then(|short| self.with_best_passes(&short))
