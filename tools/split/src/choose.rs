@@ -25,7 +25,9 @@ const LEAST_GAIN_OF_SHORTEST: f64 = 0.05;
 
 /// KV caches go to disk if a token takes less time by this share: reads of them are priced at one rate for every disk, and rows of several
 /// sequences are not batched then.
-const WORTH_THE_DISK: f64 = 0.2;
+pub const WORTH_THE_DISK: f64 = 0.2;
+/// A gain of the disk that is less than that, but worth telling.
+const WORTH_TELLING: f64 = 0.05;
 /// KV caches on disk are planned only if an estimate gains at least this part of that.
 const ESTIMATED_GAIN_DIVISOR: f64 = 2.0;
 
@@ -42,6 +44,17 @@ pub struct PlanInputs<'a> {
     pub local: &'a LocalMachine,
     /// Host memory that something else takes, bytes.
     pub reserved: u64,
+    /// Other settings and the model as they have it, which are planned too.
+    pub alternative: Option<Alternative<'a>>,
+}
+
+/// Settings that the user left open, and the model as they have it.
+#[derive(Clone, Copy)]
+pub struct Alternative<'a> {
+    /// Settings.
+    pub args: &'a SplitArgs,
+    /// The model.
+    pub analysis: &'a Analysis,
 }
 
 /// A chosen plan.
@@ -51,6 +64,10 @@ pub struct Chosen {
     pub request: PlanningRequest,
     /// Where blocks compute.
     pub partitioning: Partitioning,
+    /// Whether it is a plan of [`PlanInputs::alternative`].
+    pub is_alternative: bool,
+    /// Milliseconds per token of the plan with KV caches on disk, where that is faster and does not gain enough to be chosen.
+    pub with_kv_on_disk_ms: Option<f64>,
 }
 
 impl PlanInputs<'_> {
@@ -64,9 +81,28 @@ impl PlanInputs<'_> {
         Limits { reserved: self.reserved, ..Limits::default() }
     }
 
-    /// The fastest plan, without compressed copies of weights that gain too little. KV caches that may lie anywhere are on disk
-    /// where no plan has room for them in memory, or where weights would use that memory much better.
+    /// The same with the alternative first.
+    pub fn swapped(self) -> Self {
+        let Some(Alternative { args, analysis }) = self.alternative else { return self };
+        PlanInputs { args, analysis, alternative: Some(Alternative { args: self.args, analysis: self.analysis }), ..self }
+    }
+
+    /// The fastest plan, also of the alternative.
     pub fn choose(&self) -> Result<Chosen, SplitError> {
+        let chosen = self.choose_as_set();
+        if self.alternative.is_none() {
+            return chosen;
+        }
+        match (chosen, self.swapped().choose_as_set()) {
+            (Err(SplitError::OverBudget { .. }), Ok(other)) => Ok(Chosen { is_alternative: true, ..other }),
+            (Ok(chosen), Ok(other)) if other.cost() < chosen.cost() => Ok(Chosen { is_alternative: true, ..other }),
+            (chosen, _) => chosen,
+        }
+    }
+
+    /// The fastest plan with these settings, without compressed copies of weights that gain too little. KV caches that may lie anywhere are on disk
+    /// where no plan has room for them in memory, or where weights would use that memory much better.
+    fn choose_as_set(&self) -> Result<Chosen, SplitError> {
         let mut chosen = match self.with_some_kv_home(self.limits()) {
             // The shortest passes take many walks through a prompt's weights, and are better than no plan.
             Err(SplitError::OverBudget { .. }) => {
@@ -74,7 +110,7 @@ impl PlanInputs<'_> {
             }
             chosen => chosen?,
         };
-        let Chosen { request, partitioning } = &mut chosen;
+        let Chosen { request, partitioning, .. } = &mut chosen;
         if drop_useless_copies(request, self.args, self.analysis, self.costs, partitioning) {
             request.forget_sequences();
             *partitioning = place_sequences(request, self.args)?;
@@ -172,7 +208,7 @@ impl PlanInputs<'_> {
 
     fn with_these_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
         let partitioning = place_sequences(&mut request, self.args)?;
-        Ok(Chosen { request, partitioning })
+        Ok(Chosen::new(request, partitioning))
     }
 
     /// The plan with the longest passes that fit, and whose activations leave the host room for weights.
@@ -187,7 +223,7 @@ impl PlanInputs<'_> {
             };
             match shorter {
                 Some(longest_pass) => request = self.request(Limits { longest_pass, ..limits })?,
-                None => break placed.map(|partitioning| Chosen { request: request.clone(), partitioning }),
+                None => break placed.map(|partitioning| Chosen::new(request.clone(), partitioning)),
             }
         };
         placed.map_err(|refusal| with_confirmed_budget(&request, self.args, refusal))
@@ -195,12 +231,18 @@ impl PlanInputs<'_> {
 
     /// The same for other settings of memory, which are planned and never measured.
     pub fn with_memory<T>(&self, vram: Vec<u64>, ram: Option<u64>, use_inputs: impl FnOnce(&PlanInputs) -> T) -> T {
-        let planning = PlanningArgs { sweep_vram: None, refine: None, ..self.args.planning.clone() };
         let sizes = |bytes: Vec<u64>| bytes.into_iter().map(hpp_schema::ByteSize).collect();
         let vram = if vram.is_empty() { self.args.vram.clone() } else { sizes(vram) };
-        let args =
-            SplitArgs { vram, ram: ram.map(hpp_schema::ByteSize).or(self.args.ram), planning, ..self.args.clone() };
-        use_inputs(&PlanInputs { args: &args, ..*self })
+        let with_memory = |args: &SplitArgs| SplitArgs {
+            vram: vram.clone(),
+            ram: ram.map(hpp_schema::ByteSize).or(args.ram),
+            planning: PlanningArgs { sweep_vram: None, refine: None, ..args.planning.clone() },
+            ..args.clone()
+        };
+        let args = with_memory(self.args);
+        let other = self.alternative.map(|other| (with_memory(other.args), other.analysis));
+        let alternative = other.as_ref().map(|(args, analysis)| Alternative { args, analysis });
+        use_inputs(&PlanInputs { args: &args, alternative, ..*self })
     }
 }
 
@@ -273,6 +315,10 @@ fn other_sequences(request: &PlanningRequest, placed: &Partitioning) -> Option<P
 }
 
 impl Chosen {
+    fn new(request: PlanningRequest, partitioning: Partitioning) -> Self {
+        Chosen { request, partitioning, is_alternative: false, with_kv_on_disk_ms: None }
+    }
+
     /// Whether it is faster because it holds more weights where they are used, or more sequences. That shorter passes alone seem faster is no
     /// reason.
     fn uses_memory_better_than(&self, other: &Chosen) -> bool {
@@ -286,7 +332,7 @@ impl Chosen {
 
     /// Whether KV caches in host memory take the place of weights that are read from disk instead.
     fn may_gain_from_kv_on_disk(&self) -> bool {
-        let Chosen { request, partitioning } = self;
+        let Chosen { request, partitioning, .. } = self;
         !partitioning.is_manual()
             && !request.problem.budget.host_kv_on_disk
             && request.options.objective != Objective::Throughput
@@ -303,11 +349,16 @@ impl Chosen {
             (solution.bound_ms, solution.proven) = (bound_ms, false);
         }
         now.proven = is_first_proven && !is_faster;
-        if then.decode_ms < now.decode_ms * (1.0 - WORTH_THE_DISK) { on_disk } else { self }
+        let is_faster_by = |share: f64| then.decode_ms < now.decode_ms * (1.0 - share);
+        if is_faster_by(WORTH_THE_DISK) {
+            return on_disk;
+        }
+        let with_kv_on_disk_ms = is_faster_by(WORTH_TELLING).then_some(then.decode_ms);
+        Chosen { with_kv_on_disk_ms, ..self }
     }
 
     /// What the objective makes small.
-    fn cost(&self) -> f64 {
+    pub fn cost(&self) -> f64 {
         let solution = &self.partitioning.solution;
         match self.request.options.objective {
             Objective::Throughput => -tokens_per_second(&self.request.problem, solution.prefill_ms, solution.decode_ms),
@@ -317,7 +368,7 @@ impl Chosen {
 
     /// Whether more memory could hold weights that are streamed, or blocks that compute on the host beside a GPU.
     fn is_short_of_memory(&self) -> bool {
-        let Chosen { request, partitioning } = self;
+        let Chosen { request, partitioning, .. } = self;
         let on_host = || partitioning.solution.placements.iter().any(|placement| placement.decode == Placement::Cpu);
         partitioning.streams_weights(request) || !request.problem.gpus.is_empty() && on_host()
     }

@@ -177,7 +177,7 @@ fn what_if(what: String, then: Result<Chosen, SplitError>, now: &Solution) -> Re
         refused: None,
     };
     match then {
-        Ok(Chosen { request, partitioning }) => {
+        Ok(Chosen { request, partitioning, .. }) => {
             let then = &partitioning.solution;
             let answer_ms = |of: &Solution| of.prefill_ms + request.scenario.new_tokens as f64 * of.decode_ms;
             Ok(WhatIf {
@@ -212,7 +212,7 @@ fn other_context(
     let other = if twice <= longest { twice } else { analysis.context / 2 };
     let experts = expert_computation(inputs.args, inputs.costs, inputs.local);
     let other = analyse(analysis.model.path(), Some(other), inputs.args, quantize, experts)?;
-    let other_inputs = PlanInputs { analysis: &other, ..*inputs };
+    let other_inputs = PlanInputs { analysis: &other, alternative: None, ..*inputs };
     let then = other_inputs.with_memory(vec![], None, |inputs| inputs.choose());
     let mut what = format!("{} tokens of context instead of {}", other.context, analysis.context);
     let [before, after] = [request.scenario, other_inputs.request(inputs.limits())?.scenario];

@@ -56,6 +56,7 @@ mod trace;
 mod unknown_providers;
 mod unused_options;
 mod weight_inputs;
+mod written_out;
 
 pub use cli::Cli;
 pub use error::SplitError;

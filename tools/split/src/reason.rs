@@ -60,14 +60,14 @@ fn beside_disk(reason: String, partition: &PartitionSpec, disk: &DiskStreaming) 
     }
 }
 
-/// The reason for a partition with experts that the user keeps on the host; `others` says why its other blocks are there.
+/// The reason for a partition with experts that `--cpu-moe` or `--n-cpu-moe` keeps on the host; `others` says why its other blocks are there.
 fn kept_on_host(request: &PlanningRequest, partition: &PartitionSpec, others: &str) -> Option<String> {
     let blocks = &request.problem.blocks[partition.blocks.clone()];
     let kept: Vec<String> = blocks.iter().filter(|block| block.on_host).map(|block| block.label.clone()).collect();
     match kept.len() {
         0 => None,
-        all if all == blocks.len() => Some("experts on the CPU, as asked".to_owned()),
-        _ => Some(format!("{} on the CPU, as asked; other blocks {others}", table::blocks_and_experts(&kept))),
+        all if all == blocks.len() => Some("experts kept on the CPU".to_owned()),
+        _ => Some(format!("{} kept on the CPU; other blocks {others}", table::blocks_and_experts(&kept))),
     }
 }
 

@@ -1,7 +1,8 @@
 //! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
 use crate::analysis::analyse;
-use crate::choose::{Chosen, PlanInputs};
+use crate::amount::{ESTIMATED, time};
+use crate::choose::{Alternative, Chosen, PlanInputs, WORTH_THE_DISK};
 use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::costs::Costs;
 use crate::draft::{PlanDraft, draft};
@@ -15,7 +16,7 @@ use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::{
     calibrate, experts, interrupt, operators, output, presets, print, quantize, request, settings, sweep, table,
-    targets, trace, unknown_providers, unused_options,
+    targets, trace, unknown_providers, unused_options, written_out,
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, ExpertComputation, faulty_blocks, has_paged_caches};
@@ -30,10 +31,11 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         let list = if args.json { presets::json() } else { presets::list() };
         return Ok(hpp_io::print_line(&list)?);
     }
-    let Inputs { analysis, costs, local, quantize } = read_inputs(args)?;
+    let Inputs { analysis, experts_on_cpu, costs, local, quantize } = read_inputs(args)?;
     let own_draft = own_draft(args, &analysis, &costs)?;
     let reserved = own_draft.as_ref().map_or(0, |draft| draft.host_memory);
-    let inputs = PlanInputs { args, analysis: &analysis, costs: &costs, local: &local, reserved };
+    let alternative = experts_on_cpu.as_ref().map(|(args, analysis)| Alternative { args, analysis });
+    let inputs = PlanInputs { args, analysis: &analysis, costs: &costs, local: &local, reserved, alternative };
     let first = inputs.request(inputs.limits())?;
     print_notes(args, &analysis, &costs, &first);
     own_draft.iter().for_each(|draft| tell!("{}", draft.note()));
@@ -46,29 +48,37 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         hpp_io::check_replaceable(path, TRACE_START.as_bytes())?;
         hpp_io::check_creatable(path)?;
     }
-    let Chosen { mut request, partitioning } = inputs.choose()?;
+    let Chosen { mut request, partitioning, is_alternative, with_kv_on_disk_ms } = inputs.choose()?;
+    let inputs = if is_alternative { inputs.swapped() } else { inputs };
+    let PlanInputs { args, analysis, .. } = inputs;
+    if is_alternative {
+        tell!("note: {}", written_out::NOTE);
+    }
     let planned = partitioning.solution.clone();
     let (partitioning, trials) = match args.planning.refine {
-        Some(tokens) => refine(&mut request, args, &analysis, tokens, &out_dir)?,
+        Some(tokens) => refine(&mut request, args, analysis, tokens, &out_dir)?,
         None => (partitioning, vec![]),
     };
     let partitioning = targets::enforce(&mut request, args, partitioning)?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
-    let PlanDraft { partitioning, parts, plan } = draft(&request, &analysis, partitioning, source)?;
-    if let Some(note) = experts::note_of_whole_mixtures(&request, &analysis, &partitioning) {
+    let PlanDraft { partitioning, parts, plan } = draft(&request, analysis, partitioning, source)?;
+    if let Some(note) = experts::note_of_whole_mixtures(&request, analysis, &partitioning) {
         tell!("note: {note}");
     }
-    if let Some(note) = experts::note_of_float_activations(&request, &analysis, &partitioning) {
+    if let Some(note) = experts::note_of_float_activations(&request, analysis, &partitioning) {
         tell!("note: {note}");
     }
     if args.kv == KvHomeArg::Auto && request.problem.budget.host_kv_on_disk {
         tell!("note: {}", kv_on_disk_note(&request));
     }
-    unused_options::notes(args, &analysis, &plan).iter().for_each(|note| tell!("note: {note}"));
+    if let Some(ms) = with_kv_on_disk_ms {
+        tell!("note: {}", kv_in_memory_note(ms, planned.decode_ms));
+    }
+    unused_options::notes(args, analysis, &plan).iter().for_each(|note| tell!("note: {note}"));
     if let Some(path) = &args.planning.trace {
         trace::write(&request, &partitioning, path)?;
     }
-    let plan = write(args, &analysis, own_draft.as_ref(), &parts, plan, &out_dir)?;
+    let plan = write(args, analysis, own_draft.as_ref(), &parts, plan, &out_dir)?;
     let explanation = match args.planning.explain {
         true => Some(explain(&inputs, &planned, &request, &partitioning, quantize.as_ref(), &plan)?),
         false => None,
@@ -87,6 +97,8 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
 /// The model and the source of costs.
 struct Inputs {
     analysis: Analysis,
+    /// Settings and the model with experts on the CPU, where an exporter wrote them out and they would compute as exported otherwise.
+    experts_on_cpu: Option<(SplitArgs, Analysis)>,
     costs: Costs,
     local: LocalMachine,
     /// How the model is quantized.
@@ -125,7 +137,9 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
             costs
         }
     };
-    Ok(Inputs { analysis, costs, local, quantize })
+    let is_exported = experts == ExpertComputation::AsExported;
+    let experts_on_cpu = is_exported.then(|| written_out::on_cpu(args, &analysis, path, quantize.as_ref())).flatten();
+    Ok(Inputs { analysis, experts_on_cpu, costs, local, quantize })
 }
 
 /// Refuses a directory that cannot be written, before anything that takes long.
@@ -214,6 +228,16 @@ fn kv_on_disk_note(request: &PlanningRequest) -> String {
             request.scenario.decode_context()
         ),
     }
+}
+
+/// Why KV caches stay in memory although a token is expected to take only `on_disk_ms` instead of `in_memory_ms` with them on disk.
+fn kv_in_memory_note(on_disk_ms: f64, in_memory_ms: f64) -> String {
+    let [on_disk, in_memory] = [on_disk_ms, in_memory_ms].map(|ms| time(ms, ESTIMATED));
+    let least = 100.0 * WORTH_THE_DISK;
+    format!(
+        "with KV caches of layers on the CPU on disk (--kv disk) a token may take {on_disk} instead of {in_memory}, since weights get their memory; \
+         hpp-split leaves them in memory where the gain is less than {least:.0} %, because how fast the disk reads caches is an assumption"
+    )
 }
 
 /// What the smallest block needs, where the planner can place none on a GPU.
