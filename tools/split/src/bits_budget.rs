@@ -95,8 +95,14 @@ impl TrialPlanner<'_> {
     fn plans(&self, options: Option<&QuantizeOptions>) -> Result<Trial, SplitError> {
         let experts = expert_computation(self.args, &self.costs, &self.local);
         let analysis = analyse(self.path, self.args.context, self.args, options, experts)?;
-        let inputs =
-            PlanInputs { args: self.args, analysis: &analysis, costs: &self.costs, local: &self.local, reserved: 0, alternative: None };
+        let inputs = PlanInputs {
+            args: self.args,
+            analysis: &analysis,
+            costs: &self.costs,
+            local: &self.local,
+            reserved: 0,
+            alternative: None,
+        };
         match inputs.choose() {
             Ok(Chosen { request, partitioning, .. }) => {
                 let kv_gives_way = request.limits.kv_on_disk.is_some();

@@ -84,7 +84,12 @@ impl PlanInputs<'_> {
     /// The same with the alternative first.
     pub fn swapped(self) -> Self {
         let Some(Alternative { args, analysis }) = self.alternative else { return self };
-        PlanInputs { args, analysis, alternative: Some(Alternative { args: self.args, analysis: self.analysis }), ..self }
+        PlanInputs {
+            args,
+            analysis,
+            alternative: Some(Alternative { args: self.args, analysis: self.analysis }),
+            ..self
+        }
     }
 
     /// The fastest plan, also of the alternative.

@@ -1,7 +1,7 @@
 //! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
-use crate::analysis::analyse;
 use crate::amount::{ESTIMATED, time};
+use crate::analysis::analyse;
 use crate::choose::{Alternative, Chosen, PlanInputs, WORTH_THE_DISK};
 use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::costs::Costs;

@@ -21,7 +21,10 @@ pub fn on_cpu(
     path: &Path,
     quantize: Option<&QuantizeOptions>,
 ) -> Option<(SplitArgs, Analysis)> {
-    if args.has_manual_placement() || args.layers_with_host_experts().is_some() || written_out(&exported.graph).is_empty() {
+    if args.has_manual_placement()
+        || args.layers_with_host_experts().is_some()
+        || written_out(&exported.graph).is_empty()
+    {
         return None;
     }
     let args = SplitArgs { cpu_moe: true, ..args.clone() };
