@@ -123,6 +123,8 @@ fn an_equal_prompt_needs_no_pass_after_another_conversation_had_the_only_sequenc
     let first = server.ok("/v1/completions", &request);
     assert_eq!(cached_tokens(&first), 0);
     server.ok("/v1/completions", &other);
+    let end_bytes = format!("hpp_kv_prompt_end_bytes{{model=\"{MODEL}\"}}");
+    server.wait_until(&end_bytes, |bytes| bytes > 0.0);
     let passes = || server.metric(&format!("hpp_passes_total{{model=\"{MODEL}\"}}"));
     let before = passes();
     let again = server.ok("/v1/completions", &request);

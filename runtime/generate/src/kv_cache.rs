@@ -407,6 +407,11 @@ impl KvCache {
         self.store.stats()
     }
 
+    /// Bytes of RAM of the ends of prompts, beside the pages.
+    pub fn prompt_end_bytes(&self) -> u64 {
+        self.ends().bytes()
+    }
+
     /// Waits until everything is on disk, at most this long. Returns whether it is.
     pub fn flush(&self, at_most: Duration) -> bool {
         self.store.flush(at_most)

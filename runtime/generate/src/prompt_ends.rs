@@ -66,6 +66,11 @@ impl PromptEnds {
         self.ram.saturating_sub(self.bytes)
     }
 
+    /// Bytes of RAM of all ends.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     /// Most bytes of all ends beside so many pages, at least one: their share, as far as the pages leave it.
     fn limit(&self, pages: usize) -> u64 {
         let pages = self.page.saturating_mul(pages.max(1) as u64);

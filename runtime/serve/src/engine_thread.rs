@@ -565,7 +565,7 @@ impl<B: Backend + 'static> EngineThread<B> {
     fn report_cache(&mut self) {
         self.hold_kv_ram();
         if let Some(cache) = self.batch.cache() {
-            self.metrics.cache.report(&cache.stats());
+            self.metrics.cache.report(&cache.stats(), cache.prompt_end_bytes());
             self.reported_cache = Instant::now();
         }
     }

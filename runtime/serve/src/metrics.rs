@@ -86,6 +86,7 @@ struct TierLabels {
 struct CacheFamilies {
     pages: Family<TierLabels, Gauge>,
     bytes: Family<TierLabels, Gauge>,
+    prompt_ends: Family<Labels, Gauge>,
     hits: Family<TierLabels, Counter>,
     misses: Family<TierLabels, Counter>,
     restored: Family<TierLabels, Histogram, fn() -> Histogram>,
@@ -325,6 +326,7 @@ impl CacheFamilies {
         CacheFamilies {
             pages: Family::default(),
             bytes: Family::default(),
+            prompt_ends: Family::default(),
             hits: Family::default(),
             misses: Family::default(),
             restored: Family::new_with_constructor(|| Histogram::new(RESTORE_SECONDS)),
@@ -340,6 +342,8 @@ impl CacheFamilies {
     fn register(&self, registry: &mut Registry) {
         registry.register("hpp_kv_pages", "KV pages in a tier; those in RAM may be on disk too", self.pages.clone());
         registry.register_with_unit("hpp_kv", "KV pages in a tier", Unit::Bytes, self.bytes.clone());
+        let help = "States and logits of the last tokens of prompts in RAM, beside the KV pages";
+        registry.register_with_unit("hpp_kv_prompt_end", help, Unit::Bytes, self.prompt_ends.clone());
         registry.register("hpp_kv_hits", "KV pages that prompts found in a tier", self.hits.clone());
         let help = "KV pages that prompts found neither in a tier nor in those above it";
         registry.register("hpp_kv_misses", help, self.misses.clone());
@@ -356,16 +360,17 @@ impl CacheFamilies {
 }
 
 impl CacheMetrics {
-    /// Sets the pages in RAM to zero.
+    /// Sets what is in RAM to zero.
     fn unloaded(&self) {
         let ram = TierLabels { model: self.model.clone(), tier: "ram".to_owned() };
         for pages in [&self.families.pages, &self.families.bytes] {
             pages.get_or_create(&ram).set(0);
         }
+        self.families.prompt_ends.get_or_create(&Labels { model: self.model.clone() }).set(0);
     }
 
-    /// Adds the counts since the last report.
-    pub fn report(&mut self, now: &StoreStats) {
+    /// Adds the counts since the last report. `prompt_ends`: bytes of RAM of the ends of prompts.
+    pub fn report(&mut self, now: &StoreStats, prompt_ends: u64) {
         let (families, last) = (&self.families, &self.last);
         let model = Labels { model: self.model.clone() };
         let tier = |tier: &str| TierLabels { model: self.model.clone(), tier: tier.to_owned() };
@@ -375,6 +380,7 @@ impl CacheMetrics {
         families.pages.get_or_create(&disk).set(number(now.disk_pages));
         families.bytes.get_or_create(&ram).set(number(now.ram_bytes));
         families.bytes.get_or_create(&disk).set(number(now.disk_bytes));
+        families.prompt_ends.get_or_create(&model).set(number(prompt_ends));
         families.hits.get_or_create(&ram).inc_by(now.ram_hits - last.ram_hits);
         families.hits.get_or_create(&disk).inc_by(now.disk_hits - last.disk_hits);
         // What is found on disk was missing in RAM.

@@ -24,7 +24,7 @@ fn exported() -> Exported {
     metrics.responded("/v1/models", 200);
     model.first_token.observe(1.0);
     model.items.observe(1.0);
-    model.cache.report(&StoreStats::default());
+    model.cache.report(&StoreStats::default(), 0);
     let text = metrics.to_text();
     let samples = text.lines().filter(|line| !line.starts_with('#'));
     let parsed = samples.map(|line| {
