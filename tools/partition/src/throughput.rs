@@ -181,15 +181,21 @@ impl Cost {
     }
 }
 
-/// What a placement gives with several sequences. `problem` is for one sequence.
-pub fn throughput(problem: &Problem, options: &Options, solution: &Solution) -> Throughput {
+/// What a placement gives with several sequences. `problem` is for one sequence, and the placement was planned for `planned`: where host memory
+/// holds all weights beside so many, a run does not read them from disk, so more sequences must fit beside them.
+pub fn throughput(problem: &Problem, planned: u64, options: &Options, solution: &Solution) -> Throughput {
     let decode_ms = |problem: &Problem| simulate(problem, &solution.placements, &solution.slots, Phase::Decode).ms;
     let as_rows = problem.computes_rows(&solution.placements);
+    let holds_weights = |problem: &Problem| {
+        usage_with_cuts(problem, &solution.placements, &solution.slots).host_holds_all_but_tables(problem)
+    };
+    let weights_stay = holds_weights(&problem.with_sequences(planned, as_rows));
     let mut passes = Vec::new();
     let mut best = (1, 0.0);
     for sequences in SEQUENCES {
         let many = problem.with_sequences(sequences, as_rows);
-        if fits(&many, &solution.placements, &solution.slots, options.mechanisms).is_err() {
+        let fits = fits(&many, &solution.placements, &solution.slots, options.mechanisms).is_ok();
+        if !fits || weights_stay && !holds_weights(&many) {
             break;
         }
         let ms = decode_ms(&many);
@@ -302,7 +308,7 @@ mod tests {
     fn without_streams_sequences_take_as_long_as_one_after_the_other() {
         let problem = from_disk(None, 1e6);
         let solution = on_host(&problem);
-        let found = throughput(&problem, &OPTIONS, &solution);
+        let found = throughput(&problem, 1, &OPTIONS, &solution);
         assert_eq!((found.sequences, found.free_sequences, found.decode_tokens), (1, 1, 1));
         for (sequences, tokens, ms) in times(&found) {
             let expected = solution.decode_ms * sequences as f64;
@@ -316,7 +322,7 @@ mod tests {
     fn sequences_are_free_while_the_disk_is_slower_than_computing() {
         let problem = from_disk(Some(200 << 20), 1e5);
         let solution = on_host(&problem);
-        let found = throughput(&problem, &OPTIONS, &solution);
+        let found = throughput(&problem, 1, &OPTIONS, &solution);
         let computing = simulate(&from_disk(None, 1e5), &solution.placements, &[], Phase::Decode).ms;
         let ratio = solution.decode_ms / computing;
         assert!(ratio > 8.0, "{ratio}");
@@ -350,7 +356,7 @@ mod tests {
         let budget = Budget { ram: Some(ram), process: hpp_schema::memory::PROCESS, ..Budget::default() };
         let mut problem = problem(blocks, budget);
         problem.blocks.iter_mut().for_each(|block| block.workspace_bytes = 0);
-        let found = throughput(&problem, &OPTIONS, &on_host(&problem));
+        let found = throughput(&problem, 1, &OPTIONS, &on_host(&problem));
         let most = found.passes.iter().map(|pass| pass.sequences).max();
         assert_eq!(most, Some(4), "{found:?}");
     }
@@ -389,7 +395,7 @@ mod tests {
             cost.short_pass_ms = [1.1, 1.3, 2.0, 3.0, 6.0].map(|times| cost.decode_ms * times).to_vec();
         });
         let solution = on_host(&problem);
-        let found = throughput(&problem, &OPTIONS, &solution);
+        let found = throughput(&problem, 1, &OPTIONS, &solution);
         let eight = found.passes.iter().find(|pass| (pass.sequences, pass.tokens) == (8, 1)).unwrap().ms;
         assert!((eight / solution.decode_ms - 2.0).abs() < 0.01, "{eight}");
         assert!(found.sequences >= 8, "{found:?}");
@@ -406,7 +412,7 @@ mod tests {
         let mut problem = from_disk(None, 1e6);
         problem.cpu.iter_mut().for_each(|cost| cost.short_pass_ms = vec![cost.decode_ms * 1.5; 5]);
         let solution = on_host(&problem);
-        let found = throughput(&problem, &OPTIONS, &solution);
+        let found = throughput(&problem, 1, &OPTIONS, &solution);
         let short_passes: Vec<f64> = found.passes.iter().filter(|pass| pass.tokens > 1).map(|pass| pass.ms).collect();
         assert_eq!(short_passes.len(), SHORT_PASS_TOKENS.len());
         assert!(
@@ -424,7 +430,7 @@ mod tests {
         let placement = BlockPlacement { prefill: Placement::Streamed(0), decode: Placement::Cpu };
         let placements: Vec<BlockPlacement> = problem.blocks.iter().map(|_| placement).collect();
         let solution = evaluate(&problem, &OPTIONS, placements, vec![3]);
-        let found = throughput(&problem, &OPTIONS, &solution);
+        let found = throughput(&problem, 1, &OPTIONS, &solution);
         assert!(found.decode_tokens >= 4 && found.decode_tokens < 32, "{found:?}");
     }
 }

@@ -6,13 +6,14 @@
 use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::compression::drop_useless_copies;
 use crate::costs::Costs;
+use crate::draft::throughput_of;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::partitioning::{Partitioning, place, with_confirmed_budget};
 use crate::request::{LEAST_CHUNK, Limits, MIN_CHUNK, PlanningRequest, STATES_ON_DISK, WhyOnDisk};
 use crate::sequences::{choose_sequences, estimated_ms_per_token};
 use hpp_model::Analysis;
-use hpp_partition::{Mechanisms, Objective, Options, Placement, Problem, plan, throughput, tokens_per_second};
+use hpp_partition::{Mechanisms, Objective, Options, Placement, Problem, plan, tokens_per_second};
 use std::panic::resume_unwind;
 
 /// A plan with shorter passes must take less time by at least this share.
@@ -141,7 +142,8 @@ impl PlanInputs<'_> {
             Ok(chosen) if self.may_move_kv() && chosen.may_gain_from_kv_on_disk() => {
                 let on_disk = on_disk(WhyOnDisk::Faster)?;
                 let least_gain = WORTH_THE_DISK / ESTIMATED_GAIN_DIVISOR;
-                match on_disk.estimate.decode_ms < candidates.estimate.decode_ms * (1.0 - least_gain) {
+                let decode_ms = chosen.partitioning.solution.decode_ms;
+                match on_disk.estimate.decode_ms < decode_ms * (1.0 - least_gain) {
                     true => Ok(chosen.or_faster(self.with_best_passes(&on_disk))),
                     false => Ok(chosen),
                 }
@@ -251,7 +253,8 @@ impl PlanInputs<'_> {
     }
 }
 
-/// Times of a plan without streaming to GPUs; infinite if none fits. Beside GPUs it takes a hundredth of the time to find.
+/// Times of a plan, beside GPUs of one without streaming, before blocks become partitions: that takes a hundredth of the time to find. Infinite if
+/// none fits.
 #[derive(Clone, Copy)]
 struct Estimate {
     /// What the objective makes small.
@@ -265,8 +268,12 @@ impl Estimate {
         if plans_sequences(request, args) {
             return Estimate { objective_ms: estimated_ms_per_token(request, args), decode_ms: f64::INFINITY };
         }
-        let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
-        let times = plan(request.single(), &options).map(|found| (found.objective_ms, found.decode_ms));
+        let times = if request.problem.gpus.is_empty() {
+            place(request, args).ok().map(|placed| (placed.solution.objective_ms, placed.solution.decode_ms))
+        } else {
+            let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
+            plan(request.single(), &options).ok().map(|found| (found.objective_ms, found.decode_ms))
+        };
         let (objective_ms, decode_ms) = times.unwrap_or((f64::INFINITY, f64::INFINITY));
         Estimate { objective_ms, decode_ms }
     }
@@ -314,7 +321,7 @@ const MOST_CORRECTIONS: usize = 3;
 /// slower, their states leave memory for weights.
 fn other_sequences(request: &PlanningRequest, placed: &Partitioning) -> Option<Problem> {
     let single = request.single.as_ref()?;
-    let best = throughput(&placed.single_problem(request), &request.options, &placed.solution).sequences;
+    let best = throughput_of(request, placed).sequences;
     let other = single.for_sequences(best);
     (other.load.sequences != request.problem.load.sequences).then_some(other)
 }

@@ -36,7 +36,7 @@ pub fn draft(
     let reasons = reasons(request, &partitioning);
     // Sequences that share passes have a tensor each, so the rows of a larger one say nothing of them.
     let throughput = (analysis.kind == ModelKind::Decoder && request.scenario.batch == 1)
-        .then(|| throughput(&partitioning.single_problem(request), &request.options, &partitioning.solution));
+        .then(|| throughput_of(request, &partitioning));
     let plan = assemble(&Decision {
         analysis,
         blocks: &request.single().blocks,
@@ -76,6 +76,13 @@ fn cut_around_states(
             None => return Ok((partitioning, parts)),
         }
     }
+}
+
+/// What the partitions give with several sequences.
+pub fn throughput_of(request: &PlanningRequest, partitioning: &Partitioning) -> Throughput {
+    let single = partitioning.single_problem(request);
+    let planned = request.problem.load.sequences / single.load.sequences.max(1);
+    throughput(&single, planned, &request.options, &partitioning.solution)
 }
 
 /// The plan's predictions, rounded to four significant digits.

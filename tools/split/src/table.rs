@@ -105,10 +105,9 @@ fn expectation(plan: &Plan) -> String {
         p.prompt_tokens,
     );
     if let Some(throughput) = &p.throughput {
-        let reads_disk = plan.devices.iter().any(|device| device.window.is_some());
         let reads_experts = plan.devices.iter().any(|device| device.expert_cache.is_some());
         let unknown = reads_experts && p.source == STATIC && gains_from_more(throughput);
-        let _ = write!(text, "\n{}", throughput_line(p, throughput, significant, reads_disk, unknown));
+        let _ = write!(text, "\n{}", throughput_line(p, throughput, significant, unknown));
     }
     if let Some(limit) = &p.limit {
         let _ = write!(text, "\nbottleneck: {limit}");
@@ -130,7 +129,6 @@ fn throughput_line(
     alone: &Predictions,
     throughput: &PredictedThroughput,
     significant: i32,
-    reads_disk: bool,
     unknown: bool,
 ) -> String {
     let rate = amount::digits(throughput.tokens_per_second, significant);
@@ -139,10 +137,6 @@ fn throughput_line(
     let alone = amount::digits(1e3 * alone.new_tokens as f64 / alone_ms.max(1e-9), significant);
     let most = throughput.passes.iter().filter(|pass| pass.tokens == 1).map(|pass| pass.sequences).max().unwrap_or(1);
     let free = match throughput.free_sequences {
-        // More sequences take memory from locked weights and the cache of experts.
-        free if free == most && most < MOST_SEQUENCES && reads_disk => {
-            "more at once leave less memory for weights, so more is read from disk".to_owned()
-        }
         free if free == most && most < MOST_SEQUENCES => {
             let other_plan = if is_for_many { "" } else { "--objective throughput, " };
             let more = 2 * most;
@@ -381,9 +375,9 @@ mod tests {
         let planned = |sequences| PredictedThroughput { sequences, passes: passes.clone(), ..Default::default() };
         assert!(gains_from_more(&planned(1)) && !gains_from_more(&planned(4)));
         let alone = Predictions { new_tokens: 10, decode_ms: 1.0, ..Predictions::default() };
-        let line = throughput_line(&alone, &PredictedThroughput { free_sequences: 1, ..planned(1) }, 2, true, true);
+        let line = throughput_line(&alone, &PredictedThroughput { free_sequences: 1, ..planned(1) }, 2, true);
         assert!(line.contains("more at once may be faster: hpp-profile --prompts"), "{line}");
-        let line = throughput_line(&alone, &PredictedThroughput { free_sequences: 1, ..planned(1) }, 2, true, false);
+        let line = throughput_line(&alone, &PredictedThroughput { free_sequences: 1, ..planned(1) }, 2, false);
         assert!(line.contains("more at once are not faster"), "{line}");
         assert!(!gains_from_more(&PredictedThroughput {
             sequences: 1,
@@ -396,15 +390,12 @@ mod tests {
     fn memory_that_ends_the_number_of_sequences_is_named() {
         let alone = Predictions { new_tokens: 10, decode_ms: 1.0, ..Predictions::default() };
         let pass = |sequences| PredictedPass { sequences, tokens: 1, ms: 1.0 };
-        let told = |most: u64, free_sequences, reads_disk| {
+        let line = |most: u64, free_sequences| {
             let passes = (0..=most.ilog2()).map(|power| pass(1 << power)).collect();
             let throughput = PredictedThroughput { sequences: most, tokens_per_second: 1.0, free_sequences, passes };
-            throughput_line(&alone, &throughput, 2, reads_disk, false)
+            throughput_line(&alone, &throughput, 2, false)
         };
-        let line = |most, free_sequences| told(most, free_sequences, false);
-        assert!(
-            told(4, 4, true).contains("leave less memory for weights") && !told(4, 2, true).contains("less memory")
-        );
+        assert!(line(4, 4).contains("this plan has memory for fewer than 8") && !line(4, 2).contains("has memory"));
         assert!(line(1, 1).contains("this plan has memory for fewer than 2 by its estimates"));
         assert!(line(4, 1).contains("more at once are not faster"));
         let throughput = PredictedThroughput {
@@ -413,7 +404,7 @@ mod tests {
             free_sequences: 3,
             ..Default::default()
         };
-        let hardly_faster = throughput_line(&alone, &throughput, 2, false, false);
+        let hardly_faster = throughput_line(&alone, &throughput, 2, false);
         assert!(hardly_faster.ends_with("; more at once are hardly faster"), "{hardly_faster}");
         assert!(line(4, 2).contains("up to 2 at once") && line(MOST_SEQUENCES, MOST_SEQUENCES).contains("up to 64"));
     }
