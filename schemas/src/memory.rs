@@ -2,6 +2,8 @@
 
 /// Memory of the process itself, bytes: code and tables of ONNX Runtime, its arena.
 pub const PROCESS: u64 = 64 << 20;
+/// Host memory that the runtime leaves free for heap and code pages that are first touched after weights are locked, bytes.
+pub const RESERVE: u64 = 5 << 20;
 /// Bytes of weights read ahead of the next block. A disk of 4 GB/s reads them in 4 ms, which is longer than a block
 /// computes on the host when reading is the bottleneck.
 pub const READ_AHEAD: u64 = 16 << 20;

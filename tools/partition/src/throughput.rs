@@ -13,7 +13,7 @@ use crate::{
     Placement, Problem, Solution, Workload,
 };
 use crate::{fits, plan, simulate};
-use hpp_schema::memory::BINDING;
+use hpp_schema::memory::{BINDING, RESERVE};
 
 /// Tokens of short passes, which have a time of their own beside passes of one token: drafts to verify.
 pub const SHORT_PASS_TOKENS: [u64; 5] = [2, 4, 8, 16, 32];
@@ -113,6 +113,12 @@ impl Problem {
         boundary.saturating_mul(2).saturating_mul(tokens).saturating_add(bindings)
     }
 
+    /// The problem beside the memory that the runtime leaves free, if it chooses the number of sequences by memory: with [`RESERVE`] less.
+    fn beside_reserve(&self) -> Problem {
+        let process = self.budget.process.saturating_add(RESERVE);
+        Problem { budget: Budget { process, ..self.budget.clone() }, ..self.clone() }
+    }
+
     /// Hit rates of caches for experts with this problem's number of sequences; empty if unknown.
     pub fn expert_hits(&self) -> &[f64] {
         let doublings = self.load.sequences.max(1).ilog2() as usize;
@@ -194,8 +200,9 @@ pub fn throughput(problem: &Problem, planned: u64, options: &Options, solution: 
     let mut best = (1, 0.0);
     for sequences in SEQUENCES {
         let many = problem.with_sequences(sequences, as_rows);
-        let fits = fits(&many, &solution.placements, &solution.slots, options.mechanisms).is_ok();
-        if !fits || weights_stay && !holds_weights(&many) {
+        let checked = if sequences > 1 { many.beside_reserve() } else { many.clone() };
+        let fits = fits(&checked, &solution.placements, &solution.slots, options.mechanisms).is_ok();
+        if !fits || weights_stay && !holds_weights(&checked) {
             break;
         }
         let ms = decode_ms(&many);
@@ -352,7 +359,7 @@ mod tests {
         let blocks = dense(8, 30_000_000);
         let states: u64 = blocks.iter().map(|block| block.kv_bytes).sum();
         let weights: u64 = blocks.iter().map(|block| block.weights[0].1).sum();
-        let ram = weights + 5 * states + (1 << 20) + hpp_schema::memory::PROCESS;
+        let ram = weights + 5 * states + (1 << 20) + hpp_schema::memory::PROCESS + RESERVE;
         let budget = Budget { ram: Some(ram), process: hpp_schema::memory::PROCESS, ..Budget::default() };
         let mut problem = problem(blocks, budget);
         problem.blocks.iter_mut().for_each(|block| block.workspace_bytes = 0);

@@ -7,11 +7,9 @@ use crate::port::{Backend, WeightResidency};
 use crate::program::Program;
 use crate::reporter::Reporter;
 use crate::weights::locked::{LockedWeights, in_kernel_layout, lockable_sizes, without_experts};
-use hpp_schema::memory::{BINDING, PROCESS, READ_AHEAD};
+use hpp_schema::memory::{BINDING, PROCESS, READ_AHEAD, RESERVE};
 use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Residency, State};
 
-/// Host memory left free for heap and code pages that are first touched after weights are locked, bytes.
-const RESERVE: u64 = 5 << 20;
 /// Bytes of a page: control groups count in pages.
 const PAGE: u64 = 4 << 10;
 
