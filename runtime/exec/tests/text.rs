@@ -398,6 +398,19 @@ fn a_session_goes_on_in_another_process() {
     let first = say("talk", "What does Vec::push do?").ok();
     assert!(!first.stderr.contains("continuing the conversation") && reused(&first) == 0, "{}", first.stderr);
     assert!(first.stderr.contains("keeps pages of 16"), "{}", first.stderr);
+    let prompt =
+        plan.run(&["--chat", "-p", "Why?", "-n", "1", "--json"]).ok().json()["prompt_tokens"].as_u64().unwrap();
+    for (new, left) in [(1, 511 - prompt), (511 - prompt, 1), (512 - prompt, 0)] {
+        let (name, new) = (format!("n{new}"), new.to_string());
+        let args = ["--session", &name, "--kv-dir", dir, "-n", &new, "--ignore-eos", "-p", "Why?"];
+        let said = plan.run(&args).ok().stderr;
+        let wanted = match left {
+            0 => "the context is full".to_owned(),
+            1 => ", 1 token left in the context".to_owned(),
+            left => format!(", {left} tokens left in the context"),
+        };
+        assert!(said.contains(&wanted), "{wanted}: {said}");
+    }
     for limit in ["--kv-disk", "--kv-ram"] {
         let args = ["--session", "unsaved", "--kv-dir", dir, limit, "0", "-n", "4", "-p", "Hello"];
         let said = plan.run(&args).ok().stderr;

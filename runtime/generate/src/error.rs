@@ -70,7 +70,7 @@ impl GenerateError {
             }
             GenerateError::Tokenizer(TokenizerError::Load { path, .. }) if !path.exists() => MOVED,
             GenerateError::Tokenizer(_) => {
-                "get tokenizer.json again from the model's source, or give tokens instead of text: --tokens 1,2,3"
+                "get tokenizer.json again from the model's source; hpp-exec PLAN --tokens 1,2,3 runs without it"
             }
             GenerateError::Template(TemplateError::Read { source, .. }) if is_denied(source) => UNREADABLE,
             GenerateError::Template(TemplateError::Read { path, .. }) if !path.exists() => MOVED,

@@ -130,6 +130,11 @@ impl Demand {
         demand
     }
 
+    /// What a shorter context makes smaller: masks and scores of activations depend on it, and in short contexts the length of passes does.
+    pub fn of_context(self) -> u64 {
+        self.kv.saturating_add(self.workspace)
+    }
+
     /// The sum.
     pub fn total(self) -> u64 {
         self.weights.saturating_add(self.kv).saturating_add(self.workspace).saturating_add(self.ring)
@@ -178,6 +183,11 @@ impl OverBudget {
             true => Err(OverBudget { device, demand, budget, margin, draft: 0 }),
             false => Ok(()),
         }
+    }
+
+    /// What the budget lacks, bytes.
+    pub fn missing(&self) -> u64 {
+        self.required_budget().saturating_sub(self.budget)
     }
 
     /// The smallest budget of this device within which the placement fits, bytes.

@@ -368,6 +368,22 @@ mod tests {
         assert_eq!(most, Some(4), "{found:?}");
     }
 
+    /// Weights that memory holds beside one sequence are not read from disk beside more: a run leaves them where the plan has them.
+    #[test]
+    fn sequences_must_fit_beside_weights_that_stay() {
+        let passes = |ram: u64| {
+            let problem = from_disk(Some(ram), 1e5);
+            let solution = on_host(&problem);
+            let found = throughput(&problem, 1, &OPTIONS, &solution);
+            let most = found.passes.iter().map(|pass| pass.sequences).max().unwrap();
+            (usage_with_cuts(&problem, &solution.placements, &[]).host_holds_all_but_tables(&problem), most)
+        };
+        let all = (1..).map(|mib| mib << 20).find(|ram| passes(*ram).0).unwrap();
+        assert!(passes(all - (1 << 20)).1 > 16, "they share what is read");
+        assert_eq!(passes(all), (true, 1));
+        assert!(passes(all + (64 << 20)).1 > 16);
+    }
+
     #[test]
     fn the_plan_for_throughput_takes_states_to_where_they_fit() {
         // One sequence fits on the GPU with all weights; many have room for their states only if layers are computed on the host.

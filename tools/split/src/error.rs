@@ -10,7 +10,7 @@ use hpp_model::ModelError;
 use hpp_partition::{AssignError, DeviceId, OverBudget};
 use hpp_schema::ByteSize;
 use std::io;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU32, NonZeroU64};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -53,8 +53,8 @@ pub enum SplitError {
         gpus: u8,
         /// Host memory that --kv disk frees, bytes.
         freed_by_kv_on_disk: u64,
-        /// The part of the demand that a shorter context makes smaller, bytes.
-        depends_on_context: u64,
+        /// A shorter context that fits, tokens, if one was found.
+        fitting_context: Option<NonZeroU64>,
         /// Whether a ring with fewer slots is possible.
         fewer_slots: bool,
         /// The most layers that fit, if `--gpu-layers` asks for more.
@@ -163,7 +163,7 @@ impl SplitError {
                     bytes: less,
                     needed,
                     gpus,
-                    depends_on_context,
+                    fitting_context,
                     fewer_slots,
                     fitting_layers,
                     source: other,
@@ -175,7 +175,7 @@ impl SplitError {
                 needed,
                 gpus,
                 freed_by_kv_on_disk: 0,
-                depends_on_context,
+                fitting_context,
                 fewer_slots,
                 fitting_layers,
                 source: other,
@@ -192,7 +192,7 @@ impl SplitError {
                 needed,
                 gpus,
                 freed_by_kv_on_disk,
-                depends_on_context,
+                fitting_context,
                 fewer_slots,
                 fitting_layers,
                 ..
@@ -209,12 +209,14 @@ impl SplitError {
                     0 => String::new(),
                     bytes => format!("omit --draft, which takes {} of it", ByteSize(bytes).human()),
                 };
-                let missing = source.required_budget().saturating_sub(source.budget);
-                let kv = match on_host && *freed_by_kv_on_disk >= missing {
+                let kv = match on_host && *freed_by_kv_on_disk >= source.missing() {
                     true => "keep KV caches on disk with --kv disk",
                     false => "",
                 };
-                let context = if missing < *depends_on_context { "lower --context" } else { "" };
+                let context = match fitting_context {
+                    Some(tokens) => format!("lower --context: {tokens} tokens fit"),
+                    None => String::new(),
+                };
                 let human = ByteSize(*bytes).human_rounded_up();
                 let budget = match needed {
                     NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),
@@ -227,7 +229,7 @@ impl SplitError {
                     Some(layers) => format!("give --gpu-layers {layers}, which fits, or auto"),
                     None => String::new(),
                 };
-                let others = [layers.as_str(), slots, context, kv, draft.as_str(), assign];
+                let others = [layers.as_str(), slots, context.as_str(), kv, draft.as_str(), assign];
                 let others: Vec<&str> = others.into_iter().filter(|other| !other.is_empty()).collect();
                 if others.is_empty() { budget } else { format!("{budget}; or {}", others.join(", or ")) }
             }

@@ -161,13 +161,18 @@ fn more_memory(
         }
         // Longer passes, for which there is room then, can seem slower: the plan that is explained fits as well.
         let stays = then.is_ok() && !is_faster_by(0.0);
-        changes.push(if stays { WhatIf::nothing(what) } else { what_if(what, then, now)? });
+        changes.push(if stays { WhatIf::nothing(what) } else { what_if(what, then, request, now)? });
     }
     Ok((scarce, changes))
 }
 
 /// What the plan of other inputs changes.
-fn what_if(what: String, then: Result<Chosen, SplitError>, now: &Solution) -> Result<WhatIf, SplitError> {
+fn what_if(
+    what: String,
+    then: Result<Chosen, SplitError>,
+    request: &PlanningRequest,
+    now: &Solution,
+) -> Result<WhatIf, SplitError> {
     let ms = |then: f64, now: f64| if is_rounding(then - now, now) { 0.0 } else { round(then - now) };
     let nothing = WhatIf {
         what,
@@ -177,13 +182,14 @@ fn what_if(what: String, then: Result<Chosen, SplitError>, now: &Solution) -> Re
         refused: None,
     };
     match then {
-        Ok(Chosen { request, partitioning, .. }) => {
+        Ok(Chosen { request: request_then, partitioning, .. }) => {
             let then = &partitioning.solution;
-            let answer_ms = |of: &Solution| of.prefill_ms + request.scenario.new_tokens as f64 * of.decode_ms;
+            let answer_ms =
+                |of: &PlanningRequest, times: &Solution| of.problem.load.answer_ms(times.prefill_ms, times.decode_ms);
             Ok(WhatIf {
                 decode_ms_change: Some(ms(then.decode_ms, now.decode_ms)),
                 time_to_first_token_ms_change: Some(ms(then.prefill_ms, now.prefill_ms)),
-                answer_ms_change: Some(ms(answer_ms(then), answer_ms(now))),
+                answer_ms_change: Some(ms(answer_ms(&request_then, then), answer_ms(request, now))),
                 ..nothing
             })
         }
@@ -223,7 +229,7 @@ fn other_context(
         }
         what += ")";
     }
-    what_if(what, then, now).map(Some)
+    what_if(what, then, request, now).map(Some)
 }
 
 /// The explanation as text.

@@ -24,6 +24,7 @@ mod expert_report;
 mod experts;
 mod explain;
 mod files;
+mod fitting_context;
 mod group;
 mod host_providers;
 mod input_errors;

@@ -416,8 +416,6 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
         };
         let bytes = sufficient_budget(request, &source);
         let freed_by_kv_on_disk = freed_by_kv_on_disk(&request.problem, &source);
-        // Of the activations masks and scores depend on the context, and in short contexts the length of passes.
-        let depends_on_context = source.demand.kv.saturating_add(source.demand.workspace);
         let slots = match decided_by {
             DecidedBy::User => request.options.slots.unwrap_or(DEFAULT_SLOTS),
             DecidedBy::Planner | DecidedBy::Both => fewest_slots(&request.problem, &request.options),
@@ -431,7 +429,7 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             needed,
             gpus,
             freed_by_kv_on_disk,
-            depends_on_context,
+            fitting_context: None,
             fewer_slots,
             fitting_layers: None,
             source,

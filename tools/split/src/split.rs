@@ -9,6 +9,7 @@ use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
+use crate::fitting_context::name_fitting_context;
 use crate::local_machine::LocalMachine;
 use crate::own_draft::{self, OwnDraft};
 use crate::partitioning::sufficient_budget;
@@ -48,7 +49,8 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         hpp_io::check_replaceable(path, TRACE_START.as_bytes())?;
         hpp_io::check_creatable(path)?;
     }
-    let Chosen { mut request, partitioning, is_alternative, with_kv_on_disk_ms } = inputs.choose()?;
+    let Chosen { mut request, partitioning, is_alternative, with_kv_on_disk_ms } =
+        inputs.choose().map_err(|refusal| name_fitting_context(refusal, &inputs, quantize.as_ref()))?;
     let inputs = if is_alternative { inputs.swapped() } else { inputs };
     let PlanInputs { args, analysis, .. } = inputs;
     if is_alternative {

@@ -125,12 +125,7 @@ const CLEARLY: f64 = 1.05;
 const STATIC: &str = "static";
 
 /// Several sequences together, and how many of them take no more time than one. `unknown`: more may be faster, if they share experts.
-fn throughput_line(
-    alone: &Predictions,
-    throughput: &PredictedThroughput,
-    significant: i32,
-    unknown: bool,
-) -> String {
+fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, significant: i32, unknown: bool) -> String {
     let rate = amount::digits(throughput.tokens_per_second, significant);
     let is_for_many = alone.objective.as_ref().is_some_and(|objective| objective.kind == ObjectiveKind::Throughput);
     let alone_ms = alone.time_to_first_token_ms + alone.new_tokens.saturating_sub(1) as f64 * alone.decode_ms;

@@ -419,13 +419,13 @@ impl Chat<'_> {
 fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBackend>, restart: &str) -> String {
     let timings = Timings::new(generated, &sequence.engine().telemetry());
     let speed = rate(timings.decode_tokens_per_second);
-    // The last token is not computed yet. A stopped pass may have computed drafted tokens that are not part of the answer.
-    let used = generated.usage.prompt_tokens + generated.usage.completion_tokens.saturating_sub(1);
+    // The last token is not computed yet, and takes its place in the context with the next message.
+    let used = generated.usage.prompt_tokens + generated.usage.completion_tokens;
     let left = sequence.context().saturating_sub(used as u64);
     let left_in_context = format!("{} left in the context", counted(left, "token"));
     let end = match generated.finish_reason {
         FinishReason::Cancelled => format!("{left_in_context}, stopped"),
-        FinishReason::Length if left <= 1 => format!("the context is full: {restart}"),
+        FinishReason::Length if left == 0 => format!("the context is full: {restart}"),
         FinishReason::Length => format!("{left_in_context}, stopped by -n/--max-new"),
         FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => left_in_context,
     };

@@ -1,7 +1,7 @@
 //! Output besides a plan: sweeps, traces, explanations, targets.
 
 use crate::support::{LLAMA, copied, fixture, machine, places, planned, split};
-use hpp_schema::{Plan, Residency, Severity, WeightInput};
+use hpp_schema::{Plan, Predictions, Residency, Severity, WeightInput};
 use serde_json::Value;
 use std::fs;
 
@@ -99,6 +99,9 @@ fn an_explanation_agrees_with_the_plans_it_speaks_of() {
         let said = change["decode_ms_change"].as_f64().unwrap();
         let is = plan.predictions.decode_ms - now.decode_ms;
         assert!((said - is).abs() < 0.002 * now.decode_ms, "{what}: {said} said, {is} planned");
+        let answer_ms = |predictions: &Predictions| predictions.objective.as_ref().unwrap().ms;
+        let (said, is) = (change["answer_ms_change"].as_f64().unwrap(), answer_ms(&plan.predictions) - answer_ms(&now));
+        assert!((said - is).abs() < 0.002 * answer_ms(&now), "{what}, whole answer: {said} said, {is} planned");
     }
 }
 

@@ -1,0 +1,36 @@
+//! A context that fits, where memory is too small for the one that was planned for.
+
+use crate::analysis::analyse;
+use crate::choose::PlanInputs;
+use crate::error::SplitError;
+use crate::request::expert_computation;
+use hpp_onnx::QuantizeOptions;
+use std::num::NonZeroU64;
+
+/// Parts of the context that are tried.
+const DIVISORS: [u64; 3] = [2, 8, 32];
+/// A shorter context, tokens, is of no use.
+const SHORTEST: u64 = 16;
+
+/// The refusal, with the longest of a few shorter contexts that fits.
+pub fn name_fitting_context(
+    mut refusal: SplitError,
+    inputs: &PlanInputs,
+    quantize: Option<&QuantizeOptions>,
+) -> SplitError {
+    if let SplitError::OverBudget { source, fitting_context, .. } = &mut refusal
+        && source.missing() < source.demand.of_context()
+    {
+        let contexts = DIVISORS.iter().map(|divisor| inputs.analysis.context / divisor);
+        let fits = |context: &u64| *context >= SHORTEST && fits(inputs, *context, quantize);
+        *fitting_context = contexts.filter(fits).find_map(NonZeroU64::new);
+    }
+    refusal
+}
+
+fn fits(inputs: &PlanInputs, context: u64, quantize: Option<&QuantizeOptions>) -> bool {
+    let PlanInputs { args, costs, local, .. } = inputs;
+    let path = inputs.analysis.model.path();
+    let shorter = analyse(path, Some(context), args, quantize, expert_computation(args, costs, local));
+    shorter.is_ok_and(|analysis| PlanInputs { analysis: &analysis, alternative: None, ..*inputs }.choose().is_ok())
+}
