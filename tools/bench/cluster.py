@@ -17,11 +17,11 @@ import heapq
 import random
 import statistics
 
-# `make bench BENCH=serving` and `BENCH=rows`, two cores, 2026-11-23 (docs/BENCHMARKS.md).
-PROMPT_SECONDS = 23.3 / 4032
+# `make bench BENCH=serving` (2026-11-26) and `BENCH=rows`, two cores (docs/BENCHMARKS.md).
+PROMPT_SECONDS = 17.8 / 4032
 ANSWER_SECONDS = 1 / 115
 STATE_BYTES = 397e6 / 4032
-RESTORE_BYTES_PER_S = 0.67e9
+RESTORE_BYTES_PER_S = 0.94e9
 # Assumed: what a node gets from an object store, and how long a first byte takes.
 STORE_BYTES_PER_S, STORE_SECONDS = 0.1e9, 0.05
 
