@@ -4,7 +4,7 @@
     make wheel-test                            # of a release build
     HPP_WHEEL_PROFILE=dev make wheel-test      # of what tests compile: quick, and larger
 
-Splits the committed trained model and answers with it, by the commands and in Python, and prints the size of the wheel and the time that
+Answers with the committed trained model, in one step, by a plan and in Python, and prints the size of the wheel and the time that
 `import hpp` takes. pip takes onnxruntime and NumPy from PyPI.
 """
 
@@ -43,10 +43,11 @@ def main() -> None:
     if missing:
         sys.exit(f"wheel-test: {wheel.name} lacks {', '.join(missing)}")
     environment = install(wheel)
+    in_one_step = run(environment, "hpp-exec", MODEL, "--chat", "-p", QUESTION, "-n", "64")
     run(environment, "hpp-split", MODEL, "--vram", "0", "--out", "by-command")
     by_command = run(environment, "hpp-exec", "by-command", "--chat", "-p", QUESTION, "-n", "64")
     in_python = run(environment, "python", "-c", IN_PYTHON)
-    for how, text in (("hpp-exec", by_command), ("Python", in_python)):
+    for how, text in (("hpp-exec in one step", in_one_step), ("hpp-exec", by_command), ("Python", in_python)):
         print(f"{how}: {text.strip()}")
         if ANSWER not in text:
             sys.exit(f"wheel-test: {how} did not answer {ANSWER!r}")
@@ -85,7 +86,7 @@ def install(wheel: Path) -> dict[str, str]:
         sys.exit(f"wheel-test: cargo is in {path}, so this is not a machine without it")
     subprocess.run([HERE / "venv/bin/python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", f"{wheel}[cpu]"], check=True)
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
-    return {**kept, "PATH": path}
+    return {**kept, "PATH": path, "XDG_CACHE_HOME": os.fspath(HERE / "cache")}
 
 
 def run(environment: dict[str, str], *command: object) -> str:
