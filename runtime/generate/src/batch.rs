@@ -281,7 +281,7 @@ impl<B: Backend> Batch<B> {
     fn run_pass(&mut self) -> Result<Option<PassSize>, EngineError> {
         let Batch { engine, inputs, members, .. } = self;
         let (mut items, mut errors) = (Vec::with_capacity(members.len()), Vec::with_capacity(members.len()));
-        let mut sizes = Vec::with_capacity(members.len());
+        let (mut sizes, mut context) = (Vec::with_capacity(members.len()), 0);
         for Member { generation, sequence, error, is_waiting, .. } in
             members.iter_mut().filter(|member| !member.is_waiting)
         {
@@ -294,6 +294,7 @@ impl<B: Backend> Batch<B> {
                 }
             };
             let tokens = input.tokens.len() as u64;
+            context = context.max(sequence.tokens().len() as u64 + tokens);
             match sequence.work_item(engine, inputs, input) {
                 Ok(item) => {
                     sizes.push(tokens);
@@ -313,7 +314,7 @@ impl<B: Backend> Batch<B> {
             *error = outcome.err().map(GenerateError::from);
         }
         let tokens = sizes.first().copied().filter(|first| sizes.iter().all(|tokens| tokens == first));
-        Ok(tokens.map(|tokens| PassSize { sequences: sizes.len() as u64, tokens }))
+        Ok(tokens.map(|tokens| PassSize { sequences: sizes.len() as u64, tokens, context }))
     }
 }
 

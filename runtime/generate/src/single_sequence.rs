@@ -143,8 +143,9 @@ impl<B: Backend> SingleSequence<B> {
 
     /// See [`TokenSequence::feed`].
     pub fn feed_input(&mut self, input: Input<'_>) -> Result<(), GenerateError> {
-        let size = PassSize { sequences: 1, tokens: input.tokens.len() as u64 };
+        let tokens = input.tokens.len() as u64;
         self.sequence.feed(&mut self.engine, &self.inputs, input)?;
+        let size = PassSize { sequences: 1, tokens, context: self.sequence.tokens().len() as u64 };
         let Some(adaptation) = &mut self.adaptation else { return Ok(()) };
         let changes = adaptation.after_pass(&mut self.engine, Some(size), Instant::now())?;
         self.has_changed |= changes;

@@ -1,6 +1,7 @@
 //! Compares passes with the plan's predictions: whether they are slower for long, and what takes the time. It has no clock: passes bring
 //! their times.
 
+use super::PassSize;
 use hpp_engine::PassTelemetry;
 use hpp_schema::{Plan, PredictedPass, Predictions};
 use std::time::Duration;
@@ -41,6 +42,8 @@ pub struct PassObservation {
     pub sequences: u64,
     /// Tokens of each.
     pub tokens: u64,
+    /// Tokens of the longest text.
+    pub context: u64,
     /// Milliseconds.
     pub ms: f64,
     /// Of them, those of each [`Cause`].
@@ -53,7 +56,7 @@ pub struct PassObservation {
 
 impl PassObservation {
     /// What the engine measured of its last pass.
-    pub fn new(pass: &PassTelemetry, sequences: u64, tokens: u64) -> Self {
+    pub fn new(pass: &PassTelemetry, size: PassSize) -> Self {
         let ms = |time: Duration| time.as_secs_f64() * 1e3;
         let compute = |on_host: bool| {
             let lanes = pass.compute.iter().filter(|(lane, _)| is_host(lane) == on_host);
@@ -63,7 +66,8 @@ impl PassObservation {
         let disk = ms(pass.disk_stalls.time) + ms(pass.state_stalls.time);
         let spent = [disk, transfers, compute(true), compute(false)];
         let (read_bytes, read_ms) = (pass.read_bytes, ms(pass.reads.time));
-        PassObservation { sequences, tokens, ms: ms(pass.time), spent, read_bytes, read_ms }
+        let PassSize { sequences, tokens, context } = size;
+        PassObservation { sequences, tokens, context, ms: ms(pass.time), spent, read_bytes, read_ms }
     }
 }
 
@@ -77,6 +81,8 @@ pub struct PredictedTimes {
     passes: Vec<PredictedPass>,
     /// Whether they come from measurements of this machine.
     is_measured: bool,
+    /// Tokens of context that they are for; 0 if unknown.
+    context: u64,
 }
 
 impl PredictedTimes {
@@ -85,7 +91,8 @@ impl PredictedTimes {
         let one = PredictedPass { sequences: 1, tokens: 1, ms: predictions.decode_ms };
         let more = predictions.throughput.iter().flat_map(|throughput| throughput.passes.iter().copied());
         let passes: Vec<PredictedPass> = [one].into_iter().chain(more).filter(|pass| pass.ms > 0.0).collect();
-        (!passes.is_empty()).then_some(PredictedTimes { passes, is_measured: predictions.source != "static" })
+        let (is_measured, context) = (predictions.source != "static", predictions.decode_context);
+        (!passes.is_empty()).then_some(PredictedTimes { passes, is_measured, context })
     }
 
     /// Milliseconds of a pass over so many sequences with so many tokens each, on a straight line between those that are predicted;
@@ -110,6 +117,8 @@ impl PredictedTimes {
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Window {
     passes: u32,
+    /// Tokens of the longest text of its last pass.
+    context: u64,
     ms: f64,
     planned_ms: f64,
     spent: [f64; 4],
@@ -130,6 +139,7 @@ impl Window {
 
     fn add(&mut self, pass: &PassObservation, planned_ms: f64) {
         self.passes += 1;
+        self.context = pass.context;
         self.ms += pass.ms;
         self.planned_ms += planned_ms;
         self.spent.iter_mut().zip(pass.spent).for_each(|(sum, ms)| *sum += ms);
@@ -143,6 +153,8 @@ impl Window {
 struct Usual {
     ratio: f64,
     ratios: [f64; 4],
+    /// Tokens of the longest text; 0 if unknown.
+    context: u64,
     /// Whether it is what the plan predicts.
     is_planned: bool,
 }
@@ -183,7 +195,8 @@ impl DriftDetector {
     /// For the passes of a plan; `None` if it predicts no times.
     pub fn new(plan: &Plan) -> Option<Self> {
         let predicted = PredictedTimes::of(&plan.predictions)?;
-        let usual = predicted.is_measured.then_some(Usual { ratio: 1.0, ratios: [0.0; 4], is_planned: true });
+        let context = predicted.context;
+        let usual = predicted.is_measured.then_some(Usual { ratio: 1.0, ratios: [0.0; 4], context, is_planned: true });
         let (window, unsettled) = (Window::default(), UNSETTLED_PASSES);
         Some(DriftDetector { predicted, window, usual, unsettled, contradicting: 0, slowest: 0.0, drift: None })
     }
@@ -231,9 +244,14 @@ impl DriftDetector {
     }
 
     fn judge(&mut self, window: &Window) {
-        let here = Usual { ratio: window.ratio(), ratios: window.ratios(), is_planned: false };
+        let (ratio, ratios, context) = (window.ratio(), window.ratios(), window.context);
+        let here = Usual { ratio, ratios, context, is_planned: false };
         let usual = *self.usual.get_or_insert(here);
         let slowdown = here.ratio / usual.ratio;
+        if self.drift.is_none() && slowdown >= SLOWER && is_of_longer_text(window, &usual) {
+            (self.usual, self.contradicting) = (Some(here), 0);
+            return;
+        }
         let contradicts = if self.drift.is_some() { slowdown <= AS_PLANNED } else { slowdown >= SLOWER };
         self.contradicting = if contradicts { self.contradicting + 1 } else { 0 };
         let has_changed = self.contradicting >= LASTING_WINDOWS;
@@ -262,9 +280,21 @@ impl DriftDetector {
 }
 
 /// The cause that grew most explains a slow window.
-fn drift(window: &Window, usual: &Usual) -> Drift {
+fn cause(window: &Window, usual: &Usual) -> Cause {
     let grew = |cause: &Cause| window.ratios()[*cause as usize] - usual.ratios[*cause as usize];
-    let cause = Cause::ALL.into_iter().max_by(|a, b| grew(a).total_cmp(&grew(b))).unwrap_or(Cause::Host);
+    Cause::ALL.into_iter().max_by(|a, b| grew(a).total_cmp(&grew(b))).unwrap_or(Cause::Host)
+}
+
+/// Whether a window is slower because its text is longer: a token is compared with all tokens before it, so computing takes at most as many
+/// times as long as the text is longer.
+fn is_of_longer_text(window: &Window, usual: &Usual) -> bool {
+    let longer = window.context as f64 / usual.context.max(1) as f64;
+    let computes = matches!(cause(window, usual), Cause::Host | Cause::Devices);
+    usual.context > 0 && computes && window.ratio() <= usual.ratio * longer
+}
+
+fn drift(window: &Window, usual: &Usual) -> Drift {
+    let cause = cause(window, usual);
     let passes = f64::from(window.passes);
     Drift {
         cause,
@@ -307,6 +337,7 @@ pub(super) mod tests {
         let pass = |sequences, tokens, ms| PredictedPass { sequences, tokens, ms };
         plan.predictions.source = source.to_owned();
         plan.predictions.decode_ms = 100.0;
+        plan.predictions.decode_context = 600;
         plan.predictions.throughput = Some(hpp_schema::PredictedThroughput {
             passes: vec![pass(1, 1, 100.0), pass(4, 1, 200.0), pass(1, 4, 160.0)],
             sequences: 4,
@@ -318,7 +349,8 @@ pub(super) mod tests {
     /// A pass of one token: milliseconds waiting for the disk and computing on the host.
     pub fn pass(disk: f64, host: f64) -> PassObservation {
         let spent = [disk, 0.0, host, 0.0];
-        PassObservation { sequences: 1, tokens: 1, ms: disk + host, spent, read_bytes: 50_000_000, read_ms: 100.0 }
+        let (ms, read_bytes) = (disk + host, 50_000_000);
+        PassObservation { sequences: 1, tokens: 1, context: 600, ms, spent, read_bytes, read_ms: 100.0 }
     }
 
     /// The passes at which the answer to "is it slower?" changed, and the first drift.
@@ -377,7 +409,7 @@ pub(super) mod tests {
             let [passes, ms, disk, host, read_bytes, read_ms] = window[..] else { panic!("{window:?}") };
             let spent = [disk / passes, 0.0, host / passes, 0.0];
             let (read_bytes, read_ms) = ((read_bytes / passes) as u64, read_ms / passes);
-            let pass = PassObservation { sequences: 1, tokens: 1, ms: ms / passes, spent, read_bytes, read_ms };
+            let pass = PassObservation { ms: ms / passes, spent, read_bytes, read_ms, ..pass(0.0, 0.0) };
             for _ in 0..passes as usize {
                 detector.observe(&pass);
             }
@@ -425,6 +457,24 @@ pub(super) mod tests {
         // Between the two thresholds nothing changes.
         let near = (0..2000).map(|number| if number / 40 % 2 == 0 { pass(65.0, 80.0) } else { pass(45.0, 80.0) });
         assert_eq!(changes(&mut detector, near).0, [] as [usize; 0]);
+    }
+
+    /// From 600 to 6,000 tokens computing takes five times as long, which is the text's; then three times as long at the same length, which is not.
+    #[test]
+    fn a_longer_text_is_no_slowdown() {
+        for source in ["static", "profile: p"] {
+            let mut detector = DriftDetector::new(&plan(source)).unwrap();
+            let grown =
+                |tokens: u64| PassObservation { context: tokens, ..pass(20.0, 80.0 * (tokens as f64 / 1200.0)) };
+            let (at, _) = changes(&mut detector, (600..6000).map(grown));
+            assert_eq!(at, [] as [usize; 0], "{source}");
+            let slow = PassObservation { context: 6000, ..pass(20.0, 1200.0) };
+            assert_eq!(changes(&mut detector, (0..50).map(|_| slow)).1.unwrap().cause, Cause::Host, "{source}");
+        }
+        let mut detector = DriftDetector::new(&plan("static")).unwrap();
+        let passes =
+            (0..200).map(|at| PassObservation { context: 600 + at, ..pass(if at < 100 { 20.0 } else { 220.0 }, 80.0) });
+        assert_eq!(changes(&mut detector, passes).1.unwrap().cause, Cause::Disk, "the text explains no waiting");
     }
 
     #[test]

@@ -43,6 +43,8 @@ pub struct PassSize {
     pub sequences: u64,
     /// Tokens of each.
     pub tokens: u64,
+    /// Tokens of the longest text, those of the pass included.
+    pub context: u64,
 }
 
 impl Adaptation {
@@ -102,7 +104,7 @@ impl Adaptation {
 
     fn compare<B: Backend>(&mut self, engine: &mut Engine<B>, size: PassSize) -> Result<bool, EngineError> {
         let Some((detector, moves)) = &mut self.drift else { return Ok(false) };
-        let pass = PassObservation::new(engine.last_pass(), size.sequences, size.tokens);
+        let pass = PassObservation::new(engine.last_pass(), size);
         let Some(window) = detector.observe(&pass) else { return Ok(false) };
         self.slowdown = detector.slowdown(&window);
         let cause = detector.drift().filter(|_| self.slowdown >= SLOWER).map(|drift| drift.cause);

@@ -28,7 +28,7 @@ impl PredictedPasses {
 
     /// Takes a pass of this size.
     pub fn add(&mut self, size: Option<PassSize>, pass: &PassTelemetry) {
-        let Some((times, PassSize { sequences, tokens })) = self.predicted.as_ref().zip(size) else { return };
+        let Some((times, PassSize { sequences, tokens, .. })) = self.predicted.as_ref().zip(size) else { return };
         let Some(predicted_ms) = times.ms(sequences, tokens) else { return };
         self.passes += 1;
         self.ms += millis(pass.time);
@@ -88,7 +88,7 @@ mod tests {
             state_stalls: of(state_stalls),
             ..PassTelemetry::default()
         };
-        (0..10).for_each(|_| passes.add(Some(PassSize { sequences, tokens: 1 }), &pass));
+        (0..10).for_each(|_| passes.add(Some(PassSize { sequences, tokens: 1, context: 1 }), &pass));
         // A pass over prompts of different lengths.
         passes.add(None, &PassTelemetry { time: Duration::from_secs(99), ..PassTelemetry::default() });
         let telemetry = Telemetry { read_bytes: 1_000_000_000, reads: of(4000), ..Telemetry::default() };
