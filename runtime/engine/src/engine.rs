@@ -216,6 +216,14 @@ impl<B: Backend> Engine<B> {
         self.runtime.set_locked(&self.program, bytes)
     }
 
+    /// Bytes of each partition's streamed weights that are locked in host memory, in the order of the plan.
+    pub fn locked_of_partitions(&self) -> Vec<u64> {
+        let mut locked = self.runtime.locked.divided(self.runtime.locked_now);
+        // Empty where no weights are streamed.
+        locked.resize(self.plan().partitions.len(), 0);
+        locked
+    }
+
     /// Bytes of the streamed weights that are locked in host memory, and the most that [`set_locked`](Self::set_locked) can lock.
     pub fn locked(&self) -> (u64, u64) {
         (self.runtime.locked_now, self.runtime.locked.total())

@@ -2,6 +2,7 @@
 
 mod support;
 
+use hpp_schema::{ByteSize, Residency};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -643,6 +644,32 @@ fn a_model_whose_gpu_is_missing_is_shown_where_it_is() {
     let loaded = placement();
     assert_eq!((&loaded[0]["device"], &loaded[0]["planned_device"]), (&json!("cpu"), &json!("gpu0")), "{loaded}");
     assert_eq!((&loaded[0]["weights"], &loaded[0]["bytes"]), (&json!("resident"), &planned[0]["bytes"]), "{loaded}");
+}
+
+/// A plan may lock more than the memory of a server has room for, beside its sequences and KV pages.
+#[cfg(target_os = "linux")]
+#[test]
+fn locked_weights_are_those_that_the_server_locked() {
+    let mut plan = chat_plan(MODEL);
+    let weights = ByteSize(std::fs::metadata(plan.file("model.onnx.data")).unwrap().len());
+    let partition = &mut plan.plan.partitions[0];
+    partition.bytes.weights = weights;
+    let planned = partition.bytes.weights.0 - (1 << 20);
+    (partition.residency, partition.bytes.locked) = (Residency::Streamed, Some(ByteSize(planned)));
+    plan.plan.devices[0].window = Some(weights);
+    plan.plan.budgets.ram = Some(ByteSize(105 << 20));
+    plan.save();
+    let server = Server::start(plan, &["--kv-ram", "16M", "--max-sequences", "1"]);
+    let models: Value = server.get("/v1/models").body_mut().read_json().unwrap();
+    let place = &models["data"][0]["placement"][0];
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.child.id())).unwrap();
+    let locked = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+    let locked = 1024 * locked.trim().trim_end_matches(" kB").parse::<u64>().unwrap();
+    let said = place["locked_bytes"].as_u64().unwrap();
+    assert!(
+        said < planned && said.abs_diff(locked) < 1 << 20,
+        "{said} said, {locked} locked, {planned} planned: {place}"
+    );
 }
 
 #[cfg(unix)]

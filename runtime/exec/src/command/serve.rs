@@ -26,7 +26,7 @@ use hpp_serve::{
     PoolSettings, ServeError, ServeSettings, ServedModel, Shutdown, check_address, serve,
 };
 use memory::{EngineNeeds, allowed_host_memory, memory_budget};
-use placement::placement;
+use placement::{loaded_placement, planned_placement};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -191,7 +191,7 @@ fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<Model
         sampling: generation.sampling,
         eos_token_ids: generation.eos_token_ids,
         context: context_length(plan, &args.runtime),
-        placement: placement(&plan.plan, &[]),
+        placement: planned_placement(&plan.plan),
         gives_hidden_states: hidden_states_output(&plan.plan).is_some(),
         encoder: PromptEncoder::open(plan, true)?,
     })
@@ -294,7 +294,7 @@ impl ModelLoader {
         let engine = load_engine(&plan.plan, &plan.dir, runtime, options, console, &interrupt)?;
         let max_sequences = fitting_sequences(&engine, self.sequences, asked.is_some(), console);
         let cache = open_cache(&engine, &plan.plan, runtime, &args.kv, args.plans.len() as u64, wake, console)?;
-        let placement = placement(&plan.plan, &engine.telemetry().stages);
+        let placement = loaded_placement(&engine);
         let name = plan.plan.model.name.clone();
         let report = Box::new(move |line: &str| tracing::warn!(model = name, "{line}"));
         let adaptation = without_memory(&plan.plan, runtime, report);

@@ -1,16 +1,28 @@
 //! Where the weights of a model lie: as its plan wants it, or as its engine has it.
 
-use hpp_engine::StageTelemetry;
+use crate::runtime::OrtBackend;
 use hpp_engine::port::WeightResidency;
+use hpp_engine::{Engine, StageTelemetry};
 use hpp_schema::{Partition, Plan, Residency};
 use hpp_serve::WeightPlacement;
 
-/// One entry for each device and kind of residency. Without stages, as the plan wants it.
-pub(super) fn placement(plan: &Plan, stages: &[StageTelemetry]) -> Vec<WeightPlacement> {
+/// As the plan wants it.
+pub(super) fn planned_placement(plan: &Plan) -> Vec<WeightPlacement> {
+    let locked = |partition: &Partition| partition.bytes.locked.map_or(0, |locked| locked.0);
+    placement(plan, &[], &plan.partitions.iter().map(locked).collect::<Vec<_>>())
+}
+
+/// As an engine of the plan has it, whose stages these are, with the bytes of each partition that it locked.
+pub(super) fn loaded_placement(engine: &Engine<OrtBackend>) -> Vec<WeightPlacement> {
+    placement(engine.plan(), &engine.telemetry().stages, &engine.locked_of_partitions())
+}
+
+/// One entry for each device and kind of residency.
+fn placement(plan: &Plan, stages: &[StageTelemetry], locked: &[u64]) -> Vec<WeightPlacement> {
     let mut places: Vec<WeightPlacement> = Vec::new();
-    for partition in &plan.partitions {
+    for (partition, locked) in plan.partitions.iter().zip(locked) {
         let loaded = stages.iter().find(|stage| stage.partition == partition.name && stage.device == partition.device);
-        let own = of_partition(partition, loaded);
+        let own = of_partition(partition, loaded, *locked);
         let same = |place: &&mut WeightPlacement| {
             (&place.device, &place.planned_device, place.weights) == (&own.device, &own.planned_device, own.weights)
         };
@@ -27,7 +39,7 @@ pub(super) fn placement(plan: &Plan, stages: &[StageTelemetry]) -> Vec<WeightPla
     places
 }
 
-fn of_partition(partition: &Partition, loaded: Option<&StageTelemetry>) -> WeightPlacement {
+fn of_partition(partition: &Partition, loaded: Option<&StageTelemetry>, locked: u64) -> WeightPlacement {
     let planned = match partition.residency {
         Residency::Resident => "resident",
         Residency::Streamed => "streamed",
@@ -39,14 +51,15 @@ fn of_partition(partition: &Partition, loaded: Option<&StageTelemetry>) -> Weigh
         WeightResidency::Mapped { .. } => "mapped",
     });
     let fell_back = loaded.is_some_and(StageTelemetry::fell_back);
+    let device = loaded.map_or(&*partition.device, StageTelemetry::used_device);
     WeightPlacement {
-        device: loaded.map_or(&*partition.device, StageTelemetry::used_device).to_owned(),
+        device: device.to_owned(),
         planned_device: fell_back.then(|| partition.device.clone()),
         weights,
         partitions: 1,
         blocks: partition.blocks.clone(),
         bytes: partition.bytes.weights.0,
-        // What the plan locks is for its device.
-        locked_bytes: partition.bytes.locked.map(|locked| locked.0).filter(|_| !fell_back && weights == planned),
+        // In the layout of kernels they may be more than in the file.
+        locked_bytes: (weights == "streamed" && device == "cpu").then_some(locked.min(partition.bytes.weights.0)),
     }
 }
