@@ -3,6 +3,14 @@
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency, State};
 
+/// Bytes of host memory that a plan needs at least: an engine whose process is limited to less than planned locks fewer of the weights that are
+/// read from disk, and says so.
+pub fn least_needed(plan: &Plan) -> u64 {
+    let streamed = plan.partitions.iter().filter(|partition| partition.residency == Residency::Streamed);
+    let locked = streamed.filter_map(|partition| partition.bytes.locked).map(|locked| locked.0);
+    locked.fold(needed(plan, plan.budgets.batch), u64::saturating_sub)
+}
+
 /// A warning if less than the plan needs is free. `free` is the number of bytes that a process can still allocate.
 pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
     // The engine keeps the limit that its plan was made for.

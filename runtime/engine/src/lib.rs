@@ -32,7 +32,10 @@ pub use cancel::CancelHandle;
 pub use clock::since_start;
 pub use engine::Engine;
 pub use error::{BackendError, EngineError};
-pub use host_memory_warning::{budget_warning, needed as host_memory_needed, warning as host_memory_warning};
+pub use host_memory_warning::{
+    budget_warning, least_needed as least_host_memory_needed, needed as host_memory_needed,
+    warning as host_memory_warning,
+};
 pub use options::{EngineOptions, RowBatching, Verify, WeightReads};
 pub use partition_bench::{CacheFlusher, PartitionBench, RunTimes};
 pub use plan_settings::{

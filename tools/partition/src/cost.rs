@@ -21,7 +21,8 @@ pub struct BlockSpec {
     pub on_host: bool,
     /// Where the user places it in both phases, if anywhere: the planner leaves it there.
     pub assigned: Option<Placement>,
-    /// Whether the CPU has no kernel for one of its operators: the planner keeps it off the host if a GPU can compute it.
+    /// Whether the planner keeps it off the host if a GPU can compute it: the CPU has no kernel for one of its operators, or its state must be on
+    /// a GPU.
     pub needs_gpu: bool,
     /// Memory of its state at the planned context and batch, in bytes.
     pub kv_bytes: u64,

@@ -204,7 +204,7 @@ impl Problem {
         let mut all = self.possible_placements(block, mechanisms);
         let is_wanted = |placement: &BlockPlacement| match assigned {
             Some(assigned) => *placement == BlockPlacement::both(assigned),
-            None => !needs_gpu || !placement.on_host(),
+            None => !needs_gpu || !placement.computes_on_host(),
         };
         if all.iter().any(is_wanted) {
             all.retain(is_wanted);
@@ -259,6 +259,11 @@ impl BlockPlacement {
     /// Whether the block is streamed to this GPU in either phase.
     pub(crate) fn is_streamed_to(self, gpu: usize) -> bool {
         [self.prefill, self.decode].contains(&Placement::Streamed(gpu))
+    }
+
+    /// Whether the host computes the block in either phase.
+    pub(crate) fn computes_on_host(self) -> bool {
+        [self.prefill, self.decode].contains(&Placement::Cpu)
     }
 
     /// Whether the host holds the block's weights, to compute with them or to copy them.

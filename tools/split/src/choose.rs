@@ -202,7 +202,7 @@ impl PlanInputs<'_> {
             let shorter = shorter.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
             (longest, shorter.collect::<Vec<_>>())
         });
-        let shorter = shorter.into_iter().flatten();
+        let shorter = shorter.into_iter().flatten().chain(self.while_faster(candidates, &longest));
         let faster = |best: Chosen, other: Chosen| if other.uses_memory_better_than(&best) { other } else { best };
         match longest {
             Ok(longest) if !longest.is_short_of_memory() && !plans_sequences(&longest.request, self.args) => {
@@ -211,6 +211,18 @@ impl PlanInputs<'_> {
             Ok(longest) => Ok(shorter.fold(longest, faster)),
             Err(refusal) => shorter.reduce(faster).ok_or(refusal),
         }
+    }
+
+    /// Where nothing fits without streaming to GPUs, so that nothing was estimated: plans with passes shorter than the longest that fit, each half as
+    /// long as those before, as long as each is faster than the one before.
+    fn while_faster(&self, candidates: &Candidates, longest: &Result<Chosen, SplitError>) -> Option<Chosen> {
+        let longest = longest.as_ref().ok().filter(|_| candidates.estimate.objective_ms.is_infinite())?;
+        let halved = |chosen: &Chosen| {
+            let longest_pass = chosen.request.shorter_pass()?;
+            let request = self.request(Limits { longest_pass, ..chosen.request.limits }).ok()?;
+            self.with_these_passes(request).ok().filter(|shorter| shorter.uses_memory_better_than(chosen))
+        };
+        std::iter::successors(halved(longest), halved).last()
     }
 
     fn with_these_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
@@ -238,16 +250,25 @@ impl PlanInputs<'_> {
 
     /// The same for other settings of memory, which are planned and never measured.
     pub fn with_memory<T>(&self, vram: Vec<u64>, ram: Option<u64>, use_inputs: impl FnOnce(&PlanInputs) -> T) -> T {
-        let sizes = |bytes: Vec<u64>| bytes.into_iter().map(hpp_schema::ByteSize).collect();
-        let vram = if vram.is_empty() { self.args.vram.clone() } else { sizes(vram) };
-        let with_memory = |args: &SplitArgs| SplitArgs {
-            vram: vram.clone(),
-            ram: ram.map(hpp_schema::ByteSize).or(args.ram),
-            planning: PlanningArgs { sweep_vram: None, refine: None, ..args.planning.clone() },
-            ..args.clone()
+        let size = hpp_schema::ByteSize;
+        let vram: Vec<_> = vram.into_iter().map(size).collect();
+        let change = |args: &mut SplitArgs| {
+            args.vram = if vram.is_empty() { args.vram.clone() } else { vram.clone() };
+            args.ram = ram.map(size).or(args.ram);
+            args.planning = PlanningArgs { sweep_vram: None, refine: None, ..args.planning.clone() };
         };
-        let args = with_memory(self.args);
-        let other = self.alternative.map(|other| (with_memory(other.args), other.analysis));
+        self.with_settings(change, use_inputs)
+    }
+
+    /// The same with settings that are changed.
+    pub fn with_settings<T>(&self, change: impl Fn(&mut SplitArgs), use_inputs: impl FnOnce(&PlanInputs) -> T) -> T {
+        let changed = |args: &SplitArgs| {
+            let mut args = args.clone();
+            change(&mut args);
+            args
+        };
+        let args = changed(self.args);
+        let other = self.alternative.map(|other| (changed(other.args), other.analysis));
         let alternative = other.as_ref().map(|(args, analysis)| Alternative { args, analysis });
         use_inputs(&PlanInputs { args: &args, alternative, ..*self })
     }
@@ -327,7 +348,8 @@ fn other_sequences(request: &PlanningRequest, placed: &Partitioning) -> Option<P
 }
 
 impl Chosen {
-    fn new(request: PlanningRequest, partitioning: Partitioning) -> Self {
+    /// A plan of the settings as they are.
+    pub fn new(request: PlanningRequest, partitioning: Partitioning) -> Self {
         Chosen { request, partitioning, is_alternative: false, with_kv_on_disk_ms: None }
     }
 

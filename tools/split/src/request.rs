@@ -149,6 +149,9 @@ impl PlanningRequest {
         if !args.allow_unknown_operators {
             mark_blocks_without_kernels(&mut problem, analysis);
         }
+        if args.kv == KvHomeArg::Gpu && !problem.gpus.is_empty() {
+            problem.blocks.iter_mut().for_each(|block| block.needs_gpu |= block.kv_bytes > 0);
+        }
         // Manual placement may override this; the plan still lists no provider that computes a block wrongly.
         if manual_gpus(args) == 0 {
             avoid_faults(&mut problem, analysis, costs.source());

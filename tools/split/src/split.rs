@@ -61,7 +61,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         Some(tokens) => refine(&mut request, args, analysis, tokens, &out_dir)?,
         None => (partitioning, vec![]),
     };
-    let partitioning = targets::enforce(&mut request, args, partitioning)?;
+    let partitioning = targets::enforce(&mut request, &inputs, partitioning)?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
     let PlanDraft { partitioning, parts, plan } = draft(&request, analysis, partitioning, source)?;
     if let Some(note) = experts::note_of_whole_mixtures(&request, analysis, &partitioning) {

@@ -2,14 +2,14 @@
 //! and the VRAM that would suffice.
 
 use crate::amount::{self, MEASURED};
+use crate::choose::{Chosen, PlanInputs};
 use crate::cli::SplitArgs;
 use crate::error::SplitError;
 use crate::input_errors::{InputError, InputErrors};
 use crate::partitioning::{Partitioning, place_blocks};
 use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, default_margin};
-use hpp_model::Scenario;
-use hpp_partition::{Objective, plan};
+use hpp_partition::{DeviceId, Objective, plan};
 use hpp_schema::ByteSize;
 
 /// The targets; `None` where not given.
@@ -29,10 +29,10 @@ impl Targets {
 /// Returns the partitioning if it meets the targets, else one for another objective that does, else an error with numbers.
 pub fn enforce(
     request: &mut PlanningRequest,
-    args: &SplitArgs,
+    inputs: &PlanInputs,
     partitioning: Partitioning,
 ) -> Result<Partitioning, SplitError> {
-    let planning = &args.planning;
+    let planning = &inputs.args.planning;
     let targets = Targets { min_tokens_per_s: planning.at_least, max_first_token_ms: planning.first_token_within };
     let mut tried = vec![(request.options.objective, PredictedTimes::of(&partitioning.solution))];
     if targets.are_met_by(tried[0].1) {
@@ -45,8 +45,8 @@ pub fn enforce(
         if tried.iter().any(|(known, _)| *known == objective) {
             continue;
         }
-        request.options.objective = objective;
-        let partitioning = place_blocks(request, args)?;
+        let Chosen { request: other, partitioning, .. } = for_objective(request, inputs, objective)?;
+        *request = other;
         let times = PredictedTimes::of(&partitioning.solution);
         if targets.are_met_by(times) {
             tell!(
@@ -61,18 +61,24 @@ pub fn enforce(
     Err(refusal(request, targets, &tried).into())
 }
 
+/// The plan for another objective: with the costs that `--refine` measured, if it did.
+fn for_objective(request: &PlanningRequest, inputs: &PlanInputs, objective: Objective) -> Result<Chosen, SplitError> {
+    if inputs.args.planning.refine.is_some() {
+        let mut request = request.clone();
+        request.options.objective = objective;
+        let partitioning = place_blocks(&request, inputs.args)?;
+        return Ok(Chosen::new(request, partitioning));
+    }
+    let change = |args: &mut SplitArgs| args.planning.objective = objective.into();
+    PlanInputs { alternative: None, ..*inputs }.with_settings(change, |inputs| inputs.choose())
+}
+
 fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, PredictedTimes)]) -> InputErrors {
     let mut errors = InputErrors::default();
     let fastest = tried.iter().map(|(_, times)| times.tokens_per_s()).fold(0.0, f64::max);
     let first = tried.iter().map(|(_, times)| times.prefill_ms).fold(f64::INFINITY, f64::min);
     let missed_speed = targets.min_tokens_per_s.filter(|target| fastest < *target);
     let missed_latency = targets.max_first_token_ms.filter(|target| first > *target);
-    let passes = match request.scenario {
-        Scenario { divides_prompts: true, prefill_chunk, prompt, .. } if prefill_chunk < prompt => {
-            format!(" with passes of {prefill_chunk} tokens")
-        }
-        _ => String::new(),
-    };
     // More host memory keeps weights there that are read from disk otherwise.
     let without_gpu = if request.problem.budget.ram.is_some() { HINT_RAM } else { HINT_NO_VRAM };
     let mut add = |what: String, targets: Targets, objective| {
@@ -87,14 +93,14 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
     };
     if let Some(target) = missed_speed {
         let what = format!(
-            "--at-least {target} tokens/s is out of reach: the fastest plan{passes} is expected to reach {}",
+            "--at-least {target} tokens/s is out of reach: the fastest plan is expected to reach {}",
             amount::digits(fastest, MEASURED)
         );
         add(what, Targets { max_first_token_ms: None, ..targets }, Objective::Decode);
     }
     if let Some(target) = missed_latency {
         let what = format!(
-            "--first-token-within {target} ms is out of reach: the earliest{passes} is expected after {}",
+            "--first-token-within {target} ms is out of reach: the earliest is expected after {}",
             amount::time(first, MEASURED)
         );
         add(what, Targets { min_tokens_per_s: None, ..targets }, Objective::Prefill);
@@ -136,7 +142,9 @@ fn sufficient_vram(request: &PlanningRequest, targets: Targets, objective: Objec
     if !meets(all) {
         return Vram::None;
     }
-    Vram::Sufficient(smallest(1 << 20, all, meets))
+    let sufficient = smallest(1 << 20, all, meets);
+    let lacks = |gpu: usize| request.machine_memory(DeviceId::Gpu(gpu)).is_some_and(|memory| memory < sufficient);
+    if (0..problem.gpus.len()).any(lacks) { Vram::None } else { Vram::Sufficient(sufficient) }
 }
 
 /// Whether a plan with this VRAM budget on each GPU meets the targets.

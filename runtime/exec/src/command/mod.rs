@@ -28,6 +28,7 @@ use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
 use hpp_engine::{
     Engine, EngineError, EngineOptions, NamedTensors, budget_warning, host_memory_needed, host_memory_warning,
+    least_host_memory_needed,
 };
 use hpp_generate::text::{Message, Role};
 use hpp_generate::{EmbeddingTable, ModelInputs, PlanFile, PromptEncoder, PromptError, SingleSequence};
@@ -145,6 +146,10 @@ fn warn_of_memory(plan: &Plan, here: &Plan, console: &Console) {
     // A plan's needs include what the process has taken already; of that, libraries may not count in the process's control group.
     let free = available_memory().map(|free| free.saturating_add(resident_memory()));
     let free = free.into_iter().chain(memory_limit()).min();
+    let is_limited_to_it = free.is_some() && free == memory_limit();
+    if is_limited_to_it && free.is_some_and(|free| least_host_memory_needed(plan) <= free) {
+        return;
+    }
     if let Some(warning) = host_memory_warning(plan, free) {
         console.warn(&warning);
     }

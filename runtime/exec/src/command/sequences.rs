@@ -39,7 +39,7 @@ pub fn fitting_sequences(engine: &Engine<OrtBackend>, wanted: u64, is_asked: boo
             false => "",
         };
         console.warn(&format!(
-            "memory has room for {fitting} at once, and others wait; a shorter --context makes room for more{disk}"
+            "memory has room for {fitting} at once, and any more wait; a shorter --context makes room for more{disk}"
         ));
     }
     usize::try_from(sequences).unwrap_or(usize::MAX)

@@ -103,6 +103,17 @@ pub enum ObjectiveArg {
     Throughput,
 }
 
+impl From<hpp_partition::Objective> for ObjectiveArg {
+    fn from(objective: hpp_partition::Objective) -> Self {
+        match objective {
+            hpp_partition::Objective::Decode => ObjectiveArg::Decode,
+            hpp_partition::Objective::Prefill => ObjectiveArg::Prefill,
+            hpp_partition::Objective::Mixed => ObjectiveArg::Mixed,
+            hpp_partition::Objective::Throughput => ObjectiveArg::Throughput,
+        }
+    }
+}
+
 /// `--experts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum ExpertReads {
