@@ -28,6 +28,8 @@ const LEAST_GAIN: f64 = 1.05;
 /// several need more of the cache. Of random mixtures with 64 and 32 experts two sequences gave 0.82 to 0.89 and 0.78 to 0.85 of the tokens per
 /// second of one, where independent selections predict 1.07 (by hand, 2026-11-27).
 const LEAST_GAIN_OF_UNKNOWN_EXPERTS: f64 = 1.3;
+/// So many successive numbers of sequences without a gain end the search: each takes as long as a plan.
+const MOST_WITHOUT_GAIN: u32 = 2;
 /// A further sequence counts as free if a pass takes at most this times as long as with one.
 const MAX_FREE_SLOWDOWN: f64 = 1.1;
 
@@ -238,6 +240,7 @@ pub fn throughput(problem: &Problem, planned: u64, options: &Options, solution: 
 /// number, too. Fails if not even one sequence fits.
 pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem, Solution), OverBudget> {
     let mut best: Option<(Problem, Solution, f64)> = None;
+    let mut without_gain = 0;
     for sequences in SEQUENCES {
         let many = problem.for_sequences(sequences);
         let solution = match (plan(&many, options), &best) {
@@ -248,7 +251,12 @@ pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem,
         let rate = tokens_per_second(&many, solution.prefill_ms, solution.decode_ms);
         let least_gain = many.least_gain(&solution.placements, &solution.slots);
         if best.as_ref().is_none_or(|(_, _, before)| rate > before * least_gain) {
-            best = Some((many, solution, rate));
+            (best, without_gain) = (Some((many, solution, rate)), 0);
+        } else {
+            without_gain += 1;
+        }
+        if without_gain == MOST_WITHOUT_GAIN {
+            break;
         }
     }
     let (problem, solution, _) = best.expect("one sequence was planned");

@@ -15,6 +15,7 @@ use crate::own_draft::{self, OwnDraft};
 use crate::partitioning::sufficient_budget;
 use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
+use crate::tell::while_telling;
 use crate::{
     calibrate, experts, interrupt, operators, output, presets, print, quantize, request, settings, sweep, table,
     targets, trace, unknown_providers, unused_options, written_out,
@@ -41,7 +42,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     print_notes(args, &analysis, &costs, &first);
     own_draft.iter().for_each(|draft| tell!("{}", draft.note()));
     if let Some(range) = args.planning.sweep_vram {
-        return sweep::run(&inputs, &first, range, &costs.label());
+        return while_telling("planning", || sweep::run(&inputs, &first, range, &costs.label()));
     }
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
     check_target(args, Some(&out_dir))?;
@@ -49,8 +50,9 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         hpp_io::check_replaceable(path, TRACE_START.as_bytes())?;
         hpp_io::check_creatable(path)?;
     }
-    let Chosen { mut request, partitioning, is_alternative, with_kv_on_disk_ms } =
-        inputs.choose().map_err(|refusal| name_fitting_context(refusal, &inputs, quantize.as_ref()))?;
+    let Chosen { mut request, partitioning, is_alternative, with_kv_on_disk_ms } = while_telling("planning", || {
+        inputs.choose().map_err(|refusal| name_fitting_context(refusal, &inputs, quantize.as_ref()))
+    })?;
     let inputs = if is_alternative { inputs.swapped() } else { inputs };
     let PlanInputs { args, analysis, .. } = inputs;
     if is_alternative {
@@ -61,7 +63,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         Some(tokens) => refine(&mut request, args, analysis, tokens, &out_dir)?,
         None => (partitioning, vec![]),
     };
-    let partitioning = targets::enforce(&mut request, &inputs, partitioning)?;
+    let partitioning = while_telling("planning", || targets::enforce(&mut request, &inputs, partitioning))?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
     let PlanDraft { partitioning, parts, plan } = draft(&request, analysis, partitioning, source)?;
     if let Some(note) = experts::note_of_whole_mixtures(&request, analysis, &partitioning) {
@@ -82,7 +84,9 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     }
     let plan = write(args, analysis, own_draft.as_ref(), &parts, plan, &out_dir)?;
     let explanation = match args.planning.explain {
-        true => Some(explain(&inputs, &planned, &request, &partitioning, quantize.as_ref(), &plan)?),
+        true => Some(while_telling("planning what --explain compares", || {
+            explain(&inputs, &planned, &request, &partitioning, quantize.as_ref(), &plan)
+        })?),
         false => None,
     };
     // stdout may be closed or full: print the location of the plan, which goes to stderr, before reporting that.

@@ -22,3 +22,22 @@ macro_rules! tell {
         }
     };
 }
+
+/// How often work that takes long is reported.
+const INTERVAL: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Does this work, and says every ten seconds that it goes on.
+pub fn while_telling<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    std::thread::scope(|scope| {
+        let (finished, wait) = std::sync::mpsc::channel::<()>();
+        let started = std::time::Instant::now();
+        scope.spawn(move || {
+            while wait.recv_timeout(INTERVAL) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
+                tell!("{what}: {:.0} s so far", started.elapsed().as_secs_f64());
+            }
+        });
+        let done = work();
+        drop(finished);
+        done
+    })
+}

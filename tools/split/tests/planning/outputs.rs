@@ -105,6 +105,15 @@ fn an_explanation_agrees_with_the_plans_it_speaks_of() {
     }
 }
 
+/// The planner keeps layers with states off the host, and streams their weights where they do not fit.
+#[test]
+fn caches_that_must_be_on_the_gpu_keep_their_layers_there() {
+    let plan = planned(&["--vram", "2500K", "--kv", "gpu"]);
+    assert!(plan.states.iter().all(|state| state.device == "gpu0"), "{:?}", plan.states);
+    assert!(plan.partitions.iter().any(|partition| partition.residency == Residency::Streamed));
+    run(&["--dry-run", "--vram", "1M", "--kv", "gpu"]).refusal(&["the budget of gpu0 is too small"]);
+}
+
 /// A shorter context also shortens the prompt that the predictions assume.
 #[test]
 fn a_shortened_prompt_is_named() {
