@@ -66,7 +66,7 @@ def arithmetic(name, shape, size, on_host, speeds):
     if rate is None:
         return row(f"{name}, over llama.cpp's arithmetic", f"{speeds[0]:.4g} tok/s", "", "no profile in this directory has the memory's rate")
     bound = rate * 1e9 / read
-    line = compared(f"{name}, over selected experts at the rate of memory", speeds, [bound] * len(speeds), None, "tok/s")
+    line = compared(f"{name}, over selected experts at the rate of memory", speeds, [bound] * len(speeds), 1.0, "tok/s")
     line["result"] += f", {read / 1e6:.0f} MB at {rate:.0f} GB/s"
     return line
 

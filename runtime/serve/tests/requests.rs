@@ -20,10 +20,10 @@ struct Server {
 
 impl Server {
     fn start(api_keys: &[&str], allowed_hosts: &[&str]) -> Self {
-        Self::with_rate_limit(api_keys, allowed_hosts, None)
+        Self::with(api_keys, allowed_hosts, &[], None)
     }
 
-    fn with_rate_limit(api_keys: &[&str], allowed_hosts: &[&str], rate_limit: Option<u32>) -> Self {
+    fn with(api_keys: &[&str], allowed_hosts: &[&str], cors_origins: &[&str], rate_limit: Option<u32>) -> Self {
         let list = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
         let shutdown = Shutdown::default();
         let settings = ServeSettings {
@@ -31,7 +31,7 @@ impl Server {
             api_keys: list(api_keys),
             max_body: MAX_BODY,
             timeout: None,
-            cors_origins: vec![],
+            cors_origins: list(cors_origins),
             allowed_hosts: list(allowed_hosts),
             connections: ConnectionLimits { body: SLOWEST_BODY, ..ConnectionLimits::default() },
             rate_limit,
@@ -87,6 +87,29 @@ fn head(length: usize) -> String {
         "POST /tokenize HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nconnection: close\r\n\
          content-length: {length}\r\n\r\n"
     )
+}
+
+/// The origin that a browser may let read the answer.
+fn allowed_origin(server: &Server, origin: &str) -> Option<String> {
+    let mut stream = server.connect();
+    let request =
+        format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\norigin: {origin}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 200"), "{text}");
+    let header = |line: &str| line.strip_prefix("access-control-allow-origin: ").map(str::to_owned);
+    text.lines().find_map(header)
+}
+
+#[test]
+fn pages_of_other_sites_read_answers_only_if_they_are_named() {
+    let page = "https://app.example";
+    assert_eq!(allowed_origin(&Server::start(&[], &[]), page), None);
+    let one = Server::with(&[], &[], &[page], None);
+    assert_eq!(allowed_origin(&one, page).as_deref(), Some(page));
+    assert_eq!(allowed_origin(&one, "https://attacker.example"), None);
+    assert_eq!(allowed_origin(&Server::with(&[], &[], &["*"], None), page).as_deref(), Some("*"));
 }
 
 #[test]
@@ -195,7 +218,7 @@ fn each_client_sends_so_many_requests_in_a_minute() {
         let wait = text.lines().find_map(|line| line.strip_prefix("retry-after: ")?.parse::<u64>().ok());
         (text.split(' ').nth(1).unwrap().to_owned(), wait, text)
     };
-    let server = Server::with_rate_limit(&["a", "b"], &[], Some(3));
+    let server = Server::with(&["a", "b"], &[], &[], Some(3));
     for _ in 0..3 {
         assert_eq!(post(&server, "a").0, "400", "what the request asks for is looked at");
         assert_eq!(post(&server, "wrong").0, "401");
@@ -208,6 +231,6 @@ fn each_client_sends_so_many_requests_in_a_minute() {
     let listed = server.get("host: localhost\r\nauthorization: Bearer a\r\n");
     assert_eq!(listed.0, 200, "looking at the server is free");
     // Without keys, of each address.
-    let server = Server::with_rate_limit(&[], &[], Some(1));
+    let server = Server::with(&[], &[], &[], Some(1));
     assert_eq!([post(&server, "").0, post(&server, "any").0], ["400", "429"]);
 }

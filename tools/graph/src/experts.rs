@@ -98,6 +98,11 @@ impl ExpertCounts {
     }
 }
 
+/// Whether a block computes a mixture, also one of which nothing else is known.
+pub fn has_mixture(graph: &Graph, block: &Block) -> bool {
+    operator(graph, block).is_some() || of_conditional(graph, block).is_some()
+}
+
 /// The first operator of a block that computes a mixture.
 fn operator(graph: &Graph, block: &Block) -> Option<NodeId> {
     let is_mixture = |id: &&NodeId| matches!(graph.node(**id).op_type.as_str(), "QMoE" | "MoE");

@@ -28,7 +28,9 @@ mod weights;
 pub use class::map_block;
 pub use cut::{CutError, PartitionGraph, cut};
 pub use dot::{Fold, to_dot};
-pub use experts::{EarlyRouter, ExpertCounts, Mixture, Prediction, WrittenExpert, WrittenOut, written_out};
+pub use experts::{
+    EarlyRouter, ExpertCounts, Mixture, Prediction, WrittenExpert, WrittenOut, has_mixture, written_out,
+};
 pub use graph::*;
 pub use inseparable::{cut_finely, join_for_state};
 pub use isomorphism::Isomorphism;

@@ -4,7 +4,7 @@
 use crate::error::SplitError;
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
-use hpp_graph::{EarlyRouter, ExpertCounts, Graph, Mixture, NodeId, PartitionGraph, Segmentation, cut};
+use hpp_graph::{EarlyRouter, Graph, Mixture, NodeId, PartitionGraph, Segmentation, cut, has_mixture};
 use hpp_model::{Analysis, DiskStreaming, PartitionSpec};
 use hpp_partition::{BlockPlacement, Placement};
 use std::collections::BTreeSet;
@@ -188,9 +188,7 @@ pub fn note_of_whole_mixtures(
     let is_whole = |block: &usize| {
         let found = &analysis.segmentation.blocks[*block];
         let is_on_host = partitioning.solution.placements[*block].decode == Placement::Cpu && !disk.is_table[*block];
-        is_on_host
-            && ExpertCounts::of(&analysis.graph, found).is_some()
-            && Mixture::of(&analysis.graph, found).is_none()
+        is_on_host && has_mixture(&analysis.graph, found) && Mixture::of(&analysis.graph, found).is_none()
     };
     let whole: Vec<usize> = (0..analysis.segmentation.blocks.len()).filter(is_whole).collect();
     let label = |block: &usize| &analysis.segmentation.blocks[*block].label;
