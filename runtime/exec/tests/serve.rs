@@ -672,6 +672,23 @@ fn locked_weights_are_those_that_the_server_locked() {
     );
 }
 
+/// Requests that can start before the next pass take no place in the queue.
+#[test]
+fn free_sequences_are_no_places_of_the_queue() {
+    let server = Server::new(&["--queue", "1", "--max-sequences", "3"]);
+    let request = json!({"prompt": "The vector", "max_tokens": 4, "ignore_eos": true});
+    for _ in 0..5 {
+        server.wait_for(&format!("hpp_requests_running{{model=\"{MODEL}\"}}"), 0.0);
+        std::thread::scope(|scope| {
+            let asked: Vec<_> =
+                (0..4).map(|_| scope.spawn(|| server.post("/v1/completions", &request).status())).collect();
+            for asked in asked {
+                assert_eq!(asked.join().unwrap(), 200);
+            }
+        });
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_shutdown_lets_requests_finish() {

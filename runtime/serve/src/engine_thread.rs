@@ -23,11 +23,13 @@ use hpp_generate::{Batch, FinishReason, Finished, GenerateError, Generated, Gene
 use hpp_generate::{GenerationTimings, RequestId, TokenSequence, TokenUsage};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
 pub use submission::CacheHints;
-pub(crate) use submission::{Client, EngineTask, GenerateTask, QueuePlace, Queued, RequestEvent, Submission};
+pub(crate) use submission::{
+    Client, EngineTask, GenerateTask, Occupancy, QueuePlace, Queued, RequestEvent, Submission,
+};
 
 /// Without a cache: tokens of a prompt in one pass, and the grid to which a kept sequence is truncated. The rest of a prompt is computed in
 /// the same chunks whether or not its start was kept, so its logits are the same.
@@ -128,8 +130,8 @@ pub type LoadFn<B> = dyn Fn(LoadContext) -> Result<LoadedEngine<B>, LoadError> +
 /// What the thread of an engine works with.
 pub(crate) struct EngineSetup {
     pub metrics: ModelMetrics,
-    /// Counts the waiting requests of the model.
-    pub waiting: Arc<AtomicUsize>,
+    /// The waiting requests of the model and its free sequences.
+    pub occupancy: Arc<Occupancy>,
     /// Set when all requests must end.
     pub stop: Arc<AtomicBool>,
     pub cancel: CancelHandle,
@@ -139,10 +141,12 @@ pub(crate) struct EngineSetup {
 struct EndGuard<E: EngineEvents> {
     events: E,
     metrics: ModelMetrics,
+    occupancy: Arc<Occupancy>,
 }
 
 impl<E: EngineEvents> Drop for EndGuard<E> {
     fn drop(&mut self) {
+        self.occupancy.free.store(0, Ordering::SeqCst);
         self.metrics.unloaded();
         self.events.ended();
     }
@@ -162,8 +166,8 @@ pub(crate) fn start<B: Backend + 'static>(
     let wake: WakeFn = Box::new(move || drop(waker.send(EngineCommand::Wake)));
     let queue = EngineQueue { messages, unanswered: Arc::default() };
     let run = move || {
-        let EngineSetup { metrics, waiting, stop, cancel } = setup;
-        let guard = EndGuard { events, metrics: metrics.clone() };
+        let EngineSetup { metrics, occupancy, stop, cancel } = setup;
+        let guard = EndGuard { events, metrics: metrics.clone(), occupancy: Arc::clone(&occupancy) };
         let engine = match load(LoadContext { wake, cancel }) {
             Ok(engine) => engine,
             Err(error) => return guard.events.loaded(Err(error)),
@@ -185,7 +189,7 @@ pub(crate) fn start<B: Backend + 'static>(
             inbox,
             is_closed: false,
             failure: None,
-            queued: waiting,
+            occupancy,
             waiting: VecDeque::new(),
             running: HashMap::new(),
             embeddings: VecDeque::new(),
@@ -243,8 +247,8 @@ struct EngineThread<B: Backend> {
     is_closed: bool,
     /// Why it ends though there may be more requests.
     failure: Option<ApiError>,
-    /// Submitted requests that wait, in the inbox or in `waiting`.
-    queued: Arc<AtomicUsize>,
+    /// Requests that wait, here, in the inbox or in the pool, and free sequences.
+    occupancy: Arc<Occupancy>,
     waiting: VecDeque<Waiting>,
     running: HashMap<RequestId, Running>,
     embeddings: VecDeque<Embedding<B>>,
@@ -261,6 +265,7 @@ struct EngineThread<B: Backend> {
 
 impl<B: Backend + 'static> EngineThread<B> {
     fn run(mut self, events: &dyn EngineEvents) {
+        self.count_free();
         while self.receive(&|| events.idle()) {
             if self.stop.load(Ordering::SeqCst) {
                 self.failure = Some(ApiError::shutting_down());
@@ -268,12 +273,14 @@ impl<B: Backend + 'static> EngineThread<B> {
             }
             self.drop_ended();
             self.start_waiting();
+            self.count_free();
             let embeds = self.embeds_next();
             self.pass(if embeds { 0 } else { self.grid });
             if embeds && self.failure.is_none() {
                 self.embed();
             }
             self.embedded_last = embeds;
+            self.count_free();
             self.report();
         }
         if let Some(error) = self.failure.take() {
@@ -550,10 +557,15 @@ impl<B: Backend + 'static> EngineThread<B> {
         }
     }
 
+    /// Tells the pool how many requests can start before the next pass.
+    fn count_free(&self) {
+        self.occupancy.free.store(self.max_sequences.saturating_sub(self.batch.len()), Ordering::SeqCst);
+    }
+
     fn report(&mut self) {
         let number = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         self.metrics.running.set(number(self.batch.len()));
-        self.metrics.waiting.set(number(self.queued.load(Ordering::SeqCst)));
+        self.metrics.waiting.set(number(self.occupancy.waiting.load(Ordering::SeqCst)));
         self.metrics.idle_sequences.set(number(self.kept.len()));
         let bytes = self.batch.engine().host_state_bytes().saturating_mul(self.with_states() as u64);
         self.metrics.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));

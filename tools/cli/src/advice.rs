@@ -127,8 +127,11 @@ impl Advice {
             return fresh(InvalidSubcommand, why);
         }
         if let Some(word) = second_word(&error) {
-            let why = match command.find_subcommand(&word) {
-                Some(_) => format!("write the subcommand first: {} {word}", command.get_name()),
+            // One of an option that comes before it is taken for a path, too.
+            let before = arguments.iter().take_while(|argument| **argument != word).map(String::as_str);
+            let subcommand = [&*word].into_iter().chain(before).find(|word| command.find_subcommand(word).is_some());
+            let why = match subcommand {
+                Some(name) => write_first(command, name),
                 None => self.second_word.to_owned(),
             };
             return fresh(UnknownArgument, format!("unexpected argument '{word}': {why}"));
@@ -143,8 +146,16 @@ impl Advice {
     /// What to write instead of a word that was taken for a path and names none: the subcommand that it may be mistyped for, or what
     /// replaces a word of other programs. `None` if it resembles neither.
     pub fn instead_of(&self, word: &str, command: &Command) -> Option<String> {
-        mistyped_subcommand(command, &[word.to_owned()], self.habits)
+        match command.find_subcommand(word) {
+            Some(_) => Some(write_first(command, word)),
+            None => mistyped_subcommand(command, &[word.to_owned()], self.habits),
+        }
     }
+}
+
+/// Where a subcommand belongs.
+fn write_first(command: &Command, subcommand: &str) -> String {
+    format!("write the subcommand first, before its options: {} {subcommand}", command.get_name())
 }
 
 /// The usage of a command, or of a subcommand of it.

@@ -330,7 +330,15 @@ impl MemoryUsage {
 
     /// How host memory is divided if experts are read by demand; `None` if all weights fit, if there are no such experts, or if memory
     /// is too small for it.
+    ///
+    /// The runtime reads experts by demand in both phases or in none.
     pub fn expert_memory(&self, problem: &Problem, phase: Phase) -> Option<ExpertMemory> {
+        let own = self.expert_memory_of(problem, phase)?;
+        self.expert_memory_of(problem, phase.other()).map(|_| own)
+    }
+
+    /// The same of one phase alone.
+    fn expert_memory_of(&self, problem: &Problem, phase: Phase) -> Option<ExpertMemory> {
         let experts = self.expert_reads[phase as usize];
         let available = self.room_for_weights(problem).filter(|_| experts.all > 0)?;
         let rest = self.host_reads[phase as usize].without_experts();

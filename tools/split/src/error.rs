@@ -122,6 +122,8 @@ pub enum NeededBudget {
     Smallest,
     /// Another placement may need less.
     Enough,
+    /// Another memory is too small, too.
+    WithMoreElsewhere,
     /// The machine has less.
     BeyondMachine,
 }
@@ -221,6 +223,10 @@ impl SplitError {
                 let budget = match needed {
                     NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),
                     NeededBudget::Enough => format!("{human} ({bytes} bytes) of {flag} are enough"),
+                    NeededBudget::WithMoreElsewhere => {
+                        let other = if on_host { "--vram" } else { "--ram" };
+                        format!("{human} ({bytes} bytes) of {flag} are enough if {other} is raised, too")
+                    }
                     NeededBudget::BeyondMachine => {
                         format!("this machine has too little memory: {human} ({bytes} bytes) of {flag} would be enough")
                     }

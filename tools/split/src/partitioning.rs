@@ -78,7 +78,11 @@ fn with_raised_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: 
         if other.device != source.device {
             // Perhaps more of this memory alone is enough.
             let is_enough = place(&request.with_budget(other.device, *more), args).is_ok();
-            return if is_enough { next } else { refusal };
+            if is_enough {
+                return next;
+            }
+            *needed = NeededBudget::WithMoreElsewhere;
+            return refusal;
         }
         if *more <= *bytes {
             break;

@@ -27,7 +27,11 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
     }
     let disk = partitioning.disk_streaming(request);
     if request.problem.gpus.is_empty() {
-        return partitioning.partitions.iter().map(|partition| without_gpus(partition, disk.as_ref())).collect();
+        return partitioning
+            .partitions
+            .iter()
+            .map(|partition| without_gpus(request, partition, disk.as_ref()))
+            .collect();
     }
     // Count the launch of each partition, as the predicted time does.
     let cuts = |placements: &[BlockPlacement]| partitioning.cuts_for(request, placements);
@@ -44,19 +48,24 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
             let asked = || kept_on_host(request, partition, BY_PLANNER).or_else(|| assigned(request, partition));
             let reason = asked().or_else(of_run).unwrap_or_default();
             match (&disk, partition.placement.decode) {
-                (Some(disk), Placement::Cpu) => beside_disk(reason, partition, disk),
+                (Some(disk), Placement::Cpu) => beside_disk(reason, partition, disk, has_experts(request, partition)),
                 _ => reason,
             }
         })
         .collect()
 }
 
+/// Whether a partition has experts that may be read by demand.
+fn has_experts(request: &PlanningRequest, partition: &PartitionSpec) -> bool {
+    request.problem.blocks[partition.blocks.clone()].iter().any(|block| block.experts.is_some())
+}
+
 /// The reason of a partition on the host in a plan that reads weights from disk.
-fn beside_disk(reason: String, partition: &PartitionSpec, disk: &DiskStreaming) -> String {
+fn beside_disk(reason: String, partition: &PartitionSpec, disk: &DiskStreaming, has_experts: bool) -> String {
     match partition.blocks.clone().all(|block| disk.is_table[block]) {
         true => TABLE.to_owned(),
         false if disk.holds_all() => reason,
-        false => format!("{reason}; {}", from_disk(disk)),
+        false => format!("{reason}; {}", from_disk(disk, has_experts)),
     }
 }
 
@@ -85,29 +94,30 @@ fn assigned(request: &PlanningRequest, partition: &PartitionSpec) -> Option<Stri
 }
 
 /// The reason in a plan without GPUs.
-fn without_gpus(partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> String {
+fn without_gpus(request: &PlanningRequest, partition: &PartitionSpec, disk: Option<&DiskStreaming>) -> String {
     match disk {
         None => "no GPU in this plan".to_owned(),
         Some(disk) if partition.blocks.clone().all(|block| disk.is_table[block]) => TABLE.to_owned(),
         Some(disk) if disk.holds_all() => "fits in host memory".to_owned(),
-        Some(disk) => from_disk(disk),
+        Some(disk) => from_disk(disk, has_experts(request, partition)),
     }
 }
 
 /// What is read from disk, and why.
-fn from_disk(disk: &DiskStreaming) -> String {
+fn from_disk(disk: &DiskStreaming, has_experts: bool) -> String {
     let percent = (100.0 * disk.locked_share).round();
     match disk.expert_cache {
-        Some(_) => {
+        Some(_) if has_experts => {
             format!("experts are read from disk as tokens select them; {percent} % of other weights fit in host memory")
         }
-        None if disk.locked_share == 0.0 => {
+        _ if disk.locked_share == 1.0 => "its weights stay in host memory".to_owned(),
+        _ if disk.locked_share == 0.0 => {
             "host memory holds none of its weights, which are read from disk in each pass".to_owned()
         }
-        None if percent == 0.0 => {
+        _ if percent == 0.0 => {
             "less than 1 % of its weights fit in host memory, the rest is read from disk in each pass".to_owned()
         }
-        None => format!("{percent} % of its weights fit in host memory, the rest is read from disk in each pass"),
+        _ => format!("{percent} % of its weights fit in host memory, the rest is read from disk in each pass"),
     }
 }
 

@@ -9,7 +9,6 @@ use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
-use crate::fitting_context::name_fitting_context;
 use crate::local_machine::LocalMachine;
 use crate::own_draft::{self, OwnDraft};
 use crate::partitioning::sufficient_budget;
@@ -17,8 +16,8 @@ use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::tell::while_telling;
 use crate::{
-    calibrate, experts, interrupt, operators, output, presets, print, quantize, request, settings, sweep, table,
-    targets, trace, unknown_providers, unused_options, written_out,
+    calibrate, experts, fitting_context, interrupt, operators, output, presets, print, quantize, request, settings,
+    sweep, table, targets, trace, unknown_providers, unused_options, written_out,
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, ExpertComputation, faulty_blocks, has_paged_caches};
@@ -50,9 +49,8 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         hpp_io::check_replaceable(path, TRACE_START.as_bytes())?;
         hpp_io::check_creatable(path)?;
     }
-    let Chosen { mut request, partitioning, is_alternative, with_kv_on_disk_ms } = while_telling("planning", || {
-        inputs.choose().map_err(|refusal| name_fitting_context(refusal, &inputs, quantize.as_ref()))
-    })?;
+    let Chosen { mut request, partitioning, is_alternative, with_kv_on_disk_ms } =
+        while_telling("planning", || fitting_context::choose(&inputs, quantize.as_ref()))?;
     let inputs = if is_alternative { inputs.swapped() } else { inputs };
     let PlanInputs { args, analysis, .. } = inputs;
     if is_alternative {

@@ -13,7 +13,7 @@ mod tests;
 pub use memory::MemoryNeeds;
 
 use crate::engine_thread::{
-    EngineEvents, EngineQueue, EngineSetup, LoadError, LoadFn, QueuePlace, Queued, Submission, start,
+    EngineEvents, EngineQueue, EngineSetup, LoadError, LoadFn, Occupancy, QueuePlace, Queued, Submission, start,
 };
 use crate::error::ApiError;
 use crate::metrics::ModelMetrics;
@@ -23,7 +23,7 @@ use hpp_engine::{Backend, CancelHandle};
 use hpp_generate::adapt::{AllowedMemoryFn, EngineShare, HostLimit, MEMORY_INTERVAL, Reducible, shares};
 use std::collections::VecDeque;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -125,8 +125,8 @@ struct Shared {
     settings: PoolSettings,
     /// Set when all requests must end.
     stop: Arc<AtomicBool>,
-    /// Counts the waiting requests of each model, here and in its engine.
-    waiting: Vec<Arc<AtomicUsize>>,
+    /// The waiting requests of each model, here and in its engine, and its free sequences.
+    occupancy: Vec<Arc<Occupancy>>,
     slots: Mutex<Slots>,
     changed: Condvar,
     supervisor: Mutex<Option<JoinHandle<()>>>,
@@ -187,12 +187,12 @@ impl EnginePool {
     /// # Errors
     /// The system starts no thread.
     pub fn start(sources: Vec<EngineSource>, settings: PoolSettings, stop: Arc<AtomicBool>) -> io::Result<Self> {
-        let waiting = sources.iter().map(|_| Arc::default()).collect();
+        let occupancy = sources.iter().map(|_| Arc::default()).collect();
         let engines = sources.iter().map(|_| Slot::default()).collect();
         let limit = HostLimit::new(settings.budget.host);
         let slots = Mutex::new(Slots { engines, limit, is_closed: false });
         let (changed, supervisor) = (Condvar::new(), Mutex::default());
-        let pool = EnginePool(Arc::new(Shared { sources, settings, stop, waiting, slots, changed, supervisor }));
+        let pool = EnginePool(Arc::new(Shared { sources, settings, stop, occupancy, slots, changed, supervisor }));
         let supervised = Arc::clone(&pool.0);
         let thread =
             std::thread::Builder::new().name("hpp-engines".to_owned()).spawn(move || supervise(&supervised))?;
@@ -243,7 +243,7 @@ impl EnginePool {
     /// Its time limit has passed, or the engine cannot be loaded.
     pub async fn submit_when_free(&self, engine: usize, submission: Submission) -> Result<(), ApiError> {
         let places = loop {
-            if let Ok(places) = QueuePlace::take(&self.0.waiting[engine], 1, self.0.settings.queue) {
+            if let Ok(places) = QueuePlace::take(&self.0.occupancy[engine], 1, self.0.settings.queue) {
                 break places;
             }
             if let Some(end) = submission.client.early_end(Instant::now()) {
@@ -305,7 +305,7 @@ impl Shared {
         if count > limit {
             return Err(ApiError::TooMany { count, limit });
         }
-        let places = QueuePlace::take(&self.waiting[engine], count, limit).map_err(|waiting| {
+        let places = QueuePlace::take(&self.occupancy[engine], count, limit).map_err(|waiting| {
             (0..count).for_each(|_| metrics.ended("refused"));
             ApiError::Busy { waiting }
         })?;
@@ -339,7 +339,7 @@ impl Shared {
     }
 
     fn report_waiting(&self, engine: usize) {
-        let waiting = self.waiting[engine].load(Ordering::SeqCst);
+        let waiting = self.occupancy[engine].waiting.load(Ordering::SeqCst);
         self.sources[engine].metrics.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
     }
 
@@ -428,7 +428,7 @@ impl Shared {
         let cancel = CancelHandle::new();
         let setup = EngineSetup {
             metrics: source.metrics.clone(),
-            waiting: Arc::clone(&self.waiting[engine]),
+            occupancy: Arc::clone(&self.occupancy[engine]),
             stop: Arc::clone(&self.stop),
             cancel: cancel.clone(),
         };

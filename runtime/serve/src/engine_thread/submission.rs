@@ -99,20 +99,30 @@ pub(crate) struct Queued {
 }
 
 /// A place among the waiting requests of a model; dropping it frees the place.
-pub(crate) struct QueuePlace(Arc<AtomicUsize>);
+pub(crate) struct QueuePlace(Arc<Occupancy>);
+
+/// How many requests wait for an engine, and how many can start at once.
+#[derive(Debug, Default)]
+pub(crate) struct Occupancy {
+    /// Requests that wait, in the pool, in the engine's inbox or for a sequence.
+    pub waiting: AtomicUsize,
+    /// Sequences without a request: as many of the waiting ones start before the next pass. 0 while the engine is not loaded.
+    pub free: AtomicUsize,
+}
 
 impl QueuePlace {
-    /// `count` places, or how many are taken if fewer than `count` of `limit` are free.
-    pub fn take(taken: &Arc<AtomicUsize>, count: usize, limit: usize) -> Result<Vec<QueuePlace>, usize> {
+    /// `count` places, or how many are taken if fewer than `count` are free: of `limit`, and of the sequences on which they can start at once.
+    pub fn take(occupancy: &Arc<Occupancy>, count: usize, limit: usize) -> Result<Vec<QueuePlace>, usize> {
+        let limit = limit.saturating_add(occupancy.free.load(Ordering::SeqCst));
         let has_room = |waiting: usize| Some(waiting + count).filter(|waiting| *waiting <= limit);
-        taken.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_room)?;
-        Ok((0..count).map(|_| QueuePlace(Arc::clone(taken))).collect())
+        occupancy.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_room)?;
+        Ok((0..count).map(|_| QueuePlace(Arc::clone(occupancy))).collect())
     }
 }
 
 impl Drop for QueuePlace {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
+        self.0.waiting.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -69,7 +69,7 @@ impl ToyThread {
         let metrics = Metrics::new();
         let setup = EngineSetup {
             metrics: metrics.model("toy"),
-            waiting: Arc::default(),
+            occupancy: Arc::default(),
             stop: Arc::default(),
             cancel: CancelHandle::new(),
         };

@@ -82,6 +82,7 @@ fn a_single_word_that_names_no_path_is_compared_too() {
     assert!(instead_of("srve").is_some_and(|said| said.contains("did you mean 'hpp-exec serve'?")));
     assert_eq!(instead_of("plan").as_deref(), Some("planning needs no subcommand"));
     assert_eq!(instead_of("some-model"), None);
+    assert!(instead_of("serve").is_some_and(|said| said.contains("before its options: hpp-exec serve")));
 }
 
 #[test]
@@ -92,7 +93,15 @@ fn a_second_word_is_not_called_a_subcommand() {
         said("model hello")
     );
     let after_model = said("model serve");
-    assert!(after_model.contains("'serve': write the subcommand first: hpp-exec serve"), "{after_model}");
+    assert!(
+        after_model.contains("'serve': write the subcommand first, before its options: hpp-exec serve"),
+        "{after_model}"
+    );
+    assert!(
+        said("--ram 5 serve plan").contains("before its options: hpp-exec serve"),
+        "{}",
+        said("--ram 5 serve plan")
+    );
 }
 
 #[test]
