@@ -459,7 +459,8 @@ pub(super) mod tests {
         assert_eq!(changes(&mut detector, near).0, [] as [usize; 0]);
     }
 
-    /// From 600 to 6,000 tokens computing takes five times as long, which is the text's; then three times as long at the same length, which is not.
+    /// From 600 to 6,000 tokens computing takes ten times as long, as the text is longer; then three times as long at the same length, which is a
+    /// slowdown.
     #[test]
     fn a_longer_text_is_no_slowdown() {
         for source in ["static", "profile: p"] {
