@@ -266,6 +266,11 @@ impl<B: Backend> Engine<B> {
         self.program.host_state_bytes()
     }
 
+    /// Bytes of device memory that the states of one sequence take, of all devices together.
+    pub fn device_state_bytes(&self) -> u64 {
+        self.program.device_state_bytes()
+    }
+
     /// Bytes of disk that the states of one sequence take.
     pub fn disk_state_bytes(&self) -> u64 {
         self.program.disk_state_bytes()

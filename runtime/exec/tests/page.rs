@@ -245,6 +245,14 @@ fn the_panel_shows_where_each_layer_lies() {
     page.wait_until(
         "/KV pages: [1-9][0-9]* \\([0-9.]+ MiB\\) in RAM, 0 \\(0.0 MiB\\) on disk/.test($('state').innerText)",
     );
+    // The prompt's pages are in no tier yet; asked again, its sequence has them.
+    let shows = |page: &mut Page, line: &str| page.wait_until(&format!("/{line}/.test($('state').innerText)"));
+    let states = "states: 0.0 MiB in VRAM, [1-9][0-9.]* MiB in RAM, 0.0 MiB on disk, 1 idle sequences";
+    shows(&mut page, states);
+    shows(&mut page, "pages found: 0 % of [1-9][0-9]* \\(0 in kept sequences, 0 in RAM, 0 on disk\\)");
+    press(&mut page, "Regenerate");
+    page.wait_until("running === null");
+    shows(&mut page, "pages found: 50 % of [1-9][0-9]* \\([1-9][0-9]* in kept sequences, 0 in RAM, 0 on disk\\)");
     let of_other_places = "drawPlaces([
         {device: 'cpu', weights: 'mapped', bytes: 1, blocks: ['embedding']},
         {device: 'gpu0', weights: 'resident', bytes: 2, blocks: ['layers.2', 'head']},

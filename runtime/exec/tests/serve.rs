@@ -79,6 +79,13 @@ fn the_same_request_has_the_same_bits_alone_together_and_after_a_kept_prefix() {
     let warm = server.ok("/v1/completions", &longer);
     assert!(cached_tokens(&warm) >= 128 && cached_tokens(&warm).is_multiple_of(128), "{warm}");
     assert_eq!(answer(&warm), answer(&cold));
+    // All that both found was in the sequence that the first request had left.
+    let whole_pages = |answer: &Value| (answer["usage"]["prompt_tokens"].as_u64().unwrap() - 2) / 128;
+    let missing = whole_pages(&first) + whole_pages(&warm) - cached_tokens(&warm) / 128;
+    server
+        .wait_for(&of_tier("hpp_kv_hits_total", "sequence"), (whole_pages(&again) + cached_tokens(&warm) / 128) as f64);
+    server.wait_for(&of_tier("hpp_kv_misses_total", "sequence"), missing as f64);
+    server.wait_for(&of_tier("hpp_kv_misses_total", "disk"), missing as f64);
     std::thread::scope(|scope| {
         let asked: Vec<_> = (0..16)
             .map(|number| {

@@ -193,6 +193,11 @@ impl KvCache {
         self.store.count_hits(pages.wanted, from_ram, used - from_ram);
     }
 
+    /// Counts pages of a prompt that neither the sequence that it continues nor the store had.
+    pub fn count_misses(&self, pages: usize) {
+        self.store.count_hits(pages, 0, 0);
+    }
+
     /// A sequence that holds the first pages of a prompt, and continues with the same bits as the sequence that saved them. If these are all
     /// pages that were found and the prompt's end was, too, it holds the whole prompt with the logits after it
     /// ([`TokenSequence::keep_prompt`]). Empty without pages and end.

@@ -21,6 +21,7 @@ use hpp_generate::speculate::Drafts;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{Batch, FinishReason, Finished, GenerateError, Generated, Generation, GenerationEvent};
 use hpp_generate::{GenerationTimings, RequestId, TokenSequence, TokenUsage};
+use sequences::Start;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -435,16 +436,16 @@ impl<B: Backend + 'static> EngineThread<B> {
         let mut waiting = std::mem::take(&mut self.waiting);
         let mut still_waiting = VecDeque::new();
         while let Some(mut next) = waiting.pop_front() {
-            let sequence = if self.batch.len() < self.answer_places() { self.sequence_for(&mut next) } else { None };
-            match sequence {
-                Some(sequence) => {
+            let start = if self.batch.len() < self.answer_places() { self.sequence_for(&mut next) } else { None };
+            match start {
+                Some(start) => {
                     // Pages are read for one request at a time: now for the first one that waits.
                     if next.ticket.take().is_some() {
                         still_waiting.append(&mut waiting);
                         waiting = std::mem::take(&mut still_waiting);
                         waiting.iter_mut().for_each(|waiting| waiting.is_loading = false);
                     }
-                    self.start(next, sequence);
+                    self.start(next, start);
                 }
                 None => still_waiting.push_back(next),
             }
@@ -452,18 +453,22 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.waiting = still_waiting;
     }
 
-    fn start(&mut self, Waiting { task, client, place, unanswered, .. }: Waiting, sequence: TokenSequence<B>) {
+    fn start(&mut self, Waiting { task, client, place, unanswered, .. }: Waiting, start: Start<B>) {
         drop(place);
+        let Start { sequence, is_kept } = start;
         let GenerateTask { request, top_logprobs, hints } = task;
-        let prompt_tokens = request.prompt.len() as u64;
+        let prompt_tokens = request.prompt.len();
+        // The states of a prompt whose logits are asked for are of no use.
+        let usable_tokens = if request.prompt_logits { 0 } else { prompt_tokens };
         let generation = Generation::new(request, self.tokenizer.clone(), self.grid);
         let generation = self.drafts.speculate(generation);
         match self.batch.add_to(sequence, generation, hints.session.as_deref(), self.grid) {
             Ok((id, kept)) => {
                 self.batch.set_priority(id, hints.priority);
                 self.metrics.queued.observe(client.arrived.elapsed().as_secs_f64());
-                self.metrics.prompt_tokens.inc_by(prompt_tokens);
+                self.metrics.prompt_tokens.inc_by(prompt_tokens as u64);
                 self.metrics.cached_tokens.inc_by(kept as u64);
+                self.count_in_sequence(usable_tokens, kept, is_kept);
                 let (last_token, park, _unanswered) = (None, hints.park, unanswered);
                 let running = Running { client, top_logprobs, last_token, park, _unanswered };
                 self.running.insert(id, running);
@@ -567,11 +572,19 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.metrics.running.set(number(self.batch.len()));
         self.metrics.waiting.set(number(self.occupancy.waiting.load(Ordering::SeqCst)));
         self.metrics.idle_sequences.set(number(self.kept.len()));
-        let bytes = self.batch.engine().host_state_bytes().saturating_mul(self.with_states() as u64);
-        self.metrics.state_bytes.set(i64::try_from(bytes).unwrap_or(i64::MAX));
+        self.report_states();
         if self.reported_cache.elapsed() >= CACHE_REPORT {
             self.report_cache();
         }
+    }
+
+    /// Reports the bytes of states by tier.
+    fn report_states(&self) {
+        let (engine, sequences) = (self.batch.engine(), self.with_states() as u64);
+        let bytes = |each: u64| i64::try_from(each.saturating_mul(sequences)).unwrap_or(i64::MAX);
+        self.metrics.states.device.set(bytes(engine.device_state_bytes()));
+        self.metrics.states.ram.set(bytes(engine.host_state_bytes()));
+        self.metrics.states.disk.set(bytes(engine.disk_state_bytes()));
     }
 
     fn report_cache(&mut self) {

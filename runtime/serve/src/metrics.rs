@@ -59,7 +59,7 @@ pub struct Metrics {
     running: Family<Labels, Gauge>,
     waiting: Family<Labels, Gauge>,
     idle_sequences: Family<Labels, Gauge>,
-    state_bytes: Family<Labels, Gauge>,
+    state_bytes: Family<TierLabels, Gauge>,
     memory_limit: Family<MemoryLabels, Gauge>,
     memory_given_up: Family<Labels, Gauge>,
     slowdown: Family<Labels, Gauge<f64, AtomicU64>>,
@@ -77,7 +77,7 @@ pub struct Metrics {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TierLabels {
     model: String,
-    /// `ram` or `disk`.
+    /// Of states: `device`, `ram` or `disk`. Of pages: `ram` or `disk`; of hits and misses also `sequence`, a kept sequence.
     tier: String,
 }
 
@@ -107,6 +107,17 @@ pub struct CacheMetrics {
     last: StoreStats,
 }
 
+/// Bytes of states by the tier where they lie.
+#[derive(Clone, Debug)]
+pub struct StateMetrics {
+    /// Device memory, of all devices together.
+    pub device: Gauge,
+    /// Host memory.
+    pub ram: Gauge,
+    /// Files.
+    pub disk: Gauge,
+}
+
 /// The metrics of one model.
 #[derive(Clone, Debug)]
 pub struct ModelMetrics {
@@ -130,8 +141,8 @@ pub struct ModelMetrics {
     pub waiting: Gauge,
     /// Sequences of answered requests whose states are kept.
     pub idle_sequences: Gauge,
-    /// Bytes of states, of running and of idle sequences.
-    pub state_bytes: Gauge,
+    /// The states of running and of idle sequences.
+    pub states: StateMetrics,
     /// Host memory that all models may take now, bytes; one gauge for all.
     pub memory_limit: Gauge,
     /// Host memory that the model does without because the limit was lowered, bytes.
@@ -224,7 +235,8 @@ impl Metrics {
             this.idle_sequences.clone(),
         );
         let state_bytes = this.state_bytes.clone();
-        registry.register_with_unit("hpp_state", "KV caches and other states", Unit::Bytes, state_bytes);
+        let help = "KV caches and other states of running and kept sequences, in a tier";
+        registry.register_with_unit("hpp_state", help, Unit::Bytes, state_bytes);
         let limit = this.memory_limit.clone();
         registry.register_with_unit("hpp_memory_limit", "Memory that all models may take now", Unit::Bytes, limit);
         let given_up = this.memory_given_up.clone();
@@ -257,10 +269,9 @@ impl Metrics {
     /// The metrics of a model.
     pub fn model(&self, name: &str) -> ModelMetrics {
         let labels = Labels { model: name.to_owned() };
-        let restored = |tier: &str| {
-            let labels = TierLabels { model: name.to_owned(), tier: tier.to_owned() };
-            self.cache.restored.get_or_create(&labels).clone()
-        };
+        let tier = |tier: &str| TierLabels { model: name.to_owned(), tier: tier.to_owned() };
+        let restored = |place: &str| self.cache.restored.get_or_create(&tier(place)).clone();
+        let states = |place: &str| self.state_bytes.get_or_create(&tier(place)).clone();
         ModelMetrics {
             model: name.to_owned(),
             requests: self.requests.clone(),
@@ -273,7 +284,7 @@ impl Metrics {
             running: self.running.get_or_create(&labels).clone(),
             waiting: self.waiting.get_or_create(&labels).clone(),
             idle_sequences: self.idle_sequences.get_or_create(&labels).clone(),
-            state_bytes: self.state_bytes.get_or_create(&labels).clone(),
+            states: StateMetrics { device: states("device"), ram: states("ram"), disk: states("disk") },
             memory_limit: self.memory_limit.get_or_create(&MemoryLabels { memory: "host".to_owned() }).clone(),
             memory_given_up: self.memory_given_up.get_or_create(&labels).clone(),
             slowdown: self.slowdown.get_or_create(&labels).clone(),
@@ -314,7 +325,8 @@ impl ModelMetrics {
 
     /// Sets to zero what an engine that is not loaded does not have.
     pub fn unloaded(&self) {
-        for gauge in [&self.running, &self.idle_sequences, &self.state_bytes] {
+        let StateMetrics { device, ram, disk } = &self.states;
+        for gauge in [&self.running, &self.idle_sequences, device, ram, disk] {
             gauge.set(0);
         }
         self.cache.unloaded();
@@ -344,7 +356,8 @@ impl CacheFamilies {
         registry.register_with_unit("hpp_kv", "KV pages in a tier", Unit::Bytes, self.bytes.clone());
         let help = "States and logits of the last tokens of prompts in RAM, beside the KV pages";
         registry.register_with_unit("hpp_kv_prompt_end", help, Unit::Bytes, self.prompt_ends.clone());
-        registry.register("hpp_kv_hits", "KV pages that prompts found in a tier", self.hits.clone());
+        let help = "Whole KV pages of prompts found in a tier; the tier sequence is the states of a kept sequence";
+        registry.register("hpp_kv_hits", help, self.hits.clone());
         let help = "KV pages that prompts found neither in a tier nor in those above it";
         registry.register("hpp_kv_misses", help, self.misses.clone());
         let help = "From the look-up of a prompt's KV pages to the restored states; by the slowest tier";
@@ -367,6 +380,13 @@ impl CacheMetrics {
             pages.get_or_create(&ram).set(0);
         }
         self.families.prompt_ends.get_or_create(&Labels { model: self.model.clone() }).set(0);
+    }
+
+    /// Counts a prompt of which a kept sequence had `found` whole pages and lacked `missing`.
+    pub fn count_in_sequence(&self, found: usize, missing: usize) {
+        let sequence = TierLabels { model: self.model.clone(), tier: "sequence".to_owned() };
+        self.families.hits.get_or_create(&sequence).inc_by(found as u64);
+        self.families.misses.get_or_create(&sequence).inc_by(missing as u64);
     }
 
     /// Adds the counts since the last report. `prompt_ends`: bytes of RAM of the ends of prompts.

@@ -1,4 +1,4 @@
-//! The dashboard for Grafana asks for metrics and labels that the server exports, and shows all of them.
+//! The dashboard for Grafana asks for metrics, labels and tiers that the server exports, and shows all of them. The page asks for some of them.
 
 use hpp_generate::kv::StoreStats;
 use hpp_serve::Metrics;
@@ -7,14 +7,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const DASHBOARD: &str = include_str!("../../../docs/grafana/hpp.json");
 
+/// The script of the page, whose panel shows metrics.
+const PAGE: &str = include_str!("../src/page/chat.js");
+
 /// Words of queries that are no metrics.
 const FUNCTIONS: [&str; 4] = ["sum", "rate", "histogram_quantile", "label_values"];
 
 /// Words that are followed by labels in parentheses.
 const BEFORE_LABELS: [&str; 3] = ["by", "on", "group_left"];
 
-/// Names of samples, each with its labels.
-type Exported = BTreeMap<String, BTreeSet<String>>;
+/// Names of samples, each with its labels and their values.
+type Exported = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 /// What `/metrics` has after a request and a look at the cache.
 fn exported() -> Exported {
@@ -25,15 +28,19 @@ fn exported() -> Exported {
     model.first_token.observe(1.0);
     model.items.observe(1.0);
     model.cache.report(&StoreStats::default(), 0);
+    model.cache.count_in_sequence(1, 1);
     let text = metrics.to_text();
     let samples = text.lines().filter(|line| !line.starts_with('#'));
-    let parsed = samples.map(|line| {
+    let mut exported = Exported::new();
+    for line in samples {
         let (name, rest) = line.split_once('{').expect("every sample has labels");
         let (labels, _) = rest.split_once('}').expect("labels end");
-        let names = labels.split(',').filter_map(|label| label.split_once('=')).map(|(name, _)| name.to_owned());
-        (name.to_owned(), names.collect())
-    });
-    parsed.collect()
+        let known = exported.entry(name.to_owned()).or_default();
+        for (label, value) in labels.split(',').filter_map(|label| label.split_once('=')) {
+            known.entry(label.to_owned()).or_default().insert(value.to_owned());
+        }
+    }
+    exported
 }
 
 /// The words and signs of a query. Texts in quotes and ranges in brackets are one token each.
@@ -105,7 +112,7 @@ fn grouping_findings(labels: &[&str], inner: &[&str], exported: &Exported) -> Ve
     let metrics = inner.iter().filter_map(|token| Some((token, exported.get(*token)?)));
     let mut found = Vec::new();
     for (metric, known) in metrics {
-        let missing = labels.iter().filter(|label| !known.contains(**label as &str));
+        let missing = labels.iter().filter(|label| !known.contains_key(**label as &str));
         found.extend(missing.map(|label| format!("{metric} has no label {label}")));
         if metric.ends_with("_bucket") && !labels.contains(&&"le") {
             found.push(format!("{metric} is added up over its bounds"));
@@ -117,8 +124,14 @@ fn grouping_findings(labels: &[&str], inner: &[&str], exported: &Exported) -> Ve
 /// What is wrong with the use of a metric.
 fn metric_findings(metric: &str, matchers: &[&str], is_rate: bool, exported: &Exported) -> Vec<String> {
     let Some(known) = exported.get(metric) else { return vec![format!("{metric} is not exported")] };
-    let missing = matchers.iter().filter(|token| is_name(token) && !known.contains(**token));
+    let missing = matchers.iter().filter(|token| is_name(token) && !known.contains_key(**token));
     let mut found: Vec<String> = missing.map(|label| format!("{metric} has no label {label}")).collect();
+    let tier = matchers.windows(3).find(|tokens| tokens[..2] == ["tier", "="]).map(|tokens| tokens[2]);
+    if let (Some(tier), Some(tiers)) = (tier, known.get("tier"))
+        && !tiers.contains(tier)
+    {
+        found.push(format!("{metric} has no tier {tier}"));
+    }
     let is_counter = ["_total", "_bucket", "_sum", "_count"].iter().any(|ending| metric.ends_with(ending));
     if is_counter != is_rate {
         found.push(format!("{metric}: rate() belongs to counters, and to nothing else"));
@@ -176,6 +189,29 @@ fn every_metric_is_shown() {
 }
 
 #[test]
+fn every_tier_is_exported() {
+    let exported = exported();
+    for (metric, tiers) in [
+        ("hpp_state_bytes", &["device", "ram", "disk"][..]),
+        ("hpp_kv_bytes", &["ram", "disk"]),
+        ("hpp_kv_hits_total", &["sequence", "ram", "disk"]),
+        ("hpp_kv_misses_total", &["sequence", "ram", "disk"]),
+    ] {
+        let expected: BTreeSet<String> = tiers.iter().map(|tier| format!("\"{tier}\"")).collect();
+        assert_eq!(exported[metric]["tier"], expected, "{metric}");
+    }
+}
+
+#[test]
+fn the_page_asks_for_what_is_exported() {
+    let exported = exported();
+    let words = PAGE.split('"').filter(|word| word.starts_with("hpp_") && word.len() > 4);
+    let names: BTreeSet<&str> = words.collect();
+    let unknown: Vec<&&str> = names.iter().filter(|name| !exported.contains_key(**name)).collect();
+    assert!(names.len() > 8 && unknown.is_empty(), "{unknown:?} of {names:?}");
+}
+
+#[test]
 fn wrong_queries_are_noticed() {
     let exported = exported();
     let of = |query: &str| findings(query, &exported).len();
@@ -184,6 +220,8 @@ fn wrong_queries_are_noticed() {
     assert_eq!(of("rate(hpp_requests[1m])"), 1, "without _total");
     assert_eq!(of("hpp_requests_running{tier=\"ram\"}"), 1, "no such label");
     assert_eq!(of("sum by (model, tier) (hpp_requests_running)"), 1, "no such label");
+    assert_eq!(of("hpp_state_bytes{tier=\"device\"}"), 0);
+    assert_eq!(of("hpp_kv_bytes{tier=\"device\"}"), 1, "no such tier");
     assert_eq!(of("rate(hpp_requests_running[1m])"), 1, "a rate of a gauge");
     assert_eq!(of("hpp_requests_total / hpp_requests_running"), 1, "a counter without a rate");
     assert_eq!(of("sum by (model) (rate(hpp_time_in_queue_seconds_bucket[1m]))"), 1, "bounds added up");

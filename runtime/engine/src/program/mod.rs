@@ -80,6 +80,12 @@ impl Program {
         on_host.map(StateLayout::bytes).fold(0, u64::saturating_add)
     }
 
+    /// Bytes of device memory that the states of one sequence take, of all devices together.
+    pub fn device_state_bytes(&self) -> u64 {
+        let on_device = self.layouts.iter().filter(|layout| layout.memory != MemoryId::HOST);
+        on_device.map(StateLayout::bytes).fold(0, u64::saturating_add)
+    }
+
     /// Bytes of disk that the states of one sequence take.
     pub fn disk_state_bytes(&self) -> u64 {
         self.layouts.iter().filter(|layout| layout.on_disk).map(StateLayout::bytes).fold(0, u64::saturating_add)

@@ -6,6 +6,14 @@ use hpp_generate::TokenSequence;
 use hpp_generate::kv::PageLookup;
 use std::time::Instant;
 
+/// What a request starts with.
+pub(super) struct Start<B: Backend> {
+    /// Its states; empty if there are none.
+    pub sequence: TokenSequence<B>,
+    /// Whether an earlier request left them. Else they were restored from pages, if there are any.
+    pub is_kept: bool,
+}
+
 impl<B: Backend + 'static> EngineThread<B> {
     /// Sequences with states: running ones, kept ones, and that of a started embedding.
     pub(super) fn with_states(&self) -> usize {
@@ -25,7 +33,7 @@ impl<B: Backend + 'static> EngineThread<B> {
 
     /// The start of a request: the kept sequence or the stored pages with the longest common prefix with its prompt, with which the prompt's end
     /// may be stored, else an empty sequence. `None` while pages are being read.
-    pub(super) fn sequence_for(&mut self, waiting: &mut Waiting) -> Option<TokenSequence<B>> {
+    pub(super) fn sequence_for(&mut self, waiting: &mut Waiting) -> Option<Start<B>> {
         if waiting.is_loading {
             return None;
         }
@@ -34,7 +42,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         let prompt: &[u32] = if request.prompt_logits { &[] } else { &request.prompt };
         let is_full = self.is_full();
         if let Some(equal) = self.kept_for_equal(prompt, hints.session.as_deref(), is_full) {
-            return Some(self.kept.remove(equal));
+            return Some(Start { sequence: self.kept.remove(equal), is_kept: true });
         }
         let shared = |sequence: &TokenSequence<B>| sequence.shared_prefix(prompt, hints.session.as_deref());
         let best = (0..self.kept.len()).max_by_key(|index| shared(&self.kept[*index]));
@@ -61,9 +69,6 @@ impl<B: Backend + 'static> EngineThread<B> {
                 }
             }
             has_all = found.has_end() && pages.len() == found.len();
-            if in_best < self.grid || !pages.is_empty() {
-                cache.count_hits(found, pages.len(), waiting.in_ram);
-            }
         }
         if pages.is_empty()
             && !has_all
@@ -71,7 +76,10 @@ impl<B: Backend + 'static> EngineThread<B> {
             && in_best >= self.grid
             && (is_full || 2 * in_best >= length)
         {
-            return Some(self.kept.remove(best));
+            return Some(Start { sequence: self.kept.remove(best), is_kept: true });
+        }
+        if let Some((cache, found)) = self.batch.cache().zip(found.as_ref()) {
+            cache.count_hits(found, pages.len(), waiting.in_ram);
         }
         if is_full && !self.kept.is_empty() {
             // The sequence whose start was restored, rather than another conversation.
@@ -91,7 +99,17 @@ impl<B: Backend + 'static> EngineThread<B> {
                 None => self.metrics.restored_from_ram.observe(looked_up.elapsed().as_secs_f64()),
             }
         }
-        Some(restored.ok().flatten().unwrap_or_default())
+        Some(Start { sequence: restored.ok().flatten().unwrap_or_default(), is_kept: false })
+    }
+
+    /// Counts the whole pages of a prompt that a kept sequence had. `tokens`: how many of its tokens need no pass.
+    pub(super) fn count_in_sequence(&self, prompt: usize, tokens: usize, is_kept: bool) {
+        let wanted = prompt.saturating_sub(2) / self.grid;
+        let found = if is_kept { wanted.min(tokens / self.grid) } else { 0 };
+        self.metrics.cache.count_in_sequence(found, wanted - found);
+        if is_kept && let Some(cache) = self.batch.cache() {
+            cache.count_misses(wanted - found);
+        }
     }
 
     /// The kept sequence whose prompt is this one, which then needs no pass; the most recently used of several.

@@ -411,6 +411,49 @@ fn a_prompt_asked_again_needs_no_pass() {
 }
 
 #[test]
+fn pages_found_are_counted_by_the_tier_that_had_them() {
+    let toy = ToyThread::start();
+    let prompt: Vec<u32> = (0..10).map(|at| at * 3 % 16).collect();
+    let counts = |[in_sequence, in_ram, computed, not_in_sequence]: [f64; 4]| {
+        let of = |metric: &str, tier: &str| format!("hpp_kv_{metric}_total{{model=\"toy\",tier=\"{tier}\"}}");
+        toy.wait_for(&of("hits", "sequence"), |pages| pages == in_sequence);
+        toy.wait_for(&of("hits", "ram"), |pages| pages == in_ram);
+        toy.wait_for(&of("misses", "disk"), |pages| pages == computed);
+        toy.wait_for(&of("misses", "sequence"), |pages| pages == not_in_sequence);
+    };
+    assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
+    counts([0.0, 0.0, 2.0, 2.0]);
+    assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
+    counts([2.0, 0.0, 2.0, 2.0]);
+    // The toy's replaced state cannot go back, so that a longer prompt starts with pages.
+    let longer = [&prompt[..8], &[1, 2, 3, 4, 5, 6]].concat();
+    assert_eq!(answer(toy.ask(longer.clone(), 1)), expected(&longer, 1));
+    counts([2.0, 2.0, 3.0, 5.0]);
+    // Scored prompts start with nothing and do not look for pages.
+    assert_eq!(answer(toy.score(prompt.clone())), expected(&prompt, 1));
+    counts([2.0, 2.0, 3.0, 5.0]);
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+}
+
+#[test]
+fn states_are_counted_where_they_lie() {
+    let toy = ToyThread::start();
+    let prompt: Vec<u32> = (0..8).collect();
+    for of in 1..3 {
+        let prompt = [&prompt[..], &[of]].concat();
+        assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
+        // 64 floats in place and 1 in two buffers on the device, 64 in two buffers on the host.
+        for (tier, each) in [("device", 264.0), ("ram", 512.0), ("disk", 0.0)] {
+            let metric = format!("hpp_state_bytes{{model=\"toy\",tier=\"{tier}\"}}");
+            toy.wait_for(&metric, |bytes| bytes == each * f64::from(of));
+        }
+    }
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+}
+
+#[test]
 fn a_prompt_whose_sequence_is_gone_needs_no_pass() {
     let toy = ToyThread::start_with(1, |_| false, Drafts::default);
     let other = vec![15; 9];
@@ -533,7 +576,8 @@ fn an_engine_whose_thread_panics_is_reported_as_gone() {
     assert!(events.blocking_recv().is_none());
     assert!(toy.thread.join().is_err());
     let text = toy.metrics.to_text();
-    for gauge in gauges.into_iter().chain(["hpp_state_bytes{model=\"toy\"}"]) {
+    let states = ["device", "ram", "disk"].map(|tier| format!("hpp_state_bytes{{model=\"toy\",tier=\"{tier}\"}}"));
+    for gauge in gauges.into_iter().chain(states.iter().map(String::as_str)) {
         assert!(text.contains(&format!("{gauge} 0\n")), "{text}");
     }
     assert!(text.contains("hpp_requests_total{model=\"toy\",outcome=\"failed\"} 1\n"), "{text}");

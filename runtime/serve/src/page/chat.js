@@ -196,17 +196,19 @@ function machine(text) {
     l.startsWith(metric + "{") && l.includes(`model="${name}"`) && l.includes(more))?.split(" ").at(-1) || 0);
   const tier = (metric, tier) => value(metric, `tier="${tier}"`);
   const model = served.find(m => m.id === name);
-  const hits = tier("hpp_kv_hits_total", "ram") + tier("hpp_kv_hits_total", "disk"), misses = tier("hpp_kv_misses_total", "disk");
+  const hits = { sequences: tier("hpp_kv_hits_total", "sequence"), RAM: tier("hpp_kv_hits_total", "ram"), disk: tier("hpp_kv_hits_total", "disk") };
+  const found = hits.sequences + hits.RAM + hits.disk, wanted = found + tier("hpp_kv_misses_total", "disk");
   const passes = value("hpp_passes_total");
   drawPlaces(model?.placement || [], size);
   const lines = [];
   if (served.length > 1) lines.unshift(...served.map(m => `${m.id}: ${m.state}, ${size(m.memory.host)} of RAM`));
   if (model?.error) lines.push(model.error);
   lines.push(`requests: ${value("hpp_requests_running")} running, ${value("hpp_requests_waiting")} waiting`);
-  lines.push(`states: ${size(value("hpp_state_bytes"))}, ${value("hpp_idle_sequences")} idle sequences`);
+  const states = place => size(tier("hpp_state_bytes", place));
+  lines.push(`states: ${states("device")} in VRAM, ${states("ram")} in RAM, ${states("disk")} on disk, ${value("hpp_idle_sequences")} idle sequences`);
   const pages = place => `${tier("hpp_kv_pages", place)} (${size(tier("hpp_kv_bytes", place))})`;
   lines.push(`KV pages: ${pages("ram")} in RAM, ${pages("disk")} on disk`);
-  if (hits + misses) lines.push(`pages found: ${(100 * hits / (hits + misses)).toFixed(0)} % of ${hits + misses}`);
+  if (wanted) lines.push(`pages found: ${(100 * found / wanted).toFixed(0)} % of ${wanted} (${hits.sequences} in kept sequences, ${hits.RAM} in RAM, ${hits.disk} on disk)`);
   if (passes) lines.push(`weights moved: ${size(value("hpp_weights_streamed_bytes_total") / passes)} a pass`);
   $("state").replaceChildren(...lines.map(words => element("div", [words])));
 }
