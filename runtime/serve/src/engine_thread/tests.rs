@@ -117,18 +117,17 @@ impl ToyThread {
         top_logprobs: Option<usize>,
         prompt_logits: bool,
     ) -> UnboundedReceiver<RequestEvent> {
-        let request = GenerationRequest {
-            prompt,
-            max_new_tokens: answer,
-            eos_token_ids: vec![],
-            stop: vec![],
-            sampling: SamplingOverrides::default().resolve(&SamplingDefaults::default()),
-            grammar: None,
-            visible_tokens: vec![],
-            prompt_logits,
-        };
+        let request = GenerationRequest { prompt_logits, ..greedy(prompt, answer) };
         let task = GenerateTask { request, top_logprobs, hints: CacheHints::default() };
         self.submit_task(EngineTask::Generate(Box::new(task)))
+    }
+
+    /// Asks for one token after a prompt, in a request of this priority that has waited for `waited` already.
+    fn ask_after(&self, prompt: Vec<u32>, priority: i32, waited: Duration) -> UnboundedReceiver<RequestEvent> {
+        let hints = CacheHints { priority, ..CacheHints::default() };
+        let task = GenerateTask { request: greedy(prompt, 1), top_logprobs: None, hints };
+        let arrived = Instant::now().checked_sub(waited).expect("the clock began before");
+        self.submit_arrived(EngineTask::Generate(Box::new(task)), arrived)
     }
 
     /// Asks for the embedding of tokens.
@@ -137,12 +136,30 @@ impl ToyThread {
     }
 
     fn submit_task(&self, task: EngineTask) -> UnboundedReceiver<RequestEvent> {
+        self.submit_arrived(task, Instant::now())
+    }
+
+    fn submit_arrived(&self, task: EngineTask, arrived: Instant) -> UnboundedReceiver<RequestEvent> {
         let (events, receiver) = unbounded_channel();
-        let client = Client { events, deadline: None, arrived: Instant::now() };
+        let client = Client { events, deadline: None, arrived };
         let place = QueuePlace::take(&Arc::default(), 1, 1).unwrap().remove(0);
         let submission = Submission { task, client };
         self.queue.submit(Queued { submission, place });
         receiver
+    }
+}
+
+/// A request for the most likely tokens after a prompt.
+fn greedy(prompt: Vec<u32>, max_new_tokens: u64) -> GenerationRequest {
+    GenerationRequest {
+        prompt,
+        max_new_tokens,
+        eos_token_ids: vec![],
+        stop: vec![],
+        sampling: SamplingOverrides::default().resolve(&SamplingDefaults::default()),
+        grammar: None,
+        visible_tokens: vec![],
+        prompt_logits: false,
     }
 }
 
@@ -320,6 +337,44 @@ fn answers_and_embeddings_take_turns_where_there_is_one_sequence() {
     toy.thread.join().unwrap();
     let runs = toy.runs.lock().unwrap();
     assert_eq!(runs[..], [3, 1, 1, 1, CHUNK, CHUNK, 2, CHUNK, CHUNK, 2, 2]);
+}
+
+/// In which order requests start that arrive one after the other while another has the only sequence. Each is its priority and how many
+/// seconds it has waited for already. Returns their numbers.
+fn order_of_starts(requests: &[(i32, u64)]) -> Vec<usize> {
+    let toy = ToyThread::start_with(1, second_single, Drafts::default);
+    let running = toy.ask(vec![3, 1, 4], 4);
+    toy.gate.wait();
+    let prompt = |number: usize| vec![number as u32; CHUNK * (number / 2) + number % 2 + 2];
+    let ask = |(number, (priority, waited)): (usize, &(i32, u64))| {
+        toy.ask_after(prompt(number), *priority, Duration::from_secs(*waited))
+    };
+    let answers: Vec<_> = requests.iter().enumerate().map(ask).collect();
+    toy.gate.wait();
+    assert_eq!(answer(running), expected(&[3, 1, 4], 4));
+    for (number, events) in answers.into_iter().enumerate() {
+        assert_eq!(answer(events), expected(&prompt(number), 1));
+    }
+    drop(toy.queue);
+    toy.thread.join().unwrap();
+    let runs = toy.runs.lock().unwrap();
+    // The runs of a prompt are whole chunks and one of 2 or 3 tokens, by which it is known.
+    let prompts = runs[4..].split_inclusive(|tokens| *tokens < CHUNK);
+    prompts.map(|runs| 2 * (runs.len() - 1) + runs[runs.len() - 1] - 2).collect()
+}
+
+#[test]
+fn more_important_requests_start_first_and_equally_important_ones_in_the_order_of_arrival() {
+    assert_eq!(order_of_starts(&[(0, 0), (0, 0), (5, 0), (-10, 0), (5, 0), (10, 0)]), [5, 2, 4, 0, 1, 3]);
+    assert_eq!(order_of_starts(&[(-1, 0), (-1, 0), (-1, 0)]), [0, 1, 2]);
+}
+
+#[test]
+fn a_request_is_overtaken_for_a_minute_at_most() {
+    // The first has waited for more than a minute, the second for less.
+    assert_eq!(order_of_starts(&[(0, 61), (0, 20), (5, 0), (10, 0)]), [0, 3, 2, 1]);
+    // More important requests that were before it stay there.
+    assert_eq!(order_of_starts(&[(5, 0), (0, 61), (10, 0), (10, 0)]), [0, 1, 2, 3]);
 }
 
 /// The fourth run waits.
