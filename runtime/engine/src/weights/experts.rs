@@ -53,7 +53,9 @@ struct Entry {
 }
 
 impl ExpertCache {
-    /// A cache of `room` bytes, raised to the experts of the largest stage, for experts of these bytes by stage.
+    /// A cache of `room` bytes, raised to the experts of the largest stage, for experts of these bytes by stage. One run of a stage computes
+    /// all tokens of its pass, so all experts that they select must be in memory at once: all of the stage for a prompt of some length, for
+    /// router logits that are not numbers, and for probabilities that are nearly equal (`runtime/route.rs`).
     pub fn new(room: u64, stages: impl IntoIterator<Item = (StageId, Vec<u64>)>) -> Self {
         let mut cache = ExpertCache { room, ..ExpertCache::default() };
         for (stage, bytes) in stages {
