@@ -20,17 +20,6 @@ impl ExpertStatistics {
         self.rate(sum(&self.reuse_distances[..experts.min(self.reuse_distances.len())]))
     }
 
-    /// Share of the visits that hit a constant set of the `experts` most visited experts.
-    pub fn static_hit_rate(&self, experts: usize) -> Option<f64> {
-        self.rate(sum_of_largest(&self.counts, experts))
-    }
-
-    /// Share of the visits that hit the optimal cache of `experts` experts.
-    pub fn oracle_hit_rate(&self, experts: usize) -> Option<f64> {
-        let hits = experts.min(self.oracle_hits.len()).checked_sub(1).map_or(0, |at| self.oracle_hits[at]);
-        self.rate(hits)
-    }
-
     fn rate(&self, hits: u64) -> Option<f64> {
         rate(hits, self.visits())
     }

@@ -107,8 +107,6 @@ fn statistics_of_another_model_change_nothing() {
 fn rates_follow_from_counts() {
     let e = experts(vec![5, 1, 4], vec![4, 3], 3, vec![5, 7, 7]);
     assert_eq!((e.lru_hit_rate(0), e.lru_hit_rate(1), e.lru_hit_rate(9)), (Some(0.0), Some(0.4), Some(0.7)));
-    assert_eq!((e.static_hit_rate(1), e.static_hit_rate(2), e.static_hit_rate(9)), (Some(0.5), Some(0.9), Some(1.0)));
-    assert_eq!((e.oracle_hit_rate(0), e.oracle_hit_rate(1), e.oracle_hit_rate(9)), (Some(0.0), Some(0.5), Some(0.7)));
     assert_eq!(experts(vec![0], vec![], 0, vec![]).lru_hit_rate(1), None);
     let n = NeuronStatistics { block: "b".into(), tokens: 4, active: vec![4, 1, 0, 3] };
     assert_eq!((n.frequency(1), n.frequency(4), n.density()), (Some(0.25), None, Some(0.5)));

@@ -178,9 +178,9 @@ fn experts_of_a_pass_that_exceed_the_room_stay_until_the_next_pass() {
 #[test]
 fn on_the_routes_of_a_trained_mixture_the_policy_hits_more_often_than_lru() {
     let routes = learned_routes();
-    for percent in [25, 40, 50, 75] {
+    for (percent, least) in [(25, 0.62), (40, 0.72), (50, 0.78), (75, 0.9)] {
         let [ours, lru, best] = shares_of_hits(&routes, LEARNED_EXPERTS, percent);
         eprintln!("trained, room for {percent} %: {ours:.3}, LRU {lru:.3}, with foresight {best:.3}");
-        assert!(ours >= lru, "{ours} hits, LRU has {lru}");
+        assert!(ours >= lru && ours >= least * best, "{ours} hits, LRU has {lru}, with foresight {best}");
     }
 }
