@@ -4,9 +4,11 @@
 mod conditional;
 mod early_router;
 mod scores;
+mod whole;
 mod written_out;
 
 pub use early_router::{EarlyRouter, Prediction};
+pub use whole::{WholeMixture, whole_mixtures};
 pub use written_out::{WrittenExpert, WrittenOut, written_out};
 
 use crate::segmentation::{Block, BlockKind, Segmentation};

@@ -3,7 +3,10 @@
 mod build;
 
 use build::Build;
-use hpp_graph::{Attribute, Body, Graph, Segmentation, StateChange, cut, join, segment};
+use hpp_graph::{
+    Attribute, BlockKind, Body, Graph, Origin, Segmentation, StateChange, Weight, cut, infer, join, segment,
+    whole_mixtures,
+};
 use hpp_schema::DType;
 
 struct Net {
@@ -491,4 +494,80 @@ fn two_towers_are_cut_along_the_deeper() {
     }
     let x = n.op("MatMul", &[&towers[0].clone(), &towers[1].clone()]);
     check(&n.finish(&x), 5);
+}
+
+/// Layers with a router over `experts` scores, and what `mixture` makes of the hidden state, the scores and the numbers of the selected experts.
+fn routed(experts: usize, mixture: fn(&mut Net, &str, &str, usize) -> String) -> Graph {
+    let mut n = Net::new("ids", DType::Int64, "batch, sequence");
+    let mut x = n.embedding("ids");
+    for layer in 0..3 {
+        let a = n.norm(&x);
+        let a = n.attention(&a, &a);
+        let middle = n.op("Add", &[&x, &a]);
+        let y = n.norm(&middle);
+        let (router, number) = (n.fresh(), n.fresh());
+        n.b.weight(&router, &format!("8, {experts}"));
+        let scores = n.op("MatMul", &[&y, &router]);
+        let weight = Weight { bytes: 8, ints: Some(vec![2]), content: None };
+        n.b.value(&number, Some(DType::Int64), Some(build::shape("1")), Origin::Weight(weight));
+        let (best, numbers) = (format!("best.{layer}"), format!("numbers.{layer}"));
+        n.b.node("TopK", &[&scores, &number], &[&best, &numbers]);
+        let mixed = mixture(&mut n, &y, &numbers, experts);
+        n.typed(&mixed, "batch, sequence, 8");
+        x = n.op("Add", &[&middle, &mixed]);
+    }
+    let x = n.norm(&x);
+    let x = n.linear(&x);
+    let mut graph = n.finish(&x);
+    infer::infer(&mut graph);
+    graph
+}
+
+/// The weights of the selected experts, of all in one tensor.
+fn gathered(n: &mut Net, y: &str, numbers: &str, experts: usize) -> String {
+    let all = n.fresh();
+    n.b.weight(&all, &format!("{experts}, 8, 8"));
+    let selected = n.op("Gather", &[&all, numbers]);
+    let products = n.op("MatMul", &[y, &selected]);
+    n.op("ReduceSum", &[&products])
+}
+
+/// Experts one after the other, and one that all tokens use, whose results meet what was selected in a way that is not known.
+fn one_by_one(n: &mut Net, y: &str, numbers: &str, experts: usize) -> String {
+    let mut sum = n.linear(y);
+    for _ in 0..experts {
+        let result = n.linear(y);
+        let result = n.op("com.example::Pick", &[&result, numbers]);
+        sum = n.op("Add", &[&sum, &result]);
+    }
+    sum
+}
+
+#[test]
+fn mixtures_whose_experts_are_not_separable_are_found_by_what_the_router_selects() {
+    let matrix = 8 * 8 * 4;
+    for form in [gathered, one_by_one] {
+        let graph = routed(4, form);
+        let s = segment(&graph);
+        let found = whole_mixtures(&graph, &s);
+        let of: Vec<_> = found.iter().map(|found| (found.count, found.active, found.bytes)).collect();
+        assert_eq!(of, [(4, 2, 4 * matrix); 3]);
+        assert!(found.iter().all(|found| matches!(s.blocks[found.block].kind, BlockKind::Layer(_))), "{found:?}");
+    }
+}
+
+/// What is selected must be experts: as many slices or matrices as there are scores.
+#[test]
+fn a_selection_of_something_else_is_no_mixture() {
+    let none = |graph: Graph| assert_eq!(whole_mixtures(&graph, &segment(&graph)), []);
+    // Rows of a table.
+    none(routed(4, |n, y, numbers, experts| {
+        let table = n.fresh();
+        n.b.weight(&table, &format!("{experts}, 8"));
+        let rows = n.op("Gather", &[&table, numbers]);
+        let dense = n.feed_forward(y);
+        n.op("Add", &[&dense, &rows])
+    }));
+    // Fewer matrices than scores.
+    none(routed(16, |n, y, numbers, _| one_by_one(n, y, numbers, 4)));
 }

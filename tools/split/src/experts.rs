@@ -4,9 +4,13 @@
 use crate::error::SplitError;
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
-use hpp_graph::{EarlyRouter, Graph, Mixture, NodeId, PartitionGraph, Segmentation, cut, has_mixture};
+use crate::table;
+use hpp_graph::{
+    EarlyRouter, Graph, Mixture, NodeId, PartitionGraph, Segmentation, WholeMixture, cut, has_mixture, whole_mixtures,
+};
 use hpp_model::{Analysis, DiskStreaming, PartitionSpec};
 use hpp_partition::{BlockPlacement, Placement};
+use hpp_schema::ByteSize;
 use std::collections::BTreeSet;
 
 /// The partitions of a plan. Those of a mixture that is read by demand are divided in two.
@@ -200,6 +204,25 @@ pub fn note_of_whole_mixtures(
         "the experts of {blocks} are read whole in each pass: only of QMoE and MoE, and of experts that the model adds one after the other, with a router in the graph, constant weights and 16 KiB \
          or more for an expert, is known before it runs which experts it selects, and pays to read them alone"
     ))
+}
+
+/// Notes on blocks that look like mixtures whose experts cannot be read one by one in the form that the exporter wrote: one for each kind.
+pub fn notes_of_unknown_forms(analysis: &Analysis) -> Vec<String> {
+    let found = whole_mixtures(&analysis.graph, &analysis.segmentation);
+    let alike = found.chunk_by(|a, b| (a.count, a.active, a.bytes) == (b.count, b.active, b.bytes));
+    let note = |alike: &[WholeMixture]| {
+        let labels: Vec<String> =
+            alike.iter().map(|mixture| analysis.segmentation.blocks[mixture.block].label.clone()).collect();
+        let WholeMixture { count, active, bytes, .. } = alike[0];
+        let (all, each) = (ByteSize(bytes).human(), if alike.len() > 1 { " of each" } else { "" });
+        format!(
+            "{}: looks like a mixture (its router selects {active} of {count} experts) in a form whose experts are not separable: all of them \
+             ({all}{each}) are kept in memory, or read in every pass. QMoE and MoE (GenAI's model builder), and experts that a model adds one \
+             after the other in 32 bits (Optimum's Mixtral and Qwen3-MoE), are separable if an expert's matrices have 16 KiB or more",
+            table::blocks(&labels)
+        )
+    };
+    alike.map(note).collect()
 }
 
 /// A note on 4-bit experts that compute on the CPU with activations of floats, which is slower than it need be. `None` if there are none, or

@@ -209,7 +209,9 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
         tell!("activations of {count} operators are rounded to 8 bits");
     }
     let unknown = unknown_providers::notes(&args.planning.providers, costs.profile());
-    for note in analysis.notes.iter().chain(&costs.notes(request.scenario)).chain(&local).chain(&unknown) {
+    let forms = experts::notes_of_unknown_forms(analysis);
+    for note in analysis.notes.iter().chain(&forms).chain(&costs.notes(request.scenario)).chain(&local).chain(&unknown)
+    {
         tell!("note: {note}");
     }
 }
