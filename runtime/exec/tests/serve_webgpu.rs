@@ -55,6 +55,11 @@ fn conversations_on_a_device_survive_other_conversations_and_kill_9() {
     let longer = server.ok("/v1/completions", &requests[1]);
     assert!(cached_tokens(&longer) >= 128, "{longer}");
     assert_eq!(text(&longer), &expected[1], "after a kept prefix");
+    // Keys and values of 4 layers with 2 heads of 32, fp32, for 512 tokens of one sequence.
+    let states = |tier| server.metric(&format!("hpp_state_bytes{{model=\"{MODEL}\",tier=\"{tier}\"}}"));
+    assert_eq!(["device", "ram", "disk"].map(states), [f64::from(2 * 4 * 2 * 32 * 4 * 512), 0.0, 0.0]);
+    let found = format!("hpp_kv_hits_total{{model=\"{MODEL}\",tier=\"sequence\"}}");
+    server.wait_for(&found, (cached_tokens(&longer) / 16) as f64);
     std::thread::scope(|scope| {
         let server = &server;
         let ask = |request| scope.spawn(move || server.ok("/v1/completions", request));
