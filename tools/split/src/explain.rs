@@ -6,7 +6,7 @@ use crate::analysis::analyse;
 use crate::choose::{Chosen, PlanInputs};
 use crate::error::SplitError;
 use crate::expert_report::ExpertReport;
-use crate::neurons::NeuronReport;
+use crate::neurons::{NeuronReport, NeuronsInMemory};
 use crate::partitioning::Partitioning;
 use crate::predicted::round;
 use crate::reason::{difference, is_rounding, place_name};
@@ -35,6 +35,9 @@ pub struct ExplanationReport {
     /// Neurons that are off and read from disk all the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     neurons: Option<NeuronReport>,
+    /// Neurons that are off and computed all the same, from memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    neurons_in_memory: Option<NeuronsInMemory>,
     /// Experts that are read by demand.
     #[serde(skip_serializing_if = "Option::is_none")]
     experts: Option<ExpertReport>,
@@ -114,6 +117,7 @@ pub fn explain(
         scarce: scarce.iter().map(DeviceId::to_string).collect(),
         changes,
         neurons: NeuronReport::new(request, partitioning, inputs.analysis, inputs.costs.source()),
+        neurons_in_memory: NeuronsInMemory::new(request, partitioning, inputs.analysis, inputs.costs.source()),
         experts: ExpertReport::new(request, partitioning, plan),
     })
 }
@@ -246,6 +250,7 @@ pub fn text(report: &ExplanationReport) -> String {
     }
     lines.extend(report.changes.iter().map(line));
     lines.extend(report.neurons.iter().map(NeuronReport::text));
+    lines.extend(report.neurons_in_memory.iter().map(NeuronsInMemory::text));
     lines.extend(report.experts.iter().map(ExpertReport::text));
     lines.join("\n")
 }

@@ -1,6 +1,10 @@
 //! What `--explain` says about neurons that a ReLU switches off. They are read from disk like all others; the report has the numbers that
 //! decide whether reading only active ones could pay on this machine.
 
+mod in_memory;
+
+pub use in_memory::NeuronsInMemory;
+
 use crate::amount::{MEASURED, digits};
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
@@ -44,7 +48,7 @@ pub struct NeuronReport {
     obstacle: Option<&'static str>,
 }
 
-/// A block on the host and the matrix whose rows a ReLU switches off.
+/// A block and the matrix whose rows a ReLU switches off.
 struct Network<'a> {
     block: &'a Block,
     product: ReluProduct,
@@ -66,17 +70,11 @@ impl NeuronReport {
         }
         let is_read =
             |block: &usize| partitioning.solution.placements[*block].decode == Placement::Cpu && !disk.is_table[*block];
-        let blocks: Vec<&Block> = (0..analysis.segmentation.blocks.len())
-            .filter(is_read)
-            .map(|block| &analysis.segmentation.blocks[block])
-            .collect();
-        let products = |block: &&'_ Block| ReluProduct::of(&analysis.graph, block);
-        let networks: Vec<Network<'_>> = blocks
-            .iter()
-            .flat_map(|block| products(block).into_iter().map(|product| Network { block, product }))
-            .collect();
+        let blocks: Vec<usize> = (0..analysis.segmentation.blocks.len()).filter(is_read).collect();
+        let networks = networks(analysis, &blocks);
         let first = networks.first()?;
-        let weights: u64 = blocks.iter().map(|block| weight_bytes(&analysis.graph, &block.weights)).sum();
+        let block_bytes = |block: &usize| weight_bytes(&analysis.graph, &analysis.segmentation.blocks[*block].weights);
+        let weights: u64 = blocks.iter().map(block_bytes).sum();
         let total = |of: fn(&ReluProduct) -> u64| networks.iter().map(|network| of(&network.product)).sum::<u64>();
         let (bytes, neurons) = (total(ReluProduct::all_bytes), total(|product| product.neurons));
         let measured = NeuronReads {
@@ -131,6 +129,15 @@ impl NeuronReport {
             digits(self.request_us, 2)
         )
     }
+}
+
+/// The matrices of these blocks whose rows a ReLU switches off.
+fn networks<'a>(analysis: &'a Analysis, blocks: &[usize]) -> Vec<Network<'a>> {
+    let of_block = |block: &usize| {
+        let block = &analysis.segmentation.blocks[*block];
+        ReluProduct::of(&analysis.graph, block).into_iter().map(move |product| Network { block, product })
+    };
+    blocks.iter().flat_map(of_block).collect()
 }
 
 /// What a token of a profile's corpus makes active, and the time of reading only that over the time of reading all, 0 to 1.

@@ -1,0 +1,196 @@
+//! What `--explain` says about neurons that a ReLU switches off where their weights are in memory: they are computed like all others, and what
+//! leaving inactive ones out could gain.
+
+use super::{Network, gathered, networks, percent};
+use crate::amount::{MEASURED, digits};
+use crate::partitioning::Partitioning;
+use crate::request::PlanningRequest;
+use crate::table;
+use hpp_graph::{ReluProduct, weight_bytes};
+use hpp_model::{Analysis, CostSource};
+use hpp_partition::{NeuronReads, Placement, Problem, ReadCosts};
+use serde::Serialize;
+
+/// Memory has no rows too short to be read alone: a share of the neurons takes as large a share of the time.
+const MEMORY: ReadCosts = ReadCosts { bytes_per_ms: 1.0, request_ms: 0.0 };
+
+/// Neurons that are off in host memory and on GPUs.
+#[derive(Debug, Serialize)]
+pub struct NeuronsInMemory {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    host: Option<OnHost>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gpu: Option<OnGpu>,
+}
+
+/// Those that the CPU computes, none of whose weights are read from disk.
+#[derive(Debug, Serialize)]
+struct OnHost {
+    /// The blocks with such neurons.
+    blocks: String,
+    /// Their share of what a token reads of the host's weights, 0 to 1.
+    weight_share: f64,
+    /// Mean share of the neurons that a token of the profile's corpus makes active.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    active: Option<f64>,
+    /// How many times as fast the host would be at most, with that activity.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    at_most: Option<f64>,
+    /// The same with no active neuron.
+    with_none: f64,
+}
+
+/// Those that GPUs compute.
+#[derive(Debug, Serialize)]
+struct OnGpu {
+    /// The blocks with such neurons.
+    blocks: String,
+    /// How many times as fast a token would be at most if these and those of the host were divided by neurons instead of by layers, as often
+    /// active as each other; absent if the host has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    divided: Option<f64>,
+}
+
+impl NeuronsInMemory {
+    /// The report on a plan; `None` if it has no such neurons but those that are read from disk.
+    pub fn new(
+        request: &PlanningRequest,
+        partitioning: &Partitioning,
+        analysis: &Analysis,
+        source: CostSource<'_>,
+    ) -> Option<NeuronsInMemory> {
+        let problem = partitioning.single_problem(request);
+        let placements = &partitioning.solution.placements;
+        let (host, gpu): (Vec<usize>, Vec<usize>) = (0..problem.blocks.len())
+            .filter(|block| !problem.reads_rows(*block))
+            .partition(|block| placements[*block].decode == Placement::Cpu);
+        let is_read = partitioning.disk_streaming(request).is_some_and(|disk| !disk.holds_all());
+        let [on_host, on_gpu] = [&host, &gpu].map(|blocks| networks(analysis, blocks));
+        let divided = || {
+            let is_relu = |networks: &[Network<'_>], block: usize| {
+                networks.iter().any(|network| network.block.label == problem.blocks[block].label)
+            };
+            let ms = |blocks: &[usize], networks: &[Network<'_>]| -> f64 {
+                let with_relu = blocks.iter().filter(|block| is_relu(networks, **block));
+                with_relu.map(|block| decode_ms(&problem, *block, placements[*block].decode)).sum()
+            };
+            let hidden = ms(&host, &on_host).min(ms(&gpu, &on_gpu));
+            let all = partitioning.solution.decode_ms;
+            (hidden > 0.0 && hidden < all).then_some(all / (all - hidden))
+        };
+        let report = NeuronsInMemory {
+            gpu: (!on_gpu.is_empty()).then(|| OnGpu { blocks: labels(&on_gpu), divided: divided() }),
+            host: OnHost::new(analysis, &host, &on_host, source).filter(|_| !is_read),
+        };
+        (report.host.is_some() || report.gpu.is_some()).then_some(report)
+    }
+
+    /// The report as text, a line for each place.
+    pub fn text(&self) -> String {
+        let lines = self.host.iter().map(OnHost::text).chain(self.gpu.iter().map(OnGpu::text));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl OnHost {
+    fn new(analysis: &Analysis, blocks: &[usize], networks: &[Network<'_>], source: CostSource<'_>) -> Option<OnHost> {
+        if networks.is_empty() {
+            return None;
+        }
+        let bytes = |block: &usize| weight_bytes(&analysis.graph, &analysis.segmentation.blocks[*block].weights);
+        let weights = blocks.iter().map(bytes).sum::<u64>() as f64;
+        let total = |of: fn(&ReluProduct) -> u64| networks.iter().map(|network| of(&network.product)).sum::<u64>();
+        let (neurons, count) = (total(ReluProduct::all_bytes) as f64, total(|product| product.neurons) as f64);
+        let reads = NeuronReads { weights, neurons, row_bytes: neurons / count, locked_share: 0.0 };
+        let active = gathered(networks, MEMORY, |block| source.active_neurons(block)).map(|gathered| gathered.active);
+        Some(OnHost {
+            blocks: labels(networks),
+            weight_share: neurons / weights,
+            active,
+            at_most: active.map(|active| reads.speedup(active)),
+            with_none: reads.speedup(0.0),
+        })
+    }
+
+    fn text(&self) -> String {
+        let times = |speedup: f64| digits(speedup, MEASURED);
+        let none = times(self.with_none);
+        let gain = match self.active.zip(self.at_most) {
+            Some((active, at_most)) => {
+                format!(
+                    "{} times as fast with {} active (profile), {none} times with none",
+                    times(at_most),
+                    percent(active)
+                )
+            }
+            None => format!("{none} times as fast with none active (a profile with a corpus says how many are)"),
+        };
+        format!(
+            "neurons that a ReLU switches off ({}, {} of the weights that the host reads for a token) are in memory and computed like all others: \
+             an operator that leaves inactive ones out is not built, and would make the host at most {gain} (docs/BENCHMARKS.md: 1.1 to 1.4 ms \
+             instead of 5.5 to 8.8 ms for 64 MiB with 17 % active)",
+            self.blocks,
+            percent(self.weight_share)
+        )
+    }
+}
+
+impl OnGpu {
+    fn text(&self) -> String {
+        let gain = match self.divided {
+            Some(times) => format!(
+                "where all are active about as often, this would make a token at most {} times as fast, less two exchanges in each layer",
+                digits(times, MEASURED)
+            ),
+            None => "no layer with a ReLU is left to the host, so there is nothing to gain".to_owned(),
+        };
+        format!(
+            "neurons that a ReLU switches off ({}) are on a GPU and computed like all others: dividing neurons between GPU and host by their \
+             activity is not built; {gain} (docs/PLANNING.md)",
+            self.blocks
+        )
+    }
+}
+
+/// The time of a block for a token, milliseconds.
+fn decode_ms(problem: &Problem, block: usize, placement: Placement) -> f64 {
+    match placement {
+        Placement::Cpu => problem.cpu[block].decode_ms,
+        Placement::Resident(gpu) | Placement::Streamed(gpu) => problem.gpus[gpu].blocks[block].decode_ms,
+    }
+}
+
+/// The blocks of these networks.
+fn labels(networks: &[Network<'_>]) -> String {
+    let mut labels: Vec<String> = networks.iter().map(|network| network.block.label.clone()).collect();
+    labels.dedup();
+    table::blocks(&labels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_has_the_numbers_that_decide() {
+        let host = OnHost {
+            blocks: "layers.0-1".into(),
+            weight_share: 0.33,
+            active: Some(0.17),
+            at_most: Some(1.377),
+            with_none: 1.49,
+        };
+        let text = host.text();
+        for words in
+            ["(layers.0-1, 33 % of", "at most 1.38 times as fast with 17 % active (profile), 1.49 times with none"]
+        {
+            assert!(text.contains(words), "{words:?} is not in {text}");
+        }
+        let text = OnHost { active: None, at_most: None, ..host }.text();
+        assert!(text.contains("at most 1.49 times as fast with none active (a profile"), "{text}");
+        let divided = OnGpu { blocks: "layers.2-3".into(), divided: Some(1.087) };
+        assert!(divided.text().contains("at most 1.09 times as fast, less two exchanges"), "{}", divided.text());
+        let whole = OnGpu { divided: None, ..divided }.text();
+        assert!(whole.contains("nothing to gain (docs/PLANNING.md)"), "{whole}");
+    }
+}
