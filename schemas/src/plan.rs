@@ -278,6 +278,9 @@ pub struct Device {
     /// scales. Absent if nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_layout: Option<ByteSize>,
+    /// Heap of sessions and the tokenizer beyond the 64 MiB that every process takes, bytes. Absent if nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heap: Option<ByteSize>,
     /// Weights that are read from disk are stored compressed, without loss, where that takes at most this many of 1000 bytes: otherwise
     /// decompressing them takes longer than reading them. Absent if nothing is read from disk, or reading is not the bottleneck.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -379,6 +382,7 @@ impl Device {
             window: None,
             expert_cache: None,
             kernel_layout: None,
+            heap: None,
             compress_permille: None,
             provider_options: BTreeMap::new(),
         }

@@ -68,6 +68,7 @@ pub fn needed(plan: &Plan, sequences: u64) -> u64 {
         sum(&mut plan.partitions.iter().map(resident_weights)),
         sum(&mut plan.devices.iter().filter_map(|device| device.window).map(|window| window.0)),
         sum(&mut plan.devices.iter().filter_map(|device| device.kernel_layout).map(|layout| layout.0)),
+        sum(&mut plan.devices.iter().filter_map(|device| device.heap).map(|heap| heap.0)),
         sum(&mut plan.devices.iter().filter_map(|device| device.expert_cache).map(|cache| cache.0)),
         sum(&mut states.map(|bytes| bytes.saturating_mul(sequences))),
         plan.state_window(),

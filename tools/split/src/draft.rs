@@ -50,6 +50,7 @@ pub fn draft(
         packing: request.problem.budget.packing,
         compress_permille: request.compress_permille,
         session_copies: request.session_copies,
+        heap: request.heap,
         budgets: request.recorded_budgets.clone(),
         kv: request.problem.budget.kv,
         host_kv_on_disk: request.problem.budget.host_kv_on_disk,

@@ -13,7 +13,7 @@ use hpp_model::{
 use hpp_partition::{
     BlockPlacement, Budget, DeviceId, KvHome, Mechanisms, Objective, Options, Packing, Placement, Problem,
 };
-use hpp_schema::memory::{PROCESS, READ_AHEAD};
+use hpp_schema::memory::{PROCESS, READ_AHEAD, heap_beyond_process};
 use hpp_schema::{Budgets, ByteSize, ModelKind, names_a_file, provider_options};
 
 /// Device memory for manual placement without a budget: no limit.
@@ -57,6 +57,8 @@ pub struct PlanningRequest {
     pub allow_unknown_operators: bool,
     /// Bytes that sessions on the host hold besides packed weights, part of the process's own.
     pub session_copies: u64,
+    /// Heap of sessions and the tokenizer beyond that of every process, bytes; part of the process's own, too.
+    pub heap: u64,
     /// What limits the plan beside its budgets.
     pub limits: Limits,
     /// Whether tables stay memory-mapped where host memory holds them too.
@@ -125,7 +127,8 @@ impl PlanningRequest {
         // Beside GPUs, few blocks or none compute on the host.
         let is_on_host = budget.vram.is_empty() && scenario.divides_prompts;
         let session_copies = if is_on_host { session_copies(analysis.exported_graph()) } else { 0 };
-        let process = [session_copies, limits.reserved].into_iter().fold(budget.process, u64::saturating_add);
+        let heap = heap_of(analysis);
+        let process = [session_copies, heap, limits.reserved].into_iter().fold(budget.process, u64::saturating_add);
         let budget =
             Budget { process, host_kv_on_disk: budget.host_kv_on_disk || limits.kv_on_disk.is_some(), ..budget };
         let mut problem = problem(analysis, scenario, costs.source(), budget)
@@ -183,6 +186,7 @@ impl PlanningRequest {
             default_margin: args.margin.is_none(),
             allow_unknown_operators: args.allow_unknown_operators,
             session_copies,
+            heap,
             limits,
             maps_tables: false,
             local: local.clone(),
@@ -386,6 +390,13 @@ fn providers(
     policy.host =
         choose_host_providers(problem, analysis, profile, scenario, candidates, PhaseWeights { decode, prefill });
     policy
+}
+
+/// Heap, beyond that of every process, of the model's tokenizer and of a session for each block, bytes.
+fn heap_of(analysis: &Analysis) -> u64 {
+    let file = analysis.config.tokenizer.as_ref().and_then(|path| path.metadata().ok());
+    let sessions = analysis.segmentation.blocks.len() as u64;
+    heap_beyond_process(sessions, file.map_or(0, |file| file.len()), analysis.vocab_size.unwrap_or(0))
 }
 
 /// Upper bound on the host memory of any placement: every block on the host as a partition of its own.

@@ -275,15 +275,17 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     // Weights that compute on the host in the other phase count twice: kernels hold them in a packed layout.
     let streamed = sum(&|p| if p.variants().any(|variant| streams(&variant)) { p.bytes.weights.0 } else { 0 });
     let (held, window) = (sum(&held), host.window.map_or(0, |window| window.0));
-    let (process, cache) = (limit.map_or(0, |_| PROCESS), host.expert_cache.map_or(0, |cache| cache.0));
+    let of_process = host.heap.map_or(PROCESS, |heap| PROCESS.saturating_add(heap.0));
+    let (process, cache) = (limit.map_or(0, |_| of_process), host.expert_cache.map_or(0, |cache| cache.0));
     let layout = host.kernel_layout.map_or(0, |layout| layout.0);
     let draft = plan.draft.as_ref().map_or(0, |draft| draft.host_memory.0);
     let required = [held, layout, window, cache, other, process, draft].into_iter().fold(0, u64::saturating_add);
     let kept = limit.map_or(streamed, |limit| streamed.min(limit.saturating_sub(required)));
     let mut parts = String::new();
+    let with_heap = if host.heap.is_some() { ", its sessions and the tokenizer" } else { " itself" };
     parts += &match limit {
-        Some(_) => format!(", {} for the process itself included", human(PROCESS)),
-        None => format!(", and {} for the process itself", human(PROCESS)),
+        Some(_) => format!(", {} for the process{with_heap} included", human(of_process)),
+        None => format!(", and {} for the process{with_heap}", human(of_process)),
     };
     if window > 0 {
         parts +=

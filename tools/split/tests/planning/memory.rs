@@ -1,6 +1,6 @@
 //! Memory that plans count: workspaces and states, as runs take them.
 
-use crate::support::{LLAMA, fixture, split};
+use crate::support::{LLAMA, copied, fixture, split};
 use hpp_schema::Plan;
 
 /// Caches are appended, and attention writes its scores to memory.
@@ -69,6 +69,24 @@ fn shorter_passes_leave_caches_in_memory() {
     };
     let plans = ["190M", "186M", "183M", "97M"].map(planned);
     assert_eq!(plans, [(192, false), (96, false), (96, false), (32, true)]);
+}
+
+/// A tokenizer whose file has 12 MiB takes more than the 8 MiB that the process has for sessions and a tokenizer.
+#[test]
+fn a_large_tokenizer_takes_host_memory() {
+    let dir = tempfile::tempdir().unwrap();
+    let model = copied(LLAMA, dir.path());
+    let arguments = [model.to_str().unwrap(), "--dry-run", "--json", "--vram", "0", "--context", "128", "--ram"];
+    let planned = |ram: &str| split(&[&arguments[..], &[ram]].concat());
+    let heap = || -> u64 {
+        let plan: Plan = serde_json::from_str(&planned("1G").success().stdout).unwrap();
+        plan.devices.iter().filter_map(|device| device.heap).map(|heap| heap.0).sum()
+    };
+    assert_eq!(heap(), 0);
+    planned("60M").refusal(&["process 64 MiB"]);
+    std::fs::write(model.join("tokenizer.json"), format!("{{{}}}", " ".repeat(12 << 20))).unwrap();
+    assert!((4 << 20..8 << 20).contains(&heap()), "{}", heap());
+    assert!(!planned("60M").refusal(&["process 6"]).stderr.contains("process 64 MiB"));
 }
 
 /// A GPU that holds all weights and states beside the activations of the shortest passes holds them, and computes such passes.
