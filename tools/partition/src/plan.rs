@@ -87,8 +87,10 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
     let mut all = SearchResult { best: Vec::new(), bound: f64::INFINITY };
     let by_phases = phase_by_phase(problem, options);
     let mut steps = MAX_STEPS;
-    for slots in slots(problem, options) {
-        let goal = Goal { weights, mechanisms: options.mechanisms, slots };
+    let mut to_try = slots(problem, options);
+    while !to_try.is_empty() {
+        let slots = to_try.remove(0);
+        let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots.clone() };
         let found = all.best.iter().map(|found| &found.placements);
         let known: Vec<&Vec<BlockPlacement>> =
             known.iter().map(|solution| &solution.placements).chain(found).chain(&by_phases).collect();
@@ -96,6 +98,11 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
         let known_ms = all.best.iter().map(|found| found.score.objective).filter(|_| count == 1);
         let known_ms = known_ms.fold(f64::INFINITY, f64::min);
         let Some(found) = search(problem, goal, &allowed, &known, count, known_ms, &mut steps) else {
+            // Where nothing fits with these, nothing fits with more of them, and most probably not with fewer: the fewest are tried next.
+            if all.best.is_empty() {
+                to_try.retain(|other| *other < slots);
+                to_try.sort();
+            }
             continue;
         };
         all.bound = all.bound.min(found.bound);

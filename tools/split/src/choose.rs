@@ -109,13 +109,7 @@ impl PlanInputs<'_> {
     /// The fastest plan with these settings, without compressed copies of weights that gain too little. KV caches that may lie anywhere are on disk
     /// where no plan has room for them in memory, or where weights would use that memory much better.
     fn choose_as_set(&self) -> Result<Chosen, SplitError> {
-        let mut chosen = match self.with_some_kv_home(self.limits()) {
-            // The shortest passes take many walks through a prompt's weights, and are better than no plan.
-            Err(SplitError::OverBudget { .. }) => {
-                self.with_some_kv_home(Limits { shortest_pass: LEAST_CHUNK, ..self.limits() })?
-            }
-            chosen => chosen?,
-        };
+        let mut chosen = self.with_some_passes()?;
         let Chosen { request, partitioning, .. } = &mut chosen;
         if drop_useless_copies(request, self.args, self.analysis, self.costs, partitioning) {
             request.forget_sequences();
@@ -124,10 +118,64 @@ impl PlanInputs<'_> {
         Ok(chosen)
     }
 
-    fn with_some_kv_home(&self, limits: Limits) -> Result<Chosen, SplitError> {
+    /// The fastest plan with passes of the usual lengths, or with the shortest where no other fits: they take many walks through a prompt's weights,
+    /// and are better than no plan.
+    fn with_some_passes(&self) -> Result<Chosen, SplitError> {
+        let usual = self.limits();
+        let planned = self.with_best_passes(&self.candidates(usual)?);
+        if let Err(refusal @ SplitError::OverBudget { .. }) = planned {
+            self.check_smallest()?;
+            return self.with_some_kv_home(usual, Err(refusal)).or_else(|refusal| {
+                let shortest = Limits { shortest_pass: LEAST_CHUNK, ..usual };
+                match refusal {
+                    SplitError::OverBudget { .. } => {
+                        self.with_some_kv_home(shortest, self.with_best_passes(&self.candidates(shortest)?))
+                    }
+                    other => Err(other),
+                }
+            });
+        }
+        self.with_some_kv_home(usual, planned)
+    }
+
+    /// Checks that a plan with the shortest passes fits, with KV caches in memory or, if they may move, on disk: what needs the least memory. So a
+    /// refusal does not wait for plans between them.
+    fn check_smallest(&self) -> Result<(), SplitError> {
+        let confirmed = |request, refusal| Err(with_confirmed_budget(&request, self.args, refusal));
+        let (request, in_memory) = match self.place_smallest(None)? {
+            (_, Ok(_)) => return Ok(()),
+            (request, Err(refusal)) => (request, refusal),
+        };
+        if !self.may_move_kv() {
+            return confirmed(request, in_memory);
+        }
+        match self.place_smallest(Some(WhyOnDisk::TooLittleMemory))? {
+            (_, Ok(_)) => Ok(()),
+            (_, Err(on_disk)) if in_memory.needs_no_more_than(&on_disk) => {
+                confirmed(request, in_memory.without_kv_hint())
+            }
+            (request, Err(on_disk)) => confirmed(request, on_disk),
+        }
+    }
+
+    /// The request with the shortest passes and its placement, or why there is none.
+    fn place_smallest(
+        &self,
+        kv_on_disk: Option<WhyOnDisk>,
+    ) -> Result<(PlanningRequest, Result<Partitioning, SplitError>), SplitError> {
+        let limits = Limits { kv_on_disk, shortest_pass: LEAST_CHUNK, ..self.limits() };
+        let mut request = self.request(limits)?;
+        if let Some(longest_pass) = request.shorter_passes(LEAST_CHUNK).last() {
+            request = self.request(Limits { longest_pass, ..limits })?;
+        }
+        let placed = place_sequences(&mut request, self.args);
+        Ok((request, placed))
+    }
+
+    /// The plan with KV caches on disk where they do not fit in memory (`planned` is a refusal), or where that is faster than `planned`.
+    fn with_some_kv_home(&self, limits: Limits, planned: Result<Chosen, SplitError>) -> Result<Chosen, SplitError> {
         let on_disk = |why| self.candidates(Limits { kv_on_disk: Some(why), ..limits });
-        let candidates = self.candidates(limits)?;
-        match self.with_best_passes(&candidates) {
+        match planned {
             Err(refusal @ SplitError::OverBudget { .. }) if self.may_move_kv() => {
                 // A GPU that is too small may hold the activations of shorter passes: then the caches stay in memory.
                 let shortest = Limits { shortest_pass: LEAST_CHUNK, ..limits };
@@ -137,7 +185,7 @@ impl PlanInputs<'_> {
                     return Ok(chosen);
                 }
                 let found = on_disk(WhyOnDisk::TooLittleMemory).and_then(|on_disk| self.with_best_passes(&on_disk));
-                found.map_err(|smaller| smaller.or_smaller(Some(refusal)))
+                found.map_err(|smaller| smaller.or_smaller(refusal))
             }
             Ok(chosen) if self.may_move_kv() && chosen.may_gain_from_kv_on_disk() => {
                 let on_disk = on_disk(WhyOnDisk::Faster)?;
@@ -233,19 +281,25 @@ impl PlanInputs<'_> {
     /// The plan with the longest passes that fit, and whose activations leave the host room for weights.
     fn with_fitting_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
         let limits = request.limits;
-        let placed = loop {
+        let mut shortest_fits = false;
+        loop {
             let placed = place_sequences(&mut request, self.args);
             let shorter = match &placed {
-                Err(SplitError::OverBudget { .. }) => request.shorter_pass(),
+                Err(SplitError::OverBudget { .. }) => {
+                    if !shortest_fits && let Some(longest_pass) = request.shorter_passes(limits.shortest_pass).last() {
+                        self.with_these_passes(self.request(Limits { longest_pass, ..limits })?)?;
+                        shortest_fits = true;
+                    }
+                    request.shorter_pass()
+                }
                 Ok(found) => request.shorter_pass_on_host(self.analysis, &found.solution.placements),
                 Err(_) => None,
             };
             match shorter {
                 Some(longest_pass) => request = self.request(Limits { longest_pass, ..limits })?,
-                None => break placed.map(|partitioning| Chosen::new(request.clone(), partitioning)),
+                None => return placed.map(|partitioning| Chosen::new(request, partitioning)),
             }
-        };
-        placed.map_err(|refusal| with_confirmed_budget(&request, self.args, refusal))
+        }
     }
 
     /// The same for other settings of memory, which are planned and never measured.

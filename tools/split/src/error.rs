@@ -156,34 +156,30 @@ impl SplitError {
     }
 
     /// This refusal of a plan with KV caches on disk, or that of the plan with them in memory if that needs less of the same memory.
-    pub(crate) fn or_smaller(self, with_kv_in_memory: Option<SplitError>) -> SplitError {
-        match (&self, with_kv_in_memory) {
+    pub(crate) fn or_smaller(self, with_kv_in_memory: SplitError) -> SplitError {
+        match with_kv_in_memory.needs_no_more_than(&self) {
+            true => with_kv_in_memory.without_kv_hint(),
+            false => self,
+        }
+    }
+
+    /// Whether both are refusals for the same memory, and this one needs no more of it.
+    pub(crate) fn needs_no_more_than(&self, other: &SplitError) -> bool {
+        match (self, other) {
             (
                 SplitError::OverBudget { bytes, source, .. },
-                Some(SplitError::OverBudget {
-                    what,
-                    bytes: less,
-                    needed,
-                    gpus,
-                    fitting_context,
-                    fewer_slots,
-                    fitting_layers,
-                    source: other,
-                    ..
-                }),
-            ) if less <= *bytes && other.device == source.device => SplitError::OverBudget {
-                what,
-                bytes: less,
-                needed,
-                gpus,
-                freed_by_kv_on_disk: 0,
-                fitting_context,
-                fewer_slots,
-                fitting_layers,
-                source: other,
-            },
-            _ => self,
+                SplitError::OverBudget { bytes: others, source: of_other, .. },
+            ) => bytes <= others && source.device == of_other.device,
+            _ => false,
         }
+    }
+
+    /// The same without the hint to keep KV caches on disk.
+    pub(crate) fn without_kv_hint(mut self) -> SplitError {
+        if let SplitError::OverBudget { freed_by_kv_on_disk, .. } = &mut self {
+            *freed_by_kv_on_disk = 0;
+        }
+        self
     }
 
     fn hint(&self) -> Option<String> {
