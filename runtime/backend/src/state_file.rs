@@ -133,6 +133,7 @@ impl FileRange {
     }
 
     /// The handle to map.
+    #[cfg(unix)]
     pub fn handle(&self) -> &File {
         &self.file.file
     }

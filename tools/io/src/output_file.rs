@@ -294,6 +294,7 @@ fn ordinary_permissions(_: &mut tempfile::Builder<'_, '_>) {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(unix)]
     use std::process::Command;
 
     #[test]

@@ -32,7 +32,7 @@ impl Interrupt {
     }
 
     /// Requests a stop, as Ctrl-C does.
-    #[cfg(test)]
+    #[cfg(all(test, unix))]
     pub fn request(&self) {
         self.asked.store(true, Ordering::SeqCst);
     }

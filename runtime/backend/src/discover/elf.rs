@@ -76,12 +76,11 @@ const MACHINES: [(u16, &str, &str); 7] = [
     (243, "riscv64", "RISC-V"),
 ];
 
-#[cfg(test)]
+#[cfg(all(test, target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
 mod tests {
     use super::*;
 
     #[test]
-    #[cfg(all(target_os = "linux", target_pointer_width = "64", target_endian = "little"))]
     fn a_truncated_library_is_refused_before_it_is_mapped() {
         let own = std::fs::read(std::env::current_exe().unwrap()).unwrap();
         let dir = tempfile::tempdir().unwrap();

@@ -51,7 +51,7 @@ impl WeightFile {
 
     /// For tests: a file with a false length. Reads past its real end are short; reads of `/proc/self/mem` fail where this process has no
     /// memory, as a disk does at a broken sector.
-    #[cfg(test)]
+    #[cfg(all(test, target_os = "linux"))]
     pub fn with_length(path: &Path, bytes: u64) -> Self {
         WeightFile { bytes, ..Self::open_buffered(path).unwrap() }
     }

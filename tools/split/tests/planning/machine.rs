@@ -1,6 +1,9 @@
 //! Plans for this machine and for presets.
 
-use crate::support::{Done, LLAMA, fixture, machine, planned, split, split_with};
+#[cfg(unix)]
+use crate::support::split_with;
+use crate::support::{Done, LLAMA, fixture, machine, planned, split};
+#[cfg(unix)]
 use std::fs;
 use std::path::Path;
 

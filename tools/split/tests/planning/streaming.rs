@@ -1,6 +1,8 @@
 //! Plans that stream weights to a GPU, by hand and by the planner: written files and refusals.
 
-use crate::support::{LLAMA, copied, fixture, machine, places, planned, split};
+#[cfg(target_os = "linux")]
+use crate::support::copied;
+use crate::support::{LLAMA, fixture, machine, places, planned, split};
 use hpp_onnx::{Model, Storage};
 use hpp_schema::*;
 use std::collections::{BTreeMap, BTreeSet};
