@@ -8,6 +8,7 @@ use crate::{
     BlockPlacement, Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, fits,
     simulate,
 };
+use std::panic::resume_unwind;
 
 /// A placement with at most this relative gap to the lower bound counts as proven optimal.
 const PROOF_GAP: f64 = 1e-6;
@@ -84,36 +85,58 @@ fn greedy(problem: &Problem, options: &Options) -> Result<ScoredPlacement, OverB
 fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize) -> Option<SearchResult> {
     let weights = weights(problem, options.objective);
     let allowed = allowed(problem, options, weights);
-    let mut all = SearchResult { best: Vec::new(), bound: f64::INFINITY };
     let by_phases = phase_by_phase(problem, options);
-    let mut steps = MAX_STEPS;
-    let mut to_try = slots(problem, options);
-    while !to_try.is_empty() {
-        let slots = to_try.remove(0);
+    let search_with = |slots: &Vec<u32>, best: &[ScoredPlacement], steps: &mut usize| {
         let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots.clone() };
-        let found = all.best.iter().map(|found| &found.placements);
+        let found = best.iter().map(|found| &found.placements);
         let known: Vec<&Vec<BlockPlacement>> =
             known.iter().map(|solution| &solution.placements).chain(found).chain(&by_phases).collect();
         // If only the best is requested, a number of slots with a lower bound above it is skipped.
-        let known_ms = all.best.iter().map(|found| found.score.objective).filter(|_| count == 1);
-        let known_ms = known_ms.fold(f64::INFINITY, f64::min);
-        let Some(found) = search(problem, goal, &allowed, &known, count, known_ms, &mut steps) else {
-            // Where nothing fits with these, nothing fits with more of them, and most probably not with fewer: the fewest are tried next.
-            if all.best.is_empty() {
-                to_try.retain(|other| *other < slots);
-                to_try.sort();
-            }
-            continue;
-        };
-        all.bound = all.bound.min(found.bound);
-        all.best.extend(found.best);
+        let known_ms = best.iter().map(|found| found.score.objective).filter(|_| count == 1);
+        search(problem, goal, &allowed, &known, count, known_ms.fold(f64::INFINITY, f64::min), steps)
+    };
+    let mut steps = MAX_STEPS;
+    let mut to_try = slots(problem, options);
+    let mut all = first_fit(&mut to_try, |slots| search_with(slots, &[], &mut steps))?;
+    if problem.blocks.len() <= FEW_BLOCKS {
+        for slots in to_try {
+            let found = search_with(&slots, &all.best, &mut steps);
+            all.extend(found);
+        }
+    } else {
+        // The searches of many blocks take seconds each and do not share steps.
+        let (best, search_with) = (all.best.clone(), &search_with);
+        let best = &best;
+        let found: Vec<Option<SearchResult>> = std::thread::scope(|scope| {
+            let search = |slots| scope.spawn(move || search_with(slots, best, &mut 0));
+            let threads: Vec<_> = to_try.iter().map(search).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic))).collect()
+        });
+        found.into_iter().for_each(|found| all.extend(found));
     }
     all.best.sort_by(ScoredPlacement::order);
     all.best.dedup_by(|a, b| a.placements == b.placements && a.slots == b.slots);
     all.best.truncate(count);
     let finish = |candidate| optimize_other_phase(problem, options, weights, candidate);
     all.best = all.best.into_iter().map(finish).collect();
-    (!all.best.is_empty()).then_some(all)
+    Some(all)
+}
+
+/// Searches with one number of slots after another until something fits; those tried are removed from `to_try`. What does not fit with some slots
+/// does not fit with more, and most probably not with fewer: the fewest are next.
+fn first_fit(
+    to_try: &mut Vec<Vec<u32>>,
+    mut search: impl FnMut(&Vec<u32>) -> Option<SearchResult>,
+) -> Option<SearchResult> {
+    while !to_try.is_empty() {
+        let slots = to_try.remove(0);
+        if let Some(found) = search(&slots) {
+            return Some(found);
+        }
+        to_try.retain(|other| *other < slots);
+        to_try.sort();
+    }
+    None
 }
 
 /// Start placements for an objective with both phases: optimized for decoding, then for the prompt with the remaining memory; once with

@@ -53,6 +53,16 @@ pub(crate) struct SearchResult {
     pub bound: f64,
 }
 
+impl SearchResult {
+    /// Adds what another search found, if it found anything.
+    pub fn extend(&mut self, found: Option<SearchResult>) {
+        if let Some(found) = found {
+            self.bound = self.bound.min(found.bound);
+            self.best.extend(found.best);
+        }
+    }
+}
+
 /// The best `count` placements for one number of slots; `None` if nothing fits. `known` are additional starting placements. Looks for those
 /// that take less than `known_ms`, weighted milliseconds, and returns no placements if the lower bound is above it. An exhaustive search takes its
 /// steps from `steps`.
