@@ -6,8 +6,7 @@
 mod support;
 
 #[cfg(target_os = "linux")]
-use hpp_engine::port::Backend as _;
-use hpp_engine::port::MemoryId;
+use hpp_engine::port::{Backend as _, MemoryId};
 use hpp_engine::{Engine, EngineOptions, LogitRows, Logits, Silent, StepInput};
 use hpp_schema::{ByteSize, Device, DeviceKind, Plan, Provider};
 use std::alloc::{GlobalAlloc, Layout, System};

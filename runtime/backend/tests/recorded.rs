@@ -3,7 +3,9 @@
 mod support;
 
 use hpp_engine::{Engine, EngineOptions, LogitRows, Silent, StepInput};
-use hpp_schema::{ByteSize, Plan, Residency};
+use hpp_schema::Plan;
+#[cfg(target_os = "linux")]
+use hpp_schema::{ByteSize, Residency};
 use support::{Recorded, backend, error, recorded};
 
 fn best(scores: &[f32]) -> u32 {

@@ -2,10 +2,12 @@
 
 mod support;
 
+#[cfg(target_os = "linux")]
 use hpp_schema::{ByteSize, Residency};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
+#[cfg(unix)]
 use std::process::Command;
 use support::PlanDir;
 use support::server::{MODEL, Server, chat_plan, user};
