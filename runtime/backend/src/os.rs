@@ -1,6 +1,6 @@
 //! Operating system services: lazily allocated pages, memory limits and use, processor description.
 //!
-//! Linux: procfs, sysfs and control groups. Windows and macOS: the crate `sysinfo`, and on Windows the limits of job objects (hpp-os).
+//! Linux: procfs, sysfs and control groups. Windows and macOS: the crate `sysinfo`, and on Windows the limits of job objects (`windows`).
 //! What has no counterpart there says so at its function.
 
 mod pages;
@@ -8,6 +8,8 @@ pub(crate) use pages::Pages;
 
 #[cfg(not(target_os = "linux"))]
 mod elsewhere;
+#[cfg(windows)]
+mod windows;
 
 /// Returns free heap pages to the system (glibc only).
 pub(crate) fn trim_heap() {
@@ -68,7 +70,7 @@ pub fn memory_limit() -> Option<u64> {
     let files = limit_files(&groups);
     let limit = |path: &String| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
     let limits = files.iter().filter_map(limit).chain(machine_memory().0);
-    limits.chain(hpp_os::job_memory().map(|job| job.limit)).min()
+    limits.chain(job().map(|job| job.limit)).min()
 }
 
 /// The resident set size of this process in bytes; 0 where the system does not report it.
@@ -93,12 +95,7 @@ pub fn available_memory() -> Option<u64> {
         let used = number(&used)?.saturating_sub(cached.unwrap_or(0));
         Some(number(limit)?.saturating_sub(used))
     };
-    limit_files(&groups)
-        .iter()
-        .filter_map(left)
-        .chain(machine_memory().1)
-        .chain(hpp_os::job_memory().map(|job| job.left))
-        .min()
+    limit_files(&groups).iter().filter_map(left).chain(machine_memory().1).chain(job().map(|job| job.left)).min()
 }
 
 /// The memory in bytes that this process may have in all, now: what it has, and what each control group's limit and the machine leave beside
@@ -110,12 +107,7 @@ pub fn allowed_memory() -> Option<u64> {
         Some(group.limit.saturating_sub(group.used.saturating_sub(group.files).saturating_sub(own)))
     };
     let machine = machine_memory().1.map(|available| available.saturating_add(own));
-    limit_files(&groups)
-        .iter()
-        .filter_map(left_for_us)
-        .chain(machine)
-        .chain(hpp_os::job_memory().map(|job| job.limit))
-        .min()
+    limit_files(&groups).iter().filter_map(left_for_us).chain(machine).chain(job().map(|job| job.limit)).min()
 }
 
 /// The memory of this process in bytes that no file backs; where the system does not say, all that is resident.
@@ -158,6 +150,25 @@ impl GroupMemory {
         };
         let files = field("inactive_file").saturating_add(field("active_file"));
         Some(GroupMemory { limit, used: number(&used)?, files })
+    }
+}
+
+/// Memory that a job object allows this process, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct JobMemory {
+    limit: u64,
+    left: u64,
+}
+
+/// The limit of this process's job object (Windows), if it has one.
+fn job() -> Option<JobMemory> {
+    #[cfg(windows)]
+    {
+        windows::job_memory()
+    }
+    #[cfg(not(windows))]
+    {
+        None
     }
 }
 

@@ -1,4 +1,4 @@
-//! Total and available memory of this machine, or of the control group or job object (Windows) that limits this process.
+//! Total and available memory of this machine, or of the control group that limits this process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Memory of the host, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HostMemory {
-    /// Installed memory, or the limit of the control group or job.
+    /// Installed memory, or the limit of the control group.
     pub total: u64,
     /// Memory that a program can still allocate without swapping.
     pub available: u64,
@@ -15,21 +15,10 @@ pub struct HostMemory {
 impl HostMemory {
     /// Reads it for this process; `None` if the system does not report it.
     pub fn read() -> Option<HostMemory> {
-        let machine = HostMemory::under(Path::new("/")).or_else(HostMemory::elsewhere)?;
-        Some(machine.within(hpp_os::job_memory()))
+        HostMemory::under(Path::new("/")).or_else(HostMemory::elsewhere)
     }
 
-    /// What a job object leaves of it.
-    fn within(self, job: Option<hpp_os::JobMemory>) -> HostMemory {
-        job.map_or(self, |job| self.least(HostMemory { total: job.limit, available: job.left }))
-    }
-
-    /// The lesser total and the lesser available memory of both.
-    fn least(self, other: HostMemory) -> HostMemory {
-        HostMemory { total: self.total.min(other.total), available: self.available.min(other.available) }
-    }
-
-    /// Reads it on Windows and macOS.
+    /// Reads it on Windows and macOS. Limits of a job object (Windows) are not considered: set `--ram` there.
     #[cfg(not(target_os = "linux"))]
     fn elsewhere() -> Option<HostMemory> {
         let memory = sysinfo::MemoryRefreshKind::nothing().with_ram();
@@ -49,7 +38,11 @@ impl HostMemory {
         let machine = HostMemory { total: kibibytes(&info, "MemTotal")?, available: kibibytes(&info, "MemAvailable")? };
         let groups = fs::read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
         let limits = groups.lines().flat_map(|line| enclosing_groups(root, line)).filter_map(|group| group.memory());
-        Some(limits.fold(machine, HostMemory::least))
+        let smaller = |a: HostMemory, b: HostMemory| HostMemory {
+            total: a.total.min(b.total),
+            available: a.available.min(b.available),
+        };
+        Some(limits.fold(machine, smaller))
     }
 }
 
@@ -153,16 +146,6 @@ mod tests {
             ("sys/fs/cgroup/memory/box/memory.usage_in_bytes", "1048576\n"),
         ];
         assert_eq!(machine(&one), mib(2, 1));
-    }
-
-    #[test]
-    fn a_job_limits_it() {
-        let machine = HostMemory { total: 64, available: 8 };
-        assert_eq!(machine.within(None), machine);
-        let within = |limit, left| machine.within(Some(hpp_os::JobMemory { limit, left }));
-        assert_eq!(within(32, 30), HostMemory { total: 32, available: 8 });
-        assert_eq!(within(32, 4), HostMemory { total: 32, available: 4 });
-        assert_eq!(within(128, 120), machine);
     }
 
     #[test]

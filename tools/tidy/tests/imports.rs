@@ -1,5 +1,5 @@
 //! Rules for dependencies between crates: imports point down, and `tools` and `runtime` share only `hpp-schema`,
-//! `hpp-io`, `hpp-os` and `hpp-cli`.
+//! `hpp-io` and `hpp-cli`.
 
 use std::fs;
 
@@ -9,15 +9,14 @@ use hpp_tidy::{Package, packages};
 const MAY_IMPORT: &[(&str, &[&str])] = &[
     ("hpp-schema", &[]),
     ("hpp-io", &[]),
-    ("hpp-os", &[]),
     ("hpp-graph", &["hpp-schema"]),
     ("hpp-onnx", &["hpp-graph", "hpp-schema", "hpp-io"]),
     ("hpp-partition", &["hpp-schema"]),
-    ("hpp-model", &["hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-os"]),
+    ("hpp-model", &["hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io"]),
     ("hpp-split", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-cli"]),
     ("hpp-profile", &["hpp-model", "hpp-onnx", "hpp-partition", "hpp-graph", "hpp-schema", "hpp-io", "hpp-cli"]),
     ("hpp-engine", &["hpp-schema"]),
-    ("hpp-backend", &["hpp-engine", "hpp-schema", "hpp-os"]),
+    ("hpp-backend", &["hpp-engine", "hpp-schema"]),
     ("hpp-kv", &[]),
     ("hpp-generate", &["hpp-engine", "hpp-kv", "hpp-schema", "hpp-io"]),
     ("hpp-serve", &["hpp-generate", "hpp-engine", "hpp-schema"]),
@@ -70,8 +69,8 @@ const ONLY_IN: &[(&str, &[&str])] = &[
     ("tracing-subscriber", &["hpp-io"]),
 ];
 
-/// The only crates that may contain `unsafe` code: everything that runs models, and the system calls that planning needs too.
-const UNSAFE_CRATES: [&str; 2] = ["hpp-backend", "hpp-os"];
+/// The only crate that may contain `unsafe` code.
+const UNSAFE_CRATE: &str = "hpp-backend";
 
 fn rule<'a>(rules: &'a [(&str, &'a [&'a str])], name: &str) -> Option<&'a [&'a str]> {
     rules.iter().find(|(key, _)| *key == name).map(|(_, allowed)| *allowed)
@@ -121,10 +120,10 @@ fn the_check_notices_a_forbidden_import() {
 }
 
 #[test]
-fn unsafe_stays_in_two_crates() {
+fn unsafe_stays_in_one_crate() {
     let workspace = fs::read_to_string(hpp_tidy::root().join("Cargo.toml")).expect("the workspace manifest is there");
     assert!(workspace.contains("unsafe_code = \"forbid\""), "the workspace forbids unsafe code");
-    for package in packages().iter().filter(|package| !UNSAFE_CRATES.contains(&package.name.as_str())) {
+    for package in packages().iter().filter(|package| package.name != UNSAFE_CRATE) {
         let manifest = fs::read_to_string(package.dir.join("Cargo.toml")).expect("a package has a manifest");
         assert!(manifest.contains("[lints]\nworkspace = true"), "{} must take the workspace's lints", package.name);
     }

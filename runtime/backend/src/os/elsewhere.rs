@@ -32,7 +32,7 @@ pub(super) fn peak_resident() -> Option<u64> {
 /// The peak resident set size of this process in bytes.
 #[cfg(windows)]
 pub(super) fn peak_resident() -> Option<u64> {
-    hpp_os::peak_resident()
+    super::windows::process_memory().map(|memory| memory.peak_resident)
 }
 
 /// The vendor's name of the processor.

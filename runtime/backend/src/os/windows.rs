@@ -1,6 +1,6 @@
 //! What only Windows has: job objects, which limit the memory of processes, and the counters of a process.
 
-use crate::JobMemory;
+use super::JobMemory;
 use std::mem::{size_of, zeroed};
 use windows_sys::Win32::System::JobObjects::{
     JOB_OBJECT_LIMIT_JOB_MEMORY, JOB_OBJECT_LIMIT_PROCESS_MEMORY, JOBOBJECT_EXTENDED_LIMIT_INFORMATION,
@@ -10,14 +10,14 @@ use windows_sys::Win32::System::ProcessStatus::{K32GetProcessMemoryInfo, PROCESS
 use windows_sys::Win32::System::Threading::GetCurrentProcess;
 
 /// Memory of this process, bytes.
-pub(crate) struct ProcessMemory {
+pub(super) struct ProcessMemory {
     /// The most that was in physical memory.
     pub peak_resident: u64,
     /// What it has committed, in physical memory or not: what a job counts.
     committed: u64,
 }
 
-pub(crate) fn process_memory() -> Option<ProcessMemory> {
+pub(super) fn process_memory() -> Option<ProcessMemory> {
     let bytes = size_of::<PROCESS_MEMORY_COUNTERS>() as u32;
     // SAFETY: all zeros are valid counters.
     let mut counters: PROCESS_MEMORY_COUNTERS = unsafe { zeroed() };
@@ -31,7 +31,7 @@ pub(crate) fn process_memory() -> Option<ProcessMemory> {
 
 /// The least memory limit of this process's job: its limit for each process, or for all together. Of the latter, only what this process has
 /// committed counts as used.
-pub(crate) fn job_memory() -> Option<JobMemory> {
+pub(super) fn job_memory() -> Option<JobMemory> {
     // SAFETY: all zeros are a valid structure.
     let mut limits: JOBOBJECT_EXTENDED_LIMIT_INFORMATION = unsafe { zeroed() };
     let bytes = size_of::<JOBOBJECT_EXTENDED_LIMIT_INFORMATION>() as u32;
@@ -69,7 +69,7 @@ mod tests {
     #[test]
     fn a_job_limits_memory() {
         let own = std::env::current_exe().unwrap();
-        let done = Command::new(own).args(["--exact", "windows::tests::child"]).env(CHILD, "1").status().unwrap();
+        let done = Command::new(own).args(["--exact", "os::windows::tests::child"]).env(CHILD, "1").status().unwrap();
         assert!(done.success());
     }
 
@@ -93,5 +93,6 @@ mod tests {
         assert!(entered, "{}", std::io::Error::last_os_error());
         let job = job_memory().unwrap();
         assert!(job.limit == 1 << 30 && job.left < job.limit, "{job:?}");
+        assert_eq!(crate::os::memory_limit(), crate::os::machine_memory().0.map(|machine| machine.min(1 << 30)));
     }
 }
