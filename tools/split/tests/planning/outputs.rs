@@ -131,6 +131,24 @@ fn a_shortened_prompt_is_named() {
 }
 
 /// The rows of a model whose embedding and head share a weight sum to more than the total, and the text says so.
+/// Estimates from assumed rates say so, with two digits; the length of passes stands beside the memory that it changes.
+#[test]
+fn a_static_estimate_says_how_much_it_may_be_off() {
+    let text = run(&["--dry-run", "--vram", "0", "--ram", "70M"]).success().stdout;
+    assert!(text.contains("expected (static estimate, may be off by up to 6x; hpp-profile measures): "), "{text}");
+    assert!(text.contains("of context (") && text.contains(" per pass at most)"), "{text}");
+    let assumed = run(&["--dry-run", "--machine", "rtx4090", "--vram", "0"]).success().stdout;
+    assert!(!assumed.contains("may be off by up to 6x"), "{assumed}");
+}
+
+#[test]
+fn inspect_folds_equal_layers() {
+    let model = fixture(LLAMA);
+    let inspect = |more: &[&str]| split(&[&["inspect", model.to_str().unwrap()], more].concat()).success().stdout;
+    assert!(inspect(&[]).lines().any(|line| line.trim().starts_with("layers.1-2 ")), "{}", inspect(&[]));
+    assert!(inspect(&["--all"]).lines().any(|line| line.trim().starts_with("layers.2 ")), "{}", inspect(&["--all"]));
+}
+
 #[test]
 fn shared_weights_are_shown_by_inspect() {
     let inspect = |name: &str, json: &[&str]| {
