@@ -105,7 +105,8 @@ pub struct RunArgs {
     /// or int8: its own quantized weights, made with the plan; they take their part of --ram, and the model gets the rest.
     #[arg(long, value_name = "MODEL|PLAN|int4|int8", value_parser = draft)]
     pub draft: Option<DraftArg>,
-    /// Draft this many tokens for each pass, even if that does not pay; for comparison [default: the number that pays most].
+    /// Draft up to this many tokens for each pass, even if that does not pay; for comparison [default: the number that pays most]. Drafts end
+    /// earlier where a draft model is unsure of them.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=31))]
     pub draft_tokens: Option<u8>,
     /// Print one JSON object instead of text: tokens, text, finish reason, timings, bytes.

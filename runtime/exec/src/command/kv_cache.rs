@@ -35,10 +35,16 @@ impl KvArgs {
 
     /// Bytes of RAM for pages.
     pub fn ram(&self, plan: &Plan) -> u64 {
-        if let Some(asked) = self.kv_ram {
-            return asked.0;
+        match (self.kv_ram, self.limit) {
+            (Some(asked), _) => asked.0,
+            (None, Some(all)) => self.ram_of(plan, all),
+            (None, None) => default_ram([plan.budgets.ram, None], available_memory().unwrap_or(0)),
         }
-        default_ram([plan.budgets.ram, self.limit], available_memory().unwrap_or(0))
+    }
+
+    /// Bytes of RAM for pages where all models may take `all` together.
+    pub fn ram_of(&self, plan: &Plan, all: ByteSize) -> u64 {
+        self.kv_ram.map_or_else(|| default_ram([plan.budgets.ram, Some(all)], 0), |asked| asked.0)
     }
 }
 

@@ -89,13 +89,28 @@ impl EngineNeeds {
         let limit = budget.memory.host;
         let (one, per_sequence) = (host(1), host(2).saturating_sub(host(1)));
         if budget.is_given && one > limit {
-            return Err(too_little(name, plan, one, one - host_beside(0, 1), limit));
+            let without = host_beside(0, 1);
+            let needed =
+                sufficient(|memory| host_beside(args.kv.ram_of(plan, ByteSize(memory.saturating_add(PROCESS))), 1));
+            return Err(too_little(name, plan, needed, needed - without, limit));
         }
         let fitting = limit.saturating_sub(one).checked_div(per_sequence).map_or(wanted, |more| more.saturating_add(1));
         let sequences = if budget.is_given { fitting.clamp(1, wanted) } else { wanted };
         let reducible = Reducible { kv, sequences, sequence: per_sequence, locked: locked_on_host(plan) };
         let memory = MemoryNeeds { host: host(sequences), devices: device_needs(plan) };
         Ok(EngineNeeds { memory, sequences, reducible })
+    }
+}
+
+/// The least memory, bytes beside the process, that `needed` of it does not exceed: pages take a share of it by default.
+fn sufficient(needed: impl Fn(u64) -> u64) -> u64 {
+    let mut memory = 0;
+    loop {
+        let more = needed(memory);
+        if more <= memory {
+            return memory;
+        }
+        memory = more;
     }
 }
 
@@ -145,4 +160,16 @@ fn device_needs(plan: &Plan) -> BTreeMap<String, u64> {
         (device.name.clone(), parts.fold(0, u64::saturating_add))
     });
     needs.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sufficient;
+
+    #[test]
+    fn the_named_memory_suffices_although_pages_take_a_share_of_it() {
+        assert_eq!(sufficient(|memory| 95 + memory / 20), 99);
+        assert_eq!(sufficient(|memory| (95 << 20) + memory / 20), (100 << 20) - 1);
+        assert_eq!([sufficient(|_| 0), sufficient(|_| u64::MAX)], [0, u64::MAX]);
+    }
 }
