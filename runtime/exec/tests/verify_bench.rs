@@ -123,6 +123,20 @@ fn a_benchmark_reports_its_measurements() {
 }
 
 #[test]
+fn a_benchmark_holds_the_tokenizer_but_needs_none() {
+    let mut plan = PlanDir::new("genai/llama3-fp32-cpu", 64);
+    let args = ["--prompt-tokens", "8", "--new-tokens", "2", "--runs", "1"];
+    let warning = "measuring without a tokenizer in memory";
+    let with = plan.command("bench", &args).ok();
+    assert!(!with.stderr.contains(warning), "{}", with.stderr);
+    std::fs::write(plan.file("broken.json"), "{}").unwrap();
+    plan.plan.generation.as_mut().unwrap().tokenizer = Some("broken.json".into());
+    plan.save();
+    let without = plan.command("bench", &args).ok();
+    assert!(without.stderr.contains(warning) && without.stderr.contains("broken.json"), "{}", without.stderr);
+}
+
+#[test]
 fn a_benchmark_reports_gpu_partitions_that_ran_on_the_cpu() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu", 64).for_gpu(vec![Provider::CUDA]);
     let trace = plan.file("trace.json");

@@ -9,6 +9,7 @@ use super::trace::TraceFile;
 use super::unsplit::unsplit;
 use super::{CommandContext, context_length, load_sequence, open_embeddings};
 use crate::cli::BenchArgs;
+use crate::console::Console;
 use crate::error::ExecError;
 use crate::inputs::random_tokens;
 use crate::numbers::{counted, millis};
@@ -16,9 +17,10 @@ use crate::other_load::{OtherLoad, busy_note};
 use crate::runtime::{OnnxRuntime, OrtBackend};
 use hpp_engine::Telemetry;
 use hpp_generate::sampling::greedy;
-use hpp_generate::{ModelInputs, PlanFile, SingleSequence, check_language_model};
+use hpp_generate::text::TextTokenizer;
+use hpp_generate::{ModelInputs, PlanFile, PromptEncoder, SingleSequence, check_language_model};
 use hpp_io::{show, show_json};
-use hpp_schema::{Timeline, Whole};
+use hpp_schema::{Timeline, Whole, error_line};
 use report::{BenchReport, report, stage_times, text};
 use std::time::Instant;
 use token_times::TokenTimes;
@@ -47,6 +49,8 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     if which.draft.is_some() {
         ctx.console.info("note: bench decodes without the plan's draft; hpp-exec PLAN and serve draft with it");
     }
+    // Held until the end: a run that generates text has it in memory too, which leaves less for weights.
+    let _tokenizer = tokenizer(&plan, ctx.console);
     let embeddings = open_embeddings(&plan.plan, args.embeddings.as_deref())?;
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
     let mut sequence = load_sequence(&which, &plan.dir, &args.runtime, inputs, ctx.console, ctx.interrupt)?;
@@ -89,6 +93,17 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         show(ctx.out, &text(&report))?
     }
     Ok(0)
+}
+
+/// The tokenizer of the plan, which bench itself does not need: one that cannot be read is only a warning.
+fn tokenizer(plan: &PlanFile, console: &Console) -> Option<TextTokenizer> {
+    match PromptEncoder::open(plan, false) {
+        Ok(encoder) => encoder.tokenizer,
+        Err(error) => {
+            console.warn(&format!("{}: measuring without a tokenizer in memory", error_line(&error)));
+            None
+        }
+    }
 }
 
 /// Tokens of the prompt, so that the new ones fit the context behind them. `most`: the longest context of the model.
