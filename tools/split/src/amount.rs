@@ -5,6 +5,9 @@ pub const MEASURED: i32 = 3;
 /// Significant digits of estimates from shapes and assumed rates.
 pub const ESTIMATED: i32 = 2;
 
+/// The most significant digits that are computed exactly.
+const MOST: i32 = 12;
+
 /// `value` rounded to `significant` digits, without an exponent.
 pub fn digits(value: f64, significant: i32) -> String {
     if value == 0.0 || !value.is_finite() {
@@ -16,6 +19,17 @@ pub fn digits(value: f64, significant: i32) -> String {
     // Rounding may carry: 9.99 to two digits is 10.
     let decimals = (significant - 1 - exponent(rounded)).max(0);
     format!("{rounded:.*}", usize::try_from(decimals).unwrap_or(0))
+}
+
+/// `value` with at least `significant` digits, rounded down if it would otherwise not be shown as less than `limit`.
+/// Precondition: it is less.
+pub fn digits_below(value: f64, limit: f64, significant: i32) -> String {
+    let is_less = |text: &String| text.parse::<f64>().is_ok_and(|shown| shown < limit);
+    let more = (significant + 1..=MOST).map(|significant| {
+        let scale = 10f64.powi(significant - 1 - value.abs().log10().floor() as i32);
+        digits((value * scale).floor() / scale, significant)
+    });
+    std::iter::once(digits(value, significant)).chain(more).find(is_less).unwrap_or_else(|| value.to_string())
 }
 
 /// A time: milliseconds, or seconds from one second on.
@@ -57,6 +71,23 @@ mod tests {
             (f64::INFINITY, 2, "0"),
         ] {
             assert_eq!(digits(value, significant), text, "{value}");
+        }
+    }
+
+    #[test]
+    fn a_number_below_a_limit_is_shown_below_it() {
+        for (value, limit, text) in [
+            (110.96, 111.0, "110.9"),
+            (110.9, 111.0, "110.9"),
+            (110.99996, 111.0, "110.9"),
+            (110.96, 110.97, "110.9"),
+            (99.99, 100.0, "99.99"),
+            (12.347, 20.0, "12.3"),
+            (12.347, 12.35, "12.3"),
+            (123_456.7, 123_456.8, "123000"),
+            (0.0, 5.0, "0"),
+        ] {
+            assert_eq!(digits_below(value, limit, MEASURED), text, "{value}");
         }
     }
 

@@ -94,7 +94,7 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
     if let Some(target) = missed_speed {
         let what = format!(
             "--at-least {target} tokens/s is out of reach: the fastest plan is expected to reach {}",
-            amount::digits(fastest, MEASURED)
+            amount::digits_below(fastest, target, MEASURED)
         );
         add(what, Targets { max_first_token_ms: None, ..targets }, Objective::Decode);
     }

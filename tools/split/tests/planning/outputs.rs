@@ -395,3 +395,13 @@ fn a_missed_target_of_a_plan_with_a_limit_of_host_memory_advises_to_raise_it() {
     let asked = ["--dry-run", "--vram", "0", "--ram", "80M", "--at-least", "1e12"];
     run(&asked).refusal(&["the fastest plan", "is expected to reach", "raise --ram"]);
 }
+
+/// A speed that rounds to the one asked for is shown below it.
+#[test]
+fn the_speed_of_a_missed_target_is_shown_below_it() {
+    let reached = planned(&["--vram", "0"]).predictions.decode_tokens_per_second;
+    let target = reached * 1.0001;
+    let refused = run(&["--dry-run", "--vram", "0", "--at-least", &target.to_string()]).refusal(&["is out of reach"]);
+    let shown = refused.stderr.split("is expected to reach ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
+    assert!(shown.parse::<f64>().unwrap() < target, "{}", refused.stderr);
+}
