@@ -11,7 +11,7 @@ use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
 use crate::local_machine::LocalMachine;
 use crate::own_draft::{self, OwnDraft};
-use crate::partitioning::sufficient_budget;
+use crate::partitioning::{Partitioning, sufficient_budget};
 use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::tell::while_telling;
@@ -22,7 +22,7 @@ use crate::{
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, ExpertComputation, faulty_blocks, has_paged_caches};
 use hpp_onnx::QuantizeOptions;
-use hpp_partition::useless_gpus;
+use hpp_partition::{BlockPlacement, Placement, useless_gpus};
 use hpp_schema::{ByteSize, Plan, Provider, TRACE_START};
 use std::path::{Path, PathBuf};
 
@@ -64,6 +64,9 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     let partitioning = while_telling("planning", || targets::enforce(&mut request, &inputs, partitioning))?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
     let PlanDraft { partitioning, parts, plan } = draft(&request, analysis, partitioning, source)?;
+    if let Some(note) = useless_gpus_note(args, &request, &partitioning) {
+        tell!("note: {note}");
+    }
     if let Some(note) = experts::note_of_whole_mixtures(&request, analysis, &partitioning) {
         tell!("note: {note}");
     }
@@ -191,9 +194,6 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
         );
     }
     let local = request::notes(args, request, analysis.kind);
-    if let Some(note) = useless_gpus_note(args, request) {
-        tell!("note: {note}");
-    }
     let longest =
         analysis.config.context_length.filter(|longest| *longest > analysis.context && args.context.is_none());
     if let Some(longest) = longest {
@@ -246,9 +246,10 @@ fn kv_in_memory_note(on_disk_ms: f64, in_memory_ms: f64) -> String {
     )
 }
 
-/// What the smallest block needs, where the planner can place none on a GPU.
-fn useless_gpus_note(args: &SplitArgs, request: &PlanningRequest) -> Option<String> {
-    if args.has_manual_placement() || args.planning.sweep_vram.is_some() {
+/// What the smallest block needs, where the planner can place none on a GPU and the plan uses none.
+fn useless_gpus_note(args: &SplitArgs, request: &PlanningRequest, partitioning: &Partitioning) -> Option<String> {
+    let mut placements = partitioning.partitions.iter().map(|partition| partition.placement);
+    if args.has_manual_placement() || placements.any(|placement| placement != BlockPlacement::both(Placement::Cpu)) {
         return None;
     }
     let needed = useless_gpus(&request.problem, &request.options)?;

@@ -1,6 +1,6 @@
 //! Invalid settings and files: all errors are reported at once and nothing is written.
 
-use crate::support::{LLAMA, fixture, machine, split};
+use crate::support::{LLAMA, fixture, machine, profile, split};
 use std::fs;
 
 fn run(more: &[&str]) -> crate::support::Done {
@@ -80,6 +80,22 @@ fn a_gpu_that_is_too_small_is_not_needed() {
     let done = run(&["--vram", "64K", "--dry-run"]).success();
     assert!(done.stderr.contains("all blocks compute on the CPU: gpu0 may use 64 KiB"), "{}", done.stderr);
     run(&["--vram", "64K", "--gpu-layers", "2"]).refusal(&["gpu0 is too small", "the smallest sufficient --vram"]);
+}
+
+/// Shorter passes than those that the plan begins with may fit it.
+#[test]
+fn a_gpu_that_the_plan_uses_is_not_called_too_small() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("profile.json");
+    fs::write(&file, serde_json::to_string(&profile(LLAMA, 100.0, 0.1)).unwrap()).unwrap();
+    let mut used = 0;
+    for vram in (1..12).map(|mib| format!("{mib}M")) {
+        let done = run(&["--profile", file.to_str().unwrap(), "--vram", &vram, "--dry-run"]).success();
+        let is_noted = done.stderr.contains("all blocks compute on the CPU");
+        assert!(!(is_noted && done.stdout.contains("gpu_0")), "{}{}", done.stdout, done.stderr);
+        used += usize::from(done.stdout.contains("gpu_0"));
+    }
+    assert!(used > 0);
 }
 
 #[test]
