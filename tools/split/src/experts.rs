@@ -1,6 +1,7 @@
 //! Divides partitions that are read from disk before their mixture of experts, so that the runtime knows which experts a pass selects
 //! before it reads them.
 
+use crate::cli::SplitArgs;
 use crate::error::SplitError;
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
@@ -242,6 +243,12 @@ pub fn note_of_float_activations(
          times as fast in memory, with slightly other logits"
             .to_owned()
     })
+}
+
+/// Whether layers could be divided before their experts and the settings do not say which are.
+pub fn are_undivided(args: &SplitArgs, analysis: &Analysis) -> bool {
+    let could_be = || analysis.segmentation.with_experts_apart(&analysis.graph, u32::MAX).1 > 0;
+    args.layers_with_host_experts().is_none() && could_be()
 }
 
 /// The mixture of a partition that is one block on the host in both phases.

@@ -2,12 +2,14 @@
 //! runs it.
 
 use crate::cli::SplitArgs;
+use crate::experts;
 use crate::explain::{self, ExplanationReport};
 use crate::output::PLAN_FILE;
 use crate::refine::TrialRun;
 use crate::run_hint::run_hint;
 use crate::table::{plan_summary, table};
 use hpp_io::{StdoutError, print_line};
+use hpp_model::Analysis;
 use hpp_schema::Plan;
 use serde::Serialize;
 use std::path::Path;
@@ -26,6 +28,7 @@ struct JsonResult<'a> {
 /// else.
 pub fn result(
     args: &SplitArgs,
+    analysis: &Analysis,
     plan: &Plan,
     explanation: Option<&ExplanationReport>,
     refined: &[TrialRun],
@@ -36,7 +39,7 @@ pub fn result(
             false => print_json(&JsonResult { plan, explanation, refined }),
         };
     }
-    print_line(&plan_summary(plan))?;
+    print_line(&plan_summary(plan, experts::are_undivided(args, analysis)))?;
     if let Some(explanation) = explanation {
         print_line(&format!("\n{}", explain::text(explanation)))?;
     }

@@ -91,7 +91,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         false => None,
     };
     // stdout may be closed or full: print the location of the plan, which goes to stderr, before reporting that.
-    let printed = print::result(args, &plan, explanation.as_ref(), &trials);
+    let printed = print::result(args, analysis, &plan, explanation.as_ref(), &trials);
     if !args.dry_run {
         print::location(&out_dir, &plan);
         if analysis.quantized.is_some() || !analysis.activations().are_exported() {

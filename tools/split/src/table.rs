@@ -24,15 +24,16 @@ pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Ve
     table
 }
 
-/// The table of partitions, one line of memory per device, and the predictions.
-pub fn plan_summary(plan: &Plan) -> String {
+/// The table of partitions, one line of memory per device, and the predictions. `undivided`: layers could be divided before their experts,
+/// and no such plan was compared.
+pub fn plan_summary(plan: &Plan, undivided: bool) -> String {
     let rows = fold(&plan.partitions).into_iter().map(row);
     let header = ["partition", "device", "blocks", "weights", "KV", "workspace", "why"];
     let mut text = format!("{}\n\n", table(&header, &[3, 4, 5], rows));
     for (index, device) in plan.devices.iter().enumerate() {
         let _ = writeln!(text, "{}", device_line(plan, index, device));
     }
-    text + &expectation(plan)
+    text + &expectation(plan, undivided)
 }
 
 /// Partitions by row. Adjacent partitions that are streamed in the same way for the same reason share a row, because there may be one per
@@ -84,7 +85,7 @@ fn device(partition: &Partition) -> String {
 const STATIC_ERROR: &str = "static estimate, may be off by up to 6x; hpp-profile measures";
 
 /// The predictions. Estimates from assumed rates are printed with two significant digits, which match their accuracy.
-fn expectation(plan: &Plan) -> String {
+fn expectation(plan: &Plan, undivided: bool) -> String {
     let p = &plan.predictions;
     let is_static = p.source == "static";
     let (source, significant) = if is_static { (STATIC_ERROR, ESTIMATED) } else { (p.source.as_str(), MEASURED) };
@@ -113,7 +114,7 @@ fn expectation(plan: &Plan) -> String {
         let _ = write!(text, "\nbottleneck: {limit}");
     }
     if let Some(objective) = &p.objective {
-        let _ = write!(text, "\n{}", objective_line(plan, objective, significant));
+        let _ = write!(text, "\n{}", objective_line(plan, objective, significant, undivided));
     }
     text
 }
@@ -154,8 +155,8 @@ fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, signif
     format!("hpp-exec jobs, time for prompts included: {together}; {free}")
 }
 
-/// The minimised time and its proven lower bound, which is for passes as long as these.
-fn objective_line(plan: &Plan, objective: &Achieved, significant: i32) -> String {
+/// The minimised time and its proven lower bound, which is for passes as long as these, and beside a GPU for layers divided as they are.
+fn objective_line(plan: &Plan, objective: &Achieved, significant: i32, undivided: bool) -> String {
     let new_tokens = plan.predictions.new_tokens;
     let new = |tokens| if tokens == 1 { "1 new token".to_owned() } else { format!("{tokens} new tokens") };
     let passes = match plan.schedule.prefill_chunk {
@@ -163,6 +164,8 @@ fn objective_line(plan: &Plan, objective: &Achieved, significant: i32) -> String
         None if plan.model.kind == ModelKind::SingleRun => String::new(),
         None => " without dividing prompts".to_owned(),
     };
+    let has_gpu = plan.devices.iter().any(|device| device.kind == DeviceKind::Gpu);
+    let of_layers = if undivided && has_gpu { " of undivided layers" } else { "" };
     let what = match objective.kind {
         ObjectiveKind::Decode => "one token".to_owned(),
         ObjectiveKind::Prefill => "prompt to first token".to_owned(),
@@ -171,9 +174,9 @@ fn objective_line(plan: &Plan, objective: &Achieved, significant: i32) -> String
     };
     let time = |ms| amount::time(ms, significant);
     let bound = match (objective.proven, objective.bound_ms) {
-        (true, _) => format!("proven to be the best plan{passes} by these estimates"),
+        (true, _) => format!("proven to be the best plan{of_layers}{passes} by these estimates"),
         (false, bound_ms) if bound_ms > 0.0 => {
-            format!("by these estimates no plan{passes} takes less than {}", time(bound_ms))
+            format!("by these estimates no plan{of_layers}{passes} takes less than {}", time(bound_ms))
         }
         (false, _) => "no lower bound was computed".to_owned(),
     };

@@ -405,3 +405,17 @@ fn the_speed_of_a_missed_target_is_shown_below_it() {
     let shown = refused.stderr.split("is expected to reach ").nth(1).and_then(|rest| rest.split(';').next()).unwrap();
     assert!(shown.parse::<f64>().unwrap() < target, "{}", refused.stderr);
 }
+
+/// Plans with layers divided before their experts are not compared, so the proof is not of them.
+#[test]
+fn a_proof_for_a_mixture_beside_a_gpu_is_of_undivided_layers() {
+    let says = |model: &str, more: &[&str]| {
+        let done = split(&[&[fixture(model).to_str().unwrap(), "--dry-run"], more].concat()).success();
+        assert!(done.stdout.contains("by these estimates"), "{}", done.stdout);
+        done.stdout.contains(" plan of undivided layers ")
+    };
+    let mixture = "genai/gpt-oss-int4-cpu";
+    assert!(says(mixture, &["--vram", "8G"]));
+    assert!(!says(mixture, &["--vram", "0"]) && !says(mixture, &["--vram", "8G", "--cpu-moe"]));
+    assert!(!says(LLAMA, &["--vram", "8G"]));
+}
