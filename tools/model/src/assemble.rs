@@ -65,8 +65,6 @@ pub struct Decision<'a> {
     pub packing: Packing,
     /// Weights that are read from disk are compressed where that takes at most this many of 1000 bytes.
     pub compress_permille: u32,
-    /// Bytes that sessions on the host hold besides packed weights.
-    pub session_copies: u64,
     /// Heap of sessions and the tokenizer beyond that of every process, bytes.
     pub heap: u64,
     /// The memory that holds state.
@@ -232,8 +230,10 @@ fn kernel_layout(decision: &Decision, partitions: &[Partition]) -> Option<u64> {
     let is_resident = |partition: &Partition| partition.device == "cpu" && partition.residency == Residency::Resident;
     let resident = decision.partitions.iter().zip(partitions).filter(|(_, partition)| is_resident(partition));
     let folded = resident.flat_map(|(spec, _)| &decision.blocks[spec.blocks.clone()]).map(BlockSpec::folded_once);
+    let computed = decision.partitions.iter().filter(|spec| spec.placement.computes_on_host());
+    let sessions = computed.flat_map(|spec| &decision.blocks[spec.blocks.clone()]).map(|block| block.session_bytes);
     let more = decision.packing.packed(held) - held;
-    Some(folded.fold(more.saturating_add(decision.session_copies), u64::saturating_add)).filter(|bytes| *bytes > 0)
+    Some(folded.chain(sessions).fold(more, u64::saturating_add)).filter(|bytes| *bytes > 0)
 }
 
 /// The ring of a GPU, with slots that hold any block streamed through them. The writer replaces the slot size by the

@@ -2,6 +2,7 @@
 //! ([`crate::problem`]).
 
 use crate::Analysis;
+use crate::problem::session_copies;
 use crate::states::PlannedState;
 use crate::symbols::{PassSize, symbol_values};
 use hpp_graph::{BlockKind, Graph, Mixture, Node, NodeId, Origin, Segmentation, ValueId, WeightUse, infer};
@@ -82,6 +83,7 @@ pub fn blocks(
             kv_filled: counter.filled_state(index, scenario.context),
             workspace_bytes: of_passes.saturating_add(folded),
             folded_bytes: folded,
+            session_bytes: session_copies(graph, &block.nodes),
             score_bytes: counter.scores(&block.nodes, &widest.symbols, scenario),
             boundary_bytes: entering().map(|id| counter.bytes(id, &one_token.symbols)).sum(),
             boundary_tensors: entering().count() as u64,

@@ -43,7 +43,7 @@ pub use memory::HostMemory;
 pub use operators::{
     has_paged_caches, machine_layouts, mark_blocks_without_kernels, unknown_operators, without_cpu_kernel,
 };
-pub use problem::{CostSource, ProviderTimes, packing, problem, scales_beside_packed, session_copies};
+pub use problem::{CostSource, ProviderTimes, packing, problem, scales_beside_packed};
 pub use providers::ProviderPolicy;
 pub use reliability::{fit_error, unreliable_blocks, unreliable_times};
 pub use states::PlannedState;

@@ -20,7 +20,8 @@ use hpp_schema::{
     StateUpdate,
 };
 pub use measured::ProviderTimes;
-pub use packing::{packing, scales_beside_packed, session_copies};
+pub(crate) use packing::session_copies;
+pub use packing::{packing, scales_beside_packed};
 use passes::passes;
 
 /// Steps in which hit rates of caches for experts are given to the planner.

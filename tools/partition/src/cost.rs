@@ -38,6 +38,8 @@ pub struct BlockSpec {
     /// The part of it that a session whose weights are constants needs only while it is created: ONNX Runtime computes then what depends on
     /// weights alone, such as the transposed embedding that a head multiplies with.
     pub folded_bytes: u64,
+    /// What a session on the host holds of the block beside packed weights, bytes, also where weights are read from disk.
+    pub session_bytes: u64,
     /// Bytes that such a pass takes in addition on the host, whose attention kernels write the scores of all its tokens to memory.
     pub score_bytes: u64,
     /// Bytes of the tensors that enter the block, for one token.
@@ -201,6 +203,7 @@ pub(crate) mod tests {
             kv_filled: None,
             workspace_bytes: scale / 10,
             folded_bytes: 0,
+            session_bytes: 0,
             score_bytes: 0,
             boundary_bytes: 8,
             boundary_tensors: 1,

@@ -67,7 +67,7 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
         host: Demand {
             weights: packed(weights_of(problem, |i| placements[i].on_host())),
             kv: host_state(problem, placements),
-            workspace: host_workspace(problem, placements),
+            workspace: host_workspace(problem, placements).saturating_add(host_sessions(problem, placements)),
             ring: 0,
         },
         host_reads: Phase::BOTH.map(|phase| host_reads(problem, placements, phase)),
@@ -492,6 +492,12 @@ fn each_distinct(
 fn host_workspace(problem: &Problem, placements: &[BlockPlacement]) -> u64 {
     let blocks = problem.blocks.iter().zip(placements);
     blocks.map(|(block, placement)| block.host_workspace(*placement)).max().unwrap_or(0)
+}
+
+/// What sessions on the host hold beside weights.
+fn host_sessions(problem: &Problem, placements: &[BlockPlacement]) -> u64 {
+    let blocks = problem.blocks.iter().zip(placements).filter(|(_, placement)| placement.computes_on_host());
+    blocks.map(|(block, _)| block.session_bytes).fold(0, u64::saturating_add)
 }
 
 /// The largest activations of the blocks that compute on a GPU in either phase.

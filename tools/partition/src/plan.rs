@@ -2,7 +2,7 @@
 
 use crate::evaluate::{Evaluator, Goal, ScoredPlacement};
 use crate::greedy::greedy_run;
-use crate::refuse::budget_error;
+use crate::refuse::{budget_error, least_on_host};
 use crate::search::{FEW_BLOCKS, MANY_BLOCKS, MAX_STEPS, SLOTS, SearchResult, optimize_other_phase, search};
 use crate::{
     BlockPlacement, Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, fits,
@@ -97,7 +97,12 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
     };
     let mut steps = MAX_STEPS;
     let mut to_try = slots(problem, options);
-    let mut all = first_fit(&mut to_try, |slots| search_with(slots, &[], &mut steps))?;
+    let mut all = first_fit(&mut to_try, |slots| search_with(slots, &[], &mut steps)).or_else(|| {
+        let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots(problem, options).into_iter().min()? };
+        let placements = least_on_host(problem, options, &goal.slots);
+        let found = Evaluator::new(problem, goal, 1).evaluate(&placements)?;
+        Some(SearchResult { best: vec![found], bound: 0.0 })
+    })?;
     if problem.blocks.len() <= FEW_BLOCKS {
         for slots in to_try {
             let found = search_with(&slots, &all.best, &mut steps);

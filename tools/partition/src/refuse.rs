@@ -48,14 +48,7 @@ pub(crate) fn budget_error(problem: &Problem, options: &Options) -> OverBudget {
     {
         return error;
     }
-    let goal = Goal { weights: [1.0; 2], mechanisms: options.mechanisms, slots: slots.clone() };
-    let allowed: Vec<Vec<BlockPlacement>> =
-        (0..problem.blocks.len()).map(|block| problem.placements(block, options.mechanisms)).collect();
-    let first =
-        |placements: &Vec<BlockPlacement>| placements.first().copied().unwrap_or(BlockPlacement::both(Placement::Cpu));
-    let regions = regions(problem, &allowed);
-    let placements =
-        min_host_placement(problem, &goal, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect());
+    let placements = least_on_host(problem, options, &slots);
     let usage = usage_with_cuts(problem, &placements, &slots);
     let ram = problem.budget.ram.unwrap_or(u64::MAX);
     let host = OverBudget {
@@ -66,4 +59,15 @@ pub(crate) fn budget_error(problem: &Problem, options: &Options) -> OverBudget {
         draft: 0,
     };
     usage.check(problem, options.mechanisms).err().unwrap_or(host)
+}
+
+/// A placement within the budgets of GPUs, if there is one, that needs little host memory.
+pub(crate) fn least_on_host(problem: &Problem, options: &Options, slots: &[u32]) -> Vec<BlockPlacement> {
+    let goal = Goal { weights: [1.0; 2], mechanisms: options.mechanisms, slots: slots.to_vec() };
+    let allowed: Vec<Vec<BlockPlacement>> =
+        (0..problem.blocks.len()).map(|block| problem.placements(block, options.mechanisms)).collect();
+    let first =
+        |placements: &Vec<BlockPlacement>| placements.first().copied().unwrap_or(BlockPlacement::both(Placement::Cpu));
+    let regions = regions(problem, &allowed);
+    min_host_placement(problem, &goal, &regions, &allowed).unwrap_or_else(|| allowed.iter().map(first).collect())
 }

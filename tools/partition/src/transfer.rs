@@ -262,12 +262,12 @@ impl BlockPlacement {
     }
 
     /// Whether the host computes the block in either phase.
-    pub(crate) fn computes_on_host(self) -> bool {
+    pub fn computes_on_host(self) -> bool {
         [self.prefill, self.decode].contains(&Placement::Cpu)
     }
 
     /// Whether the host holds the block's weights, to compute with them or to copy them.
-    pub(crate) fn on_host(self) -> bool {
+    pub fn on_host(self) -> bool {
         !matches!((self.prefill, self.decode), (Placement::Resident(_), Placement::Resident(_)))
     }
 }

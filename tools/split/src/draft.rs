@@ -49,7 +49,6 @@ pub fn draft(
         disk: partitioning.disk_streaming(request).map(|disk| divided.disk_streaming(disk)),
         packing: request.problem.budget.packing,
         compress_permille: request.compress_permille,
-        session_copies: request.session_copies,
         heap: request.heap,
         budgets: request.recorded_budgets.clone(),
         kv: request.problem.budget.kv,

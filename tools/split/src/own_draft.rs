@@ -123,6 +123,6 @@ fn memory(request: &PlanningRequest, partitioning: &Partitioning) -> (u64, u64) 
     let problem = partitioning.problem(request);
     let usage = usage_of_partitions(&problem, &partitioning.solution.placements, &partitioning.solution.slots);
     let weights = Phase::BOTH.map(|phase| usage.host_reads[phase as usize].all()).into_iter().max().unwrap_or(0);
-    let parts = [usage.host.kv, usage.host.workspace, request.session_copies];
+    let parts = [usage.host.kv, usage.host.workspace];
     (parts.into_iter().fold(weights, u64::saturating_add), usage.host.kv)
 }

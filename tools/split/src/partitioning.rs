@@ -399,8 +399,28 @@ fn disk_streaming(
         0 if usage.host_holds_all_but_tables(problem) => None,
         level => Some(level + READ_AHEAD),
     };
+    let expert_cache = expert_cache.map(|cache| {
+        let locked = locked_of_both_phases(problem, placements, packed_level);
+        let taken = [usage.host.kv, usage.host.workspace, locked, window.unwrap_or(0)];
+        let left = problem.budget.host().map(|host| taken.into_iter().fold(host, u64::saturating_sub));
+        left.map_or(cache, |left| cache.min(left))
+    });
     let read_level = problem.budget.packing.unpacked(packed_level);
     Some(DiskStreaming { locked_share, read_level, window, expert_cache, is_table })
+}
+
+/// What stays locked of the weights that the host reads, packed bytes without experts, where blocks have other places in the prompt: each phase alone
+/// counts only its own. 0 where all have the same place in both phases, which the planner counts.
+fn locked_of_both_phases(problem: &Problem, placements: &[BlockPlacement], packed_level: u64) -> u64 {
+    let on_host = || (0..placements.len()).filter(|block| placements[*block].on_host() && !problem.reads_rows(*block));
+    if on_host().all(|block| placements[block].prefill == placements[block].decode) {
+        return 0;
+    }
+    let packed = |block: usize| {
+        let experts = problem.blocks[block].experts.map_or(0, |experts| experts.bytes);
+        problem.budget.packing.packed(problem.weight_bytes(block).saturating_sub(experts))
+    };
+    on_host().map(|block| packed(block).saturating_sub(packed_level)).fold(0, u64::saturating_add)
 }
 
 /// Converts the planner's error into this command's, with a budget that would suffice.

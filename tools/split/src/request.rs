@@ -8,7 +8,7 @@ use crate::local_machine::LocalMachine;
 use crate::measured_run::Corrections;
 use hpp_model::{
     Analysis, CostSource, DEFAULT_CHUNK, ExpertComputation, ProviderPolicy, Scenario, ThisHost, avoid_faults,
-    mark_blocks_without_kernels, packing, problem, session_copies, widest_workspace,
+    mark_blocks_without_kernels, packing, problem, widest_workspace,
 };
 use hpp_partition::{
     BlockPlacement, Budget, DeviceId, KvHome, Mechanisms, Objective, Options, Packing, Placement, Problem,
@@ -55,8 +55,6 @@ pub struct PlanningRequest {
     pub default_margin: bool,
     /// `--allow-unknown-operators`.
     pub allow_unknown_operators: bool,
-    /// Bytes that sessions on the host hold besides packed weights, part of the process's own.
-    pub session_copies: u64,
     /// Heap of sessions and the tokenizer beyond that of every process, bytes; part of the process's own, too.
     pub heap: u64,
     /// What limits the plan beside its budgets.
@@ -124,11 +122,8 @@ impl PlanningRequest {
             hint: (finding.place == "gpus").then(|| missing_gpus_hint(costs)),
             ..InputError::in_file(&costs.label(), finding)
         };
-        // Beside GPUs, few blocks or none compute on the host.
-        let is_on_host = budget.vram.is_empty() && scenario.divides_prompts;
-        let session_copies = if is_on_host { session_copies(analysis.exported_graph()) } else { 0 };
         let heap = heap_of(analysis);
-        let process = [session_copies, heap, limits.reserved].into_iter().fold(budget.process, u64::saturating_add);
+        let process = [heap, limits.reserved].into_iter().fold(budget.process, u64::saturating_add);
         let budget =
             Budget { process, host_kv_on_disk: budget.host_kv_on_disk || limits.kv_on_disk.is_some(), ..budget };
         let mut problem = problem(analysis, scenario, costs.source(), budget)
@@ -185,7 +180,6 @@ impl PlanningRequest {
             read_experts_ahead: args.planning.experts == ExpertReads::Auto,
             default_margin: args.margin.is_none(),
             allow_unknown_operators: args.allow_unknown_operators,
-            session_copies,
             heap,
             limits,
             maps_tables: false,
@@ -406,8 +400,9 @@ pub fn max_host_bytes(problem: &Problem) -> u64 {
     let state = problem.blocks.iter().map(|block| block.kv_bytes).fold(0, u64::saturating_add);
     let on_host = BlockPlacement::both(Placement::Cpu);
     let workspace = problem.blocks.iter().map(|block| block.host_workspace(on_host)).max().unwrap_or(0);
+    let sessions = problem.blocks.iter().map(|block| block.session_bytes).fold(0, u64::saturating_add);
     let budget = &problem.budget;
-    [state, workspace, budget.process].into_iter().fold(budget.packing.packed(weights), u64::saturating_add)
+    [state, workspace, sessions, budget.process].into_iter().fold(budget.packing.packed(weights), u64::saturating_add)
 }
 
 /// The default margin is the smallest GPU's memory divided by this, at most [`MAX_MARGIN`] bytes.

@@ -1,7 +1,7 @@
 //! Estimates how many bytes host kernels add when they pack a model's weights, and how many packed bytes can be derived
 //! instead of read from disk. Reads only samples of the weights.
 
-use hpp_graph::{Graph, Node, ValueId};
+use hpp_graph::{Graph, Node, NodeId, ValueId};
 use hpp_onnx::{Model, SampledNumbers, looks_widened, sample_numbers};
 use hpp_partition::Packing;
 use hpp_schema::DType;
@@ -42,14 +42,14 @@ pub fn packing(model: &Model, graph: &Graph, compress_permille: u32) -> Packing 
     }
 }
 
-/// Bytes that sessions on the host hold besides packed weights: `MatMulNBits` with 16-bit activations keeps a float32 copy of its scales
-/// (`scales_fp32_` in ONNX Runtime's matmul_nbits.cc).
-pub fn session_copies(graph: &Graph) -> u64 {
+/// Bytes that sessions on the host hold of these nodes besides packed weights: `MatMulNBits` with 16-bit activations keeps a float32 copy of its
+/// scales (`scales_fp32_` in ONNX Runtime's matmul_nbits.cc).
+pub fn session_copies(graph: &Graph, nodes: &[NodeId]) -> u64 {
     let reads_half = |node: &&Node| {
         node.op_type == "MatMulNBits" && node.inputs.first().copied().flatten().is_some_and(|id| is_half(graph, id))
     };
-    let scales: BTreeSet<ValueId> =
-        graph.nodes.iter().filter(reads_half).filter_map(|node| *node.inputs.get(2)?).collect();
+    let nodes = nodes.iter().map(|id| graph.node(*id)).filter(reads_half);
+    let scales: BTreeSet<ValueId> = nodes.filter_map(|node| *node.inputs.get(2)?).collect();
     let copies = scales.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes.saturating_mul(2));
     copies.fold(0, u64::saturating_add)
 }

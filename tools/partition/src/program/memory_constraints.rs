@@ -45,8 +45,9 @@ pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
         KvHome::Host => {
             let kv = |i: usize| problem.blocks[i].kv_bytes;
             let has_growing_state = |i: usize| problem.blocks[i].kv_grows.is_some();
-            let uses_gpu_and_host = move |placement: BlockPlacement| uses_gpu(placement) && uses_host(placement);
-            let uses_gpu_only = move |placement: BlockPlacement| uses_gpu(placement) && !uses_host(placement);
+            let uses_gpu_and_host =
+                move |placement: BlockPlacement| uses_gpu(placement) && placement.computes_on_host();
+            let uses_gpu_only = move |placement: BlockPlacement| uses_gpu(placement) && !placement.computes_on_host();
             let largest_gpu_only_state = program.max_over_selected(uses_gpu_only, kv);
             fixed.add(&program.state_of(|i| !has_growing_state(i), uses_gpu_and_host), 1.0);
             let largest_growing_state =
@@ -55,11 +56,6 @@ pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
             program.limit(&fixed.plus(&largest_growing_state, 1.0), limit);
         }
     }
-}
-
-/// Whether the block computes on the host in at least one phase.
-fn uses_host(placement: BlockPlacement) -> bool {
-    Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu)
 }
 
 /// Demand on host memory.
@@ -82,7 +78,8 @@ pub(super) fn state_and_workspace(program: &mut IntegerProgram) -> LinearExpr {
         true => program.max_over_selected(is_on_host, |i| window_of(problem, i)),
         false => program.state(is_on_host),
     };
-    workspace.plus(&state, 1.0)
+    let sessions = program.sum_over(BlockPlacement::computes_on_host, |i| problem.blocks[i].session_bytes);
+    workspace.plus(&state, 1.0).plus(&sessions, 1.0)
 }
 
 /// The largest activations of the blocks in host memory: those that compute there in both phases or for the prompt only, and those that
@@ -90,7 +87,7 @@ pub(super) fn state_and_workspace(program: &mut IntegerProgram) -> LinearExpr {
 fn host_workspace(program: &mut IntegerProgram) -> LinearExpr {
     let problem = program.problem;
     let is_for_prompt = |placement: BlockPlacement| placement.prefill == Placement::Cpu;
-    let decodes_only = |placement: BlockPlacement| uses_host(placement) && !is_for_prompt(placement);
+    let decodes_only = |placement: BlockPlacement| placement.computes_on_host() && !is_for_prompt(placement);
     let max = program.model.nonnegative(0.0);
     program.bound_over_selected(&max, is_for_prompt, |i| {
         problem.blocks[i].pass_workspace().saturating_add(problem.blocks[i].score_bytes)
@@ -113,13 +110,17 @@ impl IntegerProgram<'_> {
 
     /// State of the blocks with a selected block placement that `includes` selects.
     fn state_of(&self, includes: impl Fn(usize) -> bool, selects: impl Fn(BlockPlacement) -> bool) -> LinearExpr {
-        let mut state = LinearExpr::default();
+        self.sum_over(selects, |i| if includes(i) { self.problem.blocks[i].kv_bytes } else { 0 })
+    }
+
+    /// Bytes of the blocks with a selected block placement, those of a class as many as its least.
+    fn sum_over(&self, selects: impl Fn(BlockPlacement) -> bool, bytes: impl Fn(usize) -> u64) -> LinearExpr {
+        let mut sum = LinearExpr::default();
         for (region, class) in self.classes() {
-            let kv = |i: usize| if includes(i) { self.problem.blocks[i].kv_bytes as f64 } else { 0.0 };
-            let bytes = self.min_of_class(region, class, kv);
-            state.add(&self.count(region, class, &selects), bytes / self.memory_unit);
+            let least = self.min_of_class(region, class, |i| bytes(i) as f64);
+            sum.add(&self.count(region, class, &selects), least / self.memory_unit);
         }
-        state
+        sum
     }
 
     /// Weights of the blocks with a selected block placement, each weight once.

@@ -132,7 +132,6 @@ impl Draft {
             disk: None,
             packing: Packing::default(),
             compress_permille: 0,
-            session_copies: 0,
             heap: 0,
             kv: KvHome::Device,
             host_kv_on_disk: false,
