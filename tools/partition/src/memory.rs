@@ -28,8 +28,10 @@ use std::borrow::Cow;
 pub struct MemoryUsage {
     /// Demand on each GPU.
     pub gpus: Vec<Demand>,
-    /// Demand on the host with all weights in memory.
+    /// Demand on the host with all weights in memory. Its workspace includes `host_sessions`.
     pub host: Demand,
+    /// What sessions on the host hold beside weights from their creation on, bytes.
+    pub host_sessions: u64,
     /// Weights that the host reads in a prefill pass and in a decode pass, if its memory does not hold them.
     pub host_reads: [HostReads; 2],
     /// The largest block on the host, packed bytes; without blocks that read only some rows of their weights.
@@ -70,6 +72,7 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
             workspace: host_workspace(problem, placements).saturating_add(host_sessions(problem, placements)),
             ring: 0,
         },
+        host_sessions: host_sessions(problem, placements),
         host_reads: Phase::BOTH.map(|phase| host_reads(problem, placements, phase)),
         expert_reads: Phase::BOTH.map(|phase| expert_reads(problem, placements, phase)),
         states_on_disk: Phase::BOTH.map(|phase| state_passes(problem, placements, phase)),
@@ -271,7 +274,7 @@ impl MemoryUsage {
     /// Bytes that the creation of a session takes beyond the demand of passes: states and activations come later. What is folded is in memory
     /// twice, before and after a kernel packs it.
     fn session_creation(&self, problem: &Problem, packed: u64) -> u64 {
-        let later = self.host.kv.saturating_add(self.host.workspace);
+        let later = self.host.kv.saturating_add(self.host.workspace.saturating_sub(self.host_sessions));
         problem.budget.packing.session_creation(packed).max(self.largest_folded).saturating_sub(later)
     }
 

@@ -142,19 +142,20 @@ impl PlanInputs<'_> {
     /// refusal does not wait for plans between them.
     fn check_smallest(&self) -> Result<(), SplitError> {
         let confirmed = |request, refusal| Err(with_confirmed_budget(&request, self.args, refusal));
+        // Other errors than too little memory may be of this length of passes alone.
         let (request, in_memory) = match self.place_smallest(None)? {
-            (_, Ok(_)) => return Ok(()),
-            (request, Err(refusal)) => (request, refusal),
+            (request, Err(refusal @ SplitError::OverBudget { .. })) => (request, refusal),
+            _ => return Ok(()),
         };
         if !self.may_move_kv() {
             return confirmed(request, in_memory);
         }
         match self.place_smallest(Some(WhyOnDisk::TooLittleMemory))? {
-            (_, Ok(_)) => Ok(()),
             (_, Err(on_disk)) if in_memory.needs_no_more_than(&on_disk) => {
                 confirmed(request, in_memory.without_kv_hint())
             }
-            (request, Err(on_disk)) => confirmed(request, on_disk),
+            (request, Err(on_disk @ SplitError::OverBudget { .. })) => confirmed(request, on_disk),
+            _ => Ok(()),
         }
     }
 
@@ -287,7 +288,10 @@ impl PlanInputs<'_> {
             let shorter = match &placed {
                 Err(SplitError::OverBudget { .. }) => {
                     if !shortest_fits && let Some(longest_pass) = request.shorter_passes(limits.shortest_pass).last() {
-                        self.with_these_passes(self.request(Limits { longest_pass, ..limits })?)?;
+                        let shortest = self.request(Limits { longest_pass, ..limits })?;
+                        if let Err(refusal @ SplitError::OverBudget { .. }) = self.with_these_passes(shortest) {
+                            return Err(refusal);
+                        }
                         shortest_fits = true;
                     }
                     request.shorter_pass()

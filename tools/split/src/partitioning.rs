@@ -417,7 +417,9 @@ fn locked_of_both_phases(problem: &Problem, placements: &[BlockPlacement], packe
         return 0;
     }
     let packed = |block: usize| {
-        let experts = problem.blocks[block].experts.map_or(0, |experts| experts.bytes);
+        let by_demand =
+            problem.blocks[block].experts.filter(|_| placements[block] == BlockPlacement::both(Placement::Cpu));
+        let experts = by_demand.map_or(0, |experts| experts.bytes);
         problem.budget.packing.packed(problem.weight_bytes(block).saturating_sub(experts))
     };
     on_host().map(|block| packed(block).saturating_sub(packed_level)).fold(0, u64::saturating_add)

@@ -132,7 +132,9 @@ impl DraftChoice {
             DraftChoice::None | DraftChoice::Ngram | DraftChoice::Model(_) => return Ok(0),
         };
         let args = &RuntimeArgs { providers: draft_providers(plan, args), ..args.clone() };
-        let here = OnnxRuntime::planned_here(plan, args)?;
+        let mut here = OnnxRuntime::planned_here(plan, args)?;
+        // Drafts use the tokenizer of the model that verifies, which is most of it.
+        here.devices.iter_mut().for_each(|device| device.heap = None);
         Ok(host_memory_needed(&here, sequences).saturating_sub(PROCESS))
     }
 

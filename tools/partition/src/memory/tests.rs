@@ -250,6 +250,24 @@ fn widened_weights_are_in_memory_twice_while_a_session_is_created() {
     }
 }
 
+/// What sessions hold beside weights is in memory from their creation on, so that the last one is created beside it.
+#[test]
+fn what_sessions_hold_takes_memory_while_others_are_created() {
+    let packing = Packing { growth_permille: 1000, ..Packing::default() };
+    let problem = |ram| {
+        let mut problem = problem(dense(4, 1000), Budget { ram: Some(ram), packing, ..Budget::default() });
+        problem.blocks.iter_mut().for_each(|block| block.session_bytes = 10);
+        problem
+    };
+    let usage_with = |ram| usage(&problem(ram), &placed("......"), &[]);
+    let MemoryUsage { host, largest_run, host_sessions, .. } = usage_with(0);
+    assert_eq!(host_sessions, 60);
+    let enough = host.weights + largest_run + host_sessions;
+    assert!(usage_with(enough).host_holds_all(&problem(enough)));
+    assert!(!usage_with(enough - 1).host_holds_all(&problem(enough - 1)));
+    assert_eq!(usage(&problem(0), &placed("0000.."), &[]).host_sessions, 20);
+}
+
 /// A head that multiplies with a transposed table: the table is in memory twice while its session is created, and later once.
 #[test]
 fn what_is_folded_takes_memory_while_a_session_is_created() {
