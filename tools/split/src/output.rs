@@ -135,11 +135,12 @@ impl OutputDir {
     pub fn begin(target: &Path, force: bool, resume: Resume) -> Result<Self, OutputError> {
         // Replace the directory that a symlink points to, not the symlink.
         let target = io_context("resolve", target, hpp_io::resolve_link(target).and_then(std::path::absolute))?;
-        refuse_existing(&target, force)?;
         let parent = target.parent().unwrap_or(&target).to_owned();
         // The lock and the staging directory are ours: an error names the directory that the user gave.
         let action = if target.exists() { "replace" } else { "create" };
+        // Before the check: in `new/../plan` the plan is found only once `new` exists.
         io_context(action, &target, fs::create_dir_all(&parent))?;
+        refuse_existing(&target, force)?;
         let name = target.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
         let lock = io_context(action, &target, File::create(lock_path(&target)))?;
         lock.try_lock().map_err(|_| OutputError::Busy(target.clone()))?;
@@ -375,6 +376,17 @@ mod tests {
         output.commit().unwrap();
         assert_eq!(fs::read(target.join(PLAN_FILE)).unwrap(), b"new");
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 1, "no leftovers");
+    }
+
+    #[test]
+    fn a_plan_behind_a_missing_directory_needs_force_too() {
+        let root = tempfile::tempdir().unwrap();
+        let plan = root.path().join("plan");
+        fs::create_dir(&plan).unwrap();
+        fs::write(plan.join(PLAN_FILE), "").unwrap();
+        let refused = OutputDir::begin(&root.path().join("new/../plan"), false, Resume::Nothing);
+        assert!(matches!(refused, Err(OutputError::PlanExists(_))));
+        assert_eq!(names(&plan), [PLAN_FILE]);
     }
 
     #[test]
