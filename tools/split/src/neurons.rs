@@ -104,16 +104,7 @@ impl NeuronReport {
     pub fn text(&self) -> String {
         let times = |speedup: f64| digits(speedup, MEASURED);
         let none = self.with_none.map_or("any number of".to_owned(), times);
-        let gain = match self.active.zip(self.at_most) {
-            Some((active, at_most)) => {
-                format!(
-                    "{} times as fast with {} active (profile), {none} times with none",
-                    times(at_most),
-                    percent(active)
-                )
-            }
-            None => format!("{none} times as fast with none active (a profile with a corpus says how many are)"),
-        };
+        let gain = gain(self.active.zip(self.at_most), &none);
         let worth = match self.worth_below {
             Some(active) => format!("; {WORTH} times needs at most {} active", percent(active)),
             None => String::new(),
@@ -173,6 +164,17 @@ fn obstacle(analysis: &Analysis, product: &ReluProduct) -> Option<&'static str> 
             Some("one of the two matrices is stored as columns, whose numbers do not lie side by side")
         }
         NeuronLayout::Rows => None,
+    }
+}
+
+/// How many times as fast leaving out inactive neurons is at most: with the active share that a profile found, if it did, and with `none` active.
+fn gain(profiled: Option<(f64, f64)>, none: &str) -> String {
+    match profiled {
+        Some((active, at_most)) => {
+            let (times, active) = (digits(at_most, MEASURED), percent(active));
+            format!("{times} times as fast with {active} active (profile), {none} times with none")
+        }
+        None => format!("{none} times as fast with none active (a profile with a corpus says how many are)"),
     }
 }
 

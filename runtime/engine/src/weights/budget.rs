@@ -50,10 +50,8 @@ pub(crate) struct HostMemoryInUse {
 }
 
 impl HostMemoryInUse {
-    /// Once the sessions of a program are loaded. Freed heap pages, which creating sessions and preparing weights leave, go back to the system
-    /// first: sequences and weights can use them.
+    /// Once the sessions of a program are loaded.
     pub fn of<B: Backend>(program: &Program, lane: &Lane<B>, backend: &B) -> Self {
-        backend.trim_heap();
         let (states, state_window) = (program.host_state_bytes(), program.state_window());
         let bindings = BINDING.saturating_mul(program.stages.iter().count() as u64);
         let lane = lane.host_bytes(program).saturating_add(bindings);

@@ -1,7 +1,7 @@
 //! What `--explain` says about neurons that a ReLU switches off where their weights are in memory: they are computed like all others, and what
 //! leaving inactive ones out could gain.
 
-use super::{Network, gathered, networks, percent};
+use super::{Network, gain, gathered, networks, percent};
 use crate::amount::{MEASURED, digits};
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
@@ -113,18 +113,7 @@ impl OnHost {
     }
 
     fn text(&self) -> String {
-        let times = |speedup: f64| digits(speedup, MEASURED);
-        let none = times(self.with_none);
-        let gain = match self.active.zip(self.at_most) {
-            Some((active, at_most)) => {
-                format!(
-                    "{} times as fast with {} active (profile), {none} times with none",
-                    times(at_most),
-                    percent(active)
-                )
-            }
-            None => format!("{none} times as fast with none active (a profile with a corpus says how many are)"),
-        };
+        let gain = gain(self.active.zip(self.at_most), &digits(self.with_none, MEASURED));
         format!(
             "neurons that a ReLU switches off ({}, {} of the weights that the host reads for a token) are in memory and computed like all others: \
              an operator that leaves inactive ones out is not built, and would make the host at most {gain} (docs/BENCHMARKS.md: 1.1 to 1.4 ms \
