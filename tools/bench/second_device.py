@@ -9,7 +9,12 @@ layers          a second GPU like the first in the same machine, and partitions 
 rows, at best   each matrix is divided between both GPUs (llama.cpp's `row` mode): one device with twice the memory, rates and links (as far as
                 host memory feeds them), and after attention and after the MLP of each layer an exchange of the hidden state through host memory:
                 two copies, each with the link's latency.
-rows, in runs   the same, but each exchange also ends and starts a run of ONNX Runtime on both GPUs, as our partitions do.
+rows, 2 threads the same, but each exchange also ends a run of ONNX Runtime on both GPUs and starts the next, as our partitions do, and a thread for
+                each GPU does so.
+rows, 1 thread  the same with one thread, which hpp-exec has: it makes the copies one after the other and starts one run after the other. While it
+                issues the operators of a layer to one GPU, the other one waits: at most the 0.19 ms that a layer takes on an H200 with all weights there, six
+                times what its memory takes (docs/measurements/2026-11-26-cuda.md). How much of that is the thread was not measured, so this
+                column has two numbers: without it and with it.
 two hosts       half of the layers on each of two machines of the preset, and the hidden state over a network of 1.1 GB/s and 100 us (10 GbE).
                 Embedding and head are counted on both, which is 2 to 5 % too much.
 
@@ -35,6 +40,8 @@ MODELS = (
 ACTIVATION = 2
 NETWORK_GB_PER_S, NETWORK_US = 1.1, 100
 EXCHANGES = 2
+# Most time in which a thread issues the operators of one layer, milliseconds.
+ISSUE_MS = 0.19
 
 
 class Preset:
@@ -67,10 +74,16 @@ class Preset:
         gpu = re.sub(r"((?:to|from)_device_gb_per_s): [\d.]+", rf"\1: {link:g}", gpu)
         return self.with_gpus(gpu)
 
-    def exchange_ms(self, hidden, with_runs):
-        """Of one hidden state: out of one GPU and into the other, both ways at once."""
-        copies = 2 * (self.latency_us / 1e3 + hidden * ACTIVATION / self.link / 1e6)
-        return copies + (self.launch_us / 1e3 if with_runs else 0)
+    def copy_ms(self, hidden):
+        """Of a hidden state, from one GPU through host memory to the other."""
+        return 2 * (self.latency_us / 1e3 + hidden * ACTIVATION / self.link / 1e6)
+
+    def layer_overhead_ms(self, hidden):
+        """What dividing a layer adds to half of it: at best, with a thread for each GPU, and with one thread for both without and with the
+        time in which it issues operators."""
+        copy, launch = self.copy_ms(hidden), self.launch_us / 1e3
+        one_thread = EXCHANGES * 2 * (copy + launch)
+        return EXCHANGES * copy, EXCHANGES * (copy + launch), one_thread, one_thread + ISSUE_MS
 
 
 def decode_ms(split, model, machine):
@@ -95,11 +108,10 @@ def generated(fixtures, directory, layers, hidden, options):
 
 
 def ways(split, preset, whole, half, layers, hidden):
-    """The five columns, milliseconds per token."""
+    """The columns, milliseconds per token."""
     one = decode_ms(split, whole, preset.text)
     double = decode_ms(split, whole, preset.double())
-    exchanges = lambda with_runs: layers * EXCHANGES * preset.exchange_ms(hidden, with_runs)
-    rows = [double and double + exchanges(with_runs) for with_runs in (False, True)]
+    rows = [double and double + layers * overhead for overhead in preset.layer_overhead_ms(hidden)]
     each = decode_ms(split, half, preset.text)
     hop = NETWORK_US / 1e3 + hidden * ACTIVATION / NETWORK_GB_PER_S / 1e6
     return [one, decode_ms(split, whole, preset.second()), *rows, each and 2 * (each + hop)]
@@ -115,14 +127,15 @@ def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--target", type=Path, default=ROOT / "target" / "release")
     target = arguments.parse_args().target.absolute()
-    print("| preset | model, 4 bits | one GPU | layers on two | rows, at best | rows, in runs | two hosts |")
-    print("|---|---|---|---|---|---|---|")
+    print("| preset | model, 4 bits | one GPU | layers on two | rows, at best | rows, 2 threads | rows, 1 thread: issuing 0; 0.19 ms a layer | two hosts |")
+    print("|---|---|---|---|---|---|---|---|")
     for model, layers, hidden, options in MODELS:
         with tempfile.TemporaryDirectory() as directory:
             whole, half = (generated(target / "hpp-fixtures", directory, count, hidden, options) for count in (layers, layers // 2))
             for name in PRESETS:
                 times = ways(target / "hpp-split", Preset(name), whole, half, layers, hidden)
                 cells = [cell(times[0], None), *(cell(time, times[0]) for time in times[1:])]
+                cells[4:6] = ["; ".join(cells[4:6])]
                 print(f"| {name} | {model} | {' | '.join(cells)} |", flush=True)
 
 
