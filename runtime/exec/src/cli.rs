@@ -638,7 +638,7 @@ pub struct BenchArgs {
     /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which hpp-split plans first.
     #[arg(value_name = "PLAN|MODEL")]
     pub plan: PathBuf,
-    /// Tokens in the prompt [default: 512, or fewer if the context is short].
+    /// Tokens in the prompt [default: as many as the plan predicts times for, or fewer if --context is shorter].
     #[arg(long, short = 'p', value_name = "N", value_parser = prompt_tokens)]
     pub prompt_tokens: Option<u64>,
     /// Tokens to generate.

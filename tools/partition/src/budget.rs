@@ -23,6 +23,9 @@ pub struct Budget {
     pub host_kv_on_disk: bool,
     /// Host memory for read-ahead buffers if weights are read from disk, bytes.
     pub read_ahead: u64,
+    /// Host memory that the runtime leaves free beside locked weights if others are read from disk, bytes. What only fits without it fits: then
+    /// fewer weights are locked.
+    pub reserve: u64,
     /// Sizes of weights in host memory after packing, and on disk.
     pub packing: Packing,
 }

@@ -360,7 +360,8 @@ impl MemoryUsage {
     fn room_for_weights(&self, problem: &Problem) -> Option<u64> {
         let other_demand = self.host.kv.saturating_add(self.host.workspace);
         let ram = problem.budget.host().filter(|_| !self.host_holds_all(problem))?;
-        Some(ram.saturating_sub(other_demand).saturating_sub(problem.budget.read_ahead))
+        let beside_weights = [other_demand, problem.budget.read_ahead, problem.budget.reserve];
+        Some(beside_weights.into_iter().fold(ram, u64::saturating_sub))
     }
 
     /// The share of the weights that stays locked in host memory, 0 to 1, without experts that are read by demand.

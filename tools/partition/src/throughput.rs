@@ -118,7 +118,7 @@ impl Problem {
     /// The problem beside the memory that the runtime leaves free, if it chooses the number of sequences by memory: with [`RESERVE`] less.
     fn beside_reserve(&self) -> Problem {
         let process = self.budget.process.saturating_add(RESERVE);
-        Problem { budget: Budget { process, ..self.budget.clone() }, ..self.clone() }
+        Problem { budget: Budget { process, reserve: 0, ..self.budget.clone() }, ..self.clone() }
     }
 
     /// Hit rates of caches for experts with this problem's number of sequences; empty if unknown.

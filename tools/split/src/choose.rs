@@ -274,6 +274,11 @@ impl PlanInputs<'_> {
         std::iter::successors(halved(longest), halved).last()
     }
 
+    /// The plan with passes of at most this many tokens, with KV caches where the settings have them.
+    pub fn with_passes_of(&self, longest_pass: u64) -> Result<Chosen, SplitError> {
+        self.with_these_passes(self.request(Limits { longest_pass, ..self.limits() })?)
+    }
+
     fn with_these_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
         let partitioning = place_sequences(&mut request, self.args)?;
         Ok(Chosen::new(request, partitioning))

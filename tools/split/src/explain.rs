@@ -163,9 +163,18 @@ fn more_memory(
         if is_faster_by(NEGLIGIBLE) {
             scarce.push(device);
         }
-        // Longer passes, for which there is room then, can seem slower: the plan that is explained fits as well.
+        // Longer passes, which the planner takes where they fit, can seem slower.
+        let longer_passes = then.as_ref().ok().filter(|_| !is_faster_by(0.0)).and_then(|then| {
+            let [tokens, before] = [&then.request, request].map(|request| request.scenario.prefill_chunk);
+            let is_slower = then.partitioning.solution.objective_ms > now.objective_ms * (1.0 + NEGLIGIBLE);
+            (is_slower && tokens > before)
+                .then(|| format!("{what}, whose plan has passes of {tokens} tokens instead of {before}"))
+        });
         let stays = then.is_ok() && !is_faster_by(0.0);
-        changes.push(if stays { WhatIf::nothing(what) } else { what_if(what, then, request, now)? });
+        changes.push(match longer_passes {
+            None if stays => WhatIf::nothing(what),
+            longer_passes => what_if(longer_passes.unwrap_or(what), then, request, now)?,
+        });
     }
     Ok((scarce, changes))
 }

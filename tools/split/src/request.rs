@@ -13,7 +13,7 @@ use hpp_model::{
 use hpp_partition::{
     BlockPlacement, Budget, DeviceId, KvHome, Mechanisms, Objective, Options, Packing, Placement, Problem,
 };
-use hpp_schema::memory::{PROCESS, READ_AHEAD, heap_beyond_process};
+use hpp_schema::memory::{PROCESS, READ_AHEAD, RESERVE, heap_beyond_process};
 use hpp_schema::{Budgets, ByteSize, ModelKind, names_a_file, provider_options};
 
 /// Device memory for manual placement without a budget: no limit.
@@ -119,7 +119,11 @@ impl PlanningRequest {
             margin: ByteSize(budget.margin),
         };
         let error = |finding: &hpp_schema::Finding| InputError {
-            hint: (finding.place == "gpus").then(|| missing_gpus_hint(costs)),
+            hint: match finding.place.as_str() {
+                "gpus" => Some(missing_gpus_hint(costs)),
+                place if place == "--ram" || place.starts_with("gpus[") => Some(beyond_machine_hint(costs)),
+                _ => None,
+            },
             ..InputError::in_file(&costs.label(), finding)
         };
         let heap = heap_of(analysis);
@@ -340,6 +344,18 @@ fn missing_gpus_hint(costs: &Costs) -> &'static str {
     }
 }
 
+/// What to do about a budget that the machine does not have.
+fn beyond_machine_hint(costs: &Costs) -> &'static str {
+    match costs.profile() {
+        Some(_) => {
+            "give at most what this machine has, or plan for another machine: --machine with a YAML file like those in fixtures/machines"
+        }
+        None => {
+            "give at most what it has, or describe a machine that has more in a YAML file like those in fixtures/machines"
+        }
+    }
+}
+
 /// Whether no option mentions GPUs, so that the plan uses those of this machine.
 fn uses_local_gpus(args: &SplitArgs) -> bool {
     let is_manual = manual_gpus(args) > 0 || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
@@ -454,6 +470,7 @@ fn budget(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> (Budget, Vec
         host_kv_on_disk: args.kv == KvHomeArg::Disk,
         process: PROCESS,
         read_ahead: READ_AHEAD,
+        reserve: RESERVE,
         // `problem` sets it from the model.
         packing: Packing::default(),
     };

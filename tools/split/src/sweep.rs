@@ -58,7 +58,12 @@ pub fn run(inputs: &PlanInputs, first: &PlanningRequest, range: VramRange, sourc
         tell!("note: --explain has no effect: --sweep-vram writes no plan");
     }
     let gpus = first.problem.gpus.len();
-    let points = range.points().into_iter().map(|vram| point(inputs, gpus, vram));
+    let budgets = range.points();
+    // A budget beyond the machine's is an error: it is known before planning, which may take minutes.
+    if let Some(largest) = budgets.iter().copied().max() {
+        inputs.with_memory(vec![largest; gpus], None, |inputs| inputs.request(inputs.limits()))?;
+    }
+    let points = budgets.into_iter().map(|vram| point(inputs, gpus, vram));
     let points = points.collect::<Result<Vec<Point>, SplitError>>()?;
     let scenario = first.scenario;
     if inputs.args.json {

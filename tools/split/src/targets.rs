@@ -8,7 +8,7 @@ use crate::error::SplitError;
 use crate::input_errors::{InputError, InputErrors};
 use crate::partitioning::{Partitioning, place_blocks};
 use crate::predicted::PredictedTimes;
-use crate::request::{PlanningRequest, default_margin};
+use crate::request::{LEAST_CHUNK, PlanningRequest, default_margin};
 use hpp_partition::{DeviceId, Objective, plan};
 use hpp_schema::ByteSize;
 
@@ -58,7 +58,40 @@ pub fn enforce(
         }
         tried.push((objective, times));
     }
+    if let Some(Chosen { request: other, partitioning, .. }) = with_shorter_passes(request, inputs, targets, &mut tried)
+    {
+        tell!(
+            "note: planned with passes of {} tokens, because longer ones miss a target",
+            other.scenario.prefill_chunk
+        );
+        *request = other;
+        return Ok(partitioning);
+    }
     Err(refusal(request, targets, &tried).into())
+}
+
+/// A plan for the first token that meets the targets, whose passes are shorter than the planner takes by itself: it takes the longest where
+/// memory is not short, although several passes over a long prompt compute less attention.
+fn with_shorter_passes(
+    request: &PlanningRequest,
+    inputs: &PlanInputs,
+    targets: Targets,
+    tried: &mut Vec<(Objective, PredictedTimes)>,
+) -> Option<Chosen> {
+    let first = tried.iter().map(|(_, times)| times.prefill_ms).fold(f64::INFINITY, f64::min);
+    if inputs.args.planning.refine.is_some() || targets.max_first_token_ms.is_none_or(|target| first <= target) {
+        return None;
+    }
+    let change = |args: &mut SplitArgs| args.planning.objective = Objective::Prefill.into();
+    PlanInputs { alternative: None, ..*inputs }.with_settings(change, |inputs| {
+        let lengths: Vec<u64> = request.shorter_passes(LEAST_CHUNK).collect();
+        let plans = lengths.into_iter().filter_map(|length| inputs.with_passes_of(length).ok());
+        plans.into_iter().find(|chosen| {
+            let times = PredictedTimes::of(&chosen.partitioning.solution);
+            tried.push((Objective::Prefill, times));
+            targets.are_met_by(times)
+        })
+    })
 }
 
 /// The plan for another objective: with the costs that `--refine` measured, if it did.
@@ -80,7 +113,7 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
     let missed_speed = targets.min_tokens_per_s.filter(|target| fastest < *target);
     let missed_latency = targets.max_first_token_ms.filter(|target| first > *target);
     // More host memory keeps weights there that are read from disk otherwise.
-    let without_gpu = if request.problem.budget.ram.is_some() { HINT_RAM } else { HINT_NO_VRAM };
+    let without_gpu = if request.may_be_short_of_memory() { HINT_RAM } else { HINT_NO_VRAM };
     let mut add = |what: String, targets: Targets, objective| {
         let (sufficient, hint) = match sufficient_vram(request, targets, objective) {
             Vram::NoGpu => ("the plan has no GPU".to_owned(), without_gpu),

@@ -248,7 +248,7 @@ impl<'a> Tables<'a> {
                     (packed(if knows_partitions && !is_copied { self.weights[1 << i] } else { new }), is_copied)
                 };
                 let disk_bytes = || {
-                    let room = ram - state_and_workspace - budget.read_ahead;
+                    let room = (ram - state_and_workspace - budget.read_ahead).saturating_sub(budget.reserve);
                     let blocks = (0..self.problem.blocks.len()).filter(|i| read & 1 << i != 0).map(of_block);
                     from_disk(self.problem, &blocks.collect::<Vec<_>>(), room)
                 };

@@ -82,6 +82,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
             host_kv_on_disk: false,
             process: if d.one_in(3) { d.below(100) } else { 0 },
             read_ahead: if d.one_in(2) { d.below(100) } else { 0 },
+            reserve: if d.one_in(2) { d.below(100) } else { 0 },
             packing: packing(d),
         },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
@@ -338,7 +339,7 @@ fn disk_bytes_if_fits(
     if !disk || packed(max(&on_host, &read_whole)) + read_ahead + state + workspace > ram {
         return None;
     }
-    let room = ram - state - workspace - read_ahead;
+    let room = (ram - state - workspace - read_ahead).saturating_sub(problem.budget.reserve);
     let disk_bytes = |phase: Phase| {
         let read = |c: BlockPlacement| !resident(c.in_phase(phase));
         let is_copied = |i: usize| placements[i].in_phase(phase) != Placement::Cpu;

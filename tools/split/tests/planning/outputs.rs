@@ -389,11 +389,42 @@ fn the_name_of_a_quantized_plan_says_so() {
     assert_eq!(name(planned(&["--quantize", "int8"])), format!("{plain}-int8"));
 }
 
-/// Where weights are read from disk, the advice is more host memory.
+/// Several passes over a prompt compute less attention than one, which the planner prefers where memory is not short. More host memory is no
+/// advice there.
 #[test]
-fn a_missed_target_of_a_plan_with_a_limit_of_host_memory_advises_to_raise_it() {
-    let asked = ["--dry-run", "--vram", "0", "--ram", "80M", "--at-least", "1e12"];
-    run(&asked).refusal(&["the fastest plan", "is expected to reach", "raise --ram"]);
+fn a_target_for_the_first_token_is_met_by_shorter_passes() {
+    let workload = ["--machine", "mini-pc", "--prompt-tokens", "500", "--new-tokens", "10"];
+    let whole = planned(&[&workload[..], &["--objective", "prefill"]].concat());
+    assert_eq!(whole.schedule.prefill_chunk, None);
+    let target = (0.98 * whole.predictions.time_to_first_token_ms).to_string();
+    let met = planned(&[&workload[..], &["--first-token-within", &target]].concat());
+    assert!(met.predictions.time_to_first_token_ms <= target.parse().unwrap(), "{:?}", met.predictions);
+    assert!(met.schedule.prefill_chunk.is_some_and(|tokens| tokens < 500));
+    let missed = run(&[&workload[..], &["--dry-run", "--first-token-within", "0.001"]].concat());
+    let missed = missed.refusal(&["out of reach", "hint: relax the target, or lower"]);
+    let earliest = missed.stderr.split("expected after ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+    assert!(earliest.parse::<f64>().unwrap() <= met.predictions.time_to_first_token_ms, "{}", missed.stderr);
+}
+
+/// Known before any budget is planned, which may take minutes.
+#[test]
+fn a_budget_beyond_the_machine_says_what_to_do() {
+    for (option, size) in [("--vram", "32G"), ("--sweep-vram", "8G..32G:8G"), ("--ram", "200G")] {
+        let refused =
+            run(&["--dry-run", "--machine", "rtx4090", option, size]).refusal(&["requested", "hint: give at most"]);
+        assert!(!refused.stderr.contains("planning:") && refused.stdout.is_empty(), "{}", refused.stderr);
+    }
+}
+
+/// More host memory is advised only where it holds less than every placement may need.
+#[test]
+fn a_missed_target_of_a_plan_that_is_short_of_host_memory_advises_to_raise_it() {
+    let missed = |ram: &str| run(&["--dry-run", "--vram", "0", "--ram", ram, "--at-least", "1e12"]);
+    let refused = missed("66M").refusal(&["bytes) of --ram are enough"]);
+    let smallest = refused.stderr.split(" bytes) of --ram").next().and_then(|text| text.rsplit('(').next()).unwrap();
+    missed(&format!("{smallest}B")).refusal(&["the fastest plan", "is expected to reach", "raise --ram"]);
+    let ample = missed("1G").refusal(&["is expected to reach"]);
+    assert!(!ample.stderr.contains("raise --ram"), "{}", ample.stderr);
 }
 
 /// A speed that rounds to the one asked for is shown below it.

@@ -36,14 +36,16 @@ struct BenchRun {
     stages: Vec<Vec<f64>>,
 }
 
-/// Tokens of the prompt by default.
-const DEFAULT_PROMPT: u64 = 512;
-
 /// Loads the plan, warms up, measures and prints.
 pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&args.plan)?;
     check_language_model(&plan.plan)?;
-    let prompt_tokens = prompt_tokens(args, context_length(&plan, &args.runtime), plan.plan.model.context_length)?;
+    let room = PromptRoom {
+        predicted: plan.plan.predictions.prompt_tokens,
+        context: context_length(&plan, &args.runtime),
+        longest_context: plan.plan.model.context_length,
+    };
+    let prompt_tokens = prompt_tokens(args, room)?;
     let trace = TraceFile::create(args.trace.as_deref())?;
     let which = if args.unsplit { unsplit(&plan, Whole::Source)? } else { None }.unwrap_or_else(|| plan.plan.clone());
     if which.draft.is_some() {
@@ -106,14 +108,26 @@ fn tokenizer(plan: &PlanFile, console: &Console) -> Option<TextTokenizer> {
     }
 }
 
-/// Tokens of the prompt, so that the new ones fit the context behind them. `most`: the longest context of the model.
-fn prompt_tokens(args: &BenchArgs, context: u64, most: Option<u64>) -> Result<u64, ExecError> {
-    let room = (context + 1).saturating_sub(args.new_tokens);
-    let wanted = args.prompt_tokens.unwrap_or(DEFAULT_PROMPT.min(room).max(1));
-    if wanted <= room {
+/// What decides the length of the prompt, in tokens.
+#[derive(Clone, Copy)]
+struct PromptRoom {
+    /// Those of the prompt that the plan predicts times for.
+    predicted: u64,
+    context: u64,
+    /// Those of the longest context of the model, if it says so.
+    longest_context: Option<u64>,
+}
+
+/// Tokens of the prompt, so that the new ones fit the context behind them: by default as many as the plan predicts times for.
+fn prompt_tokens(args: &BenchArgs, room: PromptRoom) -> Result<u64, ExecError> {
+    let PromptRoom { predicted, context, longest_context } = room;
+    let most = (context + 1).saturating_sub(args.new_tokens);
+    let wanted = args.prompt_tokens.unwrap_or(predicted.min(most).max(1));
+    if wanted <= most {
         return Ok(wanted);
     }
-    let more = if most.is_some_and(|most| most <= context) { "" } else { ", or for more with --context" };
+    let is_longest = longest_context.is_some_and(|longest| longest <= context);
+    let more = if is_longest { "" } else { ", or for more with --context" };
     Err(ExecError::Usage {
         message: format!(
             "{} and {} do not fit a context of {context}",
@@ -158,13 +172,13 @@ mod tests {
 
     #[test]
     fn the_prompt_fits_the_context_unless_its_length_is_given() {
-        let tokens = |line: &str, context: u64, most: Option<u64>| {
+        let tokens = |line: &str, context: u64, longest_context: Option<u64>| {
             let cli = Cli::parse_from(["hpp-exec", "bench", "plan"].into_iter().chain(line.split_whitespace()));
             let Some(Command::Bench(args)) = cli.command else { panic!("{line}") };
-            prompt_tokens(&args, context, most)
+            prompt_tokens(&args, PromptRoom { predicted: 384, context, longest_context })
         };
-        assert_eq!(tokens("", 4096, None).unwrap(), 512);
-        assert_eq!(tokens("", 512, Some(512)).unwrap(), 449);
+        assert_eq!(tokens("", 4096, None).unwrap(), 384);
+        assert_eq!(tokens("", 256, Some(512)).unwrap(), 193);
         assert_eq!(tokens("-p 449", 512, None).unwrap(), 449);
         for (line, most, says) in [("-p 450", Some(512), false), ("-p 450", Some(600), true), ("-n 600", None, true)] {
             let hint = tokens(line, 512, most).unwrap_err().hint().unwrap();

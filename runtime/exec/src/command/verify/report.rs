@@ -118,12 +118,18 @@ pub fn text(verdict: &Verdict) -> String {
         out.push_str(&first_difference(first));
     }
     let tolerance = verdict.tolerance.0;
+    // Boundaries only tell where a difference begins.
+    let compared = if verdict.steps.is_empty() { "outputs" } else { "logits" };
     let _ = match (verdict.bit_identical, verdict.within_tolerance) {
         (true, _) => writeln!(out, "bit-identical to the unsplit model"),
-        (false, true) => writeln!(out, "within tolerance ({tolerance:e}), largest max rel {:.3e}", largest(verdict)),
-        (false, false) => {
-            writeln!(out, "DIFFERENT: beyond the tolerance ({tolerance:e}), largest max rel {:.3e}", largest(verdict))
+        (false, true) => {
+            writeln!(out, "{compared} within tolerance ({tolerance:e}), largest max rel {:.3e}", largest(verdict))
         }
+        (false, false) => writeln!(
+            out,
+            "DIFFERENT: {compared} beyond the tolerance ({tolerance:e}), largest max rel {:.3e}",
+            largest(verdict)
+        ),
     };
     out
 }
@@ -185,9 +191,9 @@ fn yes_no(yes: bool) -> String {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_passes_of_a_divided_prompt_are_named() {
-        let verdict = |tokens| Verdict {
+    /// Of a prompt of `tokens` tokens.
+    fn verdict(tokens: u64) -> Verdict {
+        Verdict {
             within_tolerance: true,
             bit_identical: true,
             tolerance: Tolerance(1e-4),
@@ -197,7 +203,23 @@ mod tests {
             steps: vec![],
             outputs: vec![],
             first_difference: None,
-        };
+        }
+    }
+
+    /// The table of boundaries may have larger differences.
+    #[test]
+    fn the_last_line_says_what_was_compared() {
+        let difference = Difference { max_rel: 1e-6, ..Difference::NONE };
+        let steps =
+            vec![StepResult { step: 0, token: 1, plan_token: None, margin: 0.1, difference, within_tolerance: true }];
+        let of_text = text(&Verdict { bit_identical: false, steps, ..verdict(1) });
+        assert!(of_text.ends_with("logits within tolerance (1e-4), largest max rel 1.000e-6\n"), "{of_text}");
+        let outputs = text(&Verdict { bit_identical: false, within_tolerance: false, ..verdict(1) });
+        assert!(outputs.contains("DIFFERENT: outputs beyond the tolerance"), "{outputs}");
+    }
+
+    #[test]
+    fn the_passes_of_a_divided_prompt_are_named() {
         let divided = text(&verdict(193));
         assert!(divided.contains("the prompt of 193 tokens in passes of 192 at most"), "{divided}");
         assert!(!text(&verdict(192)).contains("passes"));
