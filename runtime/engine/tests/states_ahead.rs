@@ -97,6 +97,16 @@ fn the_host_computes_while_the_state_of_the_next_stage_comes() {
     assert_eq!(token(&chain, &backend(320, 0)), us(400 + 100 + 400 + 100) + 2 * crossing(320));
 }
 
+/// A stage of another device between two, which has no second set, leaves the copy for the next one alone.
+#[test]
+fn a_stage_alone_on_its_device_does_not_disturb_copies_ahead() {
+    let end = ChainPart { states: 0, ..part(None, 0) };
+    let parts = vec![part(Some(0), 400), part(Some(1), 100), part(Some(0), 400), end];
+    let chain = Chain { parts, states_on_host: true, ..Chain::default() };
+    let (backend, crossings) = (backend(320, 0), crossing(320));
+    assert_eq!(token(&chain, &backend), us(320 + 400 + 100 + 400) + crossings);
+}
+
 #[test]
 fn without_room_for_a_second_set_states_are_copied_between_runs() {
     let fits = |room: u64| {

@@ -119,12 +119,12 @@ impl<B: Backend> StateStaging<B> {
         });
         let pair = |(first, second)| StagingBuffer { first, second };
         let buffers = first.into_iter().zip(second).map(pair).collect();
-        Ok(StateStaging { assigned, buffers, set: 0, next_set: 0, ahead: None, arrived: Vec::new() })
+        Ok(StateStaging { assigned, buffers, set: 1, next_set: 0, ahead: None, arrived: Vec::new() })
     }
 
     /// A pass starts; nothing is being copied.
     pub fn start_pass(&mut self) {
-        (self.set, self.next_set) = (0, 0);
+        (self.set, self.next_set) = (1, 0);
     }
 
     /// Whether states of any stage are copied ahead.
@@ -171,17 +171,19 @@ impl<B: Backend> StateStaging<B> {
         Ok(())
     }
 
-    /// An item is bound at a stage: its run comes after the copies of its states, if they were started. Copies for another turn, which never
-    /// came because its item failed, are waited for too: their set is used now.
+    /// An item is bound at a stage whose states are not copied ahead: it uses the set of the turn before, which has returned its states.
+    pub fn start_other_turn(&mut self) {
+        self.arrived.clear();
+    }
+
+    /// An item is bound at a stage whose states are copied ahead: its run comes after their copies, if they were started. Copies for another
+    /// turn, which never came because its item failed, are waited for too: their set is used now.
     pub fn start_turn(
         &mut self,
         pool: &BufferPool<B>,
         turn: (StageId, usize),
         recorder: &mut Recorder,
     ) -> Result<(), EngineError> {
-        if !self.shares_buffers(turn.0) {
-            return Ok(());
-        }
         self.set = self.next_set;
         self.next_set = 1 - self.set;
         self.arrived.clear();
@@ -261,10 +263,6 @@ impl<B: Backend> StateStaging<B> {
     /// Whether a stage has states that are copied to a staging buffer for its runs.
     pub fn has_states_of(&self, stage: StageId) -> bool {
         self.assigned.keys().any(|(other, _)| *other == stage)
-    }
-
-    fn shares_buffers(&self, stage: StageId) -> bool {
-        self.assigned.iter().any(|((other, _), assignment)| *other == stage && !assignment.exclusive)
     }
 
     /// Whether any state has a staging buffer of its own.

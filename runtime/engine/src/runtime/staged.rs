@@ -12,7 +12,11 @@ impl<B: Backend> PassRunner<'_, '_, B> {
     /// The stages that run next, in order: copies the states of the first one.
     pub(super) fn begin_order(&mut self, mut stages: Vec<(StageId, &'static [Phase])>) {
         stages.retain(|(stage, _)| self.runtime.staging.has_states_ahead(*stage));
-        self.staged = stages;
+        let memory = |(stage, _): &(StageId, _)| self.program.stages[*stage].memory();
+        let has_second =
+            |of: &&(StageId, _)| stages.iter().filter(|other| memory(other) == memory(of)).nth(1).is_some();
+        // A stage without another one on its device needs no second set, and the planner counts none.
+        self.staged = stages.iter().filter(has_second).copied().collect();
         self.copy_states_ahead(None);
     }
 
