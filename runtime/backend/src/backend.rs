@@ -172,6 +172,15 @@ impl Backend for OrtBackend {
         upload.wait()
     }
 
+    fn copy_ahead(&self, from: &OrtTensor, to: &OrtTensor) -> Result<Option<Upload>, BackendError> {
+        let device = self.space(to.0.space)?;
+        match self.uploader.copy_ahead(&self.runtime, &from.0, &to.0, &device)? {
+            Some(upload) => Ok(Some(upload)),
+            // Without streams the device's queue orders the copy after the runs that were submitted before.
+            None => self.copy(from, to).map(|()| None),
+        }
+    }
+
     fn synchronize(&self, memory: MemoryId) -> Result<(), BackendError> {
         match &self.space(memory)?.streams {
             Some(streams) => streams.wait_for_runs(),

@@ -7,8 +7,8 @@ use crate::{BlockPlacement, Contention, GpuCosts, Phase, Placement, Problem};
 /// The work of a phase, milliseconds without contention.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PhaseWork {
-    /// Everything that runs in sequence: computing, crossings, state swaps, the overhead of passes. In passes of several sequences
-    /// without what GPUs compute, which may overlap with all else.
+    /// Everything that runs in sequence: computing, crossings, state swaps except copies ahead, the overhead of passes. In passes of several
+    /// sequences without what GPUs compute, which may overlap with all else.
     pub sequence: f64,
     /// In passes of several sequences: what each GPU computes.
     pub gpus: Vec<f64>,
@@ -42,7 +42,9 @@ impl PhaseWork {
             work.host += ms;
         }
         for transfer in problem.swap_transfers(block, placement, phase) {
-            work.sequence += problem.copy_ms(transfer);
+            if !transfer.ahead {
+                work.sequence += problem.copy_ms(transfer);
+            }
             if let Some(gpu) = transfer.to {
                 work.links[gpu] += problem.upload_ms(gpu, transfer.tensors);
             }

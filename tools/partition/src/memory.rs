@@ -427,6 +427,11 @@ fn gpu_demand(problem: &Problem, placements: &[BlockPlacement], slots: u32, gpu:
             computing(phase).filter(|i| !has_own_buffer(i, phase)).map(|i| kv(problem, i)).max().unwrap_or(0)
         }
     };
+    // A second set of staging buffers, to which states are copied ahead.
+    let is_staged = |i: &usize, phase| kv(problem, *i) > 0 && !has_own_buffer(i, phase);
+    let has_second_set = problem.budget.kv == KvHome::Host
+        && Phase::BOTH.iter().any(|phase| computing(*phase).filter(|i| is_staged(i, *phase)).count() > 1);
+    let sets = if has_second_set { 2 } else { 1 };
     let own_state =
         |phase| computing(phase).filter(move |i| has_own_buffer(i, phase)).map(|i| kv(problem, i)).sum::<u64>();
     let is_streamed = |i: usize| placements[i].is_streamed_to(gpu);
@@ -437,7 +442,7 @@ fn gpu_demand(problem: &Problem, placements: &[BlockPlacement], slots: u32, gpu:
     let resident = distinct_bytes(problem, |block| &block.weights, is_resident, |i| !is_joined(problem, placements, i));
     Demand {
         weights: resident + distinct_bytes(problem, |block| block.streamed.constants(), is_streamed, |_| false),
-        kv: Phase::BOTH.map(shared_state).into_iter().max().unwrap_or(0)
+        kv: sets * Phase::BOTH.map(shared_state).into_iter().max().unwrap_or(0)
             + Phase::BOTH.map(own_state).iter().sum::<u64>(),
         workspace: gpu_workspace(problem, placements, gpu),
         ring: slot.saturating_mul(slots.into()),

@@ -6,7 +6,7 @@
 //! run, if neither phase computes on that device or if each pass returns the state in a new buffer; otherwise the state stays on the
 //! computing device until all prefill passes, or the decode pass, are done.
 
-use crate::transfer::{Tensors, Transfer};
+use crate::transfer::{StateSwap, Tensors, Transfer};
 use crate::{BlockPlacement, DeviceId, KvHome, Phase, Placement, Problem};
 use std::ops::Range;
 
@@ -24,7 +24,7 @@ impl ScheduleStep {
     /// Bytes copied between host and GPU.
     pub fn bytes(&self) -> u64 {
         match self.kind {
-            StepKind::To(_, bytes) | StepKind::From(_, bytes) => bytes,
+            StepKind::To(_, bytes) | StepKind::From(_, bytes) | StepKind::Ahead(_, bytes) => bytes,
             _ => 0,
         }
     }
@@ -41,6 +41,9 @@ pub(crate) enum StepKind {
     To(usize, u64),
     /// Copies bytes from a GPU.
     From(usize, u64),
+    /// Waits until state of so many bytes is on a GPU. Its copy, which takes the time of the step, is issued at the step of this kind before,
+    /// or when the pass starts.
+    Ahead(usize, u64),
     /// Overhead of a pass outside its partitions.
     Pass,
 }
@@ -91,7 +94,7 @@ impl PassSteps {
         });
         for step in partitions.chain(&mut self.end) {
             step.ms /= sequences as f64;
-            if let StepKind::To(_, bytes) | StepKind::From(_, bytes) = &mut step.kind {
+            if let StepKind::To(_, bytes) | StepKind::From(_, bytes) | StepKind::Ahead(_, bytes) = &mut step.kind {
                 *bytes /= sequences;
             }
         }
@@ -124,12 +127,13 @@ pub(crate) fn steps(problem: &Problem, placements: &[BlockPlacement], phase: Pha
 pub(crate) fn pass_steps(problem: &Problem, placements: &[BlockPlacement], phase: Phase, pass: usize) -> PassSteps {
     let places = placements_in_phase(placements, phase);
     let mut steps = PassSteps::default();
+    let copies_ahead = copies_ahead(problem, placements, phase);
     for blocks in partitions(problem, &places) {
         let (first, place) = (blocks.start, places[blocks.start]);
         let mut crossing = Vec::new();
         if first > 0 && places[first - 1].gpu() != place.gpu() {
             let (from, to) = (places[first - 1].gpu(), place.gpu());
-            let transfer = Transfer { from, to, tensors: problem.boundary(first, phase, pass) };
+            let transfer = Transfer { from, to, tensors: problem.boundary(first, phase, pass), ahead: false };
             push_transfer(problem, transfer, first, &mut crossing);
         }
         let (mut swaps_in, mut swaps_out) = (Vec::new(), Vec::new());
@@ -139,7 +143,10 @@ pub(crate) fn pass_steps(problem: &Problem, placements: &[BlockPlacement], phase
                 continue;
             }
             let [swap_in, swap_out] = problem.pass_transfers(block, swap, phase, pass);
-            push_transfer(problem, swap_in, block, &mut swaps_in);
+            match swap_in.to.filter(|gpu| swap_in.ahead && copies_ahead[*gpu]) {
+                Some(gpu) => push_ahead(upload(problem, gpu, swap_in.tensors, block..block + 1), &mut swaps_in),
+                None => push_transfer(problem, swap_in, block, &mut swaps_in),
+            }
             let out = if swap.until_phase_ends { &mut steps.end } else { &mut swaps_out };
             push_transfer(problem, swap_out, block, out);
         }
@@ -167,9 +174,39 @@ fn download(problem: &Problem, gpu: usize, tensors: Tensors, blocks: Range<usize
     ScheduleStep { kind: StepKind::From(gpu, tensors.bytes), ms: problem.download_ms(gpu, tensors), blocks }
 }
 
+/// Adds a copy ahead, to that of the blocks before it in its partition.
+fn push_ahead(copy: ScheduleStep, steps: &mut Vec<ScheduleStep>) {
+    let StepKind::To(gpu, bytes) = copy.kind else { return };
+    match steps.last_mut() {
+        Some(ScheduleStep { kind: StepKind::Ahead(_, all), ms, blocks }) => {
+            (*all, *ms, blocks.end) = (*all + bytes, *ms + copy.ms, copy.blocks.end);
+        }
+        _ => steps.push(ScheduleStep { kind: StepKind::Ahead(gpu, bytes), ..copy }),
+    }
+}
+
+/// For each GPU, whether states on the host are copied there ahead of their partition in passes of a phase: if at least two partitions
+/// share staging buffers, of which there are two sets then.
+pub(crate) fn copies_ahead(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> Vec<bool> {
+    // State that is updated in place and kept with its layer is never copied for each run: simulations of such problems are short.
+    if problem.budget.kv == KvHome::Device && problem.blocks.iter().all(|block| block.kv_grows.is_none()) {
+        return vec![false; problem.gpus.len()];
+    }
+    let places = placements_in_phase(placements, phase);
+    let mut sharing = vec![0; problem.gpus.len()];
+    for mut blocks in partitions(problem, &places) {
+        let place = places[blocks.start];
+        let swap = |block: usize| problem.state_swap(block, placements[block], phase);
+        if blocks.any(|block| swap(block).is_some_and(StateSwap::is_shared_upload)) {
+            place.gpu().into_iter().for_each(|gpu| sharing[gpu] += 1);
+        }
+    }
+    sharing.into_iter().map(|partitions| partitions > 1).collect()
+}
+
 /// Adds the copies of a transfer that belongs to this block.
 fn push_transfer(problem: &Problem, transfer: Transfer, block: usize, steps: &mut Vec<ScheduleStep>) {
-    let Transfer { from, to, tensors } = transfer;
+    let Transfer { from, to, tensors, .. } = transfer;
     steps.extend(from.map(|gpu| download(problem, gpu, tensors, block..block + 1)));
     steps.extend(to.map(|gpu| upload(problem, gpu, tensors, block..block + 1)));
 }
@@ -193,7 +230,7 @@ pub(crate) fn copies(problem: &Problem, places: &[Placement]) -> Vec<Copies> {
 pub(crate) fn handover(problem: &Problem, placements: &[BlockPlacement]) -> Vec<ScheduleStep> {
     let (mut steps, mut uploads) = (Vec::new(), Vec::new());
     for (block, placement) in placements.iter().enumerate() {
-        if let Some(Transfer { from, to, tensors }) = problem.handover(block, *placement) {
+        if let Some(Transfer { from, to, tensors, .. }) = problem.handover(block, *placement) {
             steps.extend(from.map(|gpu| download(problem, gpu, tensors, block..block + 1)));
             uploads.extend(to.map(|gpu| upload(problem, gpu, tensors, block..block + 1)));
         }

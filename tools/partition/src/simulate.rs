@@ -5,7 +5,7 @@
 //! timeline (`--trace`) use the same simulation. Reads from disk go on beside the partition sequence, and both slow each other down
 //! ([`DiskTimes::beside`]).
 //!
-//! Passes of several sequences overlap on different devices ([`pipeline`]).
+//! Passes of several sequences overlap on different devices, and state on the host is copied to GPUs ahead of their runs ([`pipeline`]).
 
 mod machine;
 mod pipeline;
@@ -13,7 +13,7 @@ mod record;
 
 use crate::bound::lower_bound_beside_transfers;
 use crate::memory::{MemoryUsage, usage_with_cuts};
-use crate::schedule::{ScheduleStep, copies, handover, merges, pass_steps, placements_in_phase, steps};
+use crate::schedule::{ScheduleStep, copies, copies_ahead, handover, merges, pass_steps, placements_in_phase, steps};
 use crate::{BlockPlacement, Decompression, DeviceId, Phase, Placement, Problem};
 use hpp_schema::{Span, SpanKind, Timeline};
 use machine::{CopyState, Simulator};
@@ -270,7 +270,8 @@ fn run<R: SimulationObserver>(
 ) -> Window {
     let places = placements_in_phase(placements, phase);
     let copies = copies(problem, &places);
-    if problem.has_pipelines() {
+    // The thread that issues runs and copies goes on while GPUs compute and states are copied ahead.
+    if problem.has_pipelines() || copies_ahead(problem, placements, phase).contains(&true) {
         return run_queued(problem, placements, slots, phase, recorder);
     }
     match phase {

@@ -28,9 +28,16 @@ pub(crate) struct Transfer {
     pub from: Option<usize>,
     pub to: Option<usize>,
     pub tensors: Tensors,
+    /// Whether it is made while partitions before the one that needs it run, if other partitions of the pass use the same staging buffers.
+    pub ahead: bool,
 }
 
 impl StateSwap {
+    /// Whether the state is copied from the host to a staging buffer that the blocks of a device share.
+    pub fn is_shared_upload(self) -> bool {
+        !self.until_phase_ends && self.home.is_none() && self.computes_on.is_some()
+    }
+
     /// A number that is equal for swaps of equal cost, for the same block.
     pub fn code(self) -> u32 {
         1 + u32::from(self.until_phase_ends) + 2 * self.home.map_or(0, |gpu| gpu as u32 + 1)
@@ -134,7 +141,7 @@ impl Problem {
         let swap = self.state_swap(block, placement, Phase::Prefill).filter(|swap| swap.until_phase_ends)?;
         let bytes = self.in_place_bytes(block, swap, self.prefill_tokens());
         let tensors = Tensors { number: self.state(block)?.number, bytes };
-        Some(Transfer { from: swap.computes_on, to: swap.home, tensors })
+        Some(Transfer { from: swap.computes_on, to: swap.home, tensors, ahead: false })
     }
 
     /// Time of that transfer, milliseconds.
@@ -176,8 +183,8 @@ impl Problem {
         };
         let StateSwap { home, computes_on, .. } = swap;
         [
-            Transfer { from: home, to: computes_on, tensors: tensors(before) },
-            Transfer { from: computes_on, to: home, tensors: tensors(after) },
+            Transfer { from: home, to: computes_on, tensors: tensors(before), ahead: swap.is_shared_upload() },
+            Transfer { from: computes_on, to: home, tensors: tensors(after), ahead: false },
         ]
     }
 

@@ -1,8 +1,9 @@
-//! Two streams of an NVIDIA device: sessions compute on one, weights are copied on the other. Events order the two in both directions, so
-//! that the host waits for neither before the end of a pass.
+//! Streams of an NVIDIA device: sessions compute on one, weights and states are copied on two others. Events order them in both directions,
+//! so that the host waits for none before the end of a pass.
 //!
 //! The compute stream is a blocking one: ONNX Runtime makes its own copies on the device's default stream, and the default stream and
-//! blocking streams wait for each other. The copy stream is non-blocking and continues meanwhile.
+//! blocking streams wait for each other. The copy streams are non-blocking and continue meanwhile. States have one of their own, so that they
+//! do not wait for weights of later runs, which wait for runs before them.
 
 use cudarc::driver::result::stream::{StreamKind, create};
 use cudarc::driver::sys::{self, CUevent_flags};
@@ -18,7 +19,7 @@ use std::time::Duration;
 pub(crate) struct Streams {
     context: Arc<CudaContext>,
     compute: Arc<CudaStream>,
-    copies: Arc<CudaStream>,
+    copies: [Arc<CudaStream>; 2],
     state: Mutex<EventState>,
 }
 
@@ -30,6 +31,15 @@ struct EventState {
     pending: Vec<(TimingToken, EventPair)>,
     /// A completed event and its time on the host's clock.
     anchor: Option<(CudaEvent, Duration)>,
+}
+
+/// A copy stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum CopyStream {
+    /// Of weights.
+    Weights,
+    /// Of states that are copied ahead of their run.
+    States,
 }
 
 /// The events at the start and the end of an interval.
@@ -68,7 +78,8 @@ impl Streams {
         let blocking = create(StreamKind::Default).map_err(failed("make a stream"))?;
         // SAFETY: the stream was just created in this context, which is current, and is never destroyed.
         let compute = unsafe { context.wrap_borrowed_stream(blocking) };
-        let copies = context.new_stream().map_err(failed("make a stream for copies"))?;
+        let copies = || context.new_stream().map_err(failed("make a stream for copies"));
+        let copies = [copies()?, copies()?];
         let streams = Streams { context, compute, copies, state: Mutex::default() };
         streams.refresh_anchor()?;
         Ok(streams)
@@ -100,33 +111,37 @@ impl Streams {
         after: CudaEvent,
         ranges: impl IntoIterator<Item = CopyRange>,
     ) -> Result<QueuedCopies, BackendError> {
-        let start = self.begin_copies(after)?;
+        let start = self.begin_copies(CopyStream::Weights, after)?;
         for range in ranges {
             // SAFETY: the caller's promise.
-            unsafe { self.copy_one(range) }?;
+            unsafe { self.copy_one(CopyStream::Weights, range) }?;
         }
-        self.end_copies(start)
+        self.end_copies(CopyStream::Weights, start)
     }
 
-    /// Makes the copy stream wait for the event `after`; an event at the start of the copies that follow.
-    pub fn begin_copies(&self, after: CudaEvent) -> Result<CudaEvent, BackendError> {
-        self.copies.wait(&after).map_err(failed("order copies after runs"))?;
+    /// Makes a copy stream wait for the event `after`; an event at the start of the copies that follow.
+    pub fn begin_copies(&self, on: CopyStream, after: CudaEvent) -> Result<CudaEvent, BackendError> {
+        self.copies[on as usize].wait(&after).map_err(failed("order copies after runs"))?;
         self.recycle(after);
-        self.record(&self.copies)
+        self.record_copies(on)
     }
 
-    /// Enqueues one copy on the copy stream.
+    /// Enqueues one copy on a copy stream.
     ///
     /// # Safety
     /// That of [`copy`](Self::copy).
-    pub unsafe fn copy_one(&self, CopyRange { from, to, bytes }: CopyRange) -> Result<(), BackendError> {
+    pub unsafe fn copy_one(
+        &self,
+        on: CopyStream,
+        CopyRange { from, to, bytes }: CopyRange,
+    ) -> Result<(), BackendError> {
         self.context.bind_to_thread().map_err(failed("use the device"))?;
         // SAFETY: the caller's promise; the stream belongs to this context, which is current.
         let enqueued = unsafe {
             let bytes = std::slice::from_raw_parts(from, bytes);
-            result::memcpy_htod_async(to as sys::CUdeviceptr, bytes, self.copies.cu_stream())
+            result::memcpy_htod_async(to as sys::CUdeviceptr, bytes, self.copies[on as usize].cu_stream())
         };
-        enqueued.map_err(failed("copy weights"))
+        enqueued.map_err(failed("copy to the device"))
     }
 
     /// Fills memory of the device with zeros, after all work on the compute stream, and waits until it is done.
@@ -141,14 +156,14 @@ impl Streams {
         self.wait_for_runs()
     }
 
-    /// Records an event on the copy stream.
-    pub fn record_copies(&self) -> Result<CudaEvent, BackendError> {
-        self.record(&self.copies)
+    /// Records an event on a copy stream.
+    pub fn record_copies(&self, on: CopyStream) -> Result<CudaEvent, BackendError> {
+        self.record(&self.copies[on as usize])
     }
 
     /// The copies enqueued since `start`.
-    pub fn end_copies(&self, start: CudaEvent) -> Result<QueuedCopies, BackendError> {
-        Ok(QueuedCopies(EventPair { start, end: self.record_copies()? }))
+    pub fn end_copies(&self, on: CopyStream, start: CudaEvent) -> Result<QueuedCopies, BackendError> {
+        Ok(QueuedCopies(EventPair { start, end: self.record_copies(on)? }))
     }
 
     /// Makes later runs wait for copies. Returns tokens for the copies and for the time that the compute stream stalls.
@@ -167,7 +182,7 @@ impl Streams {
     /// Waits until all runs and copies have finished.
     pub fn wait(&self) -> Result<(), BackendError> {
         self.wait_for_runs()?;
-        self.copies.synchronize().map_err(failed("wait for copies"))
+        self.copies.iter().try_for_each(|stream| stream.synchronize()).map_err(failed("wait for copies"))
     }
 
     /// Waits until all runs have finished, and reports their intervals and those of the copies they needed.

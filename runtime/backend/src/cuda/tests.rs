@@ -2,7 +2,7 @@
 //! Each test runs itself again in child processes that load the fake driver in place of the real one.
 
 use super::feeder::{FeedWeight, Feeder, PendingFeed};
-use super::streams::{CopyRange, QueuedCopies, Streams};
+use super::streams::{CopyRange, CopyStream, QueuedCopies, Streams};
 use crate::raw::ReadWeight;
 use cudarc::driver::sys;
 use hpp_engine::port::{Timing, TimingToken};
@@ -89,7 +89,7 @@ const PASSES: usize = 4;
 fn runs_see_their_weights_and_copies_overwrite_no_slot_in_use() {
     with_fake_driver("runs_see_their_weights_and_copies_overwrite_no_slot_in_use", || {
         let streams = Arc::new(Streams::new(0).unwrap());
-        let feeder = Feeder::new(Arc::clone(&streams)).unwrap();
+        let feeder = Feeder::new(Arc::clone(&streams), CopyStream::Weights).unwrap();
         let pinned: Vec<Vec<u8>> = (0..STAGES).map(|stage| vec![stage as u8; SIZE]).collect();
         let mut staging = vec![0u8; 2 * SIZE];
         let halves = [staging.as_mut_ptr(), staging[SIZE..].as_mut_ptr()];
@@ -124,7 +124,7 @@ fn runs_see_their_weights_and_copies_overwrite_no_slot_in_use() {
                 1 => vec![from_file(0), from_file(1)],
                 _ => vec![FeedWeight::Pinned(copy(0)), from_file(1)],
             };
-            Upload::Feeding(feeder.begin(weights, halves, vec![]).unwrap())
+            Upload::Feeding(feeder.begin(streams.record_compute().unwrap(), weights, halves, vec![]))
         };
         let mut uploads: Vec<Upload> = (0..SLOTS).map(&begin).collect();
         let (mut tokens, mut reported, mut valid) = (BTreeSet::new(), BTreeSet::new(), 0);
@@ -156,6 +156,78 @@ fn runs_see_their_weights_and_copies_overwrite_no_slot_in_use() {
     });
 }
 
+/// States go from host memory through two sets of buffers, used in turn, as in the engine: the next ones are copied when a run was enqueued,
+/// and the host waits for a run before the buffers that it used are copied to again. Once the host has waited for an upload, the source may
+/// change.
+#[test]
+fn runs_see_states_that_were_copied_ahead() {
+    with_fake_driver("runs_see_states_that_were_copied_ahead", || {
+        let streams = Arc::new(Streams::new(0).unwrap());
+        let feeder = Feeder::new(Arc::clone(&streams), CopyStream::States).unwrap();
+        let piece = SIZE / 3 - 1;
+        let mut staging = vec![0u8; 2 * piece];
+        let halves = [staging.as_mut_ptr(), staging[piece..].as_mut_ptr()];
+        let mut sets = vec![vec![u8::MAX; SIZE]; 2];
+        let targets: Vec<*mut c_void> = sets.iter_mut().map(|set| set.as_mut_ptr().cast()).collect();
+        let mut home = vec![0u8; SIZE];
+        let source = home.as_mut_ptr();
+        let mut seen: Vec<u8> = Vec::new();
+        let list: *mut Vec<u8> = &mut seen;
+        let begin = |number: usize| {
+            // SAFETY: nothing else uses the source now: the upload before was waited for.
+            unsafe { std::ptr::write_bytes(source, number as u8, SIZE) };
+            let range = CopyRange { from: source, to: targets[number % 2], bytes: SIZE };
+            let after = streams.record_copies(CopyStream::States).unwrap();
+            feeder.begin(after, vec![FeedWeight::Host { range, piece }], halves, vec![])
+        };
+        let mut ahead = begin(0);
+        for number in 0..6 {
+            streams.order_runs_after(ahead.wait().unwrap()).unwrap();
+            begin_run(&streams, &sets[number % 2], list);
+            ahead = begin(number + 1);
+            // The copy back.
+            streams.wait_for_runs().unwrap();
+        }
+        drop(ahead);
+        streams.wait().unwrap();
+        assert_eq!(seen, [0, 1, 2, 3, 4, 5]);
+    });
+}
+
+/// A job with larger halves of the same staging memory waits until all that the job before put there is copied.
+#[test]
+fn halves_of_another_size_overwrite_nothing_that_is_not_copied() {
+    with_fake_driver("halves_of_another_size_overwrite_nothing_that_is_not_copied", || {
+        let streams = Arc::new(Streams::new(0).unwrap());
+        let feeder = Feeder::new(Arc::clone(&streams), CopyStream::Weights).unwrap();
+        let mut staging = vec![0u8; 4 * SIZE];
+        let first = staging.as_mut_ptr();
+        // SAFETY: all of them lie in the staging memory.
+        let [second, third] = [1, 2].map(|at| unsafe { first.add(at * SIZE) });
+        let mut slots = vec![0u8; 4 * SIZE];
+        let to = |at: usize| slots[at * SIZE..].as_ptr().cast_mut().cast::<c_void>();
+        let weight = |value: u8, length: usize, to: *mut c_void| {
+            let read: ReadWeight = Arc::new(move |bytes: &mut [u8]| {
+                bytes.fill(value);
+                Ok(())
+            });
+            FeedWeight::Read { read, length, weight: 0..length, to }
+        };
+        let after = || streams.record_compute().unwrap();
+        let small = vec![weight(1, SIZE, to(0)), weight(2, SIZE, to(1))];
+        let small = feeder.begin(after(), small, [first, second], vec![]).wait().unwrap();
+        let large = feeder.begin(after(), vec![weight(3, 2 * SIZE, to(2))], [first, third], vec![]).wait().unwrap();
+        for queued in [small, large] {
+            streams.order_runs_after(queued).unwrap();
+        }
+        streams.wait().unwrap();
+        let _ = &mut slots;
+        for (slot, value) in slots.chunks(SIZE).zip([1, 2, 3, 3]) {
+            assert!(slot.iter().all(|byte| *byte == value), "{value}");
+        }
+    });
+}
+
 /// Zeros are written after the runs that were enqueued before, and are there when the call returns.
 #[test]
 fn memory_is_zeroed_after_earlier_runs() {
@@ -176,12 +248,13 @@ fn memory_is_zeroed_after_earlier_runs() {
 fn a_failed_read_is_an_error_of_its_upload_only() {
     with_fake_driver("a_failed_read_is_an_error_of_its_upload_only", || {
         let streams = Arc::new(Streams::new(0).unwrap());
-        let feeder = Feeder::new(Arc::clone(&streams)).unwrap();
+        let feeder = Feeder::new(Arc::clone(&streams), CopyStream::Weights).unwrap();
         let (mut staging, mut slot) = (vec![0u8; 2 * SIZE], vec![0u8; SIZE]);
         let halves = [staging.as_mut_ptr(), staging[SIZE..].as_mut_ptr()];
         let to = slot.as_mut_ptr().cast();
         let weight = |read: ReadWeight| FeedWeight::Read { read, length: SIZE, weight: 0..SIZE, to };
-        let begin = |read: ReadWeight| feeder.begin(vec![weight(read)], halves, vec![]).unwrap();
+        let begin =
+            |read: ReadWeight| feeder.begin(streams.record_compute().unwrap(), vec![weight(read)], halves, vec![]);
         let error = begin(Arc::new(|_| Err("it was changed".into()))).wait().err().unwrap();
         assert!(error.to_string().contains("it was changed"), "{error}");
         drop(begin(Arc::new(|_| Err("dropped without a wait".into()))));

@@ -5,17 +5,20 @@
 //!
 //! Copies are enqueued on the device's copy stream if it has streams (CUDA); otherwise a thread makes them.
 
+mod ahead;
+
 use super::disk::{DirectFile, DirectReads};
 use super::file::{SECTOR, WeightFile};
 use crate::buffer::OrtBuffer;
 use crate::cuda::feeder::{FeedWeight, Feeder, PendingFeed};
-use crate::cuda::streams::{CopyRange, QueuedCopies, Streams};
+use crate::cuda::streams::{CopyRange, CopyStream, QueuedCopies, Streams};
 use crate::environment::SharedRuntime;
 use crate::raw::ReadWeight;
 use crate::raw::copier::{BYTES, Copier, PendingCopies, StagedRead, WeightCopy};
 use crate::raw::memory::{HostPages, Memory};
 use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
+use cudarc::driver::CudaEvent;
 use hpp_engine::BackendError;
 use hpp_engine::port::{HostCopy, Interval, MemoryId, Timing, Uploaded, WeightLocation};
 use std::cell::RefCell;
@@ -40,9 +43,10 @@ struct UploaderState {
     direct: Arc<DirectReads>,
     /// One for each device without streams.
     copiers: RefCell<BTreeMap<MemoryId, Rc<Copier>>>,
-    /// One for each device with streams whose weights are read from files.
-    feeders: RefCell<BTreeMap<MemoryId, Feeder>>,
-    staging: RefCell<BTreeMap<MemoryId, UploadStaging>>,
+    /// Those of devices with streams, of weights that are read from files and of states.
+    feeders: RefCell<BTreeMap<(MemoryId, CopyStream), Feeder>>,
+    /// One for each device and copy stream.
+    staging: RefCell<BTreeMap<(MemoryId, CopyStream), UploadStaging>>,
     pinned: RefCell<BTreeMap<MemoryId, PinnedPool>>,
 }
 
@@ -90,6 +94,17 @@ enum UploadState {
     Queued(Arc<Streams>, QueuedCopies),
     /// The feeder reads the weights and enqueues their copies.
     Feeding(Arc<Streams>, PendingFeed),
+}
+
+/// Copies for a feeder.
+struct FeedJob {
+    /// They begin after this event.
+    after: CudaEvent,
+    weights: Vec<FeedWeight>,
+    /// Two parts of staging memory.
+    halves: [*mut u8; 2],
+    /// All memory that they use.
+    keep: Vec<Memory>,
 }
 
 impl Upload {
@@ -224,7 +239,8 @@ impl Uploader {
         if let Some(streams) = &device.streams {
             return self.enqueue(runtime, source, to, device, streams).map(Upload);
         }
-        let staging = source.largest_read().map(|bytes| self.staging(runtime, device, bytes)).transpose()?;
+        let staging =
+            source.largest_read().map(|bytes| self.staging(runtime, device, CopyStream::Weights, bytes)).transpose()?;
         let copy = |(weight, buffer): (&UploadWeight, &&OrtBuffer)| {
             let to = Value::view(&buffer.memory, device, BYTES, &[weight.bytes])?;
             Ok(match (&weight.pinned, &staging) {
@@ -264,12 +280,7 @@ impl Uploader {
             let queued = unsafe { streams.copy(streams.record_compute()?, ranges) }?;
             return Ok(UploadState::Queued(Arc::clone(streams), queued));
         };
-        // Each half begins at a page, as direct reads need.
-        let half = largest.next_multiple_of(4096);
-        let staging = self.staging(runtime, device, 2 * half)?;
-        let first = staging.memory.address().cast::<u8>();
-        // SAFETY: the memory has room for both halves.
-        let halves = [first, unsafe { first.add(half as usize) }];
+        let (staging, halves) = self.halves(runtime, device, CopyStream::Weights, largest)?;
         let feed = |(weight, buffer): (&UploadWeight, &&OrtBuffer)| match weight.pinned_range(buffer) {
             Some(range) => FeedWeight::Pinned(range),
             None => {
@@ -281,12 +292,40 @@ impl Uploader {
         let weights = source.weights.iter().zip(to).map(feed).collect();
         let pinned = source.weights.iter().filter_map(|weight| Some(weight.pinned.as_ref()?.memory.clone()));
         let keep = pinned.chain(to.iter().map(|buffer| buffer.memory.clone())).chain([staging.memory]).collect();
+        let job = FeedJob { after: streams.record_compute()?, weights, halves, keep };
+        self.feed(device, streams, CopyStream::Weights, job)
+    }
+
+    /// The staging buffer of a device, and two halves of it with room for `bytes` each. Each half begins at a page, as direct reads need.
+    fn halves(
+        &self,
+        runtime: &SharedRuntime,
+        device: &MemorySpace,
+        on: CopyStream,
+        bytes: u64,
+    ) -> Result<(UploadStaging, [*mut u8; 2]), BackendError> {
+        let half = bytes.next_multiple_of(4096);
+        let staging = self.staging(runtime, device, on, 2 * half)?;
+        let first = staging.memory.address().cast::<u8>();
+        // SAFETY: the memory has room for both halves.
+        let halves = [first, unsafe { first.add(half as usize) }];
+        Ok((staging, halves))
+    }
+
+    /// Hands copies to a feeder of a device.
+    fn feed(
+        &self,
+        device: &MemorySpace,
+        streams: &Arc<Streams>,
+        on: CopyStream,
+        FeedJob { after, weights, halves, keep }: FeedJob,
+    ) -> Result<UploadState, BackendError> {
         let mut feeders = self.0.feeders.borrow_mut();
-        let feeder = match feeders.entry(device.id) {
+        let feeder = match feeders.entry((device.id, on)) {
             Entry::Occupied(feeder) => feeder.into_mut(),
-            Entry::Vacant(free) => free.insert(Feeder::new(Arc::clone(streams)).map_err(no_thread)?),
+            Entry::Vacant(free) => free.insert(Feeder::new(Arc::clone(streams), on).map_err(no_thread)?),
         };
-        Ok(UploadState::Feeding(Arc::clone(streams), feeder.begin(weights, halves, keep)?))
+        Ok(UploadState::Feeding(Arc::clone(streams), feeder.begin(after, weights, halves, keep)))
     }
 
     /// The copy thread of a device without streams.
@@ -300,16 +339,17 @@ impl Uploader {
         Ok(copier)
     }
 
-    /// The staging buffer of a device, of at least `bytes`. If it is too small it is replaced by a larger one; copies in progress keep
+    /// The staging buffer of a device for one copy stream, of at least `bytes`. If it is too small it is replaced by a larger one; copies in progress keep
     /// the old one alive.
     fn staging(
         &self,
         runtime: &SharedRuntime,
         device: &MemorySpace,
+        on: CopyStream,
         bytes: u64,
     ) -> Result<UploadStaging, BackendError> {
         let mut all = self.0.staging.borrow_mut();
-        if let Some(staging) = all.get(&device.id).filter(|staging| staging.bytes >= bytes) {
+        if let Some(staging) = all.get(&(device.id, on)).filter(|staging| staging.bytes >= bytes) {
             return Ok(staging.clone());
         }
         let pinned = device.pinned(&runtime.environment)?;
@@ -319,7 +359,7 @@ impl Uploader {
             None => (Memory::Host(Rc::new(HostPages::reserve(bytes)?)), MemorySpace::host()),
         };
         let staging = UploadStaging { memory, bytes, space: Rc::new(space) };
-        all.insert(device.id, staging.clone());
+        all.insert((device.id, on), staging.clone());
         Ok(staging)
     }
 }

@@ -123,6 +123,20 @@ impl<B: Backend> BufferPool<B> {
         self.backend.copy(&self.view(from, dtype, dims)?, &self.view(to, dtype, dims)?)
     }
 
+    /// Starts to copy the first bytes of one buffer into another. `None` if nothing is left to wait for.
+    pub fn copy_ahead(
+        &self,
+        from: &Buffer<B>,
+        to: &Buffer<B>,
+        dtype: DType,
+        dims: &Dims,
+    ) -> Result<Option<B::Upload>, BackendError> {
+        if dims.contains(&0) {
+            return Ok(None);
+        }
+        self.backend.copy_ahead(&self.view(from, dtype, dims)?, &self.view(to, dtype, dims)?)
+    }
+
     /// Waits until the devices of two memories have finished what was started there; the time at which a copy between them starts.
     pub fn synchronize(&self, from: MemoryId, to: MemoryId, recorder: &mut Recorder) -> Result<Duration, BackendError> {
         for memory in [from, to] {

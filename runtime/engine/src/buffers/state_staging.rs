@@ -1,22 +1,38 @@
 //! Staging of states that lie in one memory and are updated in another: a copy to a staging buffer before a run, and back after it.
 //!
-//! If both phases update a state away from its home memory, all stages share the staging buffers, so the device holds the states of
-//! one stage at a time. If only one phase does, each state has a staging buffer of its own and is copied there and back once for all
-//! passes of a prompt.
+//! If both phases update a state away from its home memory, all stages share the staging buffers of its device. There are two sets of
+//! them, used in turn: while one stage runs, the states of the next one are copied from the host to the other set. So the device holds the
+//! states of two stages at a time; or of one, if no second stage of a pass needs them or the device has no room for a second set.
+//!
+//! If only one phase updates a state away from its home, each state has a staging buffer of its own and is copied there and back once for
+//! all passes of a prompt.
 
 use super::{Buffer, BufferPool, BufferView, StateLayout, about, size_of};
 use crate::error::EngineError;
 use crate::ids::{IndexVec, StageId, StateId};
-use crate::port::{Backend, MemoryId};
-use crate::program::Stage;
-use crate::telemetry::{Recorder, TensorCopy};
+use crate::port::{Backend, MemoryId, Timing, Uploaded};
+use crate::program::{Program, Route, Stage};
+use crate::telemetry::{Awaited, DeviceEvent, Phase, Recorder, TensorCopy};
 use hpp_schema::StateUpdate;
 use std::collections::BTreeMap;
 
 /// Staging buffers, and which of them each state uses.
 pub(crate) struct StateStaging<B: Backend> {
     assigned: BTreeMap<(StageId, StateId), Assignment>,
-    buffers: Vec<Buffer<B>>,
+    buffers: Vec<StagingBuffer<B>>,
+    /// The set of the present turn.
+    set: usize,
+    /// The set of the next turn at a stage with shared staging buffers.
+    next_set: usize,
+    ahead: Option<StatesAhead<B>>,
+    /// The states of the present turn that were copied ahead.
+    arrived: Vec<StateId>,
+}
+
+/// A staging buffer, and its counterpart in the second set, if there is one.
+struct StagingBuffer<B: Backend> {
+    first: Buffer<B>,
+    second: Option<Buffer<B>>,
 }
 
 /// Indices of the staging buffers of a state's past and present: the same for a state updated in place.
@@ -26,6 +42,8 @@ struct Assignment {
     present: usize,
     /// Whether no other state uses them.
     exclusive: bool,
+    /// Whether the state lies on the host and a device updates it, so that it can be copied ahead.
+    is_upload: bool,
 }
 
 /// A staging buffer to be reserved.
@@ -33,6 +51,21 @@ struct PlannedBuffer {
     memory: MemoryId,
     bytes: u64,
     exclusive: bool,
+}
+
+/// States that are copied to the set of the next turn.
+struct StatesAhead<B: Backend> {
+    /// The stage and the item that will have this turn.
+    turn: (StageId, usize),
+    states: Vec<StateAhead<B>>,
+}
+
+struct StateAhead<B: Backend> {
+    state: StateId,
+    memory: MemoryId,
+    bytes: u64,
+    /// The copy, if it may still be in progress.
+    upload: Option<B::Upload>,
 }
 
 /// When a state is copied to a stage.
@@ -51,39 +84,131 @@ pub(crate) enum StateReturn {
     AfterLastPass,
 }
 
+impl<B: Backend> StagingBuffer<B> {
+    fn of_set(&self, set: usize) -> &Buffer<B> {
+        self.second.as_ref().filter(|_| set == 1).unwrap_or(&self.first)
+    }
+}
+
 impl<B: Backend> StateStaging<B> {
     /// Reserves staging buffers for the states that need them.
-    pub fn new(
-        pool: &BufferPool<B>,
-        layouts: &IndexVec<StateId, StateLayout>,
-        stages: &IndexVec<StageId, Stage>,
-    ) -> Result<Self, EngineError> {
-        let mut assigned = BTreeMap::new();
-        let mut planned: Vec<PlannedBuffer> = Vec::new();
-        for (stage_id, stage) in stages.entries() {
-            let mut taken = Vec::new();
-            for state in stage.states() {
-                let layout = &layouts[state];
-                let Some(memory) = stage.memory_of_state(state).filter(|memory| *memory != layout.memory) else {
-                    continue;
-                };
-                let bytes = size_of(&layout.past, layout.dtype, &layout.full)?;
-                let in_place = matches!(layout.update, StateUpdate::InPlace { .. });
-                // Appended states change their shape from pass to pass and are double-buffered, so they cannot stay here.
-                let exclusive =
-                    in_place && stages.iter().any(|other| other.memory_of_state(state) == Some(layout.memory));
-                let past = assign(&mut planned, &mut taken, PlannedBuffer { memory, bytes, exclusive });
-                let present = match in_place {
-                    true => past,
-                    false => assign(&mut planned, &mut taken, PlannedBuffer { memory, bytes, exclusive }),
-                };
-                assigned.insert((stage_id, state), Assignment { past, present, exclusive });
-            }
-        }
-        let reserve = |buffer: &PlannedBuffer| {
-            pool.reserve(buffer.memory, buffer.bytes).map_err(about("staging buffers for states"))
+    pub fn new(pool: &BufferPool<B>, program: &Program, route: &Route) -> Result<Self, EngineError> {
+        let (assigned, planned) = assign_all(&program.layouts, &program.stages)?;
+        let failed = || about("staging buffers for states");
+        let first = planned.iter().map(|buffer| pool.reserve(buffer.memory, buffer.bytes).map_err(failed()));
+        let first: Vec<Buffer<B>> = first.collect::<Result<_, _>>()?;
+        let wants_second = |buffer: &PlannedBuffer| {
+            let is_staged = |stage: &Stage, id: StageId| {
+                stage.memory() == buffer.memory && stage.states().any(|state| is_shared_upload(&assigned, id, state))
+            };
+            !buffer.exclusive
+                && Phase::BOTH.iter().any(|phase| {
+                    let stages = route[*phase].iter().filter(|id| is_staged(&program.stages[**id], **id));
+                    stages.count() > 1
+                })
         };
-        Ok(StateStaging { assigned, buffers: planned.iter().map(reserve).collect::<Result<_, _>>()? })
+        let reserve = |buffer: &PlannedBuffer| match wants_second(buffer) {
+            true => pool.reserve(buffer.memory, buffer.bytes).map(Some),
+            false => Ok(None),
+        };
+        // Without room for a whole second set there is none: nothing is copied ahead, as before.
+        let second: Result<Vec<Option<Buffer<B>>>, _> = planned.iter().map(reserve).collect();
+        let second = second.unwrap_or_else(|error| {
+            tracing::warn!(%error, "no room to copy states ahead of their runs");
+            planned.iter().map(|_| None).collect()
+        });
+        let pair = |(first, second)| StagingBuffer { first, second };
+        let buffers = first.into_iter().zip(second).map(pair).collect();
+        Ok(StateStaging { assigned, buffers, set: 1, next_set: 0, ahead: None, arrived: Vec::new() })
+    }
+
+    /// A pass starts; nothing is being copied.
+    pub fn start_pass(&mut self) {
+        (self.set, self.next_set) = (1, 0);
+    }
+
+    /// Whether states of any stage are copied ahead.
+    pub fn copies_ahead(&self) -> bool {
+        self.buffers.iter().any(|buffer| buffer.second.is_some())
+    }
+
+    /// Whether states of a stage are copied ahead.
+    pub fn has_states_ahead(&self, stage: StageId) -> bool {
+        self.assigned.iter().any(|((other, _), assignment)| *other == stage && self.is_copied_ahead(assignment))
+    }
+
+    fn is_copied_ahead(&self, assignment: &Assignment) -> bool {
+        let has_second = self.buffers[assignment.past].second.is_some();
+        assignment.is_upload && !assignment.exclusive && has_second
+    }
+
+    /// Starts to copy a state of the next turn to the set that no run uses. The turn before has returned its states, so runs in progress
+    /// use the other set.
+    pub fn copy_ahead(
+        &mut self,
+        pool: &BufferPool<B>,
+        turn: (StageId, usize),
+        state: StateId,
+        layout: &StateLayout,
+        home: BufferView<'_, B>,
+        recorder: &mut Recorder,
+    ) -> Result<(), EngineError> {
+        let assignment = self.assigned.get(&(turn.0, state)).filter(|assignment| self.is_copied_ahead(assignment));
+        let Some(assignment) = assignment else { return Ok(()) };
+        if let Some(unused) = self.ahead.take_if(|ahead| ahead.turn != turn) {
+            await_all(pool, unused, None)?;
+        }
+        let BufferView { buffer, dims } = home;
+        let to = self.buffers[assignment.past].of_set(self.next_set);
+        let (bytes, start) = (size_of(&layout.past, layout.dtype, &dims)?, pool.backend.now());
+        let upload = pool.copy_ahead(buffer, to, layout.dtype, &dims).map_err(about(&layout.past))?;
+        if upload.is_none() {
+            let transfer = TensorCopy { name: &layout.past, from: buffer.memory, to: to.memory, bytes };
+            recorder.copied(&transfer, pool.since(start));
+        }
+        let copied = StateAhead { state, memory: to.memory, bytes, upload };
+        self.ahead.get_or_insert_with(|| StatesAhead { turn, states: Vec::new() }).states.push(copied);
+        Ok(())
+    }
+
+    /// An item is bound at a stage whose states are not copied ahead: it uses the set of the turn before, which has returned its states.
+    pub fn start_other_turn(&mut self) {
+        self.arrived.clear();
+    }
+
+    /// An item is bound at a stage whose states are copied ahead: its run comes after their copies, if they were started. Copies for another
+    /// turn, which never came because its item failed, are waited for too: their set is used now.
+    pub fn start_turn(
+        &mut self,
+        pool: &BufferPool<B>,
+        turn: (StageId, usize),
+        recorder: &mut Recorder,
+    ) -> Result<(), EngineError> {
+        self.set = self.next_set;
+        self.next_set = 1 - self.set;
+        self.arrived.clear();
+        let Some(ahead) = self.ahead.take() else { return Ok(()) };
+        if ahead.turn == turn {
+            self.arrived.extend(ahead.states.iter().map(|copied| copied.state));
+        }
+        await_all(pool, ahead, Some(recorder))
+    }
+
+    /// The end of a pass. After a failed one, devices may still use staging buffers.
+    pub fn settle(&mut self, pool: &BufferPool<B>, has_failed: bool) -> Result<(), EngineError> {
+        let awaited = self.ahead.take().map_or(Ok(()), |ahead| await_all(pool, ahead, None));
+        if has_failed && self.copies_ahead() {
+            self.buffers.iter().try_for_each(|buffer| pool.backend.synchronize(buffer.first.memory)).map_err(failed)?;
+        }
+        awaited
+    }
+
+    /// A run of a stage has failed and may have left work on its device, which must not meet copies to the set it used.
+    pub fn abandon_run(&self, pool: &BufferPool<B>, stage: StageId) {
+        for ((_, _), assignment) in self.assigned.iter().filter(|((other, _), _)| *other == stage) {
+            // What the device reports is about the run that has failed.
+            let _ = pool.backend.synchronize(self.buffers[assignment.past].first.memory);
+        }
     }
 
     /// The past of a state as a stage reads it: its home buffer, or a staging buffer to which it is copied.
@@ -97,9 +222,13 @@ impl<B: Backend> StateStaging<B> {
         recorder: &mut Recorder,
     ) -> Result<BufferView<'a, B>, EngineError> {
         let Some(assignment) = self.assigned.get(&at) else { return Ok(home) };
-        let staging = &self.buffers[assignment.past];
+        let staging = self.buffers[assignment.past].of_set(self.set);
         // An empty state is not read, and an exclusive buffer still holds the state of the pass before.
-        if !assignment.exclusive || arrival.first_pass && arrival.length > 0 {
+        let is_wanted = match assignment.exclusive {
+            true => arrival.first_pass && arrival.length > 0,
+            false => !self.arrived.contains(&at.1),
+        };
+        if is_wanted {
             copy(pool, layout, &home, staging, recorder)?;
         }
         Ok(BufferView { buffer: staging, dims: home.dims })
@@ -108,7 +237,7 @@ impl<B: Backend> StateStaging<B> {
     /// Where a stage's run writes the present of a state: its home buffer, or a staging buffer.
     pub fn present<'a>(&'a self, at: (StageId, StateId), home: BufferView<'a, B>) -> BufferView<'a, B> {
         let Some(assignment) = self.assigned.get(&at) else { return home };
-        let staging = &self.buffers[assignment.present];
+        let staging = self.buffers[assignment.present].of_set(self.set);
         BufferView { buffer: staging, dims: home.dims }
     }
 
@@ -124,8 +253,8 @@ impl<B: Backend> StateStaging<B> {
     ) -> Result<(), EngineError> {
         match self.assigned.get(&at) {
             Some(assignment) if assignment.exclusive == (when == StateReturn::AfterLastPass) => {
-                let staging = BufferView { buffer: &self.buffers[assignment.present], dims: home.dims };
-                copy(pool, layout, &staging, home.buffer, recorder)
+                let buffer = self.buffers[assignment.present].of_set(self.set);
+                copy(pool, layout, &BufferView { buffer, dims: home.dims }, home.buffer, recorder)
             }
             _ => Ok(()),
         }
@@ -142,6 +271,42 @@ impl<B: Backend> StateStaging<B> {
     }
 }
 
+/// The staging buffers of each stage's states, and what is to be reserved for them.
+type Assigned = BTreeMap<(StageId, StateId), Assignment>;
+
+fn assign_all(
+    layouts: &IndexVec<StateId, StateLayout>,
+    stages: &IndexVec<StageId, Stage>,
+) -> Result<(Assigned, Vec<PlannedBuffer>), EngineError> {
+    let mut assigned = BTreeMap::new();
+    let mut planned: Vec<PlannedBuffer> = Vec::new();
+    for (stage_id, stage) in stages.entries() {
+        let mut taken = Vec::new();
+        for state in stage.states() {
+            let layout = &layouts[state];
+            let Some(memory) = stage.memory_of_state(state).filter(|memory| *memory != layout.memory) else {
+                continue;
+            };
+            let bytes = size_of(&layout.past, layout.dtype, &layout.full)?;
+            let in_place = matches!(layout.update, StateUpdate::InPlace { .. });
+            // Appended states change their shape from pass to pass and are double-buffered, so they cannot stay here.
+            let exclusive = in_place && stages.iter().any(|other| other.memory_of_state(state) == Some(layout.memory));
+            let past = assign(&mut planned, &mut taken, PlannedBuffer { memory, bytes, exclusive });
+            let present = match in_place {
+                true => past,
+                false => assign(&mut planned, &mut taken, PlannedBuffer { memory, bytes, exclusive }),
+            };
+            let is_upload = layout.memory == MemoryId::HOST;
+            assigned.insert((stage_id, state), Assignment { past, present, exclusive, is_upload });
+        }
+    }
+    Ok((assigned, planned))
+}
+
+fn is_shared_upload(assigned: &Assigned, stage: StageId, state: StateId) -> bool {
+    assigned.get(&(stage, state)).is_some_and(|assignment| assignment.is_upload && !assignment.exclusive)
+}
+
 /// The index of a shared buffer of this memory that the stage has not taken, enlarged where it is too small; or of a new one.
 fn assign(planned: &mut Vec<PlannedBuffer>, taken: &mut Vec<usize>, wanted: PlannedBuffer) -> usize {
     let is_shared = |buffer: &PlannedBuffer| buffer.memory == wanted.memory && !buffer.exclusive && !wanted.exclusive;
@@ -153,6 +318,34 @@ fn assign(planned: &mut Vec<PlannedBuffer>, taken: &mut Vec<usize>, wanted: Plan
     }
     taken.push(index);
     index
+}
+
+/// Orders later runs after all copies of a turn, also after one of them has failed; the first error. Without a recorder no run follows.
+fn await_all<B: Backend>(
+    pool: &BufferPool<B>,
+    ahead: StatesAhead<B>,
+    mut recorder: Option<&mut Recorder>,
+) -> Result<(), EngineError> {
+    let mut outcome = Ok(());
+    let stage = ahead.turn.0;
+    for StateAhead { memory, bytes, upload, .. } in ahead.states {
+        let Some(upload) = upload else { continue };
+        let start = pool.backend.now();
+        match (pool.backend.wait_upload(upload), &mut recorder) {
+            (Ok(Uploaded { copy, stall }), Some(recorder)) => {
+                recorder.record(DeviceEvent::StatesAhead { stage, memory, bytes }, copy);
+                let waited = stall.map_or_else(|| Timing::Measured(pool.since(start)), Timing::Pending);
+                recorder.record(DeviceEvent::Stall { stage, awaited: Awaited::States }, waited);
+            }
+            (Ok(_), None) => {}
+            (Err(error), _) => outcome = outcome.and(Err(failed(error))),
+        }
+    }
+    outcome
+}
+
+fn failed(source: crate::error::BackendError) -> EngineError {
+    EngineError::Memory { what: "staging buffers for states".into(), source }
 }
 
 fn copy<B: Backend>(

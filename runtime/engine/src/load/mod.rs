@@ -78,7 +78,7 @@ pub(crate) fn load<B: Backend>(
     let config = DeviceTierConfig { plan, dir, stages: &program.stages, options: &options, host_memory, reporter };
     let weights =
         WeightStore { device: DeviceTier::load(&pool, &config)?, disk: DiskTier::new(pagers, &program.stages) };
-    let staging = StateStaging::new(&pool, &program.layouts, &program.stages)?;
+    let staging = StateStaging::new(&pool, &program, &route)?;
     let load_time = backend.now().saturating_sub(started);
     let recorder = Recorder::new(device_names(&program.stages), load_time, telemetry);
     let mut runtime = Runtime {

@@ -268,6 +268,13 @@ impl Backend for MockBackend {
         upload.wait(&self.0.queues, &self.0.clock)
     }
 
+    fn copy_ahead(&self, from: &MockTensor, to: &MockTensor) -> Result<Option<MockUpload>, BackendError> {
+        self.0.copies.set(self.0.copies.get() + 1);
+        let bytes = byte_len(from.dtype(), from.shape()).unwrap_or(0);
+        let time = self.0.links.time(MemoryId::HOST, to.memory(), bytes);
+        self.0.uploads.start_tensor(from, to, time, &self.0.clock).map(Some)
+    }
+
     fn synchronize(&self, memory: MemoryId) -> Result<(), BackendError> {
         if !self.0.queues.is_untimed(memory) {
             self.0.queues.wait(memory, &self.0.clock);

@@ -114,6 +114,14 @@ impl MockSession {
         MockSession { model, clock, queues, weights, failing_run }
     }
 
+    /// A run that fails may have begun on an asynchronous device.
+    fn leave_work(&self, binding: &MockBinding) {
+        let memories = || self.model.inputs.iter().map(|port| port.memory);
+        if memories().any(|memory| self.queues.busy_until(memory).is_some()) {
+            self.take_time(binding);
+        }
+    }
+
     /// Advances the clock by the time of a run, or queues the run on an asynchronous device. Outputs on the host are waited for.
     fn take_time(&self, binding: &MockBinding) -> Option<TimingToken> {
         let takes = self.model.takes.as_ref();
@@ -129,6 +137,12 @@ impl MockSession {
             return None;
         };
         let token = self.queues.push(device, self.clock.now(), time);
+        let end = self.queues.busy_until(device).unwrap_or_default();
+        let outputs = binding.outputs.iter().filter_map(|slot| match slot {
+            Slot::Bound(tensor) => Some(tensor),
+            Slot::Unbound | Slot::Unknown(_) => None,
+        });
+        binding.inputs.iter().flatten().chain(outputs).for_each(|tensor| tensor.use_until(end));
         if self.model.outputs.iter().any(|port| port.memory == MemoryId::HOST) {
             self.queues.wait(device, &self.clock);
         }
@@ -220,6 +234,7 @@ impl Session for MockSession {
         if let Some(before) = self.failing_run.get() {
             self.failing_run.set(before.checked_sub(1));
             if before == 0 {
+                self.leave_work(binding);
                 return Err(BackendError::Runtime { doing: "run".into(), cause: "the mock was told to fail".into() });
             }
         }

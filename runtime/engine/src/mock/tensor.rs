@@ -6,6 +6,7 @@ use crate::tensor::byte_len;
 use hpp_schema::DType;
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Bytes in one memory: a whole block, or part of one.
 #[derive(Clone)]
@@ -20,6 +21,8 @@ struct Bytes {
     bytes: RefCell<Vec<u8>>,
     /// Copies that overwrite it and have not been waited for.
     coming: Cell<u32>,
+    /// Until when runs on an asynchronous device use it.
+    used_until: Cell<Duration>,
     /// The free bytes of its memory, if that is limited.
     account: Option<Rc<Cell<u64>>>,
 }
@@ -41,7 +44,13 @@ impl MockBuffer {
     pub(super) fn of(memory: MemoryId, bytes: u64, account: Option<Rc<Cell<u64>>>) -> Result<Self, BackendError> {
         let out = || BackendError::OutOfMemory { bytes, place: "mock memory".into(), cause: "too much".into() };
         let size = usize::try_from(bytes).ok().filter(|size| *size < 1 << 32).ok_or_else(out)?;
-        let block = Bytes { memory, bytes: RefCell::new(vec![0; size]), coming: Cell::new(0), account };
+        let block = Bytes {
+            memory,
+            bytes: RefCell::new(vec![0; size]),
+            coming: Cell::new(0),
+            used_until: Cell::default(),
+            account,
+        };
         Ok(MockBuffer { block: Rc::new(block), start: 0, length: size })
     }
 
@@ -128,10 +137,38 @@ impl MockTensor {
         if self.dtype != to.dtype || self.dims != to.dims || self.shares_memory_with(to) {
             return Err(misfit("a copy", format!("{:?} to {:?}", self.dims.as_slice(), to.dims.as_slice())));
         }
+        if self.is_coming() || to.is_coming() {
+            return Err(misfit("a copy", "another copy that was not waited for overwrites one of its sides".into()));
+        }
         let length = byte_len(self.dtype, &self.dims).unwrap_or(0) as usize;
         let copied = self.bytes.bytes.borrow()[self.start..self.start + length].to_vec();
         to.bytes.bytes.borrow_mut()[to.start..to.start + length].copy_from_slice(&copied);
         Ok(())
+    }
+
+    /// Its bytes.
+    pub(super) fn contents(&self) -> Vec<u8> {
+        let length = byte_len(self.dtype, &self.dims).unwrap_or(0) as usize;
+        self.bytes.bytes.borrow()[self.start..self.start + length].to_vec()
+    }
+
+    /// The block it lies in, of which it must be the first bytes.
+    pub(super) fn whole_block(&self) -> Result<MockBuffer, BackendError> {
+        if self.start > 0 {
+            return Err(misfit("a copy ahead", "its target is a part of a buffer".into()));
+        }
+        let length = self.bytes.bytes.borrow().len();
+        Ok(MockBuffer { block: Rc::clone(&self.bytes), start: 0, length })
+    }
+
+    /// A run uses it until then.
+    pub(super) fn use_until(&self, end: Duration) {
+        self.bytes.used_until.set(self.bytes.used_until.get().max(end));
+    }
+
+    /// Whether a run uses it at this time.
+    pub(super) fn is_used(&self, now: Duration) -> bool {
+        self.bytes.used_until.get() > now
     }
 
     /// Whether a copy overwrites it at present.

@@ -186,6 +186,12 @@ pub trait Backend: Clone {
     fn upload(&self, source: &Self::UploadSource, to: &[&Self::Buffer]) -> Result<Self::Upload, BackendError>;
     /// Orders a copy before all later runs: waits for it, or makes the device wait.
     fn wait_upload(&self, upload: Self::Upload) -> Result<Uploaded, BackendError>;
+    /// Starts to copy a tensor on the host to one on a device while runs in progress there go on, and returns at once if it can. No run
+    /// in progress may use the target, and the source must not change before [`wait_upload`](Self::wait_upload). `None` if the copy is
+    /// complete.
+    fn copy_ahead(&self, from: &Self::Tensor, to: &Self::Tensor) -> Result<Option<Self::Upload>, BackendError> {
+        self.copy(from, to).map(|()| None)
+    }
     /// Waits until all runs started on the device of a memory have finished. Copies and reads wait by themselves.
     fn synchronize(&self, _memory: MemoryId) -> Result<(), BackendError> {
         Ok(())

@@ -27,6 +27,10 @@ impl<B: Backend> PassRunner<'_, '_, B> {
 
     fn bind_inputs(&mut self, item: usize, id: StageId) -> Result<(), EngineError> {
         let Runtime { pool, sessions, lanes, staging, weights, recorder, .. } = &mut *self.runtime;
+        match self.staged.iter().any(|(stage, _)| *stage == id) {
+            true => staging.start_turn(pool, (id, item), recorder)?,
+            false => staging.start_other_turn(),
+        }
         let stage = &self.program.stages[id];
         let PassItem { sequence, sizes, is_first, .. } = &mut self.items[item];
         let Sequence { states, bindings, lane, .. } = &mut **sequence;

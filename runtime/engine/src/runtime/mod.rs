@@ -10,6 +10,7 @@ mod pipeline;
 mod route;
 mod row_batch;
 mod sequence;
+mod staged;
 mod step;
 mod truncate;
 mod warm_up;

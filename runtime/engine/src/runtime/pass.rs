@@ -59,7 +59,10 @@ impl<B: Backend> Runtime<B> {
         }
         let next = if items.iter().all(|item| item.is_last) { Phase::Decode } else { Phase::Prefill };
         self.weights.start_pass(&self.pool, next)?;
-        PassRunner { program, runtime: self, items, prefetched: None }.run()?;
+        self.staging.start_pass();
+        let ran = PassRunner { program, runtime: self, items, prefetched: None, staged: Vec::new() }.run();
+        let settled = self.staging.settle(&self.pool, ran.is_err());
+        ran.and(settled)?;
         if items.iter().all(|item| item.error.is_some()) {
             return Ok(());
         }
@@ -157,6 +160,8 @@ pub(super) struct PassRunner<'r, 'a, B: Backend> {
     pub items: &'r mut [PassItem<'a, B>],
     /// The stage and item whose states on disk were prefetched last.
     pub prefetched: Option<(StageId, usize)>,
+    /// The stages of the order that is followed whose states are copied ahead, each with the phases of its items.
+    pub staged: Vec<(StageId, &'static [Phase])>,
 }
 
 impl<B: Backend> PassRunner<'_, '_, B> {
@@ -186,6 +191,10 @@ impl<B: Backend> PassRunner<'_, '_, B> {
     fn follow(&mut self, phase: Phase) -> Result<(), EngineError> {
         let program = self.program;
         let schedule = &program.schedules[phase];
+        if self.runtime.staging.copies_ahead() {
+            let stages = schedule.runs.iter().map(|run| self.step(run, phase)).map(|step| (step.id, step.phases));
+            self.begin_order(stages.collect());
+        }
         if self.items.len() == 1 {
             schedule.runs.iter().try_for_each(|run| self.run_alone(&self.step(run, phase)))?;
         } else {
@@ -209,6 +218,9 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             } else {
                 steps.extend([first, second]);
             }
+        }
+        if self.runtime.staging.copies_ahead() {
+            self.begin_order(steps.iter().map(|step| (step.id, step.phases)).collect());
         }
         self.run_steps(&steps)?;
         self.copy_boundaries(&prefill.final_copies, Phase::Prefill);
@@ -271,8 +283,8 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         }
         let mut reads_ahead = !has_prompt;
         for (number, &item) in order.iter().enumerate() {
-            let (is_first, is_last) = (number == 0, number + 1 == order.len());
-            let turn = StageTurn { id, phase: phases[0], item, is_first, is_last };
+            let (is_first, next_item) = (number == 0, order.get(number + 1).copied());
+            let turn = StageTurn { id, phase: phases[0], item, is_first, next_item };
             self.prepare(turn, &[])?;
             if !is_first && self.runtime.weights.has_experts(id) {
                 let (weights, context) = self.runtime.weights();
@@ -382,14 +394,19 @@ impl<B: Backend> PassRunner<'_, '_, B> {
 
     /// Runs a prepared item at a stage and takes its outputs. After the stage's last item, its weights are released.
     pub(super) fn run_item(&mut self, turn: StageTurn) -> Result<(), EngineError> {
-        let StageTurn { id, item: index, is_last, .. } = turn;
+        let StageTurn { id, item: index, next_item, .. } = turn;
         let item = &mut self.items[index];
         if item.error.is_none() {
             let run = StageRun { stage: id, phase: item.phase, item: index };
             let binding = &mut item.sequence.bindings[id].binding;
             item.error = self.runtime.run_session(self.program, run, item.sizes.sequence, binding).err();
+            match self.items[index].error {
+                Some(_) => self.runtime.staging.abandon_run(&self.runtime.pool, id),
+                // Before weights are released: the next weights wait for this run, and copies to a device are made in order.
+                None => self.copy_states_ahead(Some((id, next_item))),
+            }
         }
-        if is_last {
+        if next_item.is_none() {
             // Before outputs and states are copied, so that the next weights are fetched meanwhile; also after an error, because
             // a cancelled run has used its weights.
             let (weights, context) = self.runtime.weights();
@@ -423,6 +440,6 @@ pub(super) struct StageTurn {
     pub item: usize,
     /// Whether the stage has run no item of the pass yet.
     pub is_first: bool,
-    /// Whether the stage will run no other item of the pass.
-    pub is_last: bool,
+    /// The item that the stage runs next; `None` if it will run no other item of the pass.
+    pub next_item: Option<usize>,
 }

@@ -48,8 +48,8 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             let mut turns: Vec<StageTurn> = Vec::with_capacity(steps.len());
             for (position, step) in steps.iter().enumerate() {
                 let Some(number) = turn.checked_sub(position).filter(|number| *number < items.len()) else { continue };
-                let (item, is_first, is_last) = (items[number], number == 0, number + 1 == items.len());
-                let turn = StageTurn { id: step.id, phase: step.phases[0], item, is_first, is_last };
+                let (item, is_first, next_item) = (items[number], number == 0, items.get(number + 1).copied());
+                let turn = StageTurn { id: step.id, phase: step.phases[0], item, is_first, next_item };
                 self.prepare(turn, step.copies[self.items[item].phase])?;
                 turns.push(turn);
             }

@@ -31,7 +31,9 @@ pub(crate) enum DeviceEvent {
     Run(StageRun),
     /// An upload of a stage's weights to a device.
     Upload { stage: StageId, memory: MemoryId, bytes: u64 },
-    /// A stage's wait for its weights.
+    /// A copy of a stage's states to a device ahead of its run.
+    StatesAhead { stage: StageId, memory: MemoryId, bytes: u64 },
+    /// A stage's wait for its weights or states.
     Stall { stage: StageId, awaited: Awaited },
 }
 
@@ -65,6 +67,8 @@ pub(crate) enum Awaited {
     Disk,
     /// Weights uploaded to a slot.
     Slot,
+    /// States copied ahead.
+    States,
 }
 
 impl Recorder {
@@ -150,6 +154,9 @@ impl Recorder {
             (Timing::Measured(interval), DeviceEvent::Upload { stage, memory, bytes }) => {
                 self.uploaded(stage, memory, bytes, interval);
             }
+            (Timing::Measured(interval), DeviceEvent::StatesAhead { stage, memory, bytes }) => {
+                self.copied_ahead(stage, memory, bytes, interval);
+            }
             (Timing::Measured(interval), DeviceEvent::Stall { stage, awaited }) => {
                 self.stalled(stage, awaited, interval)
             }
@@ -169,10 +176,22 @@ impl Recorder {
         self.telemetry.uploaded_bytes += bytes;
         self.pass.uploads.add(interval.duration());
         self.pass.uploaded_bytes += bytes;
+        let partition = self.telemetry.stages[stage.index()].partition.clone();
+        self.span_to(memory, partition, interval, bytes);
+    }
+
+    /// States of a stage were copied to a device beside runs. Only what a run waits for them counts as time of copies.
+    fn copied_ahead(&mut self, stage: StageId, memory: MemoryId, bytes: u64, interval: Interval) {
+        self.telemetry.copied_bytes += bytes;
+        self.pass.copied_bytes += bytes;
+        let name = format!("states of {}", self.telemetry.stages[stage.index()].partition);
+        self.span_to(memory, name, interval, bytes);
+    }
+
+    fn span_to(&mut self, memory: MemoryId, name: String, interval: Interval, bytes: u64) {
         if let Some(timeline) = &mut self.timeline {
             let lane = format!("to {}", self.devices.get(&memory).map_or("?", String::as_str));
-            let partition = self.telemetry.stages[stage.index()].partition.clone();
-            timeline.span(lane, partition, SpanKind::Transfer, interval, Some(bytes));
+            timeline.span(lane, name, SpanKind::Transfer, interval, Some(bytes));
         }
     }
 
@@ -190,6 +209,7 @@ impl Recorder {
         let (total, pass, name) = match awaited {
             Awaited::Disk => (&mut self.telemetry.disk_stalls, &mut self.pass.disk_stalls, "waits for the disk"),
             Awaited::Slot => (&mut self.telemetry.slot_stalls, &mut self.pass.slot_stalls, "waits for its weights"),
+            Awaited::States => (&mut self.telemetry.copies, &mut self.pass.copies, "waits for its states"),
         };
         total.add(interval.duration());
         pass.add(interval.duration());

@@ -192,6 +192,7 @@ impl Awaited {
         match self {
             Awaited::Disk => "reading its weights",
             Awaited::Slot => "copying its weights",
+            Awaited::States => "copying its states",
         }
     }
 
@@ -200,6 +201,7 @@ impl Awaited {
         match self {
             Awaited::Disk => "reads of weights",
             Awaited::Slot => "copies of weights",
+            Awaited::States => "copies of states",
         }
     }
 }

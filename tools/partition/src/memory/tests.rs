@@ -38,14 +38,16 @@ fn a_weight_that_two_partitions_read_counts_twice() {
 }
 
 #[test]
-fn with_state_on_the_host_the_gpu_holds_the_state_of_one_block() {
-    let kv = |kv: KvHome| {
+fn with_state_on_the_host_the_gpu_holds_the_state_of_two_blocks() {
+    let kv = |kv: KvHome, text: &str| {
         let budget = Budget { vram: vec![1 << 20], kv, ..Budget::default() };
-        let usage = usage(&problem(dense(4, 1000), budget), &placed(".000.."), &[0]);
+        let usage = usage(&problem(dense(4, 1000), budget), &placed(text), &[0]);
         (usage.gpus[0].kv, usage.host.kv)
     };
-    assert_eq!(kv(KvHome::Device), (750, 250));
-    assert_eq!(kv(KvHome::Host), (250, 1000));
+    assert_eq!(kv(KvHome::Device, ".000.."), (750, 250));
+    assert_eq!(kv(KvHome::Host, ".000.."), (2 * 250, 1000));
+    // Of one block, there is no next one.
+    assert_eq!(kv(KvHome::Host, ".0...."), (250, 1000));
 }
 
 /// A block that computes on the host in one phase has its own state buffer on the GPU for the other, if the state is updated in place.
@@ -55,9 +57,9 @@ fn blocks_that_change_devices_have_their_own_state_buffer() {
     let mut problem = problem(dense(4, 1000), budget);
     let mut placements = placed(".0000.");
     placements[1..3].iter_mut().for_each(|placement| placement.decode = Placement::Cpu);
-    assert_eq!(usage(&problem, &placements, &[0]).gpus[0].kv, 250 + 2 * 250);
+    assert_eq!(usage(&problem, &placements, &[0]).gpus[0].kv, 2 * 250 + 2 * 250);
     problem.blocks[1].kv_grows = Some(GrowingState { fixed: 0, token: 1 });
-    assert_eq!(usage(&problem, &placements, &[0]).gpus[0].kv, 250 + 250);
+    assert_eq!(usage(&problem, &placements, &[0]).gpus[0].kv, 2 * 250 + 250);
 }
 
 /// Constants that streamed blocks share are on the GPU once, and not in slots.

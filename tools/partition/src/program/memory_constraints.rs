@@ -41,7 +41,7 @@ pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
             }
         }
         // Blocks that compute on the host in one phase have their own state buffers, if the state is updated in place. The others share
-        // a buffer for the largest state.
+        // a buffer for the largest state, and if there are several, another one.
         KvHome::Host => {
             let kv = |i: usize| problem.blocks[i].kv_bytes;
             let has_growing_state = |i: usize| problem.blocks[i].kv_grows.is_some();
@@ -52,10 +52,37 @@ pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
             fixed.add(&program.state_of(|i| !has_growing_state(i), uses_gpu_and_host), 1.0);
             let largest_growing_state =
                 program.max_over_selected(uses_gpu_and_host, |i| if has_growing_state(i) { kv(i) } else { 0 });
-            program.limit(&fixed.clone().plus(&largest_gpu_only_state, 1.0), limit);
+            let second = second_staging_buffer(program, gpu, &largest_gpu_only_state);
+            program.limit(&fixed.clone().plus(&largest_gpu_only_state, 1.0).plus(&second, 1.0), limit);
             program.limit(&fixed.plus(&largest_growing_state, 1.0), limit);
         }
     }
+}
+
+/// Size of the second staging buffer for states on the host: `largest`, if more than one block with a state computes on a GPU in a phase, and
+/// on the host in none.
+fn second_staging_buffer(program: &mut IntegerProgram, gpu: usize, largest: &LinearExpr) -> LinearExpr {
+    let most =
+        program.problem.blocks.iter().map(|block| block.kv_bytes).max().unwrap_or(0) as f64 / program.memory_unit;
+    let blocks = program.problem.blocks.len() as f64;
+    let has_second = program.model.integer(1);
+    for phase in Phase::BOTH {
+        let stages = move |placement: BlockPlacement| {
+            placement.in_phase(phase).gpu() == Some(gpu) && !placement.computes_on_host()
+        };
+        let mut staged = LinearExpr::default();
+        for (region, class) in program.classes() {
+            if program.min_of_class(region, class, |i| program.problem.blocks[i].kv_bytes as f64) > 0.0 {
+                staged.add(&program.count(region, class, stages), 1.0);
+            }
+        }
+        let others = staged.plus(&LinearExpr::constant(1.0), -1.0);
+        program.model.at_least(&LinearExpr::default().plus(&has_second, blocks), &others);
+    }
+    let second = program.model.nonnegative(0.0);
+    let at_least = largest.clone().plus(&has_second, most).plus(&LinearExpr::constant(most), -1.0);
+    program.model.at_least(&second, &at_least);
+    second
 }
 
 /// Demand on host memory.

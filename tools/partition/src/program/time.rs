@@ -1,6 +1,6 @@
 //! Time constraints: the time of a phase is at least each of these, for any order of blocks:
 //!
-//! - the partition sequence: computing, launches, crossings and state swaps one after another; in passes of several sequences without
+//! - the partition sequence: computing, launches, crossings and state swaps except copies ahead one after another; in passes of several sequences without
 //!   what GPUs compute, because devices then compute at the same time;
 //! - in passes of several sequences, what each GPU computes;
 //! - each link: all copies to the GPU, and the contention with the host (see [`crate::bound`]);
@@ -120,7 +120,7 @@ fn compute_ms(program: &IntegerProgram, order: &PlacementOrder, phase: Phase, at
     compute
 }
 
-/// Time of state swaps of the blocks at a place, both directions in all passes; adds the copies to GPUs to `links`.
+/// Time of state swaps of the blocks at a place in all passes, except copies ahead; adds all copies to GPUs to `links`.
 fn swap_ms(program: &IntegerProgram, phase: Phase, place: Placement, links: &mut [LinearExpr]) -> LinearExpr {
     let problem = program.problem;
     let mut swaps = LinearExpr::default();
@@ -133,7 +133,7 @@ fn swap_ms(program: &IntegerProgram, phase: Phase, place: Placement, links: &mut
                 program
                     .min_of_class(region, class, |i| problem.swap_transfers(i, *placement, phase).map(ms).sum::<f64>())
             };
-            swaps.add(&count, min_ms(&|transfer| problem.copy_ms(transfer)));
+            swaps.add(&count, min_ms(&|transfer| if transfer.ahead { 0.0 } else { problem.copy_ms(transfer) }));
             for (gpu, link) in links.iter_mut().enumerate() {
                 let upload_ms = |transfer: Transfer| match transfer.to == Some(gpu) {
                     true => problem.upload_ms(gpu, transfer.tensors),

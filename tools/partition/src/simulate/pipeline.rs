@@ -6,6 +6,9 @@
 //! A partition whose state is copied for its runs is never part of a pipeline, and a pipeline has at most one streamed partition of
 //! each GPU.
 //!
+//! State on the host is copied to a GPU for the next run that needs it when the run before has been issued; the GPU waits for it, and weights
+//! pause meanwhile.
+//!
 //! Weights of a streamed partition are copied to a slot once per pass. Copies to a GPU are issued, in order, when a pass starts and when
 //! a partition has issued its last run, as far as slots are free; each starts when the one before is done and the GPU has computed what
 //! was issued before it. A GPU waits for the weights of its next run, the thread does not. Rates are those of
@@ -26,6 +29,8 @@ pub(super) struct QueuedMachine<'a, R: SimulationObserver> {
     /// When the thread goes on, milliseconds.
     now: f64,
     gpus: Vec<Gpu>,
+    /// The copies of states for each run of the pass that have not been issued.
+    ahead: VecDeque<Vec<ScheduleStep>>,
     /// Sequences of a pass.
     sequences: u64,
     recorder: &'a mut R,
@@ -44,13 +49,19 @@ struct Gpu {
     slots: u64,
     /// Total number of copies; `u64::MAX` in decoding.
     max_copies: u64,
-    /// Copies issued and not done, in order; the first is in progress once its slot is free.
+    /// Copies of weights issued and not done, in order; the first is in progress once its slot is free.
     in_flight: VecDeque<InFlight>,
+    /// Copies of states issued and not done, in order. The first is in progress once the weights are copied that runs before wait for: then
+    /// other weights pause.
+    states: VecDeque<StatesInFlight>,
     /// Numbers of copies issued and done, of copies awaited by runs, and of slots freed.
     issued: u64,
     done: u64,
     awaited: u64,
     freed: u64,
+    /// Numbers of copies of states done, and of those awaited by runs.
+    done_states: u64,
+    awaited_states: u64,
     compute_contention: f64,
     link_contention: f64,
 }
@@ -63,6 +74,19 @@ enum Queued {
     },
     /// Waits for the copy with this number.
     Weights(u64),
+    /// Waits for the copy of states with this number.
+    States(u64),
+}
+
+/// A copy of states.
+struct StatesInFlight {
+    step: ScheduleStep,
+    /// Without contention, milliseconds.
+    remaining_ms: f64,
+    /// Copies of weights that are done before.
+    after: u64,
+    /// When it started, milliseconds.
+    started: Option<f64>,
 }
 
 /// A copy of weights.
@@ -96,10 +120,13 @@ impl Gpu {
             max_copies: passes.map_or(u64::MAX, |passes| passes * copies.len() as u64),
             copies,
             in_flight: VecDeque::new(),
+            states: VecDeque::new(),
             issued: 0,
             done: 0,
             awaited: 0,
             freed: 0,
+            done_states: 0,
+            awaited_states: 0,
             compute_contention: problem.gpus[gpu].compute_contention.max(1.0),
             link_contention: problem.gpus[gpu].link_contention.max(1.0),
         }
@@ -115,7 +142,23 @@ impl Gpu {
         }
     }
 
-    /// The copy in progress.
+    /// Whether states or weights are copied.
+    fn is_copying(&self) -> bool {
+        self.states().is_some() || self.copying().is_some()
+    }
+
+    /// The copy of states in progress.
+    fn states(&self) -> Option<&StatesInFlight> {
+        self.states.front().filter(|states| states.after <= self.done)
+    }
+
+    /// Milliseconds of work until the copy in progress is done.
+    fn remaining_ms(&self) -> Option<f64> {
+        let states = self.states().map(|states| states.remaining_ms);
+        states.or_else(|| self.copying().map(|copy| copy.remaining_ms))
+    }
+
+    /// The copy of weights in progress, which pauses while states are copied.
     fn copying(&self) -> Option<&InFlight> {
         self.in_flight.front().filter(|copy| copy.after_runs <= self.computed_runs)
     }
@@ -141,13 +184,20 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
     ) -> Self {
         let gpu = |(gpu, copies)| Gpu::new(problem, gpu, copies, slots.get(gpu).copied().unwrap_or(0), passes);
         let gpus = copies.into_iter().enumerate().map(gpu).collect();
-        QueuedMachine { now: 0.0, gpus, sequences: problem.load.sequences, recorder }
+        QueuedMachine { now: 0.0, gpus, ahead: VecDeque::new(), sequences: problem.load.sequences, recorder }
     }
 
     /// Runs one pass of all sequences, and waits for all GPUs. `steps`: of one sequence. Returns false if it waits forever.
     pub fn run_pass(&mut self, steps: &PassSteps, pass: u64) -> bool {
         self.recorder.pass(pass);
         self.gpus.iter_mut().for_each(Gpu::fill_slots);
+        // Each state of each sequence, in the order of their runs.
+        let ahead = |partition: &&PartitionSteps| partition.swaps_in.iter().any(is_ahead);
+        let staged = steps.partitions.iter().filter(ahead);
+        let states =
+            |partition: &PartitionSteps| partition.swaps_in.iter().filter(|step| is_ahead(step)).cloned().collect();
+        self.ahead = staged.flat_map(|partition| (0..self.sequences).map(move |_| states(partition))).collect();
+        self.issue_states();
         let mut partitions = &steps.partitions[..];
         while !partitions.is_empty() {
             let (pipeline, rest) = partitions.split_at(pipeline_length(partitions));
@@ -166,11 +216,14 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
     fn run_alone(&mut self, partition: &PartitionSteps) {
         (0..self.sequences).for_each(|_| self.copy(&partition.crossing));
         for sequence in 0..self.sequences {
-            self.copy(&partition.swaps_in);
+            self.receive(&partition.swaps_in);
             if sequence == 0 {
                 self.await_weights(&partition.compute);
             }
             self.compute(&partition.compute);
+            if partition.swaps_in.iter().any(is_ahead) {
+                self.issue_states();
+            }
             if sequence + 1 == self.sequences {
                 self.release(&partition.compute);
             }
@@ -201,16 +254,47 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
         }
     }
 
+    /// Issues the copy of the states that the next run needs.
+    fn issue_states(&mut self) {
+        for step in self.ahead.pop_front().into_iter().flatten() {
+            if let StepKind::Ahead(gpu, _) = step.kind {
+                let states =
+                    StatesInFlight { remaining_ms: step.ms, step, after: self.gpus[gpu].awaited, started: None };
+                self.gpus[gpu].states.push_back(states);
+            }
+        }
+    }
+
+    /// The states of a run: the thread copies them, or the GPU waits for a copy that was issued before.
+    fn receive(&mut self, swaps_in: &[ScheduleStep]) {
+        for step in swaps_in {
+            if let StepKind::Ahead(gpu, _) = step.kind {
+                let awaited = self.gpus[gpu].awaited_states;
+                self.gpus[gpu].awaited_states += 1;
+                self.enqueue(gpu, Queued::States(awaited));
+            }
+        }
+        // A partition's states are all copied ahead, or none.
+        if !swaps_in.iter().any(is_ahead) {
+            self.copy(swaps_in);
+        }
+    }
+
+    fn enqueue(&mut self, gpu: usize, work: Queued) {
+        let gpu = &mut self.gpus[gpu];
+        if gpu.queue.is_empty() {
+            gpu.started = self.now;
+        }
+        gpu.queue.push_back(work);
+        self.advance_queues();
+    }
+
     /// Before the first run of a partition: its GPU waits for its weights, if they are streamed.
     fn await_weights(&mut self, step: &ScheduleStep) {
         if let StepKind::Streamed(gpu) = step.kind {
-            let gpu = &mut self.gpus[gpu];
-            if gpu.queue.is_empty() {
-                gpu.started = self.now;
-            }
-            gpu.queue.push_back(Queued::Weights(gpu.awaited));
-            gpu.awaited += 1;
-            self.advance_queues();
+            let awaited = self.gpus[gpu].awaited;
+            self.gpus[gpu].awaited += 1;
+            self.enqueue(gpu, Queued::Weights(awaited));
         }
     }
 
@@ -226,13 +310,8 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
     fn compute(&mut self, step: &ScheduleStep) {
         match step.kind {
             StepKind::Compute(DeviceId::Gpu(gpu)) | StepKind::Streamed(gpu) => {
-                let gpu = &mut self.gpus[gpu];
-                if gpu.queue.is_empty() {
-                    gpu.started = self.now;
-                }
-                gpu.queue.push_back(Queued::Run { step: step.clone(), remaining_ms: step.ms });
-                gpu.issued_runs += 1;
-                self.advance_queues();
+                self.gpus[gpu].issued_runs += 1;
+                self.enqueue(gpu, Queued::Run { step: step.clone(), remaining_ms: step.ms });
             }
             _ => self.pass_time(step),
         }
@@ -266,7 +345,7 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
         while remaining_ms > 0.0 && self.now.is_finite() {
             let rate = match activity {
                 Activity::HostCompute => {
-                    let copying = self.gpus.iter().filter(|gpu| gpu.copying().is_some());
+                    let copying = self.gpus.iter().filter(|gpu| gpu.is_copying());
                     1.0 / copying.map(|gpu| gpu.compute_contention).fold(1.0, f64::max)
                 }
                 _ => 1.0,
@@ -286,8 +365,8 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
                 passed = passed.min(*remaining_ms);
             }
             let rate = gpu.copy_rate(number, activity);
-            if let Some(copy) = gpu.copying().filter(|_| rate > 0.0) {
-                passed = passed.min(copy.remaining_ms / rate);
+            if let Some(remaining_ms) = gpu.remaining_ms().filter(|_| rate > 0.0) {
+                passed = passed.min(remaining_ms / rate);
             }
         }
         let start = self.now;
@@ -295,7 +374,11 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
         for (number, gpu) in self.gpus.iter_mut().enumerate() {
             let rate = gpu.copy_rate(number, activity);
             let computed_runs = gpu.computed_runs;
-            if let Some(copy) = gpu.in_flight.front_mut().filter(|copy| copy.after_runs <= computed_runs) {
+            let done = gpu.done;
+            if let Some(states) = gpu.states.front_mut().filter(|states| states.after <= done) {
+                states.started.get_or_insert(start);
+                states.remaining_ms -= passed * rate;
+            } else if let Some(copy) = gpu.in_flight.front_mut().filter(|copy| copy.after_runs <= computed_runs) {
                 copy.started.get_or_insert(start);
                 copy.remaining_ms -= passed * rate;
             }
@@ -314,7 +397,15 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
         for number in 0..self.gpus.len() {
             let gpu = &mut self.gpus[number];
             loop {
-                if let Some(copy) = gpu.copying().filter(|copy| is_done(copy.remaining_ms)) {
+                if gpu.states().is_some_and(|states| is_done(states.remaining_ms)) {
+                    if let Some(StatesInFlight { step, started, .. }) = gpu.states.pop_front() {
+                        self.recorder.step(&step, started.unwrap_or(now), now);
+                    }
+                    gpu.done_states += 1;
+                    continue;
+                }
+                let may_copy = gpu.states().is_none();
+                if let Some(copy) = gpu.copying().filter(|copy| may_copy && is_done(copy.remaining_ms)) {
                     let (block, started) = (copy.block, copy.started.unwrap_or(now));
                     let copy = SimulatedCopy { gpu: number, block, number: gpu.done, is_complete: true };
                     self.recorder.copy(copy, started, now);
@@ -328,6 +419,7 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
                         gpu.computed_runs += 1;
                     }
                     Some(Queued::Weights(copy)) if *copy < gpu.done => self.recorder.stall(number, gpu.started, now),
+                    Some(Queued::States(copy)) if *copy < gpu.done_states => {}
                     _ => break,
                 }
                 gpu.queue.pop_front();
@@ -378,6 +470,11 @@ fn pipeline_length(partitions: &[PartitionSteps]) -> usize {
         length += 1;
     }
     length
+}
+
+/// Whether a step is a copy of states that is issued before the partition runs.
+fn is_ahead(step: &ScheduleStep) -> bool {
+    matches!(step.kind, StepKind::Ahead(..))
 }
 
 /// Where a partition computes.

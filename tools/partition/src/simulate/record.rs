@@ -67,6 +67,9 @@ impl SimulationObserver for SpanRecorder<'_> {
         match step.kind {
             StepKind::Compute(place) => self.push(place.to_string(), name, compute, at, None),
             StepKind::Streamed(gpu) => self.push(DeviceId::Gpu(gpu).to_string(), name, compute, at, None),
+            StepKind::Ahead(gpu, bytes) => {
+                self.push(lane_to(gpu), format!("states of {name}"), transfer, at, Some(bytes));
+            }
             StepKind::To(gpu, bytes) => self.push(lane_to(gpu), format!("into {name}"), transfer, at, Some(bytes)),
             StepKind::From(gpu, bytes) => self.push(lane_from(gpu), format!("into {name}"), transfer, at, Some(bytes)),
             StepKind::Pass if end > start => self.push("cpu".to_owned(), BETWEEN_PASSES.to_owned(), compute, at, None),

@@ -199,7 +199,17 @@ impl<'a> Tables<'a> {
         // Blocks that compute on the host in one phase have their own state buffers.
         let (both, one) = (sets.on_gpu[0] & sets.on_gpu[1], sets.on_gpu[0] ^ sets.on_gpu[1]);
         let state = match budget.kv {
-            KvHome::Host => self.most_state[both].max(self.most_shared_state[one]) + self.own_state[one],
+            KvHome::Host => {
+                let with_state = |selects: &dyn Fn(usize) -> bool| -> Set {
+                    (0..self.problem.blocks.len()).filter(|i| selects(*i)).map(|i| 1 << i).sum()
+                };
+                let blocks = &self.problem.blocks;
+                let (has_state, grows) =
+                    (with_state(&|i| blocks[i].kv_bytes > 0), with_state(&|i| blocks[i].kv_grows.is_some()));
+                let visits = |phase: usize| (sets.on_gpu[phase] & has_state & (both | grows)).count_ones();
+                let buffers = if visits(0).max(visits(1)) > 1 { 2 } else { 1 };
+                buffers * self.most_state[both].max(self.most_shared_state[one]) + self.own_state[one]
+            }
             KvHome::Device => self.state[sets.on_gpu[0]].max(self.state[sets.on_gpu[1]]),
         };
         let on_gpu = sets.resident_bytes

@@ -294,6 +294,11 @@ fn disk_bytes_if_fits(
                 KvHome::Host => computing().filter(|i| !has_own_buffer(*i)).map(kv).max().unwrap_or(0),
             }
         });
+        // If the states of two partitions visit this GPU in a pass, there are two buffers for them.
+        let visits = |phase| (0..blocks.len()).filter(move |i| is_here(placements[*i].in_phase(phase)));
+        let visits = |phase| visits(phase).filter(|i| kv(*i) > 0 && !has_own_buffer(*i)).count();
+        let has_two = problem.budget.kv == KvHome::Host && Phase::BOTH.into_iter().any(|phase| visits(phase) > 1);
+        let buffers = if has_two { 2 } else { 1 };
         let at_all = |i: &usize| is_here(placements[*i].prefill) || is_here(placements[*i].decode);
         let own_state = match problem.budget.kv {
             KvHome::Device => 0,
@@ -305,7 +310,7 @@ fn disk_bytes_if_fits(
         let constants = (0..blocks.len()).filter(|i| is_streamed(placements[*i]));
         let constants: BTreeSet<(u32, u64)> = constants.flat_map(|i| blocks[i].streamed.constants().to_vec()).collect();
         let constants: u64 = constants.iter().map(|(_, bytes)| bytes).sum();
-        let total = weights + constants + state[0].max(state[1]) + own_state + workspace + ring;
+        let total = weights + constants + buffers * state[0].max(state[1]) + own_state + workspace + ring;
         if total > 0 && total + problem.budget.margin > problem.budget.vram[gpu] {
             return None;
         }

@@ -4,7 +4,7 @@ use super::instances::{Random, brute_force, disk_bound_instance, instance, rando
 use crate::evaluate::{Evaluator, Goal};
 use crate::program::{MAX_NODES, Outcome, ProgramSolution, solve};
 use crate::regions::regions;
-use crate::{BlockPlacement, Contention, Mechanisms, Objective, Phase, Problem, simulate};
+use crate::{BlockPlacement, Contention, KvHome, Mechanisms, Objective, Phase, Problem, simulate};
 use proptest::prelude::*;
 
 fn bound(problem: &Problem, weights: [f64; 2], slots: u32, mechanisms: Mechanisms) -> Option<f64> {
@@ -52,8 +52,13 @@ proptest! {
         let problem = instance(seed, blocks, 1);
         let best = brute_force(&problem, Mechanisms::ResidentCpu, Objective::Mixed, &[0]);
         let bound = bound(&problem, [1.0, problem.load.decoded_tokens() as f64], 0, Mechanisms::ResidentCpu);
+        // How much of copying states ahead is hidden depends on the order of the partitions.
+        let copies_ahead =
+            problem.budget.kv == KvHome::Host || problem.blocks.iter().any(|block| block.kv_grows.is_some());
         match (best, bound) {
-            (Some(best), Some(bound)) if shares_weights(&problem) => prop_assert!(bound <= best * (1.0 + 1e-9)),
+            (Some(best), Some(bound)) if shares_weights(&problem) || copies_ahead => {
+                prop_assert!(bound <= best * (1.0 + 1e-9));
+            }
             (Some(best), Some(bound)) => prop_assert!((bound - best).abs() <= 1e-6 * best, "bound {bound}, best {best}"),
             (None, Some(_)) if shares_weights(&problem) => {}
             (best, bound) => prop_assert_eq!(best.is_some(), bound.is_some()),

@@ -210,6 +210,28 @@ fn state_on_the_host_is_copied_in_and_out() {
     near(run(&problem, [C, C, R, R], 0, Phase::Decode).ms, 22.0 + 20.0);
 }
 
+/// While a partition computes and returns its state, that of the next one comes.
+#[test]
+fn state_on_the_host_is_copied_ahead() {
+    let mut problem = four_layers();
+    problem.budget.kv = crate::KvHome::Host;
+    problem.blocks[1..].iter_mut().for_each(|block| block.kv_bytes = 50);
+    // The first state comes while the host computes; then computing for 1 ms and 10 ms of copying back hide the next.
+    let simulation = run(&problem, [C, R, R, R], 0, Phase::Decode);
+    near(simulation.ms, 10.0 + 3.0 * (1.0 + 10.0));
+    near(simulation.transfer_ms[0], 6.0 * 10.0);
+    assert_eq!(simulation.bytes_moved, 6 * 50);
+    // Slower copies to the GPU: they follow each other without a break, two of them beside the copies back.
+    problem.gpus[0].to_device = 2.5;
+    near(run(&problem, [C, R, R, R], 0, Phase::Decode).ms, 20.0 + 20.0 + 20.0 + 11.0);
+    // Weights pause meanwhile.
+    let streamed = run(&problem, [C, S, S, C], 2, Phase::Decode);
+    assert!(streamed.ms >= 2.0 * (40.0 + 20.0), "the link is busy without a break: {}", streamed.ms);
+    // With several sequences too, one after the other.
+    problem.gpus[0].to_device = 5.0;
+    near(crate::simulate::queued_ms(&problem, &[C, R, R, R].map(BlockPlacement::both), &[0], Phase::Decode), 43.0);
+}
+
 /// State that is kept on the host stays on the GPU during all passes of the prompt if tokens are decoded on the host; if tokens are decoded
 /// on the GPU, it is copied for each of them.
 #[test]
