@@ -176,21 +176,21 @@ impl Recorder {
         self.telemetry.uploaded_bytes += bytes;
         self.pass.uploads.add(interval.duration());
         self.pass.uploaded_bytes += bytes;
-        let partition = self.telemetry.stages[stage.index()].partition.clone();
-        self.span_to(memory, partition, interval, bytes);
+        self.span_to(memory, ("", stage), interval, bytes);
     }
 
     /// States of a stage were copied to a device beside runs. Only what a run waits for them counts as time of copies.
     fn copied_ahead(&mut self, stage: StageId, memory: MemoryId, bytes: u64, interval: Interval) {
         self.telemetry.copied_bytes += bytes;
         self.pass.copied_bytes += bytes;
-        let name = format!("states of {}", self.telemetry.stages[stage.index()].partition);
-        self.span_to(memory, name, interval, bytes);
+        self.span_to(memory, ("states of ", stage), interval, bytes);
     }
 
-    fn span_to(&mut self, memory: MemoryId, name: String, interval: Interval, bytes: u64) {
+    /// A copy of what belongs to a stage, in a recorded timeline.
+    fn span_to(&mut self, memory: MemoryId, (what, stage): (&str, StageId), interval: Interval, bytes: u64) {
         if let Some(timeline) = &mut self.timeline {
             let lane = format!("to {}", self.devices.get(&memory).map_or("?", String::as_str));
+            let name = format!("{what}{}", self.telemetry.stages[stage.index()].partition);
             timeline.span(lane, name, SpanKind::Transfer, interval, Some(bytes));
         }
     }

@@ -97,9 +97,13 @@ impl HostMemoryBudget {
         };
         let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
         let locked: u64 = plan.partitions.iter().map(planned_locked).fold(cache, u64::saturating_add);
-        let Some(left) = locked.checked_sub(planned - limit) else {
-            return Err(EngineError::TooLittleMemory { planned, limit, needed: planned - locked });
-        };
+        let missing = planned - limit;
+        // What stays free beside locked weights is not needed where none are locked.
+        let needed = planned.saturating_sub(locked).saturating_sub(RESERVE);
+        if limit < needed {
+            return Err(EngineError::TooLittleMemory { planned, limit, needed });
+        }
+        let left = locked.saturating_sub(missing);
         let [planned_locked, now_locked] = [locked, left].map(|bytes| ByteSize(bytes).human());
         // Do not warn of a difference that the printed numbers do not show.
         if now_locked != planned_locked {

@@ -265,18 +265,17 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
         }
     }
 
-    /// The states of a run: the thread copies them, or the GPU waits for a copy that was issued before.
+    /// The states of a run: the thread makes the copies that were not issued before, such as those from another GPU, and the GPU waits for the
+    /// others.
     fn receive(&mut self, swaps_in: &[ScheduleStep]) {
-        for step in swaps_in {
+        let (ahead, now): (Vec<&ScheduleStep>, Vec<&ScheduleStep>) = swaps_in.iter().partition(|step| is_ahead(step));
+        self.copy(&now.into_iter().cloned().collect::<Vec<_>>());
+        for step in ahead {
             if let StepKind::Ahead(gpu, _) = step.kind {
                 let awaited = self.gpus[gpu].awaited_states;
                 self.gpus[gpu].awaited_states += 1;
                 self.enqueue(gpu, Queued::States(awaited));
             }
-        }
-        // A partition's states are all copied ahead, or none.
-        if !swaps_in.iter().any(is_ahead) {
-            self.copy(swaps_in);
         }
     }
 
