@@ -117,7 +117,16 @@ fn empty_block(kind: BlockKind) -> Block {
         BlockKind::Stem => "stem".to_owned(),
         BlockKind::Body(n) => format!("blocks.{n}"),
     };
-    Block { label, kind, nodes: vec![], states: vec![], weights: vec![], class: ClassId(0), is_experts: false, shard: None }
+    Block {
+        label,
+        kind,
+        nodes: vec![],
+        states: vec![],
+        weights: vec![],
+        class: ClassId(0),
+        is_experts: false,
+        shard: None,
+    }
 }
 
 /// Values that one block produces and a later block reads for their contents.

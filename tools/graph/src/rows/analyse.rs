@@ -50,8 +50,12 @@ pub(super) fn analyse(
         pasts: BTreeMap::new(),
         flow: Flow::new(graph, &segmentation.weights, &pairs),
     };
-    let mut nodes = BTreeMap::new();
+    analysis.check_mixtures(blocks)?;
     let divided: Vec<NodeId> = graph.node_ids().filter(|id| analysis.is_divided(*id)).collect();
+    for id in &divided {
+        analysis.check_kind(*id).map_err(|reason| analysis.error(*id, reason))?;
+    }
+    let mut nodes = BTreeMap::new();
     for id in divided {
         let (division, layouts) = analysis.divide(id).map_err(|reason| analysis.error(id, reason))?;
         for (output, layout) in graph.node(id).outputs.iter().zip(layouts) {
@@ -99,14 +103,33 @@ impl Analysis<'_> {
         node.reads().find(|value| *self.seen(*value) != Layout::Replicated)
     }
 
+    /// Refuses mixtures of experts, whatever their router is.
+    fn check_mixtures(&self, blocks: &[usize]) -> Result<(), RowsError> {
+        for block in blocks.iter().map(|block| &self.segmentation.blocks[*block]) {
+            if crate::experts::has_mixture(self.graph, block) {
+                let operator = block.nodes.iter().map(|id| self.graph.node(*id)).find(|node| is_mixture(node));
+                let node = operator.map(label).unwrap_or_else(|| "a group of If nodes".to_owned());
+                return Err(RowsError { block: block.label.clone(), node, reason: RowsReason::Mixture });
+            }
+        }
+        Ok(())
+    }
+
+    /// Refuses nodes that cannot be copied, and states that are not divided, whatever else the layer has.
+    fn check_kind(&self, id: NodeId) -> Result<(), RowsReason> {
+        let node = self.graph.node(id);
+        let is_cache = node.op_type == "GroupQueryAttention";
+        let state = node.reads().find(|value| self.states.contains_key(value)).filter(|_| !is_cache);
+        match state {
+            _ if ops::has_body(node) => Err(RowsReason::Body),
+            _ if !ops::is_recomputable(node) => Err(RowsReason::Random),
+            Some(state) => Err(RowsReason::OtherState { state: self.name(state) }),
+            None => Ok(()),
+        }
+    }
+
     fn divide(&mut self, id: NodeId) -> Divided {
         let node = self.graph.node(id);
-        if ops::has_body(node) {
-            return Err(RowsReason::Body);
-        }
-        if matches!(node.op_type.as_str(), "MoE" | "QMoE") {
-            return Err(RowsReason::Mixture);
-        }
         match node.op_type.as_str() {
             "GroupQueryAttention" => return self.attention(id),
             "MatMul" | "FusedMatMul" | "Gemm" | "MatMulNBits" => {
@@ -115,9 +138,6 @@ impl Analysis<'_> {
                 }
             }
             _ => {}
-        }
-        if let Some(state) = node.reads().find(|value| self.states.contains_key(value)) {
-            return Err(RowsReason::OtherState { state: self.name(state) });
         }
         match self.first_part(node) {
             None => self.replicated(id),
@@ -128,9 +148,6 @@ impl Analysis<'_> {
     /// A node that every shard computes as it is.
     fn replicated(&self, id: NodeId) -> Divided {
         let node = self.graph.node(id);
-        if !ops::is_recomputable(node) {
-            return Err(RowsReason::Random);
-        }
         let weights = &self.segmentation.weights;
         let matrix = node.reads().find(|value| weights.is_matrix(self.graph, *value));
         match matrix.filter(|_| self.flow.is_weighted(id)) {
@@ -169,6 +186,10 @@ impl Analysis<'_> {
             None => Ok(()),
         }
     }
+}
+
+fn is_mixture(node: &Node) -> bool {
+    matches!(node.op_type.as_str(), "MoE" | "QMoE")
 }
 
 /// Whether the node computes each element from the elements at the same place.

@@ -28,9 +28,7 @@ pub enum RowsReason {
     Heads { heads: u64, kind: &'static str, shards: u64 },
     #[error("has {columns} {kind}, which cannot be divided equally among {shards} shards")]
     Columns { columns: u64, kind: &'static str, shards: u64 },
-    #[error(
-        "has quantization blocks of {block_size} rows, and the {rows} rows of a shard are not a multiple of them"
-    )]
+    #[error("has quantization blocks of {block_size} rows, and the {rows} rows of a shard are not a multiple of them")]
     Blocks { block_size: u64, rows: u64 },
     #[error("has zero points of {bits} bits, and those of a shard's {blocks} blocks do not fill whole bytes")]
     ZeroPoints { bits: u64, blocks: u64 },

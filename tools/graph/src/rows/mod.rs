@@ -16,6 +16,7 @@ mod sections;
 mod segmentation;
 
 pub use error::{RowsError, RowsReason};
+pub use segmentation::shard_name;
 
 use crate::segmentation::{BlockKind, Segmentation};
 use crate::{Graph, NodeId, ValueId};

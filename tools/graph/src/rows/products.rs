@@ -187,15 +187,10 @@ impl Analysis<'_> {
     }
 
     /// Sections of blocks as units of the zero points: bytes where they are packed.
-    fn zero_point_sections(
-        &self,
-        value: ValueId,
-        sizes: &BlockSizes,
-        blocks: &[u64],
-    ) -> Result<Vec<u64>, RowsReason> {
+    fn zero_point_sections(&self, value: ValueId, sizes: &BlockSizes, blocks: &[u64]) -> Result<Vec<u64>, RowsReason> {
         let elements: u64 = self.sizes(value).unwrap_or_default().iter().product();
-        let is_packed = self.graph.value(value).dtype == Some(DType::Uint8)
-            && elements == sizes.columns * sizes.zero_point_bytes();
+        let is_packed =
+            self.graph.value(value).dtype == Some(DType::Uint8) && elements == sizes.columns * sizes.zero_point_bytes();
         if !is_packed {
             return Ok(blocks.to_vec());
         }

@@ -15,8 +15,8 @@ struct NewState<'a> {
     reader: RowNode,
 }
 
-/// The name of what a shard has of a value.
-pub(super) fn shard_name(name: &str, shard: usize) -> String {
+/// The name of what a shard has of a value or a state.
+pub fn shard_name(name: &str, shard: usize) -> String {
     format!("{name}.shard{shard}")
 }
 

@@ -15,6 +15,7 @@ mod models;
 mod quantize;
 mod read;
 mod round;
+mod rows;
 mod samples;
 mod store;
 mod structure;
