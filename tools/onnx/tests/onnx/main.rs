@@ -15,6 +15,7 @@ mod models;
 mod quantize;
 mod read;
 mod round;
+mod row_weights;
 mod rows;
 mod samples;
 mod store;
