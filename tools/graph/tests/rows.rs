@@ -4,8 +4,8 @@ mod build;
 
 use build::Build;
 use hpp_graph::{
-    BlockKind, Graph, InputDivision, Layout, RowDivision, RowNode, RowsError, RowsReason, WeightSlice, divide_rows,
-    infer, segment,
+    Attribute, BlockKind, Graph, InputDivision, Layout, RowDivision, RowNode, RowsError, RowsReason, WeightSlice,
+    divide_rows, infer, segment,
 };
 use hpp_schema::DType;
 
@@ -248,4 +248,31 @@ fn only_layers_are_divided_and_nothing_outside_reads_parts() {
     let activations = returned.find("active0").unwrap();
     returned.outputs.push(activations);
     assert_eq!(divided(&mut returned, 2).unwrap_err().reason, RowsReason::Returned { value: "active0".into() });
+}
+
+/// Attributes of hostile models overflow nothing.
+#[test]
+fn absurd_numbers_are_refused() {
+    for heads in [i64::MAX, i64::MAX - 1, 0, -2, 1 << 62] {
+        for name in ["num_heads", "kv_num_heads"] {
+            let mut graph = decoder(&relu);
+            let attention = graph.nodes.iter_mut().filter(|node| node.op_type == "GroupQueryAttention");
+            attention.for_each(|node| drop(node.attributes.insert(name.into(), Attribute::Int(heads))));
+            assert!(divided(&mut graph, 2).is_err(), "{name} {heads}");
+        }
+        for name in ["K", "N", "bits", "block_size"] {
+            let quantized = |b: &mut Build, layer: usize| {
+                let n = |name: &str| format!("{name}{layer}");
+                let mut sizes = [("K", 8), ("N", 16), ("bits", 4), ("block_size", 16)];
+                sizes.iter_mut().filter(|size| size.0 == name).for_each(|size| size.1 = heads);
+                [("B", "16, 1, 8"), ("scales", "16, 1"), ("zero", "16, 1")].iter().for_each(|(part, dims)| {
+                    b.weight(&n(part), dims);
+                });
+                let inputs = [&n("mid"), &n("B"), &n("scales"), &n("zero")];
+                b.node_with("com.microsoft::MatMulNBits", &inputs.map(|s| s as &str), &[&n("wide")], &sizes);
+                down(b, layer, &n("wide"), 16)
+            };
+            let _ = divided(&mut decoder(&quantized), 2);
+        }
+    }
 }

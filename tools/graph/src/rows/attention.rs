@@ -57,14 +57,15 @@ impl Analysis<'_> {
             Layout::Columns(sections) => Some(sections.as_slice()),
             _ => None,
         };
-        let is_packed = node.inputs[1..=VALUE.min(node.inputs.len() - 1)].iter().all(Option::is_none);
+        let is_packed = node.inputs.iter().take(VALUE + 1).skip(1).all(Option::is_none);
         let widths = match is_packed {
             true => columns(QUERY).filter(|sections| sections.len() == 3).map(<[u64]>::to_vec),
             false => (QUERY..=VALUE).map(|at| columns(at).filter(|one| one.len() == 1).map(|one| one[0])).collect(),
         };
         let widths = widths.ok_or_else(unknown)?;
         let head = widths[0] / heads;
-        let is_known = widths == [heads * head, kv_heads * head, kv_heads * head];
+        let is_known =
+            head > 0 && widths.len() == 3 && packed_widths(heads, kv_heads, head).is_some_and(|known| widths == known);
         is_known.then_some(widths[0]).ok_or_else(unknown)
     }
 
@@ -87,4 +88,10 @@ impl Analysis<'_> {
             _ => Ok(InputDivision::Own),
         }
     }
+}
+
+/// Columns of queries, keys and values with heads of this many elements.
+pub(super) fn packed_widths(heads: u64, kv_heads: u64, head: u64) -> Option<[u64; 3]> {
+    let (queries, keys) = (heads.checked_mul(head)?, kv_heads.checked_mul(head)?);
+    Some([queries, keys, keys])
 }

@@ -39,8 +39,11 @@ impl BlockSizes {
     fn of(node: &Node) -> Option<Self> {
         let positive = |value: Option<i64>| value.and_then(|value| u64::try_from(value).ok()).filter(|size| *size > 0);
         let [rows, columns, block_size] = ["K", "N", "block_size"].map(|name| positive(node.int(name)));
-        let bits = positive(Some(node.int("bits").unwrap_or(4)))?;
-        Some(BlockSizes { rows: rows?, columns: columns?, bits, block_size: block_size? })
+        let bits = positive(Some(node.int("bits").unwrap_or(4))).filter(|bits| *bits <= 8)?;
+        let sizes = BlockSizes { rows: rows?, columns: columns?, bits, block_size: block_size? };
+        // Products of these numbers stay below 64 bits.
+        sizes.rows.checked_mul(sizes.columns)?.checked_mul(64)?;
+        Some(sizes)
     }
 
     fn blocks(&self) -> u64 {

@@ -1,6 +1,7 @@
 //! Finds what the columns of a matrix are for: a packed matrix gives queries, keys and values, or gate and up projection, side by side.
 
 use super::analyse::{Analysis, is_elementwise};
+use super::attention::packed_widths;
 use super::{RowsReason, WeightSlice};
 use crate::{Node, NodeId, ValueId, ops};
 
@@ -58,11 +59,10 @@ impl Analysis<'_> {
             return Ok(vec![width]);
         }
         let (heads, kv_heads) = self.head_counts(node)?;
-        let head = width / (heads + 2 * kv_heads);
-        if head * (heads + 2 * kv_heads) != width {
-            return Err(RowsReason::Form("reads queries, keys and values whose columns are not those of its heads"));
-        }
-        Ok(vec![heads * head, kv_heads * head, kv_heads * head])
+        let all = heads.saturating_add(kv_heads.saturating_mul(2));
+        let widths = packed_widths(heads, kv_heads, width / all).filter(|_| width > 0 && width.is_multiple_of(all));
+        let unknown = RowsReason::Form("reads queries, keys and values whose columns are not those of its heads");
+        widths.map(|widths| widths.to_vec()).ok_or(unknown)
     }
 
     /// The ranges between the ends of all slices of a value.
@@ -101,11 +101,15 @@ impl Analysis<'_> {
         let is_last = value.is_some_and(|value| self.is_last_axis(value, node.int("axis").unwrap_or(0)));
         let count = node.outputs.len() as u64;
         let sizes: Option<Vec<u64>> = match node.inputs.get(1).copied().flatten() {
-            Some(sizes) => self.graph.ints(sizes).map(|ints| ints.iter().map(|size| *size as u64).collect()),
-            None if node.attributes.contains_key("split") || !width.is_multiple_of(count) => None,
+            Some(sizes) => {
+                self.graph.ints(sizes).and_then(|ints| ints.iter().map(|size| u64::try_from(*size).ok()).collect())
+            }
+            None if node.attributes.contains_key("split") || count == 0 || !width.is_multiple_of(count) => None,
             None => Some(vec![width / count; count as usize]),
         };
-        sizes.filter(|sizes| is_last && ops::is_standard(node) && sizes.iter().sum::<u64>() == width).ok_or(unknown)
+        let total = |sizes: &[u64]| sizes.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
+        let is_known = |sizes: &Vec<u64>| sizes.len() as u64 == count && total(sizes) == Some(width);
+        sizes.filter(|sizes| is_last && ops::is_standard(node) && is_known(sizes)).ok_or(unknown)
     }
 
     fn is_last_axis(&self, value: ValueId, axis: i64) -> bool {
