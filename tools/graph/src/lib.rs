@@ -39,8 +39,8 @@ pub use isomorphism::Isomorphism;
 pub use join::{JoinError, join};
 pub use relu::{NeuronLayout, ReluProduct};
 pub use rows::{
-    InputDivision, Layout, NodeDivision, RowDivision, RowNode, RowsError, RowsReason, Shard, WeightSlice, divide_rows,
-    shard_name,
+    InputDivision, NodeDivision, RowDivision, RowNode, RowsError, RowsReason, Shard, ShardLayout, WeightSlice,
+    divide_rows, shard_name,
 };
 pub use segment::segment;
 pub use segmentation::{Block, BlockKind, BlockState, Boundary, ClassId, Segmentation};

@@ -4,7 +4,7 @@ mod build;
 
 use build::Build;
 use hpp_graph::{
-    Attribute, BlockKind, Graph, InputDivision, Layout, RowDivision, RowNode, RowsError, RowsReason, WeightSlice,
+    Attribute, BlockKind, Graph, InputDivision, RowDivision, RowNode, RowsError, RowsReason, ShardLayout, WeightSlice,
     divide_rows, infer, segment,
 };
 use hpp_schema::DType;
@@ -115,9 +115,9 @@ fn columns_then_rows() {
     let mut graph = decoder(&relu);
     let division = divided(&mut graph, 2).unwrap();
     let layout = |name: &str| division.layout(graph.find(name).unwrap()).unwrap().clone();
-    assert_eq!((layout("q1"), layout("active1")), (Layout::Columns(vec![16]), Layout::Columns(vec![16])));
-    assert_eq!((layout("o1"), layout("mid1")), (Layout::Partial, Layout::Replicated));
-    assert_eq!(layout("present.1.key"), Layout::State);
+    assert_eq!((layout("q1"), layout("active1")), (ShardLayout::Columns(vec![16]), ShardLayout::Columns(vec![16])));
+    assert_eq!((layout("o1"), layout("mid1")), (ShardLayout::Partial, ShardLayout::Replicated));
+    assert_eq!(layout("present.1.key"), ShardLayout::State);
     let input = |value: &str| second_input(&graph, &division, value);
     assert_eq!((input("wide1"), input("narrow1")), (slice(8, &[16], 1), slice(1, &[16], 0)));
     // Behind the last summands only shard 0 goes on.

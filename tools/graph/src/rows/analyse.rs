@@ -1,7 +1,7 @@
 //! Decides node by node what a shard has of each value, and how the copies of the nodes differ.
 
 use super::error::{RowsError, RowsReason};
-use super::{InputDivision, Layout, NodeDivision};
+use super::{InputDivision, NodeDivision, ShardLayout};
 use crate::flow::Flow;
 use crate::segmentation::Segmentation;
 use crate::{Graph, Node, NodeId, ValueId, ops};
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Analysed {
     pub shards: usize,
     pub nodes: BTreeMap<NodeId, NodeDivision>,
-    pub layouts: BTreeMap<ValueId, Layout>,
+    pub layouts: BTreeMap<ValueId, ShardLayout>,
     pub pasts: BTreeMap<ValueId, usize>,
 }
 
@@ -24,14 +24,14 @@ pub(super) struct Analysis<'a> {
     divided: Vec<bool>,
     /// States by their inputs, as indices of the segmentation's.
     pub states: BTreeMap<ValueId, usize>,
-    pub layouts: BTreeMap<ValueId, Layout>,
+    pub layouts: BTreeMap<ValueId, ShardLayout>,
     /// Divided states.
     pub pasts: BTreeMap<ValueId, usize>,
     flow: Flow<'a>,
 }
 
 /// A node's division and the layouts of its outputs, or why it has none.
-pub(super) type Divided = Result<(NodeDivision, Vec<Layout>), RowsReason>;
+pub(super) type Divided = Result<(NodeDivision, Vec<ShardLayout>), RowsReason>;
 
 pub(super) fn analyse(
     graph: &Graph,
@@ -91,16 +91,16 @@ impl Analysis<'_> {
     }
 
     /// What a reader sees of a value: of summands, their sum.
-    pub fn seen(&self, id: ValueId) -> &Layout {
+    pub fn seen(&self, id: ValueId) -> &ShardLayout {
         match self.layouts.get(&id) {
-            None | Some(Layout::Partial) => &Layout::Replicated,
+            None | Some(ShardLayout::Partial) => &ShardLayout::Replicated,
             Some(layout) => layout,
         }
     }
 
     /// The first input of which a shard has a part.
     pub fn first_part(&self, node: &Node) -> Option<ValueId> {
-        node.reads().find(|value| *self.seen(*value) != Layout::Replicated)
+        node.reads().find(|value| *self.seen(*value) != ShardLayout::Replicated)
     }
 
     /// Refuses mixtures of experts, whatever their router is.
@@ -152,14 +152,14 @@ impl Analysis<'_> {
         let matrix = node.reads().find(|value| weights.is_matrix(self.graph, *value));
         match matrix.filter(|_| self.flow.is_weighted(id)) {
             Some(weight) => Err(RowsReason::Matrix { weight: self.name(weight) }),
-            None => Ok((unchanged(node), vec![Layout::Replicated; node.outputs.len()])),
+            None => Ok((unchanged(node), vec![ShardLayout::Replicated; node.outputs.len()])),
         }
     }
 
     /// A node that is no matrix product, with parts of values.
     fn on_parts(&self, node: &Node, part: ValueId) -> Divided {
         match node.op_type.as_str() {
-            _ if *self.seen(part) == Layout::State => Err(RowsReason::Operator { value: self.name(part) }),
+            _ if *self.seen(part) == ShardLayout::State => Err(RowsReason::Operator { value: self.name(part) }),
             "Reshape" => self.reshape(node),
             "Split" => self.split(node),
             "Slice" => self.slice(node),
@@ -172,7 +172,7 @@ impl Analysis<'_> {
 
     /// Refuses readers of parts outside the divided layers, and model outputs that are parts but not states.
     fn check_readers(&self) -> Result<(), RowsError> {
-        let is_part = |value: &ValueId| *self.seen(*value) != Layout::Replicated || self.pasts.contains_key(value);
+        let is_part = |value: &ValueId| *self.seen(*value) != ShardLayout::Replicated || self.pasts.contains_key(value);
         for id in self.graph.node_ids().filter(|id| !self.is_divided(*id)) {
             if let Some(value) = self.graph.node(id).reads().find(is_part) {
                 return Err(self.error(id, RowsReason::ReadOutside { value: self.name(value) }));

@@ -1,7 +1,7 @@
 //! `GroupQueryAttention`: each shard has some of the heads, with their keys and values.
 
 use super::analyse::{Analysis, Divided, unchanged};
-use super::{InputDivision, Layout, RowsReason, WeightSlice};
+use super::{InputDivision, RowsReason, ShardLayout, WeightSlice};
 use crate::{Node, NodeId, ValueId};
 
 /// Inputs by position. The others are of all heads: lengths, rotary caches, positions.
@@ -41,7 +41,7 @@ impl Analysis<'_> {
         let count = |heads: u64| (heads / self.shards) as i64;
         division.attributes = vec![("num_heads", count(heads)), ("kv_num_heads", count(kv_heads))];
         self.pasts.extend([keys, values]);
-        Ok((division, vec![Layout::Columns(vec![width]), Layout::State, Layout::State]))
+        Ok((division, vec![ShardLayout::Columns(vec![width]), ShardLayout::State, ShardLayout::State]))
     }
 
     /// Heads of queries, and of keys and values.
@@ -54,7 +54,7 @@ impl Analysis<'_> {
     fn query_width(&self, node: &Node, heads: u64, kv_heads: u64) -> Result<u64, RowsReason> {
         let unknown = || RowsReason::Form("reads queries, keys and values whose columns are not those of its heads");
         let columns = |at: usize| match self.seen(node.inputs.get(at).copied().flatten()?) {
-            Layout::Columns(sections) => Some(sections.as_slice()),
+            ShardLayout::Columns(sections) => Some(sections.as_slice()),
             _ => None,
         };
         let is_packed = node.inputs.iter().take(VALUE + 1).skip(1).all(Option::is_none);
@@ -71,7 +71,7 @@ impl Analysis<'_> {
 
     /// An input behind the states.
     fn other_input(&self, at: usize, value: ValueId, heads: u64) -> Result<InputDivision, RowsReason> {
-        if *self.seen(value) != Layout::Replicated {
+        if *self.seen(value) != ShardLayout::Replicated {
             return Err(RowsReason::Operator { value: self.name(value) });
         }
         let sizes = self.graph.value(value).shape.as_ref();

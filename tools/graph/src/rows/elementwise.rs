@@ -1,7 +1,7 @@
 //! Operators that compute each element, or each head, alone: activations, arithmetic, norms of heads, rotary embeddings.
 
 use super::analyse::{Analysis, Divided, unchanged};
-use super::{InputDivision, Layout, RowsReason, WeightSlice};
+use super::{InputDivision, RowsReason, ShardLayout, WeightSlice};
 use crate::{Node, ValueId};
 
 /// Operators that compute each element from the elements of all inputs at the same place.
@@ -55,19 +55,19 @@ impl Analysis<'_> {
     }
 
     /// How an input is read beside a part of this layout: a constant that broadcasts, or a slice of a vector.
-    fn beside(&self, layout: &Layout, part: ValueId, value: ValueId) -> Result<InputDivision, RowsReason> {
+    fn beside(&self, layout: &ShardLayout, part: ValueId, value: ValueId) -> Result<InputDivision, RowsReason> {
         let mixed = || RowsReason::Mixed { part: self.name(part), whole: self.name(value) };
-        let shape = self.graph.value(value).shape.as_ref().filter(|_| *self.seen(value) == Layout::Replicated);
+        let shape = self.graph.value(value).shape.as_ref().filter(|_| *self.seen(value) == ShardLayout::Replicated);
         let sizes: Vec<Option<u64>> = shape.ok_or_else(mixed)?.iter().map(|dim| dim.as_fixed()).collect();
         let last = sizes.last().copied().unwrap_or(Some(1));
         let is_vector = sizes.iter().rev().skip(1).all(|size| *size == Some(1));
         match layout {
-            Layout::Columns(_) if last == Some(1) => Ok(InputDivision::Own),
-            Layout::Columns(sections) if last == Some(sections.iter().sum()) && is_vector => {
+            ShardLayout::Columns(_) if last == Some(1) => Ok(InputDivision::Own),
+            ShardLayout::Columns(sections) if last == Some(sections.iter().sum()) && is_vector => {
                 let slice = WeightSlice { rows: 1, sections: sections.clone(), axis: sizes.len() - 1 };
                 Ok(InputDivision::Slice(self.checked(value, slice)?))
             }
-            Layout::Heads { head, .. } if is_vector && (last == Some(1) || last == Some(*head)) => {
+            ShardLayout::Heads { head, .. } if is_vector && (last == Some(1) || last == Some(*head)) => {
                 Ok(InputDivision::Own)
             }
             _ => Err(mixed()),
@@ -87,28 +87,28 @@ impl Analysis<'_> {
     pub(super) fn norm(&self, node: &Node) -> Divided {
         let value = node.inputs.first().copied().flatten();
         let layout = value.map(|value| self.seen(value).clone());
-        let Some(Layout::Heads { width, head }) = layout else {
+        let Some(ShardLayout::Heads { width, head }) = layout else {
             return Err(RowsReason::Form("computes a norm over all heads or neurons, of which a shard has a part"));
         };
         let rank = value.and_then(|value| self.graph.value(value).shape.as_ref()).map(Vec::len);
         let axis = node.int("axis").unwrap_or(-1);
         let is_last = axis == -1 || rank.is_some_and(|rank| axis == rank as i64 - 1);
         let is_shared = node.inputs.iter().skip(1).flatten().all(|value| {
-            *self.seen(*value) == Layout::Replicated && self.sizes(*value).is_some_and(|sizes| sizes == [head])
+            *self.seen(*value) == ShardLayout::Replicated && self.sizes(*value).is_some_and(|sizes| sizes == [head])
         });
         let has_one_output = node.outputs.iter().flatten().count() == 1;
         if !is_last || !is_shared || !has_one_output {
             return Err(RowsReason::Form("computes a norm of heads in a form that this build does not know"));
         }
-        Ok((unchanged(node), vec![Layout::Heads { width, head }]))
+        Ok((unchanged(node), vec![ShardLayout::Heads { width, head }]))
     }
 
     /// The rotary embedding of queries or keys, `[batch, tokens, elements of all heads]`.
     pub(super) fn rotary(&self, node: &Node) -> Divided {
         let value = node.inputs.first().copied().flatten();
         let layout = value.map(|value| self.seen(value).clone());
-        let others_are_whole = node.inputs.iter().skip(1).flatten().all(|v| *self.seen(*v) == Layout::Replicated);
-        let Some(Layout::Columns(sections)) = layout.clone().filter(|_| others_are_whole) else {
+        let others_are_whole = node.inputs.iter().skip(1).flatten().all(|v| *self.seen(*v) == ShardLayout::Replicated);
+        let Some(ShardLayout::Columns(sections)) = layout.clone().filter(|_| others_are_whole) else {
             return Err(RowsReason::Form("rotates values in a form that this build does not know how to divide"));
         };
         let width: u64 = sections.iter().sum();
@@ -121,7 +121,7 @@ impl Analysis<'_> {
                 division.attributes.push(("num_heads", (heads / self.shards) as i64));
             }
         }
-        Ok((division, vec![Layout::Columns(sections)]))
+        Ok((division, vec![ShardLayout::Columns(sections)]))
     }
 
     /// Elements of a head that the caches of an operator without a number of heads rotate, all of it.

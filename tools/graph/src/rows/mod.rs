@@ -35,7 +35,7 @@ pub struct Shard {
 
 /// What a shard has of a value that the nodes of a divided layer produce.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Layout {
+pub enum ShardLayout {
     /// All of it, computed by every shard.
     Replicated,
     /// A summand of the same shape. Nodes read the sum, which every shard computes.
@@ -123,7 +123,7 @@ pub enum RowNode {
 pub struct RowDivision {
     shards: usize,
     nodes: BTreeMap<NodeId, NodeDivision>,
-    layouts: BTreeMap<ValueId, Layout>,
+    layouts: BTreeMap<ValueId, ShardLayout>,
     /// Inputs that are divided states.
     pasts: BTreeMap<ValueId, usize>,
     parts: parts::Parts,
@@ -164,7 +164,7 @@ impl RowDivision {
     }
 
     /// What a shard has of a value; `None` for values that no divided node produces.
-    pub fn layout(&self, id: ValueId) -> Option<&Layout> {
+    pub fn layout(&self, id: ValueId) -> Option<&ShardLayout> {
         self.layouts.get(&id)
     }
 

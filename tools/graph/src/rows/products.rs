@@ -1,7 +1,7 @@
 //! Matrix products with weights: by columns where the input is whole, by rows where shards have parts of it.
 
 use super::analyse::{Analysis, Divided, unchanged};
-use super::{InputDivision, Layout, NodeDivision, RowsReason, WeightSlice};
+use super::{InputDivision, NodeDivision, RowsReason, ShardLayout, WeightSlice};
 use crate::{Node, ValueId};
 use hpp_schema::DType;
 
@@ -14,10 +14,10 @@ enum Way {
 }
 
 impl Way {
-    fn layout(&self) -> Layout {
+    fn layout(&self) -> ShardLayout {
         match self {
-            Way::Columns(sections) => Layout::Columns(sections.clone()),
-            Way::Rows(_) => Layout::Partial,
+            Way::Columns(sections) => ShardLayout::Columns(sections.clone()),
+            Way::Rows(_) => ShardLayout::Partial,
         }
     }
 
@@ -58,7 +58,7 @@ impl BlockSizes {
 
 impl Analysis<'_> {
     /// The division of a product with a weight. `None` if every input is whole and no input is a weight.
-    pub(super) fn product(&self, node: &Node) -> Result<Option<(NodeDivision, Vec<Layout>)>, RowsReason> {
+    pub(super) fn product(&self, node: &Node) -> Result<Option<(NodeDivision, Vec<ShardLayout>)>, RowsReason> {
         let input = |at: usize| node.inputs.get(at).copied().flatten();
         let weights = &self.segmentation.weights;
         let (Some(a), Some(b)) = (input(0), input(1)) else { return Ok(None) };
@@ -79,8 +79,8 @@ impl Analysis<'_> {
     /// By rows if shards have parts of the input, whose last axis has this size; else by columns.
     fn way(&self, node: &Node, input: ValueId, rows: u64, columns: u64) -> Result<Way, RowsReason> {
         match self.seen(input) {
-            Layout::Columns(sections) if sections.iter().sum::<u64>() == rows => Ok(Way::Rows(sections.clone())),
-            Layout::Replicated => {
+            ShardLayout::Columns(sections) if sections.iter().sum::<u64>() == rows => Ok(Way::Rows(sections.clone())),
+            ShardLayout::Replicated => {
                 let output = node.outputs.first().copied().flatten();
                 let sections = output.map(|output| self.sections(output, columns)).transpose()?;
                 sections.map(Way::Columns).ok_or(RowsReason::Form("has no result"))

@@ -1,7 +1,7 @@
 //! Operators that take the last axis apart or put it together: `Reshape`, `Split`, `Slice`.
 
 use super::analyse::{Analysis, Divided, unchanged};
-use super::{InputDivision, Layout, NodeDivision, RowsReason};
+use super::{InputDivision, NodeDivision, RowsReason, ShardLayout};
 use crate::{Node, ValueId};
 
 impl Analysis<'_> {
@@ -13,15 +13,15 @@ impl Analysis<'_> {
         let zeros_are_sizes = node.int("allowzero").unwrap_or(0) == 0;
         let Some((value, wanted)) = input(0).zip(ints.filter(|_| zeros_are_sizes)) else { return Err(unknown) };
         let (sizes, layout) = match self.seen(value) {
-            Layout::Columns(sections) if sections.len() == 1 => self.apart(value, sections[0], wanted)?,
-            Layout::Heads { width, .. } => self.together(value, *width, wanted)?,
+            ShardLayout::Columns(sections) if sections.len() == 1 => self.apart(value, sections[0], wanted)?,
+            ShardLayout::Heads { width, .. } => self.together(value, *width, wanted)?,
             _ => return Err(unknown),
         };
         Ok((with_ints(node, &[(1, sizes)]), vec![layout]))
     }
 
     /// `[.., width]` as `[.., heads, head]`, or as `[.., tokens x heads, head]`.
-    fn apart(&self, value: ValueId, width: u64, mut wanted: Vec<i64>) -> Result<(Vec<i64>, Layout), RowsReason> {
+    fn apart(&self, value: ValueId, width: u64, mut wanted: Vec<i64>) -> Result<(Vec<i64>, ShardLayout), RowsReason> {
         let unknown = RowsReason::Form("reshapes heads in a form that this build does not know how to divide");
         let head = wanted.last().and_then(|size| u64::try_from(*size).ok()).filter(|head| *head > 0);
         let Some(head) = head.filter(|_| wanted.len() >= 2) else { return Err(unknown) };
@@ -37,11 +37,16 @@ impl Analysis<'_> {
         // Heads stay behind the tokens only if the axes before are the batch and perhaps the tokens.
         let is_kept = wanted[..before].iter().enumerate().all(|(at, size)| *size == 0 || (*size == -1 && at < 2));
         let is_known = is_kept && before >= 1 && (wanted.len() == 3 || rank == Some(before + 1));
-        is_known.then_some((wanted, Layout::Heads { width, head })).ok_or(unknown)
+        is_known.then_some((wanted, ShardLayout::Heads { width, head })).ok_or(unknown)
     }
 
     /// `[.., heads, head]`, or `[.., tokens x heads, head]`, as `[.., width]`.
-    fn together(&self, value: ValueId, width: u64, mut wanted: Vec<i64>) -> Result<(Vec<i64>, Layout), RowsReason> {
+    fn together(
+        &self,
+        value: ValueId,
+        width: u64,
+        mut wanted: Vec<i64>,
+    ) -> Result<(Vec<i64>, ShardLayout), RowsReason> {
         let unknown = RowsReason::Form("reshapes heads in a form that this build does not know how to divide");
         let rank = wanted.len();
         let has_heads_alone = self.graph.value(value).shape.as_ref().is_some_and(|shape| shape.len() == 4);
@@ -52,7 +57,7 @@ impl Analysis<'_> {
             _ => return Err(unknown),
         }
         let is_kept = wanted[..rank - 1].iter().all(|size| matches!(size, 0 | -1));
-        (is_kept && rank >= 2).then_some((wanted, Layout::Columns(vec![width]))).ok_or(unknown)
+        (is_kept && rank >= 2).then_some((wanted, ShardLayout::Columns(vec![width]))).ok_or(unknown)
     }
 
     /// A `Split` of the last axis where its sections end.
@@ -80,7 +85,7 @@ impl Analysis<'_> {
     fn columns_of(&self, node: &Node) -> Option<(ValueId, Vec<u64>)> {
         let value = node.inputs.first().copied().flatten()?;
         match self.seen(value) {
-            Layout::Columns(sections) => Some((value, sections.clone())),
+            ShardLayout::Columns(sections) => Some((value, sections.clone())),
             _ => None,
         }
     }
@@ -91,7 +96,7 @@ fn not_columns() -> RowsReason {
 }
 
 /// Groups sections into ranges of these sizes; `None` if a range ends inside a section.
-fn parted(sections: &[u64], sizes: &[u64]) -> Option<Vec<Layout>> {
+fn parted(sections: &[u64], sizes: &[u64]) -> Option<Vec<ShardLayout>> {
     let mut left = sections.iter().copied().peekable();
     let mut layouts = vec![];
     for size in sizes {
@@ -104,7 +109,7 @@ fn parted(sections: &[u64], sizes: &[u64]) -> Option<Vec<Layout>> {
         if taken != *size {
             return None;
         }
-        layouts.push(Layout::Columns(part));
+        layouts.push(ShardLayout::Columns(part));
     }
     Some(layouts)
 }

@@ -4,7 +4,7 @@ use super::RowSplitError;
 use crate::names;
 use crate::proto::{GraphProto, ValueInfoProto};
 use crate::typed;
-use hpp_graph::{Graph, Layout, RowDivision, ValueId, shard_name};
+use hpp_graph::{Graph, RowDivision, ShardLayout, ValueId, shard_name};
 use hpp_schema::Dim;
 use std::collections::{HashMap, HashSet};
 
@@ -23,7 +23,8 @@ pub(super) fn rewrite(graph: &Graph, division: &RowDivision, proto: &mut GraphPr
     proto.input = replaced(std::mem::take(&mut proto.input))?;
     proto.output = replaced(std::mem::take(&mut proto.output))?;
     // Types of the other parts are inferred.
-    let is_whole = |id: &ValueId| matches!(division.layout(*id), None | Some(Layout::Replicated | Layout::Partial));
+    let is_whole =
+        |id: &ValueId| matches!(division.layout(*id), None | Some(ShardLayout::Replicated | ShardLayout::Partial));
     let known: HashSet<&str> = names::produced(&proto.node).collect();
     proto.value_info.retain(|info| known.contains(info.name()) && ids.get(info.name()).is_none_or(is_whole));
     Ok(())
@@ -31,7 +32,7 @@ pub(super) fn rewrite(graph: &Graph, division: &RowDivision, proto: &mut GraphPr
 
 /// Whether shards have some heads of this state, before or after a pass.
 fn is_state(division: &RowDivision, id: ValueId) -> bool {
-    division.is_divided_past(id) || division.layout(id) == Some(&Layout::State)
+    division.is_divided_past(id) || division.layout(id) == Some(&ShardLayout::State)
 }
 
 /// The record of a state for each shard.

@@ -9,7 +9,7 @@ use crate::proto::attribute_proto::AttributeType;
 use crate::proto::{AttributeProto, NodeProto};
 use crate::virtual_file::VirtualFiles;
 use crate::weights::{ROWS_FILE, WeightFile};
-use hpp_graph::{Graph, InputDivision, Layout, NodeDivision, NodeId, RowDivision, RowNode, ValueId, shard_name};
+use hpp_graph::{Graph, InputDivision, NodeDivision, NodeId, RowDivision, RowNode, ShardLayout, ValueId, shard_name};
 use hpp_schema::DType;
 use std::collections::{HashMap, HashSet};
 
@@ -153,8 +153,8 @@ impl<'a> Rewriter<'a> {
         }
         let name = self.graph.value(value).name.as_str();
         let new = match (of, self.division.layout(value)) {
-            (Of::Shard(shard), Some(Layout::State)) => shard_name(name, shard),
-            (Of::Shard(shard), Some(Layout::Columns(_) | Layout::Heads { .. })) => {
+            (Of::Shard(shard), Some(ShardLayout::State)) => shard_name(name, shard),
+            (Of::Shard(shard), Some(ShardLayout::Columns(_) | ShardLayout::Heads { .. })) => {
                 self.fresh.name(&shard_name(name, shard))
             }
             (Of::Summand(shard), _) => self.fresh.name(&shard_name(&format!("{name}.summand"), shard)),
