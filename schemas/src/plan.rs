@@ -103,6 +103,10 @@ pub struct SourceModel {
     /// Outputs of the unsplit model, in its own order, states excluded.
     #[serde(serialize_with = "crate::dim::each_on_one_line")]
     pub outputs: Vec<ModelOutput>,
+    /// The states of the unsplit model, where its layers are divided by rows and those of the plan are parts of them; otherwise they are the same,
+    /// and this is empty. They belong to no partition and no device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub states: Vec<State>,
     /// Whether operators round the activations of all tokens of a pass with one scale (`DynamicQuantizeLinear`). The logits of a token
     /// then depend on the other tokens of its pass.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -186,6 +186,7 @@ fn model(decision: &Decision) -> SourceModel {
         vocab_size: a.vocab_size,
         inputs: a.inputs.clone(),
         outputs: a.outputs.clone(),
+        states: a.rows.as_ref().map(|rows| rows.whole_states.clone()).unwrap_or_default(),
         rounds_whole_passes: rounds_whole_passes(&a.graph),
         host_kernels: host_kernels(a.model.proto()),
     }

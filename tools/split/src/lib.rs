@@ -50,6 +50,7 @@ mod run_hint;
 mod sequences;
 mod settings;
 mod split;
+mod split_mode;
 mod sweep;
 mod table;
 mod targets;

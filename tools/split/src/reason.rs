@@ -3,7 +3,7 @@
 use crate::amount::{self, MEASURED};
 use crate::partitioning::{DecidedBy, Partitioning};
 use crate::request::PlanningRequest;
-use crate::table;
+use crate::{split_mode, table};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
     Alternative, BlockPlacement, BlockRole, BlockSpec, Objective, Placement, RunExplanation, explain_runs,
@@ -88,6 +88,7 @@ fn assigned(request: &PlanningRequest, partition: &PartitionSpec) -> Option<Stri
     let assigned: Vec<String> = assigned.map(|block| block.label.clone()).collect();
     match assigned.len() {
         0 => None,
+        _ if request.divides_rows => Some(split_mode::REASON.to_owned()),
         all if all == blocks.len() => Some(MANUALLY.to_owned()),
         _ => Some(format!("{} {MANUALLY}; other blocks {BY_PLANNER}", table::blocks(&assigned))),
     }

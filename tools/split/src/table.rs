@@ -1,6 +1,7 @@
 //! The plan as a table: partitions, memory of each device, predictions.
 
 use crate::amount::{self, ESTIMATED, MEASURED};
+use crate::split_mode;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_partition::MOST_SEQUENCES;
 use hpp_schema::memory::PROCESS;
@@ -8,7 +9,7 @@ use hpp_schema::{
     Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, PartitionVariant, Plan,
     PredictedThroughput, Predictions, Residency, Ring,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 /// A table with a header; aligns the columns `right` to the right.
@@ -27,7 +28,8 @@ pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Ve
 /// The table of partitions, one line of memory per device, and the predictions. `undivided`: layers could be divided before their experts,
 /// and no such plan was compared.
 pub fn plan_summary(plan: &Plan, undivided: bool) -> String {
-    let rows = fold(&plan.partitions).into_iter().map(row);
+    let shards = plan.partitions.iter().filter_map(split_mode::shard).map(|(_, shard)| shard + 1).max().unwrap_or(0);
+    let rows = fold(&plan.partitions).into_iter().map(|partitions| row(&partitions, shards));
     let header = ["partition", "device", "blocks", "weights", "KV", "workspace", "why"];
     let mut text = format!("{}\n\n", table(&header, &[3, 4, 5], rows));
     for (index, device) in plan.devices.iter().enumerate() {
@@ -37,16 +39,39 @@ pub fn plan_summary(plan: &Plan, undivided: bool) -> String {
 }
 
 /// Partitions by row. Adjacent partitions that are streamed in the same way for the same reason share a row, because there may be one per
-/// layer.
-fn fold(partitions: &[Partition]) -> Vec<&[Partition]> {
+/// layer. So do those of a shard, which alternate with those of the others.
+fn fold(partitions: &[Partition]) -> Vec<Vec<&Partition>> {
     let share_row = |a: &Partition, b: &Partition| {
         a.is_streamed() && b.is_streamed() && device(a) == device(b) && a.reason == b.reason
     };
-    partitions.chunk_by(share_row).collect()
+    let (mut rows, mut of_shards) = (Vec::<Vec<&Partition>>::new(), BTreeMap::new());
+    for partition in partitions {
+        let shard = split_mode::shard(partition).map(|(_, shard)| shard);
+        let before = match shard {
+            Some(shard) => of_shards.get(&shard).copied(),
+            None => rows.len().checked_sub(1).filter(|last| share_row(rows[*last][0], partition)),
+        };
+        match before {
+            Some(row) => rows[row].push(partition),
+            None => rows.push(vec![partition]),
+        }
+        if let Some(shard) = shard {
+            of_shards.entry(shard).or_insert(rows.len() - 1);
+        }
+    }
+    rows
 }
 
-fn row(partitions: &[Partition]) -> Vec<String> {
-    let (first, last) = (&partitions[0], &partitions[partitions.len() - 1]);
+/// The layers of which a row of partitions is a shard, `layers.0-79 (rows, 1 of 2)`; `None` for other rows.
+fn shard(partitions: &[&Partition], shards: usize) -> Option<String> {
+    let found: Vec<(&str, usize)> = partitions.iter().copied().filter_map(split_mode::shard).collect();
+    let mut layers: Vec<String> = found.iter().map(|(layer, _)| (*layer).to_owned()).collect();
+    layers.dedup();
+    found.first().map(|(_, shard)| format!("{} (rows, {} of {shards})", blocks(&layers), shard + 1))
+}
+
+fn row(partitions: &[&Partition], shards: usize) -> Vec<String> {
+    let (first, last) = (partitions[0], partitions[partitions.len() - 1]);
     let sum = |bytes: fn(&Partition) -> ByteSize| ByteSize(partitions.iter().map(|p| bytes(p).0).sum()).human();
     let mut labels: Vec<String> = partitions.iter().flat_map(|p| p.blocks.clone()).collect();
     if partitions.len() > 1 {
@@ -58,7 +83,10 @@ fn row(partitions: &[Partition]) -> Vec<String> {
     vec![
         if partitions.len() == 1 { first.name.clone() } else { format!("{} to {}", first.name, last.name) },
         device(first),
-        if partitions.len() == 1 { blocks(&labels) } else { blocks_and_experts(&labels) },
+        shard(partitions, shards).unwrap_or_else(|| match partitions.len() {
+            1 => blocks(&labels),
+            _ => blocks_and_experts(&labels),
+        }),
         sum(|p| p.bytes.weights),
         sum(|p| p.bytes.kv),
         workspace.human(),
@@ -165,7 +193,11 @@ fn objective_line(plan: &Plan, objective: &Achieved, significant: i32, undivided
         None => " without dividing prompts".to_owned(),
     };
     let has_gpu = plan.devices.iter().any(|device| device.kind == DeviceKind::Gpu);
-    let of_layers = if undivided && has_gpu { " of undivided layers" } else { "" };
+    let of_layers = match undivided && has_gpu {
+        _ if !plan.model.states.is_empty() => " of layers divided by rows",
+        true => " of undivided layers",
+        false => "",
+    };
     let what = match objective.kind {
         ObjectiveKind::Decode => "one token".to_owned(),
         ObjectiveKind::Prefill => "prompt to first token".to_owned(),

@@ -141,6 +141,7 @@ impl Recorded {
                 name: self.name(),
                 source: file.into(),
                 tapped: None,
+                states: vec![],
                 rounds_whole_passes: false,
                 tables_change_after: None,
                 weights_dir: ".".into(),
