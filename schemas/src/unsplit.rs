@@ -27,7 +27,8 @@ impl Plan {
         let mut outputs: Vec<PartitionOutput> = self.model.outputs.iter().map(model_output).collect();
         let is_divided = whole == Whole::Source && !self.model.states.is_empty();
         let states = if is_divided { &self.model.states } else { &self.states };
-        outputs.extend(states.iter().filter_map(|state| if is_divided { Some(next(state)) } else { self.present(state) }));
+        outputs
+            .extend(states.iter().filter_map(|state| if is_divided { Some(next(state)) } else { self.present(state) }));
         if whole == Whole::Tapped {
             outputs.extend(self.boundaries());
         }

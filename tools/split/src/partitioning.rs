@@ -510,7 +510,10 @@ fn refuse_moved_shards(request: &PlanningRequest, placements: &[BlockPlacement])
     };
     match blocks.into_iter().find(is_moved) {
         Some((block, _)) => Err(SplitError::setting(
-            format!("--split-mode row computes every layer on the GPUs, and no provider of theirs computes {}", block.label),
+            format!(
+                "--split-mode row computes every layer on the GPUs, and no provider of theirs computes {}",
+                block.label
+            ),
             "omit --split-mode, or name other --providers",
         )),
         None => Ok(()),

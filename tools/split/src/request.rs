@@ -147,6 +147,10 @@ impl PlanningRequest {
         if !recorded_budgets.vram.is_empty() {
             set_assigned(&mut problem, args, options.mechanisms);
         }
+        if analysis.rows.is_some() {
+            // Each part of a layer is a partition, and so is what lies before and behind them.
+            problem.cuts = (1..problem.blocks.len()).collect();
+        }
         if !args.allow_unknown_operators {
             mark_blocks_without_kernels(&mut problem, analysis);
         }

@@ -25,6 +25,7 @@ pub fn check(args: &SplitArgs, errors: &mut InputErrors) {
         (args.kv == KvHomeArg::Host, "--kv cpu", "copies caches to one GPU at a time"),
         (planning.refine.is_some(), "--refine", "tries other places of blocks, and each shard has its own"),
         (planning.sweep_vram.is_some(), "--sweep-vram", "is for other numbers of layers on GPUs"),
+        (planning.explain, "--explain", "compares other places of blocks, and each shard has its own"),
         (planning.profile.is_some(), "--profile", "has times of whole layers"),
         (planning.from_telemetry.is_some(), "--from-telemetry", "has times of whole layers"),
         (args.in_place, "--in-place", "writes no weights, and parts of weights are in no file of the model"),
