@@ -7,11 +7,12 @@ use crate::output::{Leftovers, OutputDir, PLAN_FILE, Resume};
 use crate::own_draft::OwnDraft;
 use crate::records::{Records, record_unhashed};
 use crate::weight_inputs::{SLOTS_FILE, WeightSource, weights_to_inputs};
+pub use crate::write_options::WriteOptions;
 use hpp_graph::{PartitionGraph, ValueId};
 use hpp_model::{Analysis, CONFIG_FILES, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
 use hpp_onnx::{Extractor, Model, QUANTIZED_FILE, ROWS_FILE, WeightFile, needs_externalising};
-use hpp_schema::{DeviceKind, FileRole, HostKernels, OutputUse, Partition, Plan, Residency, Severity};
+use hpp_schema::{DeviceKind, FileRecord, FileRole, HostKernels, OutputUse, Partition, Plan, Residency, Severity};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -25,34 +26,6 @@ const EMBEDDED_WHOLE_FILE: &str = "embedded.whole.bin";
 const TAPPED_FILE: &str = "tapped.onnx";
 /// The unsplit model in a packed directory.
 const WHOLE_FILE: &str = "whole.onnx";
-
-/// Options for writing a plan directory.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct WriteOptions {
-    /// Replace an existing plan.
-    pub force: bool,
-    /// Copy the weight bytes that the partitions read into the directory.
-    pub pack: bool,
-    /// Refer to weight files by path, unless another file must be beside them.
-    pub in_place: bool,
-    /// Record full hashes of all weight files.
-    pub hash_weights: bool,
-    /// Give single-block partitions on a GPU their weights as inputs, so that they can move at run time.
-    pub movable: bool,
-}
-
-impl WriteOptions {
-    /// Quantized weights and parts of weights are in no file of the model, so a plan of them is always packed.
-    fn for_analysis(self, analysis: &Analysis) -> Self {
-        WriteOptions { pack: self.pack || analysis.quantized.is_some() || analysis.rows.is_some(), ..self }
-    }
-
-    /// Whether a plan has an unsplit model of its own: where the user wants it packed, and where the exported model computes with other weights or
-    /// activations.
-    fn has_own_whole(self, analysis: &Analysis) -> bool {
-        self.pack || analysis.quantized.is_some() || !analysis.activations().are_exported()
-    }
-}
 
 /// A plan directory being written.
 pub struct PlanWriter<'a> {
@@ -363,7 +336,7 @@ impl<'a> PlanWriter<'a> {
         plan: &Plan,
         weights_dir: &str,
         has_slots_file: bool,
-    ) -> Result<Vec<hpp_schema::FileRecord>, SplitError> {
+    ) -> Result<Vec<FileRecord>, SplitError> {
         let mut records = Records::new(&self.destination, self.options.hash_weights || self.options.pack);
         let is_written_here = needs_externalising(&self.analysis.model);
         records.add(&plan.model.source, FileRole::Source)?;
@@ -394,6 +367,15 @@ impl<'a> PlanWriter<'a> {
         for file in tokenizer_files.flatten() {
             records.add(file, FileRole::Text)?;
         }
+        Ok([records.done(), self.source_weights()?].concat())
+    }
+
+    /// The weight files of the exported model, where `hpp-exec verify` reads it although the plan has weights of its own.
+    fn source_weights(&self) -> Result<Vec<FileRecord>, SplitError> {
+        let source = self.analysis.before.as_ref().filter(|_| self.options.pack && !self.has_own_whole);
+        let files = source.map(|(model, _)| &model.weights().files[..]).unwrap_or_default();
+        let mut records = Records::new(&self.destination, self.options.hash_weights);
+        files.iter().try_for_each(|file| records.add(&self.destination.relative(&file.path), FileRole::Weights))?;
         Ok(records.done())
     }
 }

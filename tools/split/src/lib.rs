@@ -25,6 +25,7 @@ mod experts;
 mod explain;
 mod files;
 mod fitting_context;
+mod fold;
 mod group;
 mod host_providers;
 mod input_errors;
@@ -58,6 +59,7 @@ mod trace;
 mod unknown_providers;
 mod unused_options;
 mod weight_inputs;
+mod write_options;
 mod written_out;
 
 pub use cli::Cli;

@@ -6,6 +6,7 @@ use crate::error::{NeededBudget, SplitError};
 use crate::group::{OwnPartition, group};
 use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, default_margin, with_default_margin};
+use crate::split_mode;
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
     BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, KvHome, Mechanisms, MemoryUsage, Options,
@@ -132,7 +133,7 @@ pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning
         tracing::debug!(first, last, prefill = %partition.placement.prefill, decode = %partition.placement.decode, "partition");
     }
     partitioning.check(request)?;
-    refuse_moved_shards(request, &partitioning.solution.placements)?;
+    split_mode::refuse_moved_shards(request, &partitioning.solution.placements)?;
     refuse_split_kv(&request.problem.blocks, &partitioning.solution.placements, args.kv)?;
     refuse_too_many(&partitioning.partitions, args.max_partitions)?;
     Ok(partitioning)
@@ -497,24 +498,6 @@ fn refuse_missing_gpus<'a>(
         Some(gpu) => Err(SplitError::setting(
             format!("blocks are placed on gpu{gpu}, but the plan has {}", crate::amount::count(gpus, "GPU")),
             "give --vram one size for each GPU, such as 24G,12G",
-        )),
-        None => Ok(()),
-    }
-}
-
-/// Refuses a placement in which a shard is not on its GPU.
-fn refuse_moved_shards(request: &PlanningRequest, placements: &[BlockPlacement]) -> Result<(), SplitError> {
-    let blocks = request.problem.blocks.iter().zip(placements);
-    let is_moved = |(block, placement): &(&BlockSpec, &BlockPlacement)| {
-        request.divides_rows && block.assigned.is_some_and(|place| **placement != BlockPlacement::both(place))
-    };
-    match blocks.into_iter().find(is_moved) {
-        Some((block, _)) => Err(SplitError::setting(
-            format!(
-                "--split-mode row computes every layer on the GPUs, and no provider of theirs computes {}",
-                block.label
-            ),
-            "omit --split-mode, or name other --providers",
         )),
         None => Ok(()),
     }

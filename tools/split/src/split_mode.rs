@@ -4,6 +4,8 @@ use crate::cli::{KvHomeArg, SplitArgs};
 use crate::error::SplitError;
 use crate::input_errors::InputErrors;
 use crate::local_machine::LocalMachine;
+use crate::request::PlanningRequest;
+use hpp_partition::{BlockPlacement, BlockSpec};
 use hpp_schema::Partition;
 
 /// Why a part of a layer is where it is.
@@ -58,6 +60,24 @@ pub fn check_gpus(args: &SplitArgs, gpus: usize, local: &LocalMachine) -> Result
                 pair[0].name, pair[1].name
             ),
             "omit --split-mode: whole layers are divided as the GPUs allow",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Refuses a placement in which a shard is not on its GPU.
+pub fn refuse_moved_shards(request: &PlanningRequest, placements: &[BlockPlacement]) -> Result<(), SplitError> {
+    let blocks = request.problem.blocks.iter().zip(placements);
+    let is_moved = |(block, placement): &(&BlockSpec, &BlockPlacement)| {
+        request.divides_rows && block.assigned.is_some_and(|place| **placement != BlockPlacement::both(place))
+    };
+    match blocks.into_iter().find(is_moved) {
+        Some((block, _)) => Err(SplitError::setting(
+            format!(
+                "--split-mode row computes every layer on the GPUs, and no provider of theirs computes {}",
+                block.label
+            ),
+            "omit --split-mode, or name other --providers",
         )),
         None => Ok(()),
     }

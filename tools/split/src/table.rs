@@ -1,7 +1,7 @@
 //! The plan as a table: partitions, memory of each device, predictions.
 
 use crate::amount::{self, ESTIMATED, MEASURED};
-use crate::split_mode;
+use crate::{fold, split_mode};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_partition::MOST_SEQUENCES;
 use hpp_schema::memory::PROCESS;
@@ -9,7 +9,7 @@ use hpp_schema::{
     Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, PartitionVariant, Plan,
     PredictedThroughput, Predictions, Residency, Ring,
 };
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 /// A table with a header; aligns the columns `right` to the right.
@@ -29,45 +29,13 @@ pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Ve
 /// and no such plan was compared.
 pub fn plan_summary(plan: &Plan, undivided: bool) -> String {
     let shards = plan.partitions.iter().filter_map(split_mode::shard).map(|(_, shard)| shard + 1).max().unwrap_or(0);
-    let rows = fold(&plan.partitions).into_iter().map(|partitions| row(&partitions, shards));
+    let rows = fold::rows(&plan.partitions, device).into_iter().map(|partitions| row(&partitions, shards));
     let header = ["partition", "device", "blocks", "weights", "KV", "workspace", "why"];
     let mut text = format!("{}\n\n", table(&header, &[3, 4, 5], rows));
     for (index, device) in plan.devices.iter().enumerate() {
         let _ = writeln!(text, "{}", device_line(plan, index, device));
     }
     text + &expectation(plan, undivided)
-}
-
-/// Partitions by row. Adjacent partitions that are streamed in the same way for the same reason share a row, because there may be one per
-/// layer. So do those of a shard, which alternate with those of the others.
-fn fold(partitions: &[Partition]) -> Vec<Vec<&Partition>> {
-    let share_row = |a: &Partition, b: &Partition| {
-        a.is_streamed() && b.is_streamed() && device(a) == device(b) && a.reason == b.reason
-    };
-    let (mut rows, mut of_shards) = (Vec::<Vec<&Partition>>::new(), BTreeMap::new());
-    for partition in partitions {
-        let shard = split_mode::shard(partition).map(|(_, shard)| shard);
-        let before = match shard {
-            Some(shard) => of_shards.get(&shard).copied(),
-            None => rows.len().checked_sub(1).filter(|last| share_row(rows[*last][0], partition)),
-        };
-        match before {
-            Some(row) => rows[row].push(partition),
-            None => rows.push(vec![partition]),
-        }
-        if let Some(shard) = shard {
-            of_shards.entry(shard).or_insert(rows.len() - 1);
-        }
-    }
-    rows
-}
-
-/// The layers of which a row of partitions is a shard, `layers.0-79 (rows, 1 of 2)`; `None` for other rows.
-fn shard(partitions: &[&Partition], shards: usize) -> Option<String> {
-    let found: Vec<(&str, usize)> = partitions.iter().copied().filter_map(split_mode::shard).collect();
-    let mut layers: Vec<String> = found.iter().map(|(layer, _)| (*layer).to_owned()).collect();
-    layers.dedup();
-    found.first().map(|(_, shard)| format!("{} (rows, {} of {shards})", blocks(&layers), shard + 1))
 }
 
 fn row(partitions: &[&Partition], shards: usize) -> Vec<String> {
@@ -83,7 +51,7 @@ fn row(partitions: &[&Partition], shards: usize) -> Vec<String> {
     vec![
         if partitions.len() == 1 { first.name.clone() } else { format!("{} to {}", first.name, last.name) },
         device(first),
-        shard(partitions, shards).unwrap_or_else(|| match partitions.len() {
+        fold::shard(partitions, shards).unwrap_or_else(|| match partitions.len() {
             1 => blocks(&labels),
             _ => blocks_and_experts(&labels),
         }),
