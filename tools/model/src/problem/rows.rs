@@ -62,5 +62,5 @@ pub(super) fn findings(analysis: &Analysis, source: &CostSource) -> Vec<Finding>
         );
         Finding::error("machine.gpus", what)
     };
-    differs.map(|pair| finding(pair)).into_iter().collect()
+    differs.map(finding).into_iter().collect()
 }

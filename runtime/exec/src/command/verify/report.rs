@@ -95,6 +95,7 @@ pub struct FirstDifference {
     pub fusion_only: Option<bool>,
     /// Whether layers are divided by rows, and so are those of the unsplit model with its boundaries as outputs. Then the difference comes from
     /// sums in another order instead.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub divided_by_rows: bool,
 }
 
