@@ -103,10 +103,18 @@ pub struct SourceModel {
     /// Outputs of the unsplit model, in its own order, states excluded.
     #[serde(serialize_with = "crate::dim::each_on_one_line")]
     pub outputs: Vec<ModelOutput>,
+    /// The states of the unsplit model, where its layers are divided by rows and those of the plan are parts of them; otherwise they are the same,
+    /// and this is empty. They belong to no partition and no device.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub states: Vec<State>,
     /// Whether operators round the activations of all tokens of a pass with one scale (`DynamicQuantizeLinear`). The logits of a token
     /// then depend on the other tokens of its pass.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rounds_whole_passes: bool,
+    /// Whether its layers are divided by rows and operators round activations to 8 bits (`accuracy_level` 4): where sums in another order differ
+    /// in their last bit, that may decide between two levels.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub rounds_sums: bool,
     /// What its operators and weights demand of CPU kernels.
     #[serde(default, skip_serializing_if = "HostKernels::is_default", serialize_with = "crate::dim::map_on_one_line")]
     pub host_kernels: HostKernels,

@@ -25,7 +25,10 @@ impl Plan {
             Whole::Tapped => self.model.tapped.clone()?,
         };
         let mut outputs: Vec<PartitionOutput> = self.model.outputs.iter().map(model_output).collect();
-        outputs.extend(self.states.iter().filter_map(|state| self.present(state)));
+        let is_divided = whole == Whole::Source && !self.model.states.is_empty();
+        let states = if is_divided { &self.model.states } else { &self.states };
+        outputs
+            .extend(states.iter().filter_map(|state| if is_divided { Some(next(state)) } else { self.present(state) }));
         if whole == Whole::Tapped {
             outputs.extend(self.boundaries());
         }
@@ -43,8 +46,8 @@ impl Plan {
         let mut device = device.unwrap_or_else(|| crate::Device::new("cpu", DeviceKind::Cpu));
         device.provider_options.clear();
         let mut inputs: Vec<PartitionInput> = model.inputs.iter().map(model_input).collect();
-        inputs.extend(self.states.iter().map(state_input));
-        let states = self.states.iter().map(|state| State {
+        inputs.extend(states.iter().map(state_input));
+        let states = states.iter().map(|state| State {
             partition: WHOLE.into(),
             device: device.name.clone(),
             on_disk: false,
@@ -136,6 +139,12 @@ fn model_input(input: &crate::ModelInput) -> PartitionInput {
 
 fn state_input(state: &State) -> PartitionInput {
     PartitionInput { name: state.past.clone(), dtype: state.dtype, shape: state.shape.clone(), from: "state".into() }
+}
+
+/// The output that gives a state of a model that no partition of the plan computes as it is.
+fn next(state: &State) -> PartitionOutput {
+    let State { present, dtype, shape, .. } = state.clone();
+    PartitionOutput { name: present, dtype, shape, to: OutputUse::State }
 }
 
 fn model_output(output: &crate::ModelOutput) -> PartitionOutput {

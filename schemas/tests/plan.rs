@@ -1,7 +1,8 @@
 //! Plans as text: round trip, schema, versions, damage, seals.
 
 use hpp_schema::{
-    DType, DeviceKind, ModelKind, OutputUse, Plan, PlanError, Seal, WeightInput, Whole, plan_json_schema,
+    ByteSize, DType, DeviceKind, ModelKind, OutputUse, Plan, PlanError, Seal, Severity, SourceModel, State,
+    WeightInput, Whole, plan_json_schema,
 };
 use proptest::prelude::*;
 
@@ -215,4 +216,24 @@ fn editable_fields_are_not_sealed() {
 fn a_plan_to_run_needs_a_seal() {
     assert!(matches!(Plan::from_sealed_yaml(PLAN), Err(PlanError::NoSeal)));
     assert_eq!(Plan::from_sealed_yaml(&plan().to_yaml().unwrap()).unwrap(), plan());
+}
+
+/// Where layers are divided by rows, the unsplit model has the states of the exported model, and the tapped one those of the plan.
+#[test]
+fn the_unsplit_plan_of_divided_layers_has_the_states_of_the_model() {
+    let mut plan = plan();
+    plan.model.states =
+        plan.states.iter().map(|state| State { past: format!("whole.{}", state.past), ..state.clone() }).collect();
+    assert!(plan.check().iter().all(|finding| finding.severity != Severity::Error), "{:?}", plan.check());
+    let tapped = SourceModel { tapped: Some("tapped.onnx".into()), ..plan.model.clone() };
+    let with_tapped = Plan { model: tapped, ..plan.clone() };
+    let pasts = |whole: Whole| -> Vec<String> {
+        with_tapped.unsplit(whole).unwrap().states.into_iter().map(|state| state.past).collect()
+    };
+    assert!(pasts(Whole::Source).iter().all(|past| past.starts_with("whole.")));
+    assert!(pasts(Whole::Tapped).iter().all(|past| !past.starts_with("whole.")));
+    let unsplit = plan.unsplit(Whole::Source).unwrap();
+    assert!(unsplit.check().iter().all(|finding| finding.severity != Severity::Error), "{:?}", unsplit.check());
+    plan.model.states[0].bytes = ByteSize(1);
+    assert!(plan.check().iter().any(|finding| finding.place == "model.states[0]"));
 }

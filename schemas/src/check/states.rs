@@ -11,6 +11,9 @@ pub(super) fn check(plan: &Plan, found: &mut Findings) {
         ends(plan, found, &place, state);
         size(plan, found, &place, state, &batch);
     }
+    for (at, state) in plan.model.states.iter().enumerate() {
+        size(plan, found, &format!("model.states[{at}]"), state, &batch);
+    }
     claimed(plan, found);
     per_partition(plan, found);
     let carries = plan.states.iter().any(|state| state.update != StateUpdate::ReadOnly);

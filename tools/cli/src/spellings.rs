@@ -7,7 +7,11 @@ pub fn normalize_spellings(args: impl IntoIterator<Item = OsString>) -> Vec<OsSt
     let mut options_ended = false;
     let normalize = |arg: OsString| {
         options_ended |= arg == "--";
-        if !options_ended && (arg == "-ngl" || arg == "--ngl") { "--gpu-layers".into() } else { arg }
+        match arg.to_str() {
+            Some("-ngl" | "--ngl") if !options_ended => "--gpu-layers".into(),
+            Some("-sm" | "--sm") if !options_ended => "--split-mode".into(),
+            _ => arg,
+        }
     };
     args.into_iter().map(normalize).collect()
 }
@@ -18,7 +22,7 @@ mod tests {
 
     #[test]
     fn a_spelling_is_replaced_before_the_end_of_options() {
-        let ours = normalize_spellings(["p", "-ngl", "20", "--", "-ngl"].map(OsString::from));
-        assert_eq!(ours, ["p", "--gpu-layers", "20", "--", "-ngl"]);
+        let ours = normalize_spellings(["p", "-ngl", "20", "-sm", "row", "--", "-ngl"].map(OsString::from));
+        assert_eq!(ours, ["p", "--gpu-layers", "20", "--split-mode", "row", "--", "-ngl"]);
     }
 }

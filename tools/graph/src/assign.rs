@@ -117,7 +117,16 @@ fn empty_block(kind: BlockKind) -> Block {
         BlockKind::Stem => "stem".to_owned(),
         BlockKind::Body(n) => format!("blocks.{n}"),
     };
-    Block { label, kind, nodes: vec![], states: vec![], weights: vec![], class: ClassId(0), is_experts: false }
+    Block {
+        label,
+        kind,
+        nodes: vec![],
+        states: vec![],
+        weights: vec![],
+        class: ClassId(0),
+        is_experts: false,
+        shard: None,
+    }
 }
 
 /// Values that one block produces and a later block reads for their contents.
@@ -145,7 +154,7 @@ pub(crate) fn boundaries(
     boundaries
 }
 
-fn place_states(
+pub(crate) fn place_states(
     graph: &Graph,
     states: Vec<StatePair>,
     block_of: &[Option<usize>],

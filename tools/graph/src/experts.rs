@@ -226,6 +226,7 @@ impl Segmentation {
                 weights: vec![],
                 class: ClassId(first.class.0),
                 is_experts: true,
+                shard: None,
             };
             let second = Block { weights: self.weights.used_by_all(second.nodes.iter().copied()), ..second };
             for owner in block_of.iter_mut().flatten().filter(|owner| **owner > block) {

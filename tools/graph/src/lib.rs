@@ -19,6 +19,7 @@ mod join;
 mod mixers;
 pub mod ops;
 mod relu;
+mod rows;
 mod segment;
 mod segmentation;
 mod spine;
@@ -37,6 +38,10 @@ pub use inseparable::{cut_finely, join_for_state};
 pub use isomorphism::Isomorphism;
 pub use join::{JoinError, join};
 pub use relu::{NeuronLayout, ReluProduct};
+pub use rows::{
+    InputDivision, NodeDivision, RowDivision, RowNode, RowsError, RowsReason, Shard, ShardLayout, WeightSlice,
+    divide_rows, shard_name,
+};
 pub use segment::segment;
 pub use segmentation::{Block, BlockKind, BlockState, Boundary, ClassId, Segmentation};
 pub use states::{StateChange, StatePair, find_states};

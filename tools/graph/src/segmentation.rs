@@ -1,13 +1,13 @@
 //! The result of dividing a model into blocks: blocks with their classes, the values between them, and states.
 
-use crate::{NodeId, StatePair, ValueId, WeightUse};
+use crate::{NodeId, Shard, StatePair, ValueId, WeightUse};
 use std::collections::BTreeSet;
 
 /// A unit that the planner places as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// `embedding`, `layers.3`, `head`; `stem`, `blocks.3` in models without layers; `layers.3.experts` for the second half of a divided
-    /// layer.
+    /// layer; `layers.3.attention.0` for a shard's part of a layer that is divided by rows.
     pub label: String,
     /// Its kind.
     pub kind: BlockKind,
@@ -22,6 +22,8 @@ pub struct Block {
     pub class: ClassId,
     /// Whether it is the second half of a layer that was divided before its mixture.
     pub is_experts: bool,
+    /// Which part of a layer that is divided by rows it is, and whose; `None` for other blocks.
+    pub shard: Option<Shard>,
 }
 
 /// Blocks with equal class are the same graph with different weights. Numbered from 0 in order of first appearance.

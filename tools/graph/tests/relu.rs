@@ -18,6 +18,7 @@ fn found(graph: &Graph) -> Vec<ReluProduct> {
         weights: vec![],
         class: ClassId(0),
         is_experts: false,
+        shard: None,
     };
     ReluProduct::of(graph, &block)
 }

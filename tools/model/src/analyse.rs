@@ -8,6 +8,7 @@ use crate::error::ModelError;
 use crate::expert_layout;
 use crate::roles;
 use crate::rotary_caches;
+use crate::rows::{self, DividedRows};
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
 use crate::streams::BlockFiles;
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
@@ -35,7 +36,7 @@ pub const DEFAULT_CHUNK: u64 = 2048;
 pub struct Analysis {
     /// The flattened protobuf, ready to cut.
     pub model: Model,
-    /// Model and graph before its head was rewritten; `None` if it was not rewritten.
+    /// Model and graph before its head was rewritten and its layers were divided by rows; `None` if neither was done.
     pub before: Option<(Model, Graph)>,
     /// Its directory's or file's name.
     pub name: String,
@@ -67,6 +68,8 @@ pub struct Analysis {
     pub tables_change_after: Option<u64>,
     /// The weights that will be quantized when a plan is written; `None` without quantization.
     pub quantized: Option<QuantizedWeights>,
+    /// What is known of layers that are divided by rows; `None` if no layer is divided.
+    pub rows: Option<DividedRows>,
     /// How many operators take activations of 8 bits because that was asked for; `None` with activations as exported.
     pub integer_operators: Option<usize>,
     /// What the file of each block would hold, once asked for: planning asks for several lengths of passes.
@@ -113,6 +116,8 @@ pub struct AnalysisOptions<'a> {
     pub experts: ExpertComputation,
     /// What 4- and 8-bit weights multiply.
     pub activations: Activations,
+    /// How many shards every layer is divided into by rows; `None` for whole layers.
+    pub shards: Option<usize>,
 }
 
 impl AnalysisOptions<'_> {
@@ -124,6 +129,7 @@ impl AnalysisOptions<'_> {
             quantize: None,
             experts: ExpertComputation::AsExported,
             activations: Activations::Exported,
+            shards: None,
         }
     }
 }
@@ -135,7 +141,7 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<
 
 /// Same as [`analyse`], as the options say.
 pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysis, ModelError> {
-    let AnalysisOptions { context, logits, quantize: quantization, experts, activations } = options;
+    let AnalysisOptions { context, logits, quantize: quantization, experts, activations, shards } = options;
     let started = Instant::now();
     let mut model = Model::open(path).map_err(|e| ModelError::Read(Box::new(e)))?;
     info!(
@@ -189,6 +195,16 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
             None => {}
         }
     }
+    let logits_are_requested = before.is_some();
+    let mut divided = None;
+    if let Some(shards) = shards {
+        let found = rows::divide(&model, &graph, &segmentation, shards, quantized.as_ref())?;
+        let tokens = planned.unwrap_or(DEFAULT_CONTEXT);
+        let whole_states = rows::whole_states(&graph, &segmentation, &config, tokens);
+        divided = Some(DividedRows { shards, contents: found.contents, whole_states });
+        before.get_or_insert((model, graph));
+        (model, graph, segmentation) = (found.model, found.graph, found.segmentation);
+    }
     notes.extend(segmentation.undecided.iter().cloned());
     notes.extend(limit_note(config.context_length, limit.as_ref()));
     config.context_length = config.context_length.into_iter().chain(limit.map(|limit| limit.tokens)).min();
@@ -201,6 +217,7 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
     analysis.tables_change_after = change;
     analysis.notes.extend(change_note(change, analysis.context, analysis.config.context_length));
     analysis.quantized = quantized;
+    analysis.rows = divided;
     analysis.integer_operators = integer_operators;
     let blocks = &analysis.segmentation.blocks;
     info!(
@@ -209,7 +226,7 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
         classes = blocks.iter().map(|block| block.class.0 + 1).max().unwrap_or(0),
         states = analysis.states.len(),
         context = analysis.context,
-        logits_of_requested_positions = analysis.before.is_some(),
+        logits_of_requested_positions = logits_are_requested,
         ms = started.elapsed().as_millis(),
         "model analysed"
     );
@@ -426,6 +443,7 @@ fn describe(
         tables_change_after: None,
         notes,
         quantized: None,
+        rows: None,
         integer_operators: None,
         block_files: BlockFiles::default(),
     }

@@ -186,7 +186,9 @@ fn model(decision: &Decision) -> SourceModel {
         vocab_size: a.vocab_size,
         inputs: a.inputs.clone(),
         outputs: a.outputs.clone(),
+        states: a.rows.as_ref().map(|rows| rows.whole_states.clone()).unwrap_or_default(),
         rounds_whole_passes: rounds_whole_passes(&a.graph),
+        rounds_sums: a.rows.is_some() && rounds_to_8_bits(&a.graph),
         host_kernels: host_kernels(a.model.proto()),
     }
 }
@@ -195,6 +197,11 @@ fn model(decision: &Decision) -> SourceModel {
 fn rounds_whole_passes(graph: &Graph) -> bool {
     let rounds = |op: &str| matches!(op, "DynamicQuantizeLinear" | "DynamicQuantizeMatMul");
     graph.node_ids().any(|id| rounds(&graph.node(id).op_type))
+}
+
+/// Whether operators round activations to 8 bits, of each token or block by itself.
+fn rounds_to_8_bits(graph: &Graph) -> bool {
+    graph.node_ids().any(|id| graph.node(id).int("accuracy_level") == Some(4))
 }
 
 /// The host, and every GPU that has a budget or a partition.

@@ -3,6 +3,7 @@
 
 use crate::Analysis;
 use crate::problem::session_copies;
+use crate::rows;
 use crate::states::PlannedState;
 use crate::symbols::{PassSize, symbol_values};
 use hpp_graph::{BlockKind, Graph, Mixture, Node, NodeId, Origin, Segmentation, ValueId, WeightUse, infer};
@@ -58,8 +59,7 @@ pub fn blocks(
         let block = &segmentation.blocks[index];
         let weight = |id: &ValueId| (id.0, graph.weight(*id).map_or(0, |weight| weight.bytes));
         let weights: Vec<(u32, u64)> = block.weights.iter().map(weight).collect();
-        let before = index.checked_sub(1).map(|before| &segmentation.boundaries[before].values);
-        let entering = || before.into_iter().flatten().copied().filter(|id| !counter.is_stored(*id));
+        let entering = counter.entering(index);
         // Twice, as all activations.
         let folded = counter.folded(&block.nodes, &widest.symbols).saturating_mul(2);
         let of_passes = counter.workspace(&block.nodes, &widest.symbols, scenario);
@@ -85,8 +85,8 @@ pub fn blocks(
             folded_bytes: folded,
             session_bytes: session_copies(graph, &block.nodes),
             score_bytes: counter.scores(&block.nodes, &widest.symbols, scenario),
-            boundary_bytes: entering().map(|id| counter.bytes(id, &one_token.symbols)).sum(),
-            boundary_tensors: entering().count() as u64,
+            boundary_bytes: entering.iter().map(|id| counter.bytes(*id, &one_token.symbols)).sum(),
+            boundary_tensors: entering.len() as u64,
             decode: counter.work(index, &decode),
             prefill: counter.work(index, &prompt),
         }
@@ -143,6 +143,18 @@ impl<'a> CostCounter<'a> {
     ) -> Self {
         let plain = states.iter().map(|s| s.state.clone()).collect();
         CostCounter { graph, segmentation, states, inputs, plain, folded: folded(graph), batch }
+    }
+
+    /// Values that enter a block from the block before, which may be on another device. What a shard reads of its own blocks stays on its device.
+    fn entering(&self, index: usize) -> Vec<ValueId> {
+        let crossing = match self.segmentation.blocks[index].shard {
+            Some(_) => rows::entering(self.graph, self.segmentation, index),
+            None => {
+                let before = index.checked_sub(1).map(|before| &self.segmentation.boundaries[before].values);
+                before.into_iter().flatten().copied().collect()
+            }
+        };
+        crossing.into_iter().filter(|id| !self.is_stored(*id)).collect()
     }
 
     /// Operations of a block in a pass, and bytes of weights and state that it reads.

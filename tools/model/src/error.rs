@@ -1,7 +1,9 @@
 //! Why a model cannot be understood.
 
 use crate::config::ConfigError;
-use hpp_onnx::{NothingReason, QuantizeError};
+use crate::rows::LAYER_MODE;
+use hpp_graph::RowsError;
+use hpp_onnx::{NothingReason, QuantizeError, RowSplitError};
 
 /// Why a model could not be analysed.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +17,12 @@ pub enum ModelError {
     /// The model cannot be quantized.
     #[error("cannot quantize the model")]
     Quantize(#[from] QuantizeError),
+    /// A layer cannot be divided by rows.
+    #[error(transparent)]
+    Rows(#[from] RowsError),
+    /// The parts of a layer cannot be written.
+    #[error("cannot divide the model by rows")]
+    RowSplit(#[from] RowSplitError),
     /// A setting is invalid for this model.
     #[error("{message}")]
     Setting {
@@ -46,6 +54,7 @@ impl ModelError {
                 "give --bits-budget {} ({smallest} bytes) or more, and leave --quantize-head and --quantize-embedding out if they were given",
                 hpp_schema::ByteSize(*smallest).human_rounded_up()
             )),
+            ModelError::Rows(_) | ModelError::RowSplit(_) => Some(LAYER_MODE.to_owned()),
             ModelError::Config(_) | ModelError::Quantize(_) => None,
         }
     }

@@ -22,6 +22,7 @@ mod providers;
 mod reliability;
 mod roles;
 mod rotary_caches;
+mod rows;
 mod states;
 mod streams;
 mod symbols;
@@ -46,6 +47,7 @@ pub use operators::{
 pub use problem::{CostSource, ProviderTimes, packing, problem, scales_beside_packed};
 pub use providers::ProviderPolicy;
 pub use reliability::{fit_error, unreliable_blocks, unreliable_times};
+pub use rows::DividedRows;
 pub use states::PlannedState;
 pub use streams::shared_weights;
 pub use symbols::{PassSize, symbol_values};

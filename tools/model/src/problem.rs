@@ -8,6 +8,7 @@ mod measured;
 mod packing;
 mod passes;
 mod roofline;
+mod rows;
 
 use crate::{Analysis, PlannedState, Scenario, streams};
 use hpp_graph::ExpertCounts;
@@ -169,12 +170,14 @@ pub fn problem(
     budget: Budget,
 ) -> Result<Problem, Vec<Finding>> {
     let mut findings = budget_findings(&source, &budget);
+    findings.extend(rows::findings(analysis, &source));
     let mut blocks =
         crate::blocks(&analysis.graph, &analysis.segmentation, &analysis.states, &analysis.inputs, scenario);
     streams::add_common_weights(analysis, &mut blocks);
     if !budget.vram.is_empty() {
         streams::set_streamed_bytes(analysis, &mut blocks);
     }
+    rows::assign(analysis, &mut blocks);
     let workload = Workload {
         batch: scenario.batch,
         sequences: 1,
@@ -188,6 +191,10 @@ pub fn problem(
         CostSource::Machine(machine) => Ok(roofline::costs(analysis, &blocks, &workload, machine, gpus)),
         CostSource::Profile(profile) => measured::costs(profile, &blocks, scenario, &workload, gpus),
     };
+    let costs = costs.map(|mut costs| {
+        rows::overlap(analysis, &mut costs);
+        costs
+    });
     match costs {
         Ok(costs) if findings.is_empty() => Ok(Problem {
             blocks: condensed(blocks),

@@ -16,6 +16,7 @@ pub mod proto;
 mod quantize;
 mod read;
 mod reshaped;
+mod rows;
 mod samples;
 mod set_attribute;
 mod shorten;
@@ -42,6 +43,7 @@ pub use quantize::{
 };
 pub use read::{GraphError, LocateError, NEWEST_IR, OrderError, ReadError, WireError, locate, passed_over};
 pub use reshaped::store_reshaped;
+pub use rows::{RowSplit, RowSplitError, split_rows};
 pub use samples::{SampledNumbers, looks_widened, sample_numbers};
 pub use set_attribute::set_int_attribute;
 pub use shorten::keep_rows;
@@ -52,6 +54,6 @@ pub use store::{
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape, is_external};
 pub use virtual_file::{VirtualFile, VirtualFiles};
-pub use weights::{FileRange, QUANTIZED_FILE, Storage, WeightError, WeightFile, Weights};
+pub use weights::{FileRange, QUANTIZED_FILE, ROWS_FILE, Storage, WeightError, WeightFile, Weights};
 pub use work_dir::WorkDir;
 pub use write::{WriteError, encode, write_bytes, write_model};

@@ -15,6 +15,9 @@ use std::{fs, io};
 /// Location of the quantized weights in a rewritten model. No file of that name is written: `pack` copies its contents.
 pub const QUANTIZED_FILE: &str = "hpp.quantized.bin";
 
+/// Location of the parts of weights in a model whose layers are divided by rows. No file of that name is written either.
+pub const ROWS_FILE: &str = "hpp.rows.bin";
+
 /// A file that holds weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WeightFile {

@@ -11,6 +11,7 @@ mod evaluate;
 mod exhaust;
 mod experts;
 mod explain;
+mod few_choices;
 mod greedy;
 mod host_reads;
 mod improve;

@@ -1,6 +1,7 @@
 //! The entry points of the planner.
 
 use crate::evaluate::{Evaluator, Goal, ScoredPlacement};
+use crate::few_choices;
 use crate::greedy::greedy_run;
 use crate::refuse::{budget_error, least_on_host};
 use crate::search::{FEW_BLOCKS, MANY_BLOCKS, MAX_STEPS, SLOTS, SearchResult, optimize_other_phase, search};
@@ -85,6 +86,10 @@ fn greedy(problem: &Problem, options: &Options) -> Result<ScoredPlacement, OverB
 fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize) -> Option<SearchResult> {
     let weights = weights(problem, options.objective);
     let allowed = allowed(problem, options, weights);
+    if let Some(all) = few_choices::all(problem, &allowed).filter(|_| !options.mechanisms.streams()) {
+        let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots(problem, options).remove(0) };
+        return few_choices::best(problem, goal, &all, count);
+    }
     let by_phases = phase_by_phase(problem, options);
     let search_with = |slots: &Vec<u32>, best: &[ScoredPlacement], steps: &mut usize| {
         let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots.clone() };

@@ -2,6 +2,7 @@
 
 mod brute_force_tables;
 mod exact;
+mod few_choices;
 mod instances;
 mod laws;
 mod programs;

@@ -8,16 +8,32 @@ use hpp_onnx::QuantizeOptions;
 use hpp_schema::Activations;
 use std::path::Path;
 
+/// How the model computes, as far as that depends on the machine.
+#[derive(Clone, Copy, Debug)]
+pub struct Computation {
+    /// Which experts compute a pass.
+    pub experts: ExpertComputation,
+    /// How many shards each layer is divided into by rows; `None` for whole layers.
+    pub shards: Option<usize>,
+}
+
+impl Computation {
+    /// Whole layers, with experts that tokens select.
+    pub const SELECTED: Computation = Computation { experts: ExpertComputation::Selected, shards: None };
+}
+
 /// Analyses a model as the settings say: quantized with these options, which its name then says, with experts apart.
 pub fn analyse(
     path: &Path,
     context: Option<u64>,
     args: &SplitArgs,
     quantize: Option<&QuantizeOptions>,
-    experts: ExpertComputation,
+    computation: Computation,
 ) -> Result<Analysis, SplitError> {
     let (logits, activations) = (args.logits_mode(), Activations::int8_if(args.int8_activations));
-    let mut analysis = analyse_with(path, AnalysisOptions { context, logits, quantize, experts, activations })?;
+    let Computation { experts, shards } = computation;
+    let options = AnalysisOptions { context, logits, quantize, experts, activations, shards };
+    let mut analysis = analyse_with(path, options)?;
     if let Some(bits) = args.quantize.quantize.filter(|_| quantize.is_some()) {
         analysis.name = format!("{}-{}", analysis.name, bits.name());
     }

@@ -8,7 +8,7 @@ use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::quantize;
-use crate::request::{expert_computation, local_machine};
+use crate::request::{computation, local_machine};
 use hpp_model::{Analysis, LogitsMode, check_quantizable};
 use hpp_onnx::{BlockFormat, Choice, QuantizeOptions};
 use hpp_schema::ByteSize;
@@ -93,8 +93,8 @@ struct TrialPlanner<'a> {
 impl TrialPlanner<'_> {
     /// Plans the model with these options, or as it is.
     fn plans(&self, options: Option<&QuantizeOptions>) -> Result<Trial, SplitError> {
-        let experts = expert_computation(self.args, &self.costs, &self.local);
-        let analysis = analyse(self.path, self.args.context, self.args, options, experts)?;
+        let computation = computation(self.args, &self.costs, &self.local);
+        let analysis = analyse(self.path, self.args.context, self.args, options, computation)?;
         let inputs = PlanInputs {
             args: self.args,
             analysis: &analysis,

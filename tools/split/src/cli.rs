@@ -6,7 +6,7 @@ mod values;
 
 pub use planning::{CompressArg, ExpertReads, ObjectiveArg, PlanningArgs};
 pub use quantize::{BitsArg, DraftArg, QuantizeArgs};
-pub use values::{KvHomeArg, LayerCount, VramRange};
+pub use values::{KvHomeArg, LayerCount, SplitModeArg, VramRange};
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 use hpp_model::LogitsMode;
@@ -119,6 +119,9 @@ pub struct SplitArgs {
     #[arg(long)]
     pub json: bool,
 
+    /// What of the model each GPU computes, in llama.cpp's words.
+    #[arg(long, value_enum, default_value_t = SplitModeArg::Layer)]
+    pub split_mode: SplitModeArg,
     /// Place the last N layers on the GPU: a number, `all`, or `auto` to let the planner decide within the budget.
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N|all|auto", allow_negative_numbers = true)]
     pub gpu_layers: Option<LayerCount>,
@@ -188,9 +191,15 @@ impl SplitArgs {
     }
 
     /// Whether the planner must not stream weights by default. `--refine` attributes a partition's time to its blocks,
-    /// which waits for streamed weights would distort; `--kv cpu` already copies state to the device around each block.
+    /// which waits for streamed weights would distort; `--kv cpu` already copies state to the device around each block; layers that are
+    /// divided by rows stay on their GPUs.
     pub fn avoids_streaming(&self) -> bool {
-        self.planning.refine.is_some() || self.kv == KvHomeArg::Host
+        self.planning.refine.is_some() || self.kv == KvHomeArg::Host || self.divides_rows()
+    }
+
+    /// Whether each GPU computes a part of every layer.
+    pub fn divides_rows(&self) -> bool {
+        self.split_mode == SplitModeArg::Row
     }
 
     /// Whether the user places blocks, so that the planner has nothing to decide.

@@ -7,11 +7,12 @@ use crate::output::{Leftovers, OutputDir, PLAN_FILE, Resume};
 use crate::own_draft::OwnDraft;
 use crate::records::{Records, record_unhashed};
 use crate::weight_inputs::{SLOTS_FILE, WeightSource, weights_to_inputs};
+pub use crate::write_options::WriteOptions;
 use hpp_graph::{PartitionGraph, ValueId};
 use hpp_model::{Analysis, CONFIG_FILES, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Extractor, Model, QUANTIZED_FILE, needs_externalising};
-use hpp_schema::{DeviceKind, FileRole, HostKernels, OutputUse, Partition, Plan, Residency, Severity};
+use hpp_onnx::{Extractor, Model, QUANTIZED_FILE, ROWS_FILE, WeightFile, needs_externalising};
+use hpp_schema::{DeviceKind, FileRecord, FileRole, HostKernels, OutputUse, Partition, Plan, Residency, Severity};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -19,38 +20,23 @@ use std::path::{Path, PathBuf};
 const WEIGHTS_FILE: &str = "weights.bin";
 /// Intermediate file for embedded weights with `--pack`.
 const EMBEDDED_FILE: &str = "embedded.bin";
+/// The same for the unsplit model, where that has other weights.
+const EMBEDDED_WHOLE_FILE: &str = "embedded.whole.bin";
 /// The unsplit model with boundary tensors as outputs.
 const TAPPED_FILE: &str = "tapped.onnx";
 /// The unsplit model in a packed directory.
 const WHOLE_FILE: &str = "whole.onnx";
-
-/// Options for writing a plan directory.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct WriteOptions {
-    /// Replace an existing plan.
-    pub force: bool,
-    /// Copy the weight bytes that the partitions read into the directory.
-    pub pack: bool,
-    /// Refer to weight files by path, unless another file must be beside them.
-    pub in_place: bool,
-    /// Record full hashes of all weight files.
-    pub hash_weights: bool,
-    /// Give single-block partitions on a GPU their weights as inputs, so that they can move at run time.
-    pub movable: bool,
-}
-
-impl WriteOptions {
-    /// Quantized weights are in no file of the model, so a plan of them is always packed.
-    fn for_analysis(self, analysis: &Analysis) -> Self {
-        WriteOptions { pack: self.pack || analysis.quantized.is_some(), ..self }
-    }
-}
 
 /// A plan directory being written.
 pub struct PlanWriter<'a> {
     options: WriteOptions,
     analysis: &'a Analysis,
     own_draft: Option<&'a OwnDraft>,
+    /// Whether the plan has an unsplit model of its own: where it is packed, and where the exported model computes with other weights or
+    /// activations.
+    has_own_whole: bool,
+    /// The weight file of that model's embedded weights, where it is not that of the partitions.
+    whole_files: Vec<WeightFile>,
     /// `None` in a dry run.
     output: Option<OutputDir>,
     destination: Destination,
@@ -64,6 +50,7 @@ impl<'a> PlanWriter<'a> {
         own_draft: Option<&'a OwnDraft>,
         target: &Path,
     ) -> Result<Self, SplitError> {
+        let has_own_whole = options.has_own_whole(analysis);
         let options = options.for_analysis(analysis);
         let resume = match own_draft {
             _ if options.pack => Resume::Everything,
@@ -72,7 +59,8 @@ impl<'a> PlanWriter<'a> {
         };
         let output = OutputDir::begin(target, options.force, resume)?;
         let destination = Destination::new(output.target(), Some(&output))?;
-        Ok(PlanWriter { options, analysis, own_draft, output: Some(output), destination })
+        let output = Some(output);
+        Ok(PlanWriter { options, analysis, own_draft, has_own_whole, whole_files: vec![], output, destination })
     }
 
     /// What stays if this process ends while it writes; `None` in a dry run.
@@ -89,9 +77,12 @@ impl<'a> PlanWriter<'a> {
         parts: &[PartitionGraph],
         plan: Plan,
     ) -> Result<Plan, SplitError> {
+        let has_own_whole = options.has_own_whole(analysis);
         let options = options.for_analysis(analysis);
         let destination = Destination::new(target, None)?;
-        PlanWriter { options, analysis, own_draft, output: None, destination }.write(parts, plan)
+        let mut writer =
+            PlanWriter { options, analysis, own_draft, has_own_whole, whole_files: vec![], output: None, destination };
+        writer.write(parts, plan)
     }
 
     /// Writes all files and moves them into place, or removes them on an error. Returns the plan with paths and file records.
@@ -180,20 +171,22 @@ impl<'a> PlanWriter<'a> {
             protos.push((name.clone(), proto.map_err(|e| SplitError::Extract { name, source: Box::new(e) })?));
         }
         protos.push((TAPPED_FILE.to_owned(), extractor.tapped(&self.taps(parts, plan))));
-        if self.has_own_whole() {
+        if self.has_own_whole {
             protos.push((WHOLE_FILE.to_owned(), self.whole(&extractor)?));
         }
         Ok(protos)
     }
 
-    /// Whether the plan has an unsplit model of its own: where it is packed, and where the exported model computes with other activations.
-    fn has_own_whole(&self) -> bool {
-        self.options.pack || !self.analysis.activations().are_exported()
-    }
-
-    /// The model before its head was rewritten, against which `hpp-exec verify` compares such a plan.
+    /// The model before its head was rewritten and its layers were divided, against which `hpp-exec verify` compares such a plan.
     fn whole(&mut self, extractor: &Extractor) -> Result<ModelProto, SplitError> {
         match &self.analysis.before {
+            Some((model, graph)) if self.analysis.rows.is_some() && needs_externalising(model) => {
+                // Its embedded weights are more than those of the partitions.
+                let model = self.destination.externalise(model, EMBEDDED_WHOLE_FILE)?;
+                let files = model.weights().files.iter();
+                self.whole_files = files.filter(|file| file.location == EMBEDDED_WHOLE_FILE).cloned().collect();
+                Ok(Extractor::new(&model, graph).tapped(&[]))
+            }
             Some((model, graph)) => Ok(Extractor::new(&self.externalise(model)?, graph).tapped(&[])),
             None => Ok(extractor.tapped(&[])),
         }
@@ -215,10 +208,16 @@ impl<'a> PlanWriter<'a> {
         if let Some(quantized) = &self.analysis.quantized {
             self.destination.add_virtual(QUANTIZED_FILE, quantized.contents.clone());
         }
-        self.destination.pack(&mut models, model.weights(), WEIGHTS_FILE)?;
+        if let Some(rows) = &self.analysis.rows {
+            self.destination.add_virtual(ROWS_FILE, rows.contents.clone());
+        }
+        let mut weights = model.weights().clone();
+        weights.files.append(&mut self.whole_files);
+        self.destination.pack(&mut models, &weights, WEIGHTS_FILE)?;
         protos.iter_mut().zip(models).for_each(|((_, proto), packed)| *proto = packed);
-        self.destination.remove(EMBEDDED_FILE);
-        self.destination.remove(QUANTIZED_FILE);
+        for file in [EMBEDDED_FILE, EMBEDDED_WHOLE_FILE, QUANTIZED_FILE, ROWS_FILE] {
+            self.destination.remove(file);
+        }
         Ok(".".to_owned())
     }
 
@@ -287,15 +286,14 @@ impl<'a> PlanWriter<'a> {
             partition.weights_dir = weights_dir.to_owned();
         }
         plan.model.tapped = Some(TAPPED_FILE.to_owned());
-        let has_own_whole = self.has_own_whole();
-        (plan.model.source, plan.model.weights_dir) = match has_own_whole {
+        (plan.model.source, plan.model.weights_dir) = match self.has_own_whole {
             true => (WHOLE_FILE.to_owned(), weights_dir.to_owned()),
             false => (
                 self.destination.relative(self.analysis.model.path()),
                 self.destination.relative(self.analysis.model.dir()),
             ),
         };
-        if has_own_whole {
+        if self.has_own_whole {
             // This model is flattened: it has no branch to choose.
             plan.model.inputs.retain(|input| !input.role.is_of_source_only());
         }
@@ -338,7 +336,7 @@ impl<'a> PlanWriter<'a> {
         plan: &Plan,
         weights_dir: &str,
         has_slots_file: bool,
-    ) -> Result<Vec<hpp_schema::FileRecord>, SplitError> {
+    ) -> Result<Vec<FileRecord>, SplitError> {
         let mut records = Records::new(&self.destination, self.options.hash_weights || self.options.pack);
         let is_written_here = needs_externalising(&self.analysis.model);
         records.add(&plan.model.source, FileRole::Source)?;
@@ -369,6 +367,15 @@ impl<'a> PlanWriter<'a> {
         for file in tokenizer_files.flatten() {
             records.add(file, FileRole::Text)?;
         }
+        Ok([records.done(), self.source_weights()?].concat())
+    }
+
+    /// The weight files of the exported model, where `hpp-exec verify` reads it although the plan has weights of its own.
+    fn source_weights(&self) -> Result<Vec<FileRecord>, SplitError> {
+        let source = self.analysis.before.as_ref().filter(|_| self.options.pack && !self.has_own_whole);
+        let files = source.map(|(model, _)| &model.weights().files[..]).unwrap_or_default();
+        let mut records = Records::new(&self.destination, self.options.hash_weights);
+        files.iter().try_for_each(|file| records.add(&self.destination.relative(&file.path), FileRole::Weights))?;
         Ok(records.done())
     }
 }

@@ -3,7 +3,7 @@
 use crate::analysis::analyse;
 use crate::choose::{Chosen, PlanInputs};
 use crate::error::SplitError;
-use crate::request::expert_computation;
+use crate::request::computation;
 use hpp_onnx::QuantizeOptions;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
@@ -34,6 +34,6 @@ pub fn choose(inputs: &PlanInputs, quantize: Option<&QuantizeOptions>) -> Result
 fn fits(inputs: &PlanInputs, context: u64, quantize: Option<&QuantizeOptions>) -> bool {
     let PlanInputs { args, costs, local, .. } = inputs;
     let path = inputs.analysis.model.path();
-    let shorter = analyse(path, Some(context), args, quantize, expert_computation(args, costs, local));
+    let shorter = analyse(path, Some(context), args, quantize, computation(args, costs, local));
     shorter.is_ok_and(|analysis| PlanInputs { analysis: &analysis, alternative: None, ..*inputs }.choose().is_ok())
 }

@@ -14,6 +14,8 @@ pub struct OwnPartition {
     pub tables: bool,
     /// Blocks with state on the host, because the runtime reads and evicts state on disk partition by partition.
     pub states_on_disk: bool,
+    /// Parts of layers that are divided by rows, so that those of several GPUs compute at the same time.
+    pub shards: bool,
     /// Blocks with state on a GPU, so that the runtime can move each by itself.
     pub movable: bool,
 }
@@ -50,6 +52,10 @@ fn on_host(placement: &BlockPlacement) -> bool {
 
 fn needs_own_partition(problem: &Problem, block: usize, placement: BlockPlacement, rules: OwnPartition) -> bool {
     let has_state = problem.blocks[block].kv_bytes > 0;
+    // Where layers are divided, nothing else is assigned.
+    if rules.shards && problem.blocks[block].assigned.is_some() {
+        return true;
+    }
     Phase::BOTH.iter().any(|phase| match placement.in_phase(*phase) {
         Placement::Streamed(_) => true,
         Placement::Resident(_) => problem.budget.kv == KvHome::Host || (rules.movable && has_state),

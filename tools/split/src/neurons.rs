@@ -192,7 +192,7 @@ mod tests {
     fn block(label: &str) -> Block {
         let kind = BlockKind::Layer(0);
         let (nodes, states, weights) = (vec![], vec![], vec![]);
-        Block { label: label.into(), kind, nodes, states, weights, class: ClassId(0), is_experts: false }
+        Block { label: label.into(), kind, nodes, states, weights, class: ClassId(0), is_experts: false, shard: None }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::error::{NeededBudget, SplitError};
 use crate::group::{OwnPartition, group};
 use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, default_margin, with_default_margin};
+use crate::split_mode;
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
     BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, KvHome, Mechanisms, MemoryUsage, Options,
@@ -132,6 +133,7 @@ pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning
         tracing::debug!(first, last, prefill = %partition.placement.prefill, decode = %partition.placement.decode, "partition");
     }
     partitioning.check(request)?;
+    split_mode::refuse_moved_shards(request, &partitioning.solution.placements)?;
     refuse_split_kv(&request.problem.blocks, &partitioning.solution.placements, args.kv)?;
     refuse_too_many(&partitioning.partitions, args.max_partitions)?;
     Ok(partitioning)
@@ -360,6 +362,7 @@ fn partitions(
             from_disk: disk.as_ref().is_some_and(|disk| !disk.holds_all()),
             tables: disk.is_some(),
             states_on_disk: problem.budget.host_kv_on_disk,
+            shards: request.divides_rows,
             movable: request.movable,
         };
         group(&request.problem, placements, min_partitions, rules, &request.providers.host)

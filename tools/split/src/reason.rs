@@ -3,7 +3,7 @@
 use crate::amount::{self, MEASURED};
 use crate::partitioning::{DecidedBy, Partitioning};
 use crate::request::PlanningRequest;
-use crate::table;
+use crate::{split_mode, table};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
     Alternative, BlockPlacement, BlockRole, BlockSpec, Objective, Placement, RunExplanation, explain_runs,
@@ -26,6 +26,9 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
         return partitioning.partitions.iter().map(reason).collect();
     }
     let disk = partitioning.disk_streaming(request);
+    if request.divides_rows {
+        return partitioning.partitions.iter().map(|partition| beside_shards(request, partition)).collect();
+    }
     if request.problem.gpus.is_empty() {
         return partitioning
             .partitions
@@ -90,6 +93,17 @@ fn assigned(request: &PlanningRequest, partition: &PartitionSpec) -> Option<Stri
         0 => None,
         all if all == blocks.len() => Some(MANUALLY.to_owned()),
         _ => Some(format!("{} {MANUALLY}; other blocks {BY_PLANNER}", table::blocks(&assigned))),
+    }
+}
+
+/// The reason in a plan that divides layers by rows: every place of the other blocks was tried.
+fn beside_shards(request: &PlanningRequest, partition: &PartitionSpec) -> String {
+    let blocks = &request.problem.blocks[partition.blocks.clone()];
+    let is_table = blocks.iter().all(|block| block.kind == BlockRole::Embedding);
+    match blocks.iter().any(|block| block.assigned.is_some()) {
+        true => split_mode::REASON.to_owned(),
+        false if is_table && partition.placement.decode == Placement::Cpu => TABLE.to_owned(),
+        false => "fastest of all places beside the divided layers".to_owned(),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The planning request: costs and limits as a planning problem, planner options, and budgets as the plan records them.
 
+use crate::analysis::Computation;
 use crate::cli::{CompressArg, DEFAULT_PROMPT, ExpertReads, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::host_providers::{PhaseWeights, choose_host_providers};
@@ -49,6 +50,8 @@ pub struct PlanningRequest {
     pub compress_permille: u32,
     /// `--movable`.
     pub movable: bool,
+    /// Whether each GPU has a shard of every layer.
+    pub divides_rows: bool,
     /// Whether experts are read ahead that a mixture probably selects.
     pub read_experts_ahead: bool,
     /// Whether the margin on GPUs is the default.
@@ -148,6 +151,10 @@ impl PlanningRequest {
         if !recorded_budgets.vram.is_empty() {
             set_assigned(&mut problem, args, options.mechanisms);
         }
+        if analysis.rows.is_some() {
+            // Each part of a layer is a partition, and so is what lies before and behind them.
+            problem.cuts = (1..problem.blocks.len()).collect();
+        }
         if !args.allow_unknown_operators {
             mark_blocks_without_kernels(&mut problem, analysis);
         }
@@ -181,6 +188,7 @@ impl PlanningRequest {
             recorded_budgets,
             compress_permille,
             movable: args.movable,
+            divides_rows: analysis.rows.is_some(),
             read_experts_ahead: args.planning.experts == ExpertReads::Auto,
             default_margin: args.margin.is_none(),
             allow_unknown_operators: args.allow_unknown_operators,
@@ -438,13 +446,14 @@ pub fn with_default_margin(demand: u64) -> u64 {
 }
 
 /// Which experts compute where an exporter wrote them out: those that are selected, unless a GPU may compute them, which takes their weights as
-/// inputs and would wait for each condition.
-pub fn expert_computation(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> ExpertComputation {
-    let has_gpu = !budget(args, costs, local).0.vram.is_empty();
-    match has_gpu && !args.cpu_moe {
+/// inputs and would wait for each condition. With `--split-mode row` each GPU has a shard of every layer.
+pub fn computation(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> Computation {
+    let gpus = budget(args, costs, local).0.vram.len();
+    let experts = match gpus > 0 && !args.cpu_moe {
         true => ExpertComputation::AsExported,
         false => ExpertComputation::Selected,
-    }
+    };
+    Computation { experts, shards: args.divides_rows().then_some(gpus) }
 }
 
 /// The planner's budget, and the device memory that the plan records, which is empty where the budget is unlimited.

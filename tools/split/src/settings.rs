@@ -2,6 +2,7 @@
 
 use crate::cli::{BitsArg, DraftArg, LayerCount, ObjectiveArg, QuantizeArgs, SplitArgs};
 use crate::input_errors::InputErrors;
+use crate::split_mode;
 use hpp_schema::names_a_file;
 
 /// Largest batch: byte sizes of states and activations of a larger one may overflow 64 bits.
@@ -19,6 +20,7 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     throughput(args, &mut errors);
     quantizing(args, &mut errors);
     drafting(args, &mut errors);
+    split_mode::check(args, &mut errors);
     provider_options(args, &mut errors);
     errors
 }

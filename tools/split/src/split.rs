@@ -1,7 +1,7 @@
 //! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
 use crate::amount::{ESTIMATED, time};
-use crate::analysis::analyse;
+use crate::analysis::{Computation, analyse};
 use crate::choose::{Alternative, Chosen, PlanInputs, WORTH_THE_DISK};
 use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::costs::Costs;
@@ -17,7 +17,7 @@ use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::tell::while_telling;
 use crate::{
     calibrate, experts, fitting_context, interrupt, operators, output, presets, print, quantize, request, settings,
-    sweep, table, targets, trace, unknown_providers, unused_options, written_out,
+    split_mode, sweep, table, targets, trace, unknown_providers, unused_options, written_out,
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, ExpertComputation, faulty_blocks, has_paged_caches};
@@ -127,13 +127,14 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     if args.out.is_none() && args.quantize.takes_long() {
         // Only the name counts, not the formats that a budget allows: measuring these takes long.
         let options = args.quantize.options().map(|options| QuantizeOptions { budget: None, ..options });
-        let analysis = analyse(path, args.context, args, options.as_ref(), ExpertComputation::Selected)?;
+        let analysis = analyse(path, args.context, args, options.as_ref(), Computation::SELECTED)?;
         check_target(args, Some(&default_out(&analysis)))?;
     }
-    let quantize = calibrate::options(args, path, &costs)?;
     let local = request::local_machine(args, &costs);
-    let experts = request::expert_computation(args, &costs, &local);
-    let analysis = analyse(path, args.context, args, quantize.as_ref(), experts)?;
+    let computation = request::computation(args, &costs, &local);
+    split_mode::check_gpus(args, computation.shards.unwrap_or(0), &local)?;
+    let quantize = calibrate::options(args, path, &costs)?;
+    let analysis = analyse(path, args.context, args, quantize.as_ref(), computation)?;
     operators::check(&analysis, args.allow_unknown_operators)?;
     let costs = match quantize {
         // Of a profile only the sensitivity of blocks counts: its times are of other weights.
@@ -144,7 +145,7 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
             costs
         }
     };
-    let is_exported = experts == ExpertComputation::AsExported;
+    let is_exported = computation.experts == ExpertComputation::AsExported;
     let experts_on_cpu = is_exported.then(|| written_out::on_cpu(args, &analysis, path, quantize.as_ref())).flatten();
     Ok(Inputs { analysis, experts_on_cpu, costs, local, quantize })
 }

@@ -1,6 +1,7 @@
 //! The plan as a table: partitions, memory of each device, predictions.
 
 use crate::amount::{self, ESTIMATED, MEASURED};
+use crate::{fold, split_mode};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_partition::MOST_SEQUENCES;
 use hpp_schema::memory::PROCESS;
@@ -27,7 +28,8 @@ pub fn table(header: &[&str], right: &[usize], rows: impl IntoIterator<Item = Ve
 /// The table of partitions, one line of memory per device, and the predictions. `undivided`: layers could be divided before their experts,
 /// and no such plan was compared.
 pub fn plan_summary(plan: &Plan, undivided: bool) -> String {
-    let rows = fold(&plan.partitions).into_iter().map(row);
+    let shards = plan.partitions.iter().filter_map(split_mode::shard).map(|(_, shard)| shard + 1).max().unwrap_or(0);
+    let rows = fold::rows(&plan.partitions, device).into_iter().map(|partitions| row(&partitions, shards));
     let header = ["partition", "device", "blocks", "weights", "KV", "workspace", "why"];
     let mut text = format!("{}\n\n", table(&header, &[3, 4, 5], rows));
     for (index, device) in plan.devices.iter().enumerate() {
@@ -36,17 +38,8 @@ pub fn plan_summary(plan: &Plan, undivided: bool) -> String {
     text + &expectation(plan, undivided)
 }
 
-/// Partitions by row. Adjacent partitions that are streamed in the same way for the same reason share a row, because there may be one per
-/// layer.
-fn fold(partitions: &[Partition]) -> Vec<&[Partition]> {
-    let share_row = |a: &Partition, b: &Partition| {
-        a.is_streamed() && b.is_streamed() && device(a) == device(b) && a.reason == b.reason
-    };
-    partitions.chunk_by(share_row).collect()
-}
-
-fn row(partitions: &[Partition]) -> Vec<String> {
-    let (first, last) = (&partitions[0], &partitions[partitions.len() - 1]);
+fn row(partitions: &[&Partition], shards: usize) -> Vec<String> {
+    let (first, last) = (partitions[0], partitions[partitions.len() - 1]);
     let sum = |bytes: fn(&Partition) -> ByteSize| ByteSize(partitions.iter().map(|p| bytes(p).0).sum()).human();
     let mut labels: Vec<String> = partitions.iter().flat_map(|p| p.blocks.clone()).collect();
     if partitions.len() > 1 {
@@ -58,7 +51,10 @@ fn row(partitions: &[Partition]) -> Vec<String> {
     vec![
         if partitions.len() == 1 { first.name.clone() } else { format!("{} to {}", first.name, last.name) },
         device(first),
-        if partitions.len() == 1 { blocks(&labels) } else { blocks_and_experts(&labels) },
+        fold::shard(partitions, shards).unwrap_or_else(|| match partitions.len() {
+            1 => blocks(&labels),
+            _ => blocks_and_experts(&labels),
+        }),
         sum(|p| p.bytes.weights),
         sum(|p| p.bytes.kv),
         workspace.human(),
@@ -165,7 +161,11 @@ fn objective_line(plan: &Plan, objective: &Achieved, significant: i32, undivided
         None => " without dividing prompts".to_owned(),
     };
     let has_gpu = plan.devices.iter().any(|device| device.kind == DeviceKind::Gpu);
-    let of_layers = if undivided && has_gpu { " of undivided layers" } else { "" };
+    let of_layers = match undivided && has_gpu {
+        _ if !plan.model.states.is_empty() => " of layers divided by rows",
+        true => " of undivided layers",
+        false => "",
+    };
     let what = match objective.kind {
         ObjectiveKind::Decode => "one token".to_owned(),
         ObjectiveKind::Prefill => "prompt to first token".to_owned(),

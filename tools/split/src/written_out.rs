@@ -1,11 +1,11 @@
 //! Experts that an exporter wrote out, beside a GPU: there all of them compute each token, on the CPU only those that the token selects. Where the
 //! user does not say where they compute, hpp-split plans both.
 
-use crate::analysis::analyse;
+use crate::analysis::{Computation, analyse};
 use crate::cli::SplitArgs;
 use crate::error::SplitError;
 use hpp_graph::written_out;
-use hpp_model::{Analysis, ExpertComputation};
+use hpp_model::Analysis;
 use hpp_onnx::QuantizeOptions;
 use std::path::Path;
 
@@ -28,6 +28,6 @@ pub fn on_cpu(
         return None;
     }
     let args = SplitArgs { cpu_moe: true, ..args.clone() };
-    let moved: Result<Analysis, SplitError> = analyse(path, args.context, &args, quantize, ExpertComputation::Selected);
+    let moved: Result<Analysis, SplitError> = analyse(path, args.context, &args, quantize, Computation::SELECTED);
     Some((args, moved.ok()?))
 }

@@ -31,7 +31,16 @@ const MAY_IMPORT: &[(&str, &[&str])] = &[
     // logits of many sequences, which no command reports, so it runs the commands' plans on the engine itself.
     (
         "hpp-end-to-end",
-        &["hpp-cli", "hpp-onnx", "hpp-schema", "hpp-partition", "hpp-generate", "hpp-engine", "hpp-backend"],
+        &[
+            "hpp-cli",
+            "hpp-onnx",
+            "hpp-graph",
+            "hpp-schema",
+            "hpp-partition",
+            "hpp-generate",
+            "hpp-engine",
+            "hpp-backend",
+        ],
     ),
     // The campaigns call what reads hostile input in one process, and the commands as programs.
     (

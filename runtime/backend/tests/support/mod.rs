@@ -141,6 +141,8 @@ impl Recorded {
                 name: self.name(),
                 source: file.into(),
                 tapped: None,
+                states: vec![],
+                rounds_sums: false,
                 rounds_whole_passes: false,
                 tables_change_after: None,
                 weights_dir: ".".into(),

@@ -1,4 +1,5 @@
-//! Liveness of boundaries: those that are never live at the same time share buffers (linear-scan allocation).
+//! Liveness of boundaries: those that are never live at the same time share buffers (linear-scan allocation). Runs of a group may compute
+//! at the same time, so what one of them reads or writes is live as long as the group runs.
 
 use super::schedule::Schedule;
 use super::stage::{InputSource, OutputSink, Stage};
@@ -24,12 +25,30 @@ pub(crate) fn share_buffers(
     if prefill != decode {
         return (0..count).collect();
     }
-    let lifetimes = lifetimes(stages, &prefill, count);
+    let lifetimes = lifetimes(stages, &prefill, &group_lifetimes(schedules), count);
     assign(&lifetimes).into_iter().collect()
 }
 
-/// A boundary without a producer in the schedule lives always.
-fn lifetimes(stages: &IndexVec<StageId, Stage>, order: &[PartitionId], count: usize) -> Vec<Lifetime> {
+/// For each run the first and the last run of its group, in whichever phase that is longer. Both phases have as many runs.
+fn group_lifetimes(schedules: &PerPhase<Schedule>) -> Vec<Lifetime> {
+    let of_phase = |phase: Phase| {
+        let groups = schedules[phase].groups.iter();
+        groups.flat_map(|group| group.clone().map(|_| Lifetime { first: group.start, last: group.end - 1 }))
+    };
+    let longer = |(one, other): (Lifetime, Lifetime)| Lifetime {
+        first: one.first.min(other.first),
+        last: one.last.max(other.last),
+    };
+    of_phase(Phase::Prefill).zip(of_phase(Phase::Decode)).map(longer).collect()
+}
+
+/// `runs` has the steps in which each run of `order` may compute. A boundary without a producer in the schedule lives always.
+fn lifetimes(
+    stages: &IndexVec<StageId, Stage>,
+    order: &[PartitionId],
+    runs: &[Lifetime],
+    count: usize,
+) -> Vec<Lifetime> {
     let mut lifetimes: Vec<Option<Lifetime>> = vec![None; count];
     let mut extend = |boundary: BoundaryId, first: usize, last: usize| {
         let lifetime = lifetimes[boundary.index()].get_or_insert(Lifetime { first, last });
@@ -37,7 +56,7 @@ fn lifetimes(stages: &IndexVec<StageId, Stage>, order: &[PartitionId], count: us
     };
     for stage in stages.iter() {
         let step = order.iter().position(|partition| *partition == stage.partition);
-        let (first, last) = step.map_or((0, usize::MAX), |step| (step, step));
+        let (first, last) = step.map_or((0, usize::MAX), |step| (runs[step].first, runs[step].last));
         for output in &stage.outputs {
             let last = if matches!(output.sink, OutputSink::Logits(_)) { usize::MAX } else { last };
             output.sink.boundary().into_iter().for_each(|boundary| extend(boundary, first, last));

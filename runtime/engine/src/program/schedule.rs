@@ -5,11 +5,14 @@ use super::stage::{InputSource, Stage};
 use crate::ids::{BoundaryId, Id, IndexVec, PartitionId, StageId};
 use crate::port::MemoryId;
 use hpp_schema::{Plan, Step};
+use std::ops::Range;
 
 /// The order in which a pass runs partitions.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Schedule {
     pub runs: Vec<ScheduledRun>,
+    /// Divides `runs` into groups of adjacent ones that read nothing of each other: on different devices they may compute at the same time.
+    pub groups: Vec<Range<usize>>,
     /// Copies after the last run.
     pub final_copies: Vec<BoundaryCopy>,
 }
@@ -65,7 +68,33 @@ pub(crate) fn resolve(
             }
         }
     }
-    Schedule { runs, final_copies: copies }
+    let groups = independent_groups(names, stages, route, &runs);
+    Schedule { runs, groups, final_copies: copies }
+}
+
+/// Groups of adjacent runs, as long as possible from the first run on, none of which reads or copies what another of its group produces.
+fn independent_groups(
+    names: &NameResolver<'_>,
+    stages: &IndexVec<StageId, Stage>,
+    route: &IndexVec<PartitionId, StageId>,
+    runs: &[ScheduledRun],
+) -> Vec<Range<usize>> {
+    let needs = |run: &ScheduledRun, earlier: &[ScheduledRun]| {
+        let read = stages[route[run.partition]].inputs.iter().filter_map(|input| match input.source {
+            InputSource::Boundary(boundary) => Some(boundary),
+            _ => None,
+        });
+        let mut boundaries = read.chain(run.copies.iter().map(|copy| copy.boundary));
+        boundaries.any(|boundary| earlier.iter().any(|other| other.partition == names.boundaries[boundary].producer))
+    };
+    let mut groups: Vec<Range<usize>> = Vec::new();
+    for (at, run) in runs.iter().enumerate() {
+        match groups.last_mut() {
+            Some(group) if !needs(run, &runs[group.clone()]) => group.end = at + 1,
+            _ => groups.push(at..at + 1),
+        }
+    }
+    groups
 }
 
 /// The memories in which stages read a boundary.

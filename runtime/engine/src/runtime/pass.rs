@@ -196,7 +196,12 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             self.begin_order(stages.collect());
         }
         if self.items.len() == 1 {
-            schedule.runs.iter().try_for_each(|run| self.run_alone(&self.step(run, phase)))?;
+            for group in &schedule.groups {
+                match &schedule.runs[group.clone()] {
+                    [run] => self.run_alone(&self.step(run, phase))?,
+                    runs => self.run_together(&runs.iter().map(|run| self.step(run, phase)).collect::<Vec<_>>())?,
+                }
+            }
         } else {
             let steps: Vec<PassStep> = schedule.runs.iter().map(|run| self.step(run, phase)).collect();
             self.run_steps(&steps)?;

@@ -1,4 +1,5 @@
-//! Pipelines: consecutive stages on different devices compute for different items of a pass at the same time.
+//! Stages on different devices that compute at the same time: for one item where they need nothing of each other, and for different
+//! items of a pass in a pipeline.
 //!
 //! One thread issues all runs. A device's run returns while the device computes; a run on the host, or a copy from a device, returns when
 //! it is done. In each turn of a pipeline every stage gets the item that the stage before it had in the turn before: first all of them are
@@ -59,6 +60,40 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         Ok(())
     }
 
+    /// Runs steps that need nothing of each other, for the only item of a pass. All are prepared before the first runs: a copy from a device
+    /// waits for what was started there before.
+    pub(super) fn run_together(&mut self, steps: &[PassStep<'_>]) -> Result<(), EngineError> {
+        if !self.are_on_different_devices(steps) || steps.iter().any(|step| self.is_alone(step)) {
+            return steps.iter().try_for_each(|step| self.run_alone(step));
+        }
+        self.runtime.check_cancelled()?;
+        let turn = |step: &PassStep<'_>| StageTurn {
+            id: step.id,
+            phase: step.phases[0],
+            item: 0,
+            is_first: true,
+            is_last: true,
+        };
+        let turns: Vec<StageTurn> = steps.iter().map(turn).collect();
+        for (turn, step) in turns.iter().zip(steps) {
+            self.prepare(*turn, step.copies[turn.phase])?;
+        }
+        self.run_turns(&turns)?;
+        self.runtime.check_cancelled()
+    }
+
+    fn are_on_different_devices(&self, steps: &[PassStep<'_>]) -> bool {
+        let mut memories: Vec<MemoryId> = steps.iter().map(|step| self.program.stages[step.id].memory()).collect();
+        memories.sort_unstable();
+        memories.windows(2).all(|pair| pair[0] != pair[1])
+    }
+
+    /// Whether no other stage computes at the same time: states that are copied to a device for a run share buffers there, and experts are
+    /// selected for all items at once.
+    fn is_alone(&self, step: &PassStep<'_>) -> bool {
+        self.runtime.staging.has_states_of(step.id) || self.runtime.weights.has_experts(step.id)
+    }
+
     /// Runs prepared items of different stages: devices start, then the host computes.
     fn run_turns(&mut self, turns: &[StageTurn]) -> Result<(), EngineError> {
         let memory = |turn: &StageTurn| self.program.stages[turn.id].memory();
@@ -79,12 +114,9 @@ impl<B: Backend> PassRunner<'_, '_, B> {
     fn can_join(&self, pipeline: &[PassStep<'_>], step: &PassStep<'_>) -> bool {
         let memory = |step: &PassStep<'_>| self.program.stages[step.id].memory();
         let weights = &self.runtime.weights;
-        // States that are copied to a device for a run share buffers there. Experts are selected for all items at once.
-        let is_alone =
-            |step: &PassStep<'_>| self.runtime.staging.has_states_of(step.id) || weights.has_experts(step.id);
         let continues =
-            |last: &PassStep<'_>| memory(last) != memory(step) && last.phases == step.phases && !is_alone(last);
-        if is_alone(step) || !pipeline.last().is_some_and(continues) {
+            |last: &PassStep<'_>| memory(last) != memory(step) && last.phases == step.phases && !self.is_alone(last);
+        if self.is_alone(step) || !pipeline.last().is_some_and(continues) {
             return false;
         }
         let is_fetched_here = |other: &PassStep<'_>| memory(other) == memory(step) && weights.fetches(other.id);

@@ -7,7 +7,7 @@ use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto, TensorSha
 use crate::read::body::{self, content_key, key_of};
 use crate::read::small::SmallReader;
 use crate::tensor::{self, TensorShape};
-use crate::weights::{QUANTIZED_FILE, Storage, WeightError, Weights, stored_bytes};
+use crate::weights::{QUANTIZED_FILE, ROWS_FILE, Storage, WeightError, Weights, stored_bytes};
 use hpp_graph::{Attribute, Constant, Graph, Node, NodeId, Origin, ValueId, Weight};
 use hpp_schema::{Dim, Shape};
 use prost::Message;
@@ -98,7 +98,11 @@ impl<'a> Builder<'a> {
         }
         let raw = match at {
             // Zero points that are computed when they are packed: no shape depends on them.
-            Storage::External(span) if self.weights.files[span.file].location == QUANTIZED_FILE => return Ok(None),
+            Storage::External(span)
+                if [QUANTIZED_FILE, ROWS_FILE].contains(&self.weights.files[span.file].location.as_str()) =>
+            {
+                return Ok(None);
+            }
             Storage::Embedded => tensor::embedded_bytes(t, shape).map_err(WeightError::from)?,
             Storage::External(span) => Some(self.small.read(t.name(), *span)?.into()),
         };

@@ -15,6 +15,8 @@ mod models;
 mod quantize;
 mod read;
 mod round;
+mod row_weights;
+mod rows;
 mod samples;
 mod store;
 mod structure;

@@ -53,6 +53,15 @@ pub enum KvHomeArg {
     Disk,
 }
 
+/// `--split-mode`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum SplitModeArg {
+    /// Whole layers, one after another.
+    Layer,
+    /// A part of every layer, all at the same time: some rows or columns of each matrix. For two or more GPUs of one kind.
+    Row,
+}
+
 /// Upper limit on the number of budgets in a sweep.
 const MAX_POINTS: u64 = 1000;
 

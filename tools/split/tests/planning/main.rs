@@ -7,6 +7,7 @@ mod machine;
 mod memory;
 mod outputs;
 mod refusals;
+mod rows;
 mod streaming;
 mod support;
 mod throughput;

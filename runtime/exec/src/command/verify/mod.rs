@@ -45,7 +45,7 @@ fn tolerance(args: &VerifyArgs, plan: &Plan, telemetry: &Telemetry) -> Tolerance
     let outputs = plan.partitions.iter().flat_map(|p| &p.outputs);
     let has_half = outputs.map(|o| o.dtype).chain(plan.states.iter().map(|s| s.dtype)).any(half);
     // A last bit decides between two levels of 8 bits.
-    let rounds = has_half || plan.model.rounds_whole_passes;
+    let rounds = has_half || plan.model.rounds_whole_passes || plan.model.rounds_sums;
     let off_cpu = telemetry.stages.iter().any(|stage| stage.provider != Provider::CPU);
     Tolerance(args.tolerance.unwrap_or(match (rounds, off_cpu) {
         (true, _) => 2e-2,

@@ -229,7 +229,8 @@ fn locate(
     let model_taps = reference.tap_boundaries(&mut sequence, step, &boundaries, ctx)?;
     let fusion_only = Difference::of_logits(sequence.logits(), &plan_logits).bit_identical;
     let first = first_difference(Some(step), &boundaries, &model_taps, &plan_taps, last_partition(&plan.plan));
-    Ok(FirstDifference { fusion_only: Some(fusion_only), ..first })
+    let divided_by_rows = !plan.plan.model.states.is_empty();
+    Ok(FirstDifference { fusion_only: Some(fusion_only), divided_by_rows, ..first })
 }
 
 /// Compares the boundary tensors of the unsplit model and of the plan, in the order in which they are computed. If none differs, the
@@ -253,6 +254,7 @@ pub fn first_difference(
         partition: first.map_or(last, |b| b.partition.clone()),
         boundaries,
         fusion_only: None,
+        divided_by_rows: false,
     }
 }
 

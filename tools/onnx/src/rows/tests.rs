@@ -1,0 +1,79 @@
+//! Gathered bytes are those of the ranges, wherever a read begins and however long it is.
+
+use super::gather::{Gather, Range, Source};
+use crate::virtual_file::{Computed, VirtualFile};
+use proptest::prelude::*;
+use std::sync::Arc;
+
+/// Ranges of `rows` rows, with gaps between them, from these lengths.
+fn example(lengths: &[(u8, u8)], rows: u64, source: impl FnOnce(&[u8]) -> Source) -> (Gather, Vec<u8>) {
+    let (mut stride, mut ranges) = (0, vec![]);
+    for (gap, length) in lengths {
+        ranges.push(Range { start: stride + u64::from(*gap), length: u64::from(*length) + 1 });
+        stride += u64::from(*gap) + u64::from(*length) + 1;
+    }
+    let all: Vec<u8> = (0..stride * rows).map(|i| (i % 251) as u8).collect();
+    let of_row =
+        |row: u64| ranges.iter().flat_map(move |range| (0..range.length).map(move |i| row * stride + range.start + i));
+    let wanted = (0..rows).flat_map(of_row).map(|at| all[at as usize]).collect();
+    (Gather { source: source(&all), rows, stride, ranges: ranges.clone() }, wanted)
+}
+
+fn read_all(gather: &Gather, from: usize, chunk: usize) -> Vec<u8> {
+    let (mut read, mut buffer) = (vec![], vec![0; chunk]);
+    loop {
+        let count = gather.read_at((from + read.len()) as u64, &mut buffer).unwrap();
+        read.extend(&buffer[..count]);
+        if count == 0 {
+            return read;
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn ranges_are_read_one_after_another(
+        lengths in proptest::collection::vec((0u8..5, 0u8..9), 1..4),
+        rows in 1u64..5,
+        from in 0usize..40,
+        chunk in 1usize..30,
+    ) {
+        let (gather, wanted) = example(&lengths, rows, |all| Source::Memory(all.to_vec().into()));
+        prop_assert_eq!(gather.bytes(), wanted.len() as u64);
+        let from = from.min(wanted.len());
+        prop_assert_eq!(read_all(&gather, from, chunk), &wanted[from..]);
+    }
+}
+
+#[test]
+fn files_and_virtual_files_are_read_from_the_beginning_of_the_weight() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("weights");
+    let shifted = |all: &[u8]| [&[255; 7][..], all].concat();
+    let (gather, wanted) = example(&[(2, 3), (0, 4)], 3, |all| {
+        std::fs::write(&path, shifted(all)).unwrap();
+        Source::File(path.clone(), 7)
+    });
+    assert_eq!(read_all(&gather, 0, 100), wanted);
+    let (inner, inner_wanted) = example(&[(1, 30)], 4, |all| Source::Virtual(VirtualFile::from(shifted(all)), 7));
+    assert_eq!(read_all(&inner, 5, 8), inner_wanted[5..]);
+    // A file that is shorter than the model says is an error, not fewer bytes.
+    std::fs::write(&path, [0; 20]).unwrap();
+    assert!(gather.read_at(12, &mut [0; 100]).is_err());
+}
+
+/// Ranges that lie far apart are read alone.
+#[test]
+fn what_lies_between_distant_ranges_is_not_read() {
+    let (far, rows) = (4 << 20, 3);
+    let mut contents = VirtualFile::default();
+    (0..rows).for_each(|row| contents.put_bytes(row * far, vec![row as u8; 10].into()));
+    let ranges = vec![Range { start: 0, length: 10 }];
+    let gather = Gather { source: Source::Virtual(contents, 0), rows, stride: far, ranges };
+    assert_eq!(gather.read_at(0, &mut [0; 30]).unwrap(), 10);
+    let mut file = VirtualFile::default();
+    file.put_computed(0, Arc::new(gather.clone()), gather.bytes());
+    let mut read = vec![];
+    std::io::Read::read_to_end(&mut file.reader(), &mut read).unwrap();
+    assert_eq!(read, [[0; 10], [1; 10], [2; 10]].concat());
+}
