@@ -72,7 +72,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             phase: step.phases[0],
             item: 0,
             is_first: true,
-            is_last: true,
+            next_item: None,
         };
         let turns: Vec<StageTurn> = steps.iter().map(turn).collect();
         for (turn, step) in turns.iter().zip(steps) {
