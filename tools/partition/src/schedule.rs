@@ -188,8 +188,8 @@ fn push_ahead(copy: ScheduleStep, steps: &mut Vec<ScheduleStep>) {
 /// For each GPU, whether states on the host are copied there ahead of their partition in passes of a phase: if at least two partitions
 /// share staging buffers, of which there are two sets then.
 pub(crate) fn copies_ahead(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> Vec<bool> {
-    // State that is updated in place and kept with its layer is never copied for each run: simulations of such problems are short.
-    if problem.budget.kv == KvHome::Device && problem.blocks.iter().all(|block| block.kv_grows.is_none()) {
+    // State that is kept with its layer is at home on a device, or in a phase on the host.
+    if problem.budget.kv == KvHome::Device {
         return vec![false; problem.gpus.len()];
     }
     let places = placements_in_phase(placements, phase);

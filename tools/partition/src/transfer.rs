@@ -20,6 +20,8 @@ pub(crate) struct StateSwap {
     /// Whether the state stays on the computing device until all passes of the phase are done; otherwise it is swapped back after each
     /// run of the block.
     pub until_phase_ends: bool,
+    /// Whether the other phase computes elsewhere than at home, too.
+    is_never_at_home: bool,
 }
 
 /// A copy of tensors between devices; `None` is the host.
@@ -33,14 +35,16 @@ pub(crate) struct Transfer {
 }
 
 impl StateSwap {
-    /// Whether the state is copied from the host to a staging buffer that the blocks of a device share.
+    /// Whether the state is copied from the host to one of two staging buffers that the blocks of a device share. The state of a block that
+    /// computes on the host in one phase is not.
     pub fn is_shared_upload(self) -> bool {
-        !self.until_phase_ends && self.home.is_none() && self.computes_on.is_some()
+        self.is_never_at_home && self.home.is_none() && self.computes_on.is_some()
     }
 
     /// A number that is equal for swaps of equal cost, for the same block.
     pub fn code(self) -> u32 {
-        1 + u32::from(self.until_phase_ends) + 2 * self.home.map_or(0, |gpu| gpu as u32 + 1)
+        let way = u32::from(self.until_phase_ends) + 2 * u32::from(self.is_never_at_home);
+        1 + way + 4 * self.home.map_or(0, |gpu| gpu as u32 + 1)
     }
 }
 
@@ -127,8 +131,9 @@ impl Problem {
         let home = self.home(placement);
         let computes_on = placement.in_phase(phase).gpu();
         // If the other phase computes where the state is kept, the block has its own buffer on the computing device of this phase.
-        let until_phase_ends = self.blocks[block].kv_grows.is_none() && placement.in_phase(phase.other()).gpu() == home;
-        (computes_on != home).then_some(StateSwap { home, computes_on, until_phase_ends })
+        let is_never_at_home = placement.in_phase(phase.other()).gpu() != home;
+        let until_phase_ends = self.blocks[block].kv_grows.is_none() && !is_never_at_home;
+        (computes_on != home).then_some(StateSwap { home, computes_on, until_phase_ends, is_never_at_home })
     }
 
     /// Whether a block's state has its own buffer on the computing device of a phase.

@@ -53,6 +53,8 @@ pub enum SplitError {
         gpus: u8,
         /// Host memory that --kv disk frees, bytes.
         freed_by_kv_on_disk: u64,
+        /// Whether each GPU needs as much, and no block may move: layers are divided by rows.
+        divides_rows: bool,
         /// A shorter context that fits, tokens, if one was found.
         fitting_context: Option<NonZeroU64>,
         /// Whether a ring with fewer slots is possible.
@@ -193,15 +195,21 @@ impl SplitError {
                 fitting_context,
                 fewer_slots,
                 fitting_layers,
+                divides_rows,
                 ..
             } => {
                 let flag = match source.device {
                     DeviceId::Cpu => "--ram".to_owned(),
                     DeviceId::Gpu(_) if *gpus == 1 => "--vram".to_owned(),
+                    DeviceId::Gpu(_) if *divides_rows => "--vram on each GPU".to_owned(),
                     DeviceId::Gpu(gpu) => format!("--vram for gpu{gpu} alone"),
                 };
                 let slots = if *fewer_slots { "give fewer --slots" } else { "" };
-                let assign = if *gpus > 0 { "move blocks with --assign" } else { "" };
+                let assign = match (*gpus > 0, *divides_rows) {
+                    (false, _) => "",
+                    (true, false) => "move blocks with --assign",
+                    (true, true) => "omit --split-mode, so that layers that do not fit compute elsewhere",
+                };
                 let on_host = source.device == DeviceId::Cpu;
                 let draft = match source.draft {
                     0 => String::new(),

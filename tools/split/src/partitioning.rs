@@ -74,9 +74,10 @@ fn with_raised_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: 
     }
     for _ in 0..MOST_RAISES {
         let SplitError::OverBudget { bytes, needed, source, .. } = &mut refusal else { break };
-        let Err(next) = place(&request.with_budget(source.device, *bytes), args) else { break };
+        let Err(next) = place(&with_enough(request, source.device, *bytes), args) else { break };
         let SplitError::OverBudget { bytes: more, source: other, .. } = &next else { break };
-        if other.device != source.device {
+        let is_other_shard = request.divides_rows && other.device != DeviceId::Cpu && source.device != DeviceId::Cpu;
+        if other.device != source.device && !is_other_shard {
             // Perhaps more of this memory alone is enough.
             let is_enough = place(&request.with_budget(other.device, *more), args).is_ok();
             if is_enough {
@@ -92,6 +93,18 @@ fn with_raised_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: 
         *needed = NeededBudget::Enough;
     }
     refusal
+}
+
+/// The request where a device may use this many bytes: every GPU, if each has a shard of every layer.
+fn with_enough(request: &PlanningRequest, device: DeviceId, bytes: u64) -> PlanningRequest {
+    if device == DeviceId::Cpu || !request.divides_rows {
+        return request.with_budget(device, bytes);
+    }
+    let raised = |request: PlanningRequest, gpu: usize| {
+        let more = request.problem.budget.vram[gpu].max(bytes);
+        request.with_budget(DeviceId::Gpu(gpu), more)
+    };
+    (0..request.problem.gpus.len()).fold(request.clone(), raised)
 }
 
 /// The most layers, fewer than `--gpu-layers` asks for, with which the plan fits; `None` if it asks for no number, or if none fits.
@@ -458,6 +471,7 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             needed,
             gpus,
             freed_by_kv_on_disk,
+            divides_rows: request.divides_rows,
             fitting_context: None,
             fewer_slots,
             fitting_layers: None,
@@ -483,6 +497,10 @@ pub fn sufficient_budget(request: &PlanningRequest, needed: &OverBudget) -> u64 
         return needed.required_budget();
     }
     let demand = needed.demand.total();
+    if request.divides_rows {
+        // All GPUs get as much.
+        return with_default_margin(demand);
+    }
     let vram = &request.problem.budget.vram;
     let others: Vec<u64> = vram.iter().enumerate().filter(|(at, _)| *at != gpu).map(|(_, bytes)| *bytes).collect();
     let beside_others = (!others.is_empty()).then(|| demand.saturating_add(default_margin(&others)));

@@ -36,8 +36,13 @@ pub fn check(args: &SplitArgs, errors: &mut InputErrors) {
         let what = format!("--split-mode row divides every layer among the GPUs, and {option} {why}");
         errors.require(false, what, "omit one of them");
     }
-    let gpus = args.vram.iter().filter(|size| size.0 > 0).count();
-    errors.require(args.vram.is_empty() || gpus > 1, TOO_FEW, MORE_GPUS);
+    errors.require(args.vram.is_empty() || args.vram.len() > 1, TOO_FEW, MORE_GPUS);
+    let has_empty = args.vram.len() > 1 && args.vram.iter().any(|size| size.0 == 0);
+    errors.require(
+        !has_empty,
+        "--split-mode row gives each GPU a part of every layer, and --vram gives one 0 bytes",
+        MORE_GPUS,
+    );
 }
 
 const STREAMED: &str = "streams whole layers";

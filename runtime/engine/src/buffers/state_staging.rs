@@ -42,7 +42,7 @@ struct Assignment {
     present: usize,
     /// Whether no other state uses them.
     exclusive: bool,
-    /// Whether the state lies on the host and a device updates it, so that it can be copied ahead.
+    /// Whether the state lies on the host and only devices update it, so that it can be copied ahead.
     is_upload: bool,
 }
 
@@ -290,13 +290,15 @@ fn assign_all(
             let bytes = size_of(&layout.past, layout.dtype, &layout.full)?;
             let in_place = matches!(layout.update, StateUpdate::InPlace { .. });
             // Appended states change their shape from pass to pass and are double-buffered, so they cannot stay here.
-            let exclusive = in_place && stages.iter().any(|other| other.memory_of_state(state) == Some(layout.memory));
+            let is_at_home = stages.iter().any(|other| other.memory_of_state(state) == Some(layout.memory));
+            let exclusive = in_place && is_at_home;
             let past = assign(&mut planned, &mut taken, PlannedBuffer { memory, bytes, exclusive });
             let present = match in_place {
                 true => past,
                 false => assign(&mut planned, &mut taken, PlannedBuffer { memory, bytes, exclusive }),
             };
-            let is_upload = layout.memory == MemoryId::HOST;
+            // The planner counts two staging buffers for states that no stage updates at home.
+            let is_upload = layout.memory == MemoryId::HOST && !is_at_home;
             assigned.insert((stage_id, state), Assignment { past, present, exclusive, is_upload });
         }
     }
@@ -334,8 +336,11 @@ fn await_all<B: Backend>(
         match (pool.backend.wait_upload(upload), &mut recorder) {
             (Ok(Uploaded { copy, stall }), Some(recorder)) => {
                 recorder.record(DeviceEvent::StatesAhead { stage, memory, bytes }, copy);
-                let waited = stall.map_or_else(|| Timing::Measured(pool.since(start)), Timing::Pending);
-                recorder.record(DeviceEvent::Stall { stage, awaited: Awaited::States }, waited);
+                // The host waits until the copies are enqueued, then perhaps the device until they are done.
+                let waited = [Some(Timing::Measured(pool.since(start))), stall.map(Timing::Pending)];
+                for waited in waited.into_iter().flatten() {
+                    recorder.record(DeviceEvent::Stall { stage, awaited: Awaited::States }, waited);
+                }
             }
             (Ok(_), None) => {}
             (Err(error), _) => outcome = outcome.and(Err(failed(error))),

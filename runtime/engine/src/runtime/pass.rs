@@ -405,10 +405,12 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             let run = StageRun { stage: id, phase: item.phase, item: index };
             let binding = &mut item.sequence.bindings[id].binding;
             item.error = self.runtime.run_session(self.program, run, item.sizes.sequence, binding).err();
-            match self.items[index].error {
-                Some(_) => self.runtime.staging.abandon_run(&self.runtime.pool, id),
+            if self.items[index].error.is_none() {
                 // Before weights are released: the next weights wait for this run, and copies to a device are made in order.
-                None => self.copy_states_ahead(Some((id, next_item))),
+                self.copy_states_ahead(Some((id, next_item)));
+            }
+            if self.items[index].error.is_some() {
+                self.runtime.staging.abandon_run(&self.runtime.pool, id);
             }
         }
         if next_item.is_none() {

@@ -98,8 +98,9 @@ impl HostMemoryBudget {
         let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
         let locked: u64 = plan.partitions.iter().map(planned_locked).fold(cache, u64::saturating_add);
         let missing = planned - limit;
-        // What stays free beside locked weights is not needed where none are locked.
-        let needed = planned.saturating_sub(locked).saturating_sub(RESERVE);
+        // Beside locked weights some memory stays free, which is not needed where none are locked.
+        let free = if locked > 0 { RESERVE } else { 0 };
+        let needed = planned.saturating_sub(locked).saturating_sub(free);
         if limit < needed {
             return Err(EngineError::TooLittleMemory { planned, limit, needed });
         }

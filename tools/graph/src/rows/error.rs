@@ -38,11 +38,11 @@ pub enum RowsReason {
     Matrix { weight: String },
     #[error("is a mixture of experts; its experts are not divided by rows")]
     Mixture,
-    #[error("reads the state {state:?}, which is not the KV cache of a GroupQueryAttention")]
+    #[error("reads the state {state:?}, which is not the KV cache of a GroupQueryAttention, or only its shape")]
     OtherState { state: String },
     #[error("has a body (If, Loop, Scan), which is not copied for each shard")]
     Body,
-    #[error("gives other results each time, so that copies in each shard would differ")]
+    #[error("is unknown to this build, or gives other results each time, so that copies in each shard may differ")]
     Random,
     #[error("combines a part of {part:?} with all of {whole:?}")]
     Mixed { part: String, whole: String },

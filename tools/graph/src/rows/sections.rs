@@ -5,6 +5,9 @@ use super::attention::packed_widths;
 use super::{RowsReason, WeightSlice};
 use crate::{Node, NodeId, ValueId, ops};
 
+/// Most readers that are followed from a matrix product. Models of exporters have a handful of them.
+const MOST_READERS: u32 = 1000;
+
 /// A slice of a value's last axis: first element, and the element after the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ColumnRange {
@@ -15,9 +18,17 @@ pub(super) struct ColumnRange {
 impl Analysis<'_> {
     /// The sections of a value's last axis, of `width` elements, as its readers take it apart.
     pub(super) fn sections(&self, value: ValueId, width: u64) -> Result<Vec<u64>, RowsReason> {
+        let mut left = MOST_READERS;
+        self.sections_of(value, width, &mut left)
+    }
+
+    /// `left`: how many more readers may be followed.
+    fn sections_of(&self, value: ValueId, width: u64, left: &mut u32) -> Result<Vec<u64>, RowsReason> {
         let mut found = vec![width];
         for reader in self.graph.value(value).consumers.iter().filter(|id| self.is_divided(**id)) {
-            let sections = self.sections_for(*reader, value, width)?;
+            let too_many = RowsReason::Form("gives columns that more operators read than this build follows");
+            *left = left.checked_sub(1).ok_or(too_many)?;
+            let sections = self.sections_for(*reader, (value, width), left)?;
             if sections.len() > 1 && found.len() > 1 && sections != found {
                 return Err(RowsReason::Form("gives columns that its readers take apart in different ways"));
             }
@@ -31,7 +42,12 @@ impl Analysis<'_> {
         }
     }
 
-    fn sections_for(&self, reader: NodeId, value: ValueId, width: u64) -> Result<Vec<u64>, RowsReason> {
+    fn sections_for(
+        &self,
+        reader: NodeId,
+        (value, width): (ValueId, u64),
+        left: &mut u32,
+    ) -> Result<Vec<u64>, RowsReason> {
         let node = self.graph.node(reader);
         let is_first = node.inputs.first() == Some(&Some(value));
         match node.op_type.as_str() {
@@ -39,14 +55,14 @@ impl Analysis<'_> {
             "Split" if is_first => {
                 let sizes = self.split_sizes(node, width)?;
                 let parts = node.outputs.iter().zip(sizes).map(|(output, size)| match output {
-                    Some(output) => self.sections(*output, size),
+                    Some(output) => self.sections_of(*output, size, left),
                     None => Ok(vec![size]),
                 });
                 Ok(parts.collect::<Result<Vec<_>, _>>()?.concat())
             }
             "Slice" if is_first => Ok(self.slices(value, width)),
             _ if is_elementwise(node) => match node.outputs.first().copied().flatten() {
-                Some(output) => self.sections(output, width),
+                Some(output) => self.sections_of(output, width, left),
                 None => Ok(vec![width]),
             },
             _ => Ok(vec![width]),

@@ -27,6 +27,8 @@ struct PhaseTime {
     host: LinearExpr,
     /// By GPU: boundaries and state copied to it.
     links: Vec<LinearExpr>,
+    /// The same without copies ahead.
+    links_in_sequence: Vec<LinearExpr>,
     /// By GPU: compute time and state swaps of the blocks that are streamed to it.
     streamed: Vec<LinearExpr>,
     /// Handover of state after the prompt, which follows everything else; 0 in decoding.
@@ -49,6 +51,7 @@ pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &Placeme
         sequence: LinearExpr::constant(program.problem.pass_overhead_ms * passes),
         host: LinearExpr::default(),
         links: vec![LinearExpr::default(); gpus],
+        links_in_sequence: vec![LinearExpr::default(); gpus],
         streamed: vec![LinearExpr::default(); gpus],
         handover: LinearExpr::default(),
     };
@@ -63,7 +66,7 @@ pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &Placeme
             Some(gpu) => computing[gpu].add(&compute, 1.0),
             None => time.sequence.add(&compute, 1.0),
         }
-        let swaps = swap_ms(program, phase, *place, &mut time.links);
+        let swaps = swap_ms(program, phase, *place, &mut time);
         time.sequence.add(&swaps, 1.0);
         match *place {
             Placement::Cpu => time.host = compute,
@@ -91,7 +94,9 @@ pub(super) fn add_time_constraints(program: &mut IntegerProgram, order: &Placeme
         if let Some(place) = order.places.iter().position(|place| *place == Placement::Streamed(gpu)) {
             let copies = weight_copies_ms(program, phase, gpu);
             let link = time.with_handover(&time.links[gpu].clone().plus(&copies, 1.0));
-            add_tail_after_copies(program, phase, gpu, &time.ms, &link);
+            // The last streamed block may compute while states are copied ahead.
+            let before_tail = time.with_handover(&time.links_in_sequence[gpu].clone().plus(&copies, 1.0));
+            add_tail_after_copies(program, phase, gpu, &time.ms, &before_tail);
             add_contention(program, program.problem.gpus[gpu].contention(), &time, &sequence, &link);
             let not_streamed = time.sequence.clone().plus(&time.streamed[gpu], -1.0);
             let total = time.with_handover(&not_streamed).plus(&copies, 1.0);
@@ -120,8 +125,8 @@ fn compute_ms(program: &IntegerProgram, order: &PlacementOrder, phase: Phase, at
     compute
 }
 
-/// Time of state swaps of the blocks at a place in all passes, except copies ahead; adds all copies to GPUs to `links`.
-fn swap_ms(program: &IntegerProgram, phase: Phase, place: Placement, links: &mut [LinearExpr]) -> LinearExpr {
+/// Time of state swaps of the blocks at a place in all passes, except copies ahead; adds all copies to GPUs to the links.
+fn swap_ms(program: &IntegerProgram, phase: Phase, place: Placement, time: &mut PhaseTime) -> LinearExpr {
     let problem = program.problem;
     let mut swaps = LinearExpr::default();
     for (region, class) in program.classes() {
@@ -134,12 +139,14 @@ fn swap_ms(program: &IntegerProgram, phase: Phase, place: Placement, links: &mut
                     .min_of_class(region, class, |i| problem.swap_transfers(i, *placement, phase).map(ms).sum::<f64>())
             };
             swaps.add(&count, min_ms(&|transfer| if transfer.ahead { 0.0 } else { problem.copy_ms(transfer) }));
-            for (gpu, link) in links.iter_mut().enumerate() {
+            for gpu in 0..problem.gpus.len() {
                 let upload_ms = |transfer: Transfer| match transfer.to == Some(gpu) {
                     true => problem.upload_ms(gpu, transfer.tensors),
                     false => 0.0,
                 };
-                link.add(&count, min_ms(&upload_ms));
+                time.links[gpu].add(&count, min_ms(&upload_ms));
+                let in_sequence = |transfer: Transfer| if transfer.ahead { 0.0 } else { upload_ms(transfer) };
+                time.links_in_sequence[gpu].add(&count, min_ms(&in_sequence));
             }
         }
     }
@@ -184,6 +191,7 @@ fn add_crossing(
         let ms = min_ms(&|tensors| problem.upload_ms(gpu, tensors));
         time.sequence.add(&transition.times, ms);
         time.links[gpu].add(&transition.times, ms);
+        time.links_in_sequence[gpu].add(&transition.times, ms);
     }
 }
 
@@ -243,8 +251,10 @@ fn add_tail_after_copies(program: &mut IntegerProgram, phase: Phase, gpu: usize,
         return;
     }
     let last_pass = problem.passes(phase) - 1;
+    // Of several sequences on several devices only the last one is sure to go through later blocks after the streamed block.
+    let after_share = if problem.has_pipelines() { 1.0 / problem.load.sequences as f64 } else { 1.0 };
     // Lower bound of the time after the blocks of the current region.
-    let mut rest_ms = problem.pass_overhead_ms;
+    let mut rest_ms = problem.pass_overhead_ms * after_share;
     let mut later_tails: Vec<(f64, LinearExpr)> = Vec::new();
     for region in (0..program.regions.len()).rev() {
         let mut streamed = LinearExpr::default();
@@ -267,7 +277,7 @@ fn add_tail_after_copies(program: &mut IntegerProgram, phase: Phase, gpu: usize,
             program.model.at_least(ms, &end);
             later_tails.push((tail_ms, streams));
         }
-        rest_ms += program.min_region_ms(region, phase, last_pass);
+        rest_ms += program.min_region_ms(region, phase, last_pass) * after_share;
     }
 }
 

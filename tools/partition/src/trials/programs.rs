@@ -101,6 +101,39 @@ proptest! {
         }
     }
 
+    /// While a streamed block computes, states of later blocks may be copied ahead, so not all of a link comes before its end. With links that copy
+    /// back faster.
+    #[test]
+    fn no_schedule_with_states_on_the_host_beats_the_program(
+        seed: u64, blocks in 1usize..=8, gpus in 1usize..=2, sequences in 1u64..4, slots in 1u32..=3,
+    ) {
+        let mut problem = instance(seed, blocks, gpus);
+        problem.budget.kv = KvHome::Host;
+        problem.budget.ram = None;
+        problem.budget.vram.fill(1 << 30);
+        let d = &mut Random(seed ^ 3);
+        let (faster, larger) = (d.between(1.0, 20.0), 1 + d.below(30));
+        problem.gpus.iter_mut().for_each(|gpu| gpu.from_device = faster * gpu.to_device);
+        for block in &mut problem.blocks {
+            block.kv_bytes *= larger;
+            for filled in &mut block.kv_filled {
+                (filled.fixed, filled.token) = (filled.fixed * larger, filled.token * larger);
+            }
+        }
+        problem.cuts = (1..blocks).collect();
+        let problem = problem.with_sequences(sequences, false);
+        let placements = random_placements(&problem, seed ^ 1);
+        let allowed: Vec<Vec<BlockPlacement>> = placements.iter().map(|placement| vec![*placement]).collect();
+        let regions = regions(&problem, &allowed);
+        for (weights, phase) in [([1.0, 0.0], Phase::Prefill), ([0.0, 1.0], Phase::Decode)] {
+            let goal = Goal { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
+            let ms = simulate(&problem, &placements, &goal.slots, phase).ms;
+            if let Outcome::Bounded(ProgramSolution { bound, .. }) = solve(&problem, &goal, &regions, &allowed, MAX_NODES) {
+                prop_assert!(bound <= ms * (1.0 + 1e-9), "{phase:?}: bound {bound}, simulated {ms}");
+            }
+        }
+    }
+
     /// The program with one allowed placement is a lower bound of the simulated time, including slots and disk.
     #[test]
     fn no_schedule_beats_the_program(seed: u64, blocks in 1usize..=8, gpus in 1usize..=2, slots in 1u32..=3) {

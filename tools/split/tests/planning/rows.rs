@@ -102,6 +102,7 @@ fn contradictory_settings_are_refused_together() {
     assert!(done.stderr.matches("error: --split-mode row").count() >= refused.len(), "{}", done.stderr);
     run(&["--vram", "1G"]).refusal(&["fewer than two", "24G,24G"]);
     run(&["--vram", "0"]).refusal(&["fewer than two"]);
+    run(&["--vram", "1G,0,1G"]).refusal(&["gives one 0 bytes"]);
     run(&["--machine", "rtx4090"]).refusal(&["fewer than two"]);
     run(&["--vram", "1G,1G", "--sweep-vram", "1M..2M"]).refusal(&["--sweep-vram"]);
     run(&["--vram", "1G,1G", "--refine", "8"]).refusal(&["--split-mode row", "--refine"]);
@@ -157,7 +158,12 @@ fn models_that_cannot_be_divided_are_refused() {
 fn a_refusal_names_a_budget_that_suffices() {
     let model = fixture(LLAMA);
     let run = |vram: &str| split(&[model.to_str().unwrap(), "--dry-run", "--split-mode", "row", "--vram", vram]);
-    let refused = run("1M,1G").refusal(&["the budget of gpu0 is too small"]);
-    let bytes = refused.stderr.split('(').next_back().and_then(|rest| rest.split(' ').next()).unwrap();
-    run(&format!("{bytes},1G")).success();
+    for is_alone in [true, false] {
+        let given = if is_alone { "1M,1G" } else { "1M,1M" };
+        let refused =
+            run(given).refusal(&["the budget of gpu0 is too small", "--vram on each GPU", "omit --split-mode"]);
+        assert!(!refused.stderr.contains("--assign") && !refused.stderr.contains("is raised"), "{}", refused.stderr);
+        let bytes = refused.stderr.split('(').next_back().and_then(|rest| rest.split(' ').next()).unwrap();
+        run(&if is_alone { format!("{bytes},1G") } else { format!("{bytes},{bytes}") }).success();
+    }
 }
