@@ -44,7 +44,7 @@ pub enum SplitError {
     #[error("{what}")]
     OverBudget {
         /// Which memory is too small.
-        what: String,
+        what: Box<str>,
         /// A budget that suffices, bytes.
         bytes: u64,
         /// What is known about it.

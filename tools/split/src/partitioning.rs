@@ -466,7 +466,7 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
         let draft = if source.device == DeviceId::Cpu { request.limits.reserved } else { 0 };
         let source = OverBudget { draft, ..source };
         SplitError::OverBudget {
-            what,
+            what: what.into(),
             bytes,
             needed,
             gpus,

@@ -116,7 +116,7 @@ proptest! {
         problem.gpus.iter_mut().for_each(|gpu| gpu.from_device = faster * gpu.to_device);
         for block in &mut problem.blocks {
             block.kv_bytes *= larger;
-            for filled in &mut block.kv_filled {
+            if let Some(filled) = &mut block.kv_filled {
                 (filled.fixed, filled.token) = (filled.fixed * larger, filled.token * larger);
             }
         }
