@@ -8,6 +8,7 @@ use crate::flatten::Fresh;
 use crate::model::Model;
 use crate::proto::attribute_proto::AttributeType;
 use crate::proto::{AttributeProto, GraphProto, NodeProto};
+use crate::set_attribute::int_attribute;
 use crate::typed;
 use hpp_graph::{Graph, NodeId, ValueId, WrittenExpert, written_out};
 use hpp_schema::DType;
@@ -71,8 +72,8 @@ fn under_condition(graph: &Graph, proto: &GraphProto, expert: &WrittenExpert, fr
     let is_float = graph.value(expert.column).dtype.is_some_and(DType::is_float);
     let reduction = if is_float { "ReduceL1" } else { "ReduceMax" };
     [
-        node(reduction, name(expert.column), &total, vec![int("keepdims", 0)]),
-        node("Cast", total.clone(), &condition, vec![int("to", i64::from(DType::Bool.to_onnx()))]),
+        node(reduction, name(expert.column), &total, vec![int_attribute("keepdims", 0)]),
+        node("Cast", total.clone(), &condition, vec![int_attribute("to", i64::from(DType::Bool.to_onnx()))]),
         node("If", condition.clone(), &after, branches),
     ]
 }
@@ -86,11 +87,6 @@ fn node(op_type: &str, input: String, output: &str, attribute: Vec<AttributeProt
         attribute,
         ..NodeProto::default()
     }
-}
-
-fn int(name: &str, value: i64) -> AttributeProto {
-    let r#type = Some(AttributeType::Int as i32);
-    AttributeProto { name: Some(name.to_owned()), r#type, i: Some(value), ..AttributeProto::default() }
 }
 
 fn branch(name: &str, body: GraphProto) -> AttributeProto {

@@ -9,11 +9,12 @@ pub fn set_int_attribute(model: &mut Model, first_outputs: &HashSet<String>, nam
     let nodes = model.proto.graph.iter_mut().flat_map(|graph| &mut graph.node);
     for node in nodes.filter(|node| node.output.first().is_some_and(|output| first_outputs.contains(output))) {
         node.attribute.retain(|attribute| attribute.name() != name);
-        node.attribute.push(AttributeProto {
-            name: Some(name.to_owned()),
-            r#type: Some(AttributeType::Int as i32),
-            i: Some(value),
-            ..AttributeProto::default()
-        });
+        node.attribute.push(int_attribute(name, value));
     }
+}
+
+/// An integer attribute.
+pub(crate) fn int_attribute(name: &str, value: i64) -> AttributeProto {
+    let r#type = Some(AttributeType::Int as i32);
+    AttributeProto { name: Some(name.to_owned()), r#type, i: Some(value), ..AttributeProto::default() }
 }

@@ -13,6 +13,7 @@ use crate::names::{self, default_domain};
 use crate::proto::attribute_proto::AttributeType;
 use crate::proto::{AttributeProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
 use crate::read::position_in;
+use crate::set_attribute::int_attribute;
 use crate::store::{Layout, refer};
 use crate::tensor;
 use crate::virtual_file::VirtualFile;
@@ -381,7 +382,7 @@ fn operator(of: &NodeProto, op_type: &str, input: Vec<String>, attributes: &[(&s
         domain: Some(DOMAIN.to_owned()),
         input,
         output: of.output.clone(),
-        attribute: attributes.iter().map(|(name, value)| int(name, *value)).collect(),
+        attribute: attributes.iter().map(|(name, value)| int_attribute(name, *value)).collect(),
         metadata_props: of.metadata_props.clone(),
         ..NodeProto::default()
     }
@@ -401,14 +402,5 @@ fn plain(of: &NodeProto, op_type: &str, suffix: &str, input: Vec<String>, output
 
 fn cast(of: &NodeProto, suffix: &str, input: &str, output: &str, to: DType) -> NodeProto {
     let node = plain(of, "Cast", suffix, vec![input.to_owned()], output);
-    NodeProto { attribute: vec![int("to", i64::from(to.to_onnx()))], ..node }
-}
-
-fn int(name: &str, value: i64) -> AttributeProto {
-    AttributeProto {
-        name: Some(name.to_owned()),
-        r#type: Some(AttributeType::Int as i32),
-        i: Some(value),
-        ..AttributeProto::default()
-    }
+    NodeProto { attribute: vec![int_attribute("to", i64::from(to.to_onnx()))], ..node }
 }

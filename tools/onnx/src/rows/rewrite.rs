@@ -7,6 +7,7 @@ use crate::model::Model;
 use crate::names;
 use crate::proto::attribute_proto::AttributeType;
 use crate::proto::{AttributeProto, NodeProto};
+use crate::set_attribute::int_attribute;
 use crate::virtual_file::VirtualFiles;
 use crate::weights::{ROWS_FILE, WeightFile};
 use hpp_graph::{Graph, InputDivision, NodeDivision, NodeId, RowDivision, RowNode, ShardLayout, ValueId, shard_name};
@@ -108,7 +109,7 @@ impl<'a> Rewriter<'a> {
         }
         for (name, value) in &divided.attributes {
             copy.attribute.retain(|attribute| attribute.name() != *name);
-            copy.attribute.push(int(name, *value));
+            copy.attribute.push(int_attribute(name, *value));
         }
         Ok(copy)
     }
@@ -211,14 +212,5 @@ impl<'a> Rewriter<'a> {
         let path = model.dir().join(ROWS_FILE);
         model.weights.files.push(WeightFile { location: ROWS_FILE.to_owned(), path, bytes: contents.bytes() });
         Ok(RowSplit { model, contents, nodes: places })
-    }
-}
-
-fn int(name: &str, value: i64) -> AttributeProto {
-    AttributeProto {
-        name: Some(name.to_owned()),
-        r#type: Some(AttributeType::Int as i32),
-        i: Some(value),
-        ..AttributeProto::default()
     }
 }

@@ -1,7 +1,10 @@
 //! Gathered bytes are those of the ranges, wherever a read begins and however long it is.
 
 use super::gather::{Gather, Range, Source};
+use crate::Model;
+use crate::proto::NodeProto;
 use crate::virtual_file::{Computed, VirtualFile};
+use hpp_graph::{divide_rows, infer, segment};
 use proptest::prelude::*;
 use std::sync::Arc;
 
@@ -76,4 +79,35 @@ fn what_lies_between_distant_ranges_is_not_read() {
     let mut read = vec![];
     std::io::Read::read_to_end(&mut file.reader(), &mut read).unwrap();
     assert_eq!(read, [[0; 10], [1; 10], [2; 10]].concat());
+}
+
+/// Each of 40 pairs of operators gives its columns two ways to the next: a search that follows every way would not end.
+#[test]
+fn columns_that_very_many_operators_read_are_refused() {
+    const COLUMNS: &str = "/model/layers.0/mlp/gate_proj/MatMul/output_0";
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/genai/llama3-fp32-cpu");
+    let mut model = Model::open(&path).unwrap();
+    let nodes = &mut model.proto.graph.as_mut().unwrap().node;
+    let last = "columns.40";
+    for input in nodes.iter_mut().flat_map(|node| &mut node.input).filter(|input| *input == COLUMNS) {
+        *input = last.to_owned();
+    }
+    let at = nodes.iter().position(|node| node.output == [COLUMNS]).unwrap() + 1;
+    let node = |op_type: &str, input: Vec<String>, output: String| NodeProto {
+        op_type: Some(op_type.to_owned()),
+        input,
+        output: vec![output],
+        ..NodeProto::default()
+    };
+    let name = |number: usize| if number == 0 { COLUMNS.to_owned() } else { format!("columns.{number}") };
+    let pair = |number: usize| {
+        let gate = format!("gate.{number}");
+        let sigmoid = node("Sigmoid", vec![name(number)], gate.clone());
+        [sigmoid, node("Mul", vec![name(number), gate], name(number + 1))]
+    };
+    nodes.splice(at..at, (0..40).flat_map(pair));
+    let mut graph = model.graph().unwrap();
+    infer::infer(&mut graph);
+    let refused = divide_rows(&graph, &segment(&graph), &[1], 2).unwrap_err().to_string();
+    assert!(refused.contains("more operators read than this build follows"), "{refused}");
 }
