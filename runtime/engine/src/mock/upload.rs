@@ -135,8 +135,19 @@ impl Uploads {
         let awaited = |copy: &&InFlight| copy.memory == memory && copy.is_awaited.get();
         let start =
             self.0.borrow().iter().filter(awaited).map(|copy| copy.interval.borrow().end).fold(start, Duration::max);
-        self.on_link(memory, false).for_each(|interval| shift(&interval, start, time));
+        self.pause_weights(memory, start, time);
         self.push(memory, Interval { start, end: start + time }, true)
+    }
+
+    /// Uploads of weights pause for `time` from a point in time on. One that waits for its slot for longer than that is not delayed.
+    fn pause_weights(&self, memory: MemoryId, from: Duration, time: Duration) {
+        let (mut idle_from, mut delay) = (from, time);
+        for interval in self.on_link(memory, false) {
+            let Interval { start, end } = *interval.borrow();
+            delay = delay.saturating_sub(start.saturating_sub(idle_from));
+            idle_from = idle_from.max(end);
+            shift(&interval, from, delay);
+        }
     }
 
     /// The intervals of the copies of tensors or of weights to a memory.
