@@ -82,9 +82,9 @@ impl<B: Backend> Engine<B> {
         self.runtime.step_with(&self.program, sequence, StepRequest { input, rows, extra, logits })
     }
 
-    /// One pass for several sequences: each stage's weights are fetched once, then every item runs, those of one token together where
-    /// [`EngineOptions::row_batching`] allows it. Without [`RowBatching::On`](crate::RowBatching::On) an item computes the same bits as
-    /// alone. Returns the outcome of each item; an error of the whole pass concerns all of them.
+    /// One pass for several sequences: each stage's weights are fetched once, then every item runs; items of one token run together where
+    /// [`EngineOptions::row_batching`] allows it. Without [`RowBatching::On`](crate::RowBatching::On) an item computes the same bits as in a pass
+    /// of its own. Returns the outcome of each item; an error of the whole pass concerns all of them.
     pub fn pass(&mut self, items: &mut [WorkItem<'_, B>]) -> Result<Vec<Result<(), EngineError>>, EngineError> {
         let Engine { program, runtime, batcher } = self;
         match program.recomputes() {
@@ -98,9 +98,9 @@ impl<B: Backend> Engine<B> {
         self.program.plan.schedule.prefill_chunk.unwrap_or(u64::MAX)
     }
 
-    /// Drops tokens so that at most `length` are left, and returns how many are: `length`, or those before the last pass if a state
-    /// (convolution, recurrent) remembers only that; the caller feeds the others again. `None`, and no change, if a state cannot go
-    /// back that far: then the text must be computed again in a new sequence.
+    /// Drops tokens so that at most `length` are left, and returns how many are left: `length`, or the number before the last pass if a state
+    /// (convolution, recurrent) can go back only to that; then the caller feeds the missing tokens again. Returns `None` and changes nothing if a
+    /// state cannot go back that far: then the text must be computed again in a new sequence.
     pub fn truncate(&mut self, sequence: &mut Sequence<B>, length: u64) -> Result<Option<u64>, EngineError> {
         let Runtime { pool, scratch, .. } = &mut self.runtime;
         sequence.truncate(&self.program, pool, length, scratch)
@@ -123,18 +123,18 @@ impl<B: Backend> Engine<B> {
         PageLayout::new(&self.program, tokens)
     }
 
-    /// Copies pages of tokens out of a sequence's states, between two passes. States on a device are copied once for all of them. Layouts
-    /// are those of [`page_layout`](Self::page_layout), of any numbers of tokens.
+    /// Copies pages of tokens out of a sequence's states, between two passes. States on a device are copied once for all pages. Each page has a
+    /// layout made by [`page_layout`](Self::page_layout), for any number of tokens.
     ///
     /// # Errors
-    /// The sequence does not hold the pages whole, or, where the layout [has snapshots](PageLayout::has_snapshots), it does not end with
+    /// The sequence does not hold all tokens of the pages, or, where the layout [has snapshots](PageLayout::has_snapshots), it does not end with
     /// each page; a page has another size than its layout's.
     pub fn save_pages(&mut self, sequence: &Sequence<B>, pages: Vec<PageToSave<'_>>) -> Result<(), EngineError> {
         self.runtime.save_pages(&self.program, sequence, pages)
     }
 
-    /// A new sequence that holds these pages with their layouts, which follow each other from its first token on. It continues with the
-    /// same bits as the sequence that the pages were saved from.
+    /// Makes a sequence from saved pages, each with its layout. The pages follow each other from the sequence's first token on. It continues with
+    /// the same bits as the sequence that the pages were saved from.
     ///
     /// # Errors
     /// Memory is short, the pages hold more tokens than the context, or a page has another size than its layout's.
@@ -176,8 +176,8 @@ impl<B: Backend> Engine<B> {
         &self.runtime.taps.read
     }
 
-    /// Keeps a partition's weights on their device from now on, or streams them before each run. They must be inputs of its file,
-    /// and to be streamed the device must have a ring. On an error nothing has changed.
+    /// Keeps a partition's weights on their device from now on, or streams them before each run. The weights must be inputs of its file, and
+    /// streaming them needs a slot ring on the device. On an error nothing has changed.
     pub fn set_residency(&mut self, partition: &str, residency: Residency) -> Result<(), EngineError> {
         let (id, _) = self.find_partition(partition)?;
         let Runtime { pool, weights, .. } = &mut self.runtime;
@@ -197,7 +197,7 @@ impl<B: Backend> Engine<B> {
         self.restart_prefetch()
     }
 
-    /// Runs a partition on another of its devices while decoding: that of prefill, or its own again. Its states stay where they are
+    /// From now on, decoding runs a partition on another of its devices: the device of prefill, or its own again. Its states stay where they are
     /// and are staged.
     pub fn decode_on(&mut self, partition: &str, device: &str) -> Result<(), EngineError> {
         let (id, stages) = self.find_partition(partition)?;
@@ -207,8 +207,8 @@ impl<B: Backend> Engine<B> {
         self.restart_prefetch()
     }
 
-    /// Locks `bytes` of the streamed weights in host memory from now on, between two passes, or as many as were locked when they were loaded,
-    /// if that is less. The rest is read for each pass. Returns how many are locked; 0 where no weights are streamed.
+    /// Locks `bytes` of the streamed weights in host memory from now on, but at most as many as were locked at load. To be called between two
+    /// passes. The rest is read for each pass. Returns how many are locked; 0 where no weights are streamed.
     ///
     /// # Errors
     /// Weights cannot be read: then the engine must be loaded again.

@@ -27,7 +27,7 @@ pub struct EngineOptions {
     pub row_batching: RowBatching,
     /// When weights that do not stay in memory are read.
     pub weights: WeightReads,
-    /// Whether the weights that the plan has in host memory are locked there: the limit of another engine counts them.
+    /// Whether the weights that the plan keeps in host memory are locked there, because the memory limit of another engine counts them.
     pub lock_weights: bool,
     /// Most host memory to pin for copies to devices, bytes; as much as they can use if `None`.
     pub pinned: Option<u64>,

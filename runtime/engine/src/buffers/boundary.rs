@@ -37,7 +37,7 @@ pub(crate) struct Boundaries<B: Backend> {
     buffers: Vec<SharedBuffers<B>>,
 }
 
-/// A buffer in each memory that reads some boundary; in a home memory only for tensors of known shape.
+/// A buffer in each memory in which some boundary is read. A boundary whose shape is unknown before the run has none in its home memory.
 struct SharedBuffers<B: Backend> {
     /// The boundary whose value they hold.
     holder: Option<BoundaryId>,
@@ -113,7 +113,7 @@ impl<B: Backend> Boundaries<B> {
         Boundaries { values, buffers: (0..count).map(|_| free()).collect() }
     }
 
-    /// Boundaries with the layouts of these, and without buffers.
+    /// New boundaries with the same layouts, without buffers.
     pub fn another(&self) -> Self {
         Boundaries::new(self.values.iter().map(|boundary| boundary.layout.clone()))
     }

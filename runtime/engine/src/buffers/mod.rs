@@ -137,7 +137,7 @@ impl<B: Backend> BufferPool<B> {
         self.backend.copy_ahead(&self.view(from, dtype, dims)?, &self.view(to, dtype, dims)?)
     }
 
-    /// Waits until the devices of two memories have finished what was started there; the time at which a copy between them starts.
+    /// Waits until the devices of two memories have finished what was started there. Returns the time at which a copy between them can start.
     pub fn synchronize(&self, from: MemoryId, to: MemoryId, recorder: &mut Recorder) -> Result<Duration, BackendError> {
         for memory in [from, to] {
             self.backend.synchronize(memory)?;
@@ -151,7 +151,7 @@ impl<B: Backend> BufferPool<B> {
         Ok(self.backend.now())
     }
 
-    /// While a timeline is recorded: lets the backend find out when the runs on a device finish that reports no timing.
+    /// While a timeline is recorded: starts to watch for the end of the runs on a device whose timing the backend does not report.
     pub fn watch(&self, memory: MemoryId, recorder: &mut Recorder) -> Result<(), BackendError> {
         if memory == MemoryId::HOST || !recorder.is_recording() {
             return Ok(());

@@ -104,7 +104,7 @@ impl<B: Backend> InputBuffers<B> {
         dims.and_then(|dims| size_of(&self.name, self.dtype, &dims).ok()).unwrap_or(0)
     }
 
-    /// Writes what a pass needs, from `rows_from`, the index in the pass of the first position whose logits are computed.
+    /// Writes the input's values for a pass. `rows_from` is the index in the pass of the first position whose logits are computed.
     pub fn write(
         &mut self,
         pool: &BufferPool<B>,
@@ -134,7 +134,7 @@ impl<B: Backend> InputBuffers<B> {
             }
             (InputRole::TokenIds | InputRole::Embeddings, _) => return Err(self.missing()),
             (InputRole::AttentionMask, PassInput::Rows(rows)) => {
-                // A row's own tokens, the new one included. The next pass of one sequence fills it again.
+                // The mask of a row covers its own tokens, including the new one. The next pass of one sequence fills the mask again.
                 self.filled = 0;
                 let mask = |length: u64| (0..sizes.total()).map(move |at| u64::from(at <= length));
                 (0, integers(self.dtype, rows.lengths.iter().copied().flat_map(mask), &mut self.scratch))

@@ -137,7 +137,7 @@ pub(crate) enum StateBuffers<B: Backend> {
     InPlace { buffer: Buffer<B>, tokens: u64, snapshot: Option<Buffer<B>> },
     /// Double-buffered: the buffer at `past` is read, the other one written.
     Double { buffers: [Buffer<B>; 2], past: usize },
-    /// Updated in place, those of several sequences together: `dims` begins with their number.
+    /// Updated in place: the states of several sequences in one buffer. `dims` begins with the number of sequences.
     Rows { buffer: Buffer<B>, dims: Dims },
     /// Supplied by the caller; `None` before that.
     Supplied(Option<(Buffer<B>, Dims)>),
@@ -162,13 +162,13 @@ impl<B: Backend> StateBuffers<B> {
         })
     }
 
-    /// Those of a state that is updated in place, in this buffer.
+    /// The buffers of a state that is updated in place in `buffer`.
     pub fn in_place(layout: &StateLayout, buffer: Buffer<B>) -> Self {
         let tokens = token_axis(layout.update).map_or(0, |axis| layout.full[axis]);
         StateBuffers::InPlace { buffer, tokens, snapshot: None }
     }
 
-    /// Bytes reserved. Rows belong to their sequences.
+    /// Bytes reserved; 0 for rows, which belong to their sequences.
     pub fn bytes(&self) -> u64 {
         match self {
             StateBuffers::Rows { .. } => 0,
@@ -211,7 +211,7 @@ impl<B: Backend> StateBuffers<B> {
         Some(BufferView { buffer, dims })
     }
 
-    /// Makes room for `total` tokens in a partial layout; the sequence has `length` now. Elements past them are zero.
+    /// Makes room for `total` tokens in a partial layout; the sequence has `length` now. The elements that are added behind its tokens are zero.
     pub fn make_room(
         &mut self,
         layout: &StateLayout,
@@ -333,8 +333,8 @@ impl<B: Backend> StateBuffers<B> {
     }
 }
 
-/// A change of the number of tokens that a buffer is laid out for. The buffer consists of slices: the axes before that of tokens count
-/// them, and each has room for that many tokens.
+/// A change of the number of tokens that a buffer is laid out for. The buffer consists of slices, one for each index of the axes before the token
+/// axis; each slice has room for that many tokens.
 struct LayoutChange {
     /// Tokens it holds.
     held: u64,
@@ -354,8 +354,8 @@ impl LayoutChange {
         scratch: &mut Vec<u8>,
     ) -> Result<(), BackendError> {
         let (slices, _) = self.slices(layout);
-        // Slices that move up: the last one first, so that no place overlaps a slice that has not moved yet. Slices that move down: the
-        // first.
+        // If slices grow, they move up, and the last one moves first; else they move down, and the first one moves first. So no slice is written
+        // over one that has not moved yet.
         let grows = self.after > self.before;
         (0..slices)
             .map(|slice| if grows { slices - 1 - slice } else { slice })
@@ -382,7 +382,7 @@ impl LayoutChange {
         (layout.full[..axis].iter().product(), byte_len(layout.dtype, &layout.full[axis + 1..]).unwrap_or(0))
     }
 
-    /// Copies what a slice holds to its new place; zeros behind it.
+    /// Copies the tokens that a slice holds to its new place and fills the rest of the slice with zeros.
     fn move_slice<B: Backend>(
         &self,
         layout: &StateLayout,

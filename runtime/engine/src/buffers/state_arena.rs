@@ -1,5 +1,5 @@
-//! States of sequences in common buffers, a row for each sequence, so that one run can update those of several, and so that the next
-//! sequence takes over the memory of one that has ended.
+//! States of sequences in common buffers, a row for each sequence. One run can update the states of several sequences, and the next sequence takes
+//! over the memory of one that has ended.
 
 use super::{Buffer, BufferPool, StateBuffers, StateLayout, about, size_of};
 use crate::error::EngineError;
@@ -76,7 +76,7 @@ impl<B: Backend> StateArena<B> {
         own.collect()
     }
 
-    /// The states of consecutive rows as those of one batch.
+    /// The states of the sequences in consecutive rows, as the states of one batch.
     pub fn states_of_rows(
         &self,
         layouts: &IndexVec<StateId, StateLayout>,

@@ -127,7 +127,7 @@ impl<B: Backend> StateBuffers<B> {
     }
 }
 
-/// A copy on the host of a buffer on a device; `None` if it is on the host.
+/// A copy on the host of a buffer on a device; `None` if the buffer is on the host.
 fn on_host<B: Backend>(
     pool: &BufferPool<B>,
     layout: &StateLayout,
@@ -146,7 +146,7 @@ fn on_host<B: Backend>(
     copy().map(Some).map_err(about(&layout.past))
 }
 
-/// Where each piece of a page's part starts in the state's buffer, which is laid out for `laid_out` tokens, and its place in the part.
+/// For each piece of a page's part: where it starts in the state's buffer, which is laid out for `laid_out` tokens, and its place in the part.
 fn pieces(part: PagePart, laid_out: u64, first: u64, tokens: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
     let (rows, stride, start, bytes) = match part {
         PagePart::Tokens { rows, token_bytes } => {

@@ -1,8 +1,9 @@
 //! Staging of states that lie in one memory and are updated in another: a copy to a staging buffer before a run, and back after it.
 //!
-//! If both phases update a state away from its home memory, all stages share the staging buffers of its device. There are two sets of
-//! them, used in turn: while one stage runs, the states of the next one are copied from the host to the other set. So the device holds the
-//! states of two stages at a time; or of one, if no second stage of a pass needs them or the device has no room for a second set.
+//! If both phases update a state away from its home memory, all stages share the staging buffers of its device. There are two sets of them, used in
+//! turn: while one stage runs, the states of the next stage are copied from the host to the other set. So the device holds the states of two stages
+//! at a time; or of one stage, if no second stage of a pass needs staging buffers or the device has no room for a second set. A *turn* is the run
+//! of one item at one stage.
 //!
 //! If only one phase updates a state away from its home, each state has a staging buffer of its own and is copied there and back once for
 //! all passes of a prompt.
@@ -68,7 +69,7 @@ struct StateAhead<B: Backend> {
     upload: Option<B::Upload>,
 }
 
-/// When a state is copied to a stage.
+/// What decides whether a state is copied to the staging buffer of a stage.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StateArrival {
     /// Whether this is the first pass of a step.
@@ -111,7 +112,7 @@ impl<B: Backend> StateStaging<B> {
             true => pool.reserve(buffer.memory, buffer.bytes).map(Some),
             false => Ok(None),
         };
-        // Without room for a whole second set there is none: nothing is copied ahead, as before.
+        // Without room for a whole second set, no part of it is kept, and nothing is copied ahead.
         let second: Result<Vec<Option<Buffer<B>>>, _> = planned.iter().map(reserve).collect();
         let second = second.unwrap_or_else(|error| {
             tracing::warn!(%error, "no room to copy states ahead of their runs");
@@ -122,7 +123,7 @@ impl<B: Backend> StateStaging<B> {
         Ok(StateStaging { assigned, buffers, set: 1, next_set: 0, ahead: None, arrived: Vec::new() })
     }
 
-    /// A pass starts; nothing is being copied.
+    /// Starts a pass: its first turn with states copied ahead uses the first set. No state is being copied.
     pub fn start_pass(&mut self) {
         (self.set, self.next_set) = (1, 0);
     }
@@ -142,8 +143,8 @@ impl<B: Backend> StateStaging<B> {
         assignment.is_upload && !assignment.exclusive && has_second
     }
 
-    /// Starts to copy a state of the next turn to the set that no run uses. The turn before has returned its states, so runs in progress
-    /// use the other set.
+    /// Starts to copy a state of the next turn to the set that no run uses. The states of the turn before the one in progress are back home, so
+    /// runs in progress use the other set.
     pub fn copy_ahead(
         &mut self,
         pool: &BufferPool<B>,
@@ -171,13 +172,13 @@ impl<B: Backend> StateStaging<B> {
         Ok(())
     }
 
-    /// An item is bound at a stage whose states are not copied ahead: it uses the set of the turn before, which has returned its states.
+    /// Starts the turn of an item at a stage whose states are not copied ahead. It uses the set of the previous turn, whose states are back home.
     pub fn start_other_turn(&mut self) {
         self.arrived.clear();
     }
 
-    /// An item is bound at a stage whose states are copied ahead: its run comes after their copies, if they were started. Copies for another
-    /// turn, which never came because its item failed, are waited for too: their set is used now.
+    /// Starts the turn of an item at a stage whose states are copied ahead, and orders its run after the copies that were started for it. It also
+    /// waits for copies that were started for another turn, whose item has failed, because this turn uses their set.
     pub fn start_turn(
         &mut self,
         pool: &BufferPool<B>,
@@ -194,7 +195,7 @@ impl<B: Backend> StateStaging<B> {
         await_all(pool, ahead, Some(recorder))
     }
 
-    /// The end of a pass. After a failed one, devices may still use staging buffers.
+    /// Ends a pass: waits for copies in progress and, after a failed pass, for devices, which may still use staging buffers.
     pub fn settle(&mut self, pool: &BufferPool<B>, has_failed: bool) -> Result<(), EngineError> {
         let awaited = self.ahead.take().map_or(Ok(()), |ahead| await_all(pool, ahead, None));
         if has_failed && self.copies_ahead() {
@@ -203,7 +204,8 @@ impl<B: Backend> StateStaging<B> {
         awaited
     }
 
-    /// A run of a stage has failed and may have left work on its device, which must not meet copies to the set it used.
+    /// Waits for the device of a stage whose run has failed: work that is left there must end before states are copied to the set that the run
+    /// used.
     pub fn abandon_run(&self, pool: &BufferPool<B>, stage: StageId) {
         for ((_, _), assignment) in self.assigned.iter().filter(|((other, _), _)| *other == stage) {
             // What the device reports is about the run that has failed.
@@ -271,7 +273,7 @@ impl<B: Backend> StateStaging<B> {
     }
 }
 
-/// The staging buffers of each stage's states, and what is to be reserved for them.
+/// The staging buffers of each stage's states.
 type Assigned = BTreeMap<(StageId, StateId), Assignment>;
 
 fn assign_all(
@@ -322,7 +324,8 @@ fn assign(planned: &mut Vec<PlannedBuffer>, taken: &mut Vec<usize>, wanted: Plan
     index
 }
 
-/// Orders later runs after all copies of a turn, also after one of them has failed; the first error. Without a recorder no run follows.
+/// Orders later runs after all copies of a turn, even if one of them has failed; returns the first error. The caller passes no recorder if no run
+/// uses the copies.
 fn await_all<B: Backend>(
     pool: &BufferPool<B>,
     ahead: StatesAhead<B>,

@@ -48,7 +48,7 @@ pub struct ChainVariant {
     pub takes: Rc<dyn Fn(u64) -> Duration>,
     /// As in [`ChainPart`].
     pub inputs: Option<ChainInputs>,
-    /// Whether it differs from the part's own.
+    /// Whether it is another than the variant for decoding.
     pub other: bool,
 }
 
@@ -79,11 +79,11 @@ pub struct Chain {
     pub context: u64,
     /// Most tokens of a prefill pass.
     pub prefill_chunk: Option<u64>,
-    /// Whether states lie on the host, and visit the device they are computed on; else they lie there.
+    /// Whether states lie on the host and are copied to the device that updates them; else they lie on that device.
     pub states_on_host: bool,
     /// Numbers in each weight of every part.
     pub weights: Vec<u64>,
-    /// Those of them that sessions on a GPU want in host memory.
+    /// Indices of the weights that sessions on a GPU want in host memory.
     pub weights_on_host: Vec<usize>,
     /// Slots of the ring of each GPU.
     pub slots: u32,

@@ -22,7 +22,7 @@ struct Drive {
     busy_until: Cell<Duration>,
     held: Cell<u64>,
     peak_held: Cell<u64>,
-    /// The error of a read, and how many are waited for before it.
+    /// The error of a read, and how many reads are waited for before it.
     next_error: RefCell<Option<(usize, String)>>,
 }
 
@@ -42,7 +42,7 @@ impl MockDisk {
         self.fails_after(0, why);
     }
 
-    /// Makes a read fail after so many that succeed, in the order in which they are waited for.
+    /// Makes a read fail after this many that succeed, in the order in which they are waited for.
     pub fn fails_after(&self, reads: usize, why: &str) {
         *self.0.next_error.borrow_mut() = Some((reads, why.to_owned()));
     }

@@ -34,7 +34,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What an eviction of states on disk takes.
+/// The time that an eviction of states on disk takes.
 pub const EVICTION: Duration = Duration::from_millis(1);
 
 /// A backend for tests. Clones share everything.
@@ -70,10 +70,10 @@ struct World {
     disk_events: RefCell<Vec<DiskBufferEvent>>,
 }
 
-/// What an engine asks for of buffers on disk, which are counted in the order in which they were reserved.
+/// A request about buffers on disk, which are numbered in the order in which they were reserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskBufferEvent {
-    /// To read so many bytes of a buffer.
+    /// To read this many bytes of a buffer.
     Prefetch(usize, u64),
     /// To evict buffers.
     Evict(Vec<usize>),
@@ -90,8 +90,8 @@ impl MockBackend {
         self.0.models.borrow_mut().insert(file.to_owned(), model);
     }
 
-    /// The weights of a file of this name are read from the disk before each run, in chunks of so many bytes; if its experts are
-    /// fetched by demand, the last chunks hold one each.
+    /// Makes sessions read the weights of a file of this name from the disk before each run, in chunks of these bytes. If its experts are read by
+    /// demand, each of the last chunks holds one expert.
     pub fn streams(&self, file: &str, chunks: Vec<u64>) {
         self.0.streamed.borrow_mut().insert(file.to_owned(), chunks);
     }
@@ -137,7 +137,7 @@ impl MockBackend {
         self.0.heap_trims.get()
     }
 
-    /// Lets one run fail: that of any session after `before` others.
+    /// Makes one run fail: the next one after `before` runs, of whichever session.
     pub fn fail_run(&self, before: u64) {
         self.0.failing_run.set(Some(before));
     }
@@ -167,7 +167,7 @@ impl MockBackend {
         self.0.memory_left.borrow_mut().insert(memory, Rc::new(Cell::new(bytes)));
     }
 
-    /// Buffers of this memory have no parts from now on.
+    /// From now on, buffers of this memory cannot be sliced.
     pub fn refuse_slices(&self, memory: MemoryId) {
         self.0.undivided.borrow_mut().insert(memory);
     }
@@ -182,7 +182,7 @@ impl MockBackend {
         }
     }
 
-    /// What was asked for of buffers on disk since the last call.
+    /// Takes the requests about buffers on disk since the last call.
     pub fn take_disk_events(&self) -> Vec<DiskBufferEvent> {
         self.0.disk_events.take()
     }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// All such devices, by their memory. Clones are the same.
+/// All asynchronous devices, by their memory. Clones are the same.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Queues(Rc<RefCell<State>>);
 
@@ -68,7 +68,7 @@ impl Queues {
         self.token(Interval { start, end: start + time })
     }
 
-    /// Makes a device wait until a point in time, after its queue.
+    /// Makes a device wait until a point in time, once its queue is done.
     pub fn hold(&self, memory: MemoryId, now: Duration, until: Duration) -> TimingToken {
         let start = self.busy_until(memory).unwrap_or_default().max(now);
         self.push(memory, now, until.saturating_sub(start))

@@ -34,7 +34,7 @@ pub struct MockUpload {
 struct InFlight {
     memory: MemoryId,
     interval: Rc<RefCell<Interval>>,
-    /// Whether it copies a tensor, for which weights pause that no run has asked for.
+    /// Whether it copies a tensor: uploads of weights that no run waits for pause meanwhile.
     is_tensor: bool,
     /// Whether a run waits for it.
     is_awaited: Rc<Cell<bool>>,
@@ -85,7 +85,7 @@ impl Uploads {
         Ok(MockUpload { source: None, weights: source.weights.clone(), to, memory, interval, is_awaited })
     }
 
-    /// Starts to copy a tensor on the host to a device, in `time`, after other tensors on the same link; weights pause.
+    /// Starts to copy a tensor on the host to a device, in `time`, after other tensors on the same link; uploads of weights pause meanwhile.
     pub fn start_tensor(
         &self,
         from: &MockTensor,
@@ -114,7 +114,7 @@ impl Uploads {
         Ok(MockUpload { source, weights, to, memory, interval, is_awaited })
     }
 
-    /// The interval of an upload of weights after those in flight on the same link, which starts at `free` or later and pauses for tensors.
+    /// Queues an upload of weights after those in flight on the same link. It starts at `free` or later and pauses while tensors are copied.
     fn queue(&self, memory: MemoryId, free: Duration, time: Duration, clock: &VirtualClock) -> InFlight {
         let start = self.busy_until(memory, false, clock).map_or(free, |busy| busy.max(free));
         let mut pauses: Vec<Interval> = self.on_link(memory, true).map(|interval| *interval.borrow()).collect();
@@ -128,7 +128,8 @@ impl Uploads {
         self.push(memory, Interval { start, end }, false)
     }
 
-    /// The interval of a copy of a tensor after those in flight on the same link and after weights that a run waits for; others pause meanwhile.
+    /// Queues a copy of a tensor after those in flight on the same link and after weights that a run waits for; other uploads of weights pause
+    /// meanwhile.
     fn interrupt(&self, memory: MemoryId, time: Duration, clock: &VirtualClock) -> InFlight {
         let now = clock.now();
         let start = self.busy_until(memory, true, clock).map_or(now, |busy| busy.max(now));
@@ -139,7 +140,7 @@ impl Uploads {
         self.push(memory, Interval { start, end: start + time }, true)
     }
 
-    /// Uploads of weights pause for `time` from a point in time on. One that waits for its slot for longer than that is not delayed.
+    /// Pauses uploads of weights for `time` from a point in time on. An upload that waits for its slot for longer than that is not delayed.
     fn pause_weights(&self, memory: MemoryId, from: Duration, time: Duration) {
         let (mut idle_from, mut delay) = (from, time);
         for interval in self.on_link(memory, false) {
@@ -156,7 +157,7 @@ impl Uploads {
         all.filter(move |copy| (copy.memory, copy.is_tensor) == (memory, is_tensor)).map(|copy| copy.interval)
     }
 
-    /// When those in flight are done.
+    /// When the copies in flight, of tensors or of weights, are done.
     fn busy_until(&self, memory: MemoryId, is_tensor: bool, clock: &VirtualClock) -> Option<Duration> {
         self.0.borrow_mut().retain(|copy| copy.interval.borrow().end > clock.now());
         self.on_link(memory, is_tensor).map(|interval| interval.borrow().end).max()
@@ -168,7 +169,7 @@ impl Uploads {
         copy
     }
 
-    /// Another transfer occupies the link for `time`: uploads are delayed.
+    /// Delays the copies to a memory by `time`, in which another transfer occupies the link.
     pub fn delay(&self, to: MemoryId, time: Duration, clock: &VirtualClock) {
         for copy in self.0.borrow().iter().filter(|copy| copy.memory == to) {
             shift(&copy.interval, clock.now(), time);
@@ -176,7 +177,7 @@ impl Uploads {
     }
 }
 
-/// A copy pauses for `time` from a point in time on.
+/// Moves the interval of a copy that pauses for `time` from a point in time on.
 fn shift(interval: &RefCell<Interval>, from: Duration, time: Duration) {
     let mut interval = interval.borrow_mut();
     if interval.start >= from {

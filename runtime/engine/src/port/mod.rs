@@ -59,7 +59,7 @@ pub struct SessionSpec<'a> {
     pub fallback: Fallback,
     /// Where its weights are while it does not run.
     pub residency: WeightResidency,
-    /// Whether weights in memory are locked, those included that kernels use where their file is mapped.
+    /// Whether weights in memory are locked, including weights that kernels use directly in the mapping of their file.
     pub locks_weights: bool,
     /// Its experts, if they are read by demand.
     pub experts: Option<ExpertWeights<'a>>,
@@ -69,8 +69,8 @@ pub struct SessionSpec<'a> {
     pub has_host_file: bool,
     /// Where weights that do not stay in memory may be written in the layout of its kernels, and compressed.
     pub prepared: Option<Prepared<'a>>,
-    /// Weights that are read from disk are compressed where that takes at most so many of 1000 bytes; `None` if the plan compresses none
-    /// that kernels take as the model has them.
+    /// Weights that are read from disk are stored compressed where that takes at most this many of 1000 bytes. `None` if the plan does not say:
+    /// then only weights in the layout of kernels are compressed.
     pub compress_permille: Option<u32>,
 }
 
@@ -79,9 +79,9 @@ pub struct SessionSpec<'a> {
 pub struct Prepared<'a> {
     /// The directory, which need not exist yet.
     pub dir: &'a Path,
-    /// Identifies the partition's file and all weights by their hashes: weights prepared from others are not used.
+    /// Identifies the partition's file and all weights by their hashes. Prepared weights that were made from other contents are not used.
     pub contents: &'a str,
-    /// Whether every byte is verified, not samples.
+    /// Whether every byte is verified, instead of samples.
     pub verify: bool,
 }
 
@@ -111,7 +111,7 @@ pub struct Port {
     pub dtype: DType,
     /// Declared sizes; `None` where they vary.
     pub shape: Vec<Option<u64>>,
-    /// The memory the session wants it in, or leaves it in.
+    /// The memory in which the session wants the input, or leaves the output.
     pub memory: MemoryId,
 }
 
@@ -145,18 +145,18 @@ pub trait Backend: Clone {
     fn finish_loading(&self) {}
     /// Reserves zeroed bytes. On the host, pages are allocated when they are first touched.
     fn reserve(&self, memory: MemoryId, bytes: u64) -> Result<Self::Buffer, BackendError>;
-    /// Reserves zeroed bytes of host memory that lie in a file of this directory while they are not in use. The file has no name and goes
-    /// with the process. Without a counterpart, host memory.
+    /// Reserves zeroed bytes of host memory that lie in a file of this directory while they are not in use. The file has no name and is deleted
+    /// when the process ends. Backends that do not implement this reserve host memory.
     fn reserve_on_disk(&self, _dir: &Path, bytes: u64) -> Result<Self::Buffer, BackendError> {
         self.reserve(MemoryId::HOST, bytes)
     }
-    /// Whether files of this directory are in memory, so that buffers on disk would save none.
+    /// Whether the files of this directory are in memory (tmpfs), so that buffers on disk would save no memory.
     fn is_in_memory(&self, _dir: &Path) -> bool {
         false
     }
     /// Starts to read a part of a buffer on disk into memory, and returns at once.
     fn prefetch(&self, _buffer: &Self::Buffer, _offset: u64, _bytes: u64) {}
-    /// Starts to write what has changed in buffers on disk. Those of the call before are out of memory when it returns.
+    /// Starts to write to disk what has changed in these buffers. When it returns, the buffers of the previous call are out of memory.
     fn evict(&self, _buffers: &[&Self::Buffer]) {}
     /// Part of a buffer, as a buffer that keeps the whole alive. `None` if the backend cannot make one, as on devices whose memory has no
     /// addresses.
@@ -181,8 +181,8 @@ pub trait Backend: Clone {
         memory: MemoryId,
         host: HostCopy,
     ) -> Result<Self::UploadSource, BackendError>;
-    /// Starts to copy each weight of a source to the first bytes of the buffer given for it, and returns at once. Runs that were
-    /// started before still read what was there before.
+    /// Starts to copy each weight of a source to the first bytes of the buffer given for it, and returns at once. Runs that were started before the
+    /// call still read the old contents of the buffers.
     fn upload(&self, source: &Self::UploadSource, to: &[&Self::Buffer]) -> Result<Self::Upload, BackendError>;
     /// Orders a copy before all later runs: waits for it, or makes the device wait.
     fn wait_upload(&self, upload: Self::Upload) -> Result<Uploaded, BackendError>;
@@ -201,9 +201,9 @@ pub trait Backend: Clone {
     fn synchronize_untimed(&self, _memory: MemoryId) -> Result<(), BackendError> {
         Ok(())
     }
-    /// Starts to wait for such runs in the background, so that the time at which they finish is known although the host does something
-    /// else meanwhile. The engine calls it only while it records a timeline, and [`finish_watch`](Self::finish_watch) before it watches
-    /// the same memory again.
+    /// Starts to wait in the background for the runs of [`synchronize_untimed`](Self::synchronize_untimed), so that the time at which they finish
+    /// is known although the host does something else meanwhile. The engine calls it only while it records a timeline, and
+    /// [`finish_watch`](Self::finish_watch) before it watches the same memory again.
     fn watch_untimed(&self, _memory: MemoryId) -> Result<(), BackendError> {
         Ok(())
     }
@@ -252,7 +252,7 @@ pub trait Tensor {
 /// A partition ready to run.
 ///
 /// Inputs and outputs are bound by index, keep their binding from run to run, and keep what is bound alive. Tensors must lie in
-/// the memory that the port names. An output that is not bound is not computed for its own sake.
+/// the memory that the port names. A session need not compute an output that is not bound.
 pub trait Session {
     /// See [`Backend::Tensor`].
     type Tensor;
@@ -278,14 +278,15 @@ pub trait Session {
     fn mapped_file(&self) -> Option<&Path> {
         None
     }
-    /// Runs, with all weights in memory. When it returns, host outputs are complete; a device may still compute, and operations
-    /// started there later come after it. With a token, the backend reports its interval later; else it took as long as the call.
+    /// Runs the partition, whose weights must all be in memory. When the call returns, host outputs are complete, but a device may still compute:
+    /// operations that are started there later are ordered after the run. With a token, the backend reports the run's interval later; without one,
+    /// the run took as long as the call.
     fn run(
         &mut self,
         binding: &mut Self::Binding,
         control: &Self::Control,
     ) -> Result<Option<TimingToken>, BackendError>;
-    /// [`run`](Self::run), after which the host memory that the run has freed returns to the system instead of staying for later runs.
+    /// Like [`run`](Self::run), but the host memory that the run frees is returned to the system instead of being kept for later runs.
     fn run_and_return_memory(
         &mut self,
         binding: &mut Self::Binding,

@@ -5,8 +5,8 @@ use crate::error::BackendError;
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Where a session's constants are on the host while it does not run; for a GPU's session, where they would be if it fell back to the
-/// host. Slots are the device tier's.
+/// Where a session's constants are on the host while it does not run; for a GPU's session, where they would be if it fell back to the host. Weights
+/// in slots are not constants: the device tier manages them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum WeightResidency {
     /// Where ONNX Runtime puts them.
@@ -33,8 +33,8 @@ pub struct ChunkSize {
 /// Weights of a session that hold the experts of a mixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExpertWeights<'a> {
-    /// Their names in the session's file. Each weight holds one slice for each expert; or the weights of the first expert come first, then
-    /// those of the second, as many of each.
+    /// Their names in the session's file. Either each weight holds one slice for each expert, or each expert has the same number of weights of its
+    /// own (`are_apart`): those of the first expert come first, then those of the second.
     pub names: &'a [String],
     /// How many experts there are; the slices of a weight follow each other and have the same size.
     pub count: usize,
@@ -55,8 +55,8 @@ pub trait WeightPager {
     /// After a run: if the weights are still mapped from their files, as during warm-up, records which pages it touched, and drops them.
     fn sample_resident(&mut self) {}
     /// For streamed weights: reads and locks up to `locked` bytes of them and drops the others. Until then the system loads pages
-    /// as runs touch them. Returns a warning for the user, if there is one. Called again, between two runs and with no chunk in memory, it
-    /// locks so many bytes instead, and the chunks are others; weights with experts stay as they are.
+    /// as runs touch them. Returns a warning for the user, if there is one. It may be called again between two runs while no chunk is in memory:
+    /// then it locks `locked` bytes instead of the earlier number, and the chunks change. Weights with experts stay as they are.
     fn lock_and_stream(&mut self, _locked: u64) -> Result<Option<String>, BackendError> {
         Ok(None)
     }
@@ -70,11 +70,11 @@ pub trait WeightPager {
     fn experts(&self) -> &[Range<usize>] {
         &[]
     }
-    /// Which experts the next run uses. It is refused unless they are in memory.
+    /// Sets which experts the next run uses. The run is refused unless they are in memory.
     fn select_experts(&mut self, _experts: &[u32]) {}
-    /// Evicts a chunk of an expert, which may still be being read.
+    /// Evicts a chunk of an expert, even while it is still being read.
     fn evict(&mut self, _chunk: usize) {}
-    /// Starts to read a chunk into memory, which it takes from now on. Returns at once.
+    /// Starts to read a chunk and returns at once. The chunk takes its memory from this call on.
     fn prefetch(&mut self, _chunk: usize) -> Result<(), BackendError> {
         Ok(())
     }
@@ -82,8 +82,7 @@ pub trait WeightPager {
     fn wait(&mut self, _chunk: usize) -> Result<Interval, BackendError> {
         Ok(Interval::default())
     }
-    /// Evicts all chunks but those of experts, those included that are still being read, and the pages of mapped weights that a run
-    /// touched.
+    /// Evicts all chunks except those of experts, also while they are still being read, and the pages of mapped weights that a run touched.
     fn release(&mut self) {}
 }
 

@@ -1,5 +1,5 @@
-//! Liveness of boundaries: those that are never live at the same time share buffers (linear-scan allocation). Runs of a group may compute
-//! at the same time, so what one of them reads or writes is live as long as the group runs.
+//! Liveness of boundaries: boundaries that are never live at the same time share buffers (linear-scan allocation). Runs of a group may compute at
+//! the same time, so what one of them reads or writes is live as long as the group runs.
 
 use super::schedule::Schedule;
 use super::stage::{InputSource, OutputSink, Stage};

@@ -10,7 +10,7 @@ use crate::port::{Backend, MemoryId, Port, Session};
 use crate::program::{InputSource, OutputSink, StageInput, StageOutput};
 
 impl<B: Backend> PassRunner<'_, '_, B> {
-    /// Binds an item's inputs and outputs. The stage's weights must have been fetched, not waited for.
+    /// Binds an item's inputs and outputs. The stage's weights must have been fetched, but need not have arrived.
     pub(super) fn bind(&mut self, item: usize, id: StageId) -> Result<(), EngineError> {
         self.bind_inputs(item, id)?;
         self.bind_outputs(item, id)
@@ -114,7 +114,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
                 }
             };
             boundaries.produced(boundary, pool, port.memory, allocated);
-            // Now: a later boundary may take its buffer.
+            // Read at once, because a later boundary may take its buffer.
             if taps.wanted.contains(&boundary) {
                 let name = boundaries.name(boundary);
                 pool.synchronize(port.memory, MemoryId::HOST, recorder).map_err(about(name))?;
@@ -173,7 +173,7 @@ impl<B: Backend> Binder<'_, B> {
         self.input_with(index, view.key(), |key, bind| bind(&pool.view(buffer, port.dtype, &key.dims)?))
     }
 
-    /// Binds the tensor that `with` passes on.
+    /// Binds the tensor that `with` passes to its callback, unless `key` is already bound.
     fn input_with(
         &mut self,
         index: usize,

@@ -1,5 +1,5 @@
-//! Whether host memory that a run has freed stays for later runs. A backend's arena never joins its pieces: where runs need pieces of ever
-//! other sizes, those of earlier ones would stay unused.
+//! Decides whether host memory that a run has freed is kept for later runs. A backend's arena never joins its pieces: where each run needs pieces
+//! of other sizes, the pieces of earlier runs would stay unused.
 
 use hpp_schema::{ModelKind, Plan, State, StateUpdate};
 
@@ -8,8 +8,8 @@ use hpp_schema::{ModelKind, Plan, State, StateUpdate};
 pub(crate) enum FreedMemory {
     /// None: all runs need pieces of the same sizes.
     Stays,
-    /// Those of more than one token. Partitions with experts that are read by demand need pieces of other sizes than those between
-    /// them, and memory is limited.
+    /// Runs of more than one token, where memory is limited and experts are read by demand: partitions with experts need pieces of other sizes than
+    /// the partitions between them.
     ReturnsAfterPrompts,
     /// All: values grow from run to run, because tokens are appended to states or the whole sequence is computed again.
     Returns,
@@ -28,7 +28,7 @@ impl FreedMemory {
         }
     }
 
-    /// Whether it returns after a run of so many tokens.
+    /// Whether freed memory returns to the system after a run of this many tokens.
     pub fn returns_after(self, tokens: u64) -> bool {
         match self {
             FreedMemory::Stays => false,

@@ -175,7 +175,7 @@ impl<B: Backend> Runtime<B> {
     }
 }
 
-/// The input of a rewritten model that the source model does not have: the logits of every position are computed.
+/// The input of logit positions, which a rewritten model has and the source model has not: it asks for the logits of every position.
 fn all_logit_positions(program: &Program, name: &str, inputs: &NamedTensors) -> Option<HostTensor> {
     let model_inputs = &program.plan.model.inputs;
     model_inputs.iter().find(|input| input.name == name && input.role == InputRole::LogitPositions)?;
@@ -199,8 +199,8 @@ fn input_of_source(program: &Program, port: &Port) -> Option<HostTensor> {
     Some(HostTensor { dtype: port.dtype, shape, bytes: vec![value; size as usize] })
 }
 
-/// Names the input in the error of a run that looked up a row that a table does not have, where one input alone holds its number: the
-/// library names none. Not where an input has more tokens than the table has rows, which may be one of positions.
+/// Names the input in the error of a run that looked up a row that a table does not have: the library names no input. Only if exactly one input
+/// holds the number of the row, and no input is longer than the table, which may then be a table of positions.
 fn of_input(error: EngineError, given: &NamedTensors) -> EngineError {
     let Some((row, last)) = error.missing_row() else { return error };
     let is_longer =

@@ -1,4 +1,4 @@
-//! Locks other bytes of the streamed weights in host memory, between two passes. Needs no new session and changes no token.
+//! Changes how many bytes of the streamed weights are locked in host memory, between two passes. Needs no new session and changes no token.
 
 use super::Runtime;
 use crate::error::EngineError;
@@ -8,7 +8,7 @@ use crate::program::Program;
 use tracing::debug;
 
 impl<B: Backend> Runtime<B> {
-    /// Locks `bytes` of the streamed weights, or as many as were locked when they were loaded, if that is less. Returns how many that are.
+    /// Locks `bytes` of the streamed weights, but at most as many as were locked at load. Returns how many are locked.
     pub fn set_locked(&mut self, program: &Program, bytes: u64) -> Result<u64, EngineError> {
         let wanted = bytes.min(self.locked.total());
         if wanted == self.locked_now {
@@ -22,7 +22,7 @@ impl<B: Backend> Runtime<B> {
         Ok(wanted)
     }
 
-    /// Locks bytes of each partition's weights. Returns warnings.
+    /// Locks the given bytes of each partition's weights. Returns warnings.
     pub(crate) fn lock_stages(&mut self, program: &Program, locked: &[u64]) -> Result<Vec<String>, EngineError> {
         let mut warnings = Vec::new();
         for (id, stage) in program.stages.entries() {

@@ -57,7 +57,7 @@ pub(crate) struct Runtime<B: Backend> {
     pub freed_memory: FreedMemory,
     /// Streamed weights that are locked in host memory.
     pub locked: LockedWeights,
-    /// Bytes of them that are locked now.
+    /// Bytes of streamed weights that are locked now.
     pub locked_now: u64,
     /// The longest item, in tokens, for which the backend has allocated since its unused memory was last freed.
     pub longest_item: u64,
@@ -83,7 +83,7 @@ pub(crate) struct Taps {
 }
 
 impl<B: Backend> Runtime<B> {
-    /// A sequence without tokens. Its states are in the arena while that has a free row.
+    /// A sequence without tokens. Its states are in the arena if the arena has a free row.
     pub fn new_sequence(&mut self, program: &Program) -> Result<Sequence<B>, EngineError> {
         let mut sequence = self.stand_in(program)?;
         let in_arena = self.arena.as_ref().and_then(|arena| {

@@ -126,7 +126,7 @@ impl<B: Backend> Runtime<B> {
     }
 }
 
-/// Refuses a page that has not the bytes of its layout.
+/// Refuses a page whose size is not that of its layout.
 fn check_sizes<'a>(pages: impl Iterator<Item = (&'a PageLayout, usize)>) -> Result<(), EngineError> {
     for (layout, size) in pages {
         let expected = layout.bytes();

@@ -18,7 +18,7 @@ pub(super) struct PassItem<'a, B: Backend> {
     pub sizes: PassSizes,
     /// Tokens that sequences gain, for telemetry.
     pub new_tokens: u64,
-    /// Whose schedule it follows.
+    /// The phase whose schedule it follows.
     pub phase: Phase,
     /// Whether it is the first pass of its step.
     pub is_first: bool,
@@ -82,8 +82,8 @@ impl<B: Backend> Runtime<B> {
         Ok(())
     }
 
-    /// Frees memory that the backend keeps for later runs, before an item that is longer than all before. An arena never joins its pieces:
-    /// each longer prompt would add larger ones, and those of all shorter prompts would stay unused.
+    /// Frees memory that the backend keeps for later runs, before an item that is longer than all earlier items. An arena never joins its pieces:
+    /// each longer prompt would add larger pieces, and the pieces of all shorter prompts would stay unused.
     fn free_pieces_that_are_too_small(&mut self, items: &[PassItem<'_, B>]) -> Result<(), EngineError> {
         let longest = items.iter().map(|item| item.sizes.sequence).max().unwrap_or(0);
         if longest > self.longest_item {
@@ -96,7 +96,7 @@ impl<B: Backend> Runtime<B> {
         Ok(())
     }
 
-    /// Gives each item a lane of its own: that of its sequence's last pass, if that is free, because its bindings were made for it.
+    /// Gives each item a lane of its own: the lane of its sequence's last pass if that is free, because the sequence's bindings were made for it.
     fn assign_lanes(&mut self, program: &Program, items: &mut [PassItem<'_, B>]) -> Result<(), EngineError> {
         while self.lanes.len() < items.len() {
             self.lanes.push(self.lanes[0].another(&self.pool, program.context)?);
@@ -131,7 +131,7 @@ impl<B: Backend> Runtime<B> {
         Ok(())
     }
 
-    /// Runs a session on so many tokens and records the time.
+    /// Runs a session on `tokens` tokens and records the time.
     pub(super) fn run_session(
         &mut self,
         program: &Program,
@@ -160,7 +160,7 @@ pub(super) struct PassRunner<'r, 'a, B: Backend> {
     pub items: &'r mut [PassItem<'a, B>],
     /// The stage and item whose states on disk were prefetched last.
     pub prefetched: Option<(StageId, usize)>,
-    /// The stages of the order that is followed whose states are copied ahead, each with the phases of its items.
+    /// The stages whose states are copied ahead, in the order that is followed, each with the phases of its items.
     pub staged: Vec<(StageId, &'static [Phase])>,
 }
 
@@ -187,7 +187,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         prefill.eq(decode)
     }
 
-    /// The schedule of one phase, for its items.
+    /// Follows the schedule of one phase, for its items.
     fn follow(&mut self, phase: Phase) -> Result<(), EngineError> {
         let program = self.program;
         let schedule = &program.schedules[phase];
@@ -210,7 +210,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         Ok(())
     }
 
-    /// The schedules of both phases, partition by partition: a stage that both use runs all items.
+    /// Follows the schedules of both phases, partition by partition: a stage that both use runs all items.
     fn follow_both(&mut self) -> Result<(), EngineError> {
         let program = self.program;
         let PerPhase { prefill, decode } = &program.schedules;
@@ -243,7 +243,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         PassStep { id, phases, copies }
     }
 
-    /// A stage for all its items, one after the other.
+    /// Runs a stage for all its items, one after the other.
     pub(super) fn run_alone(&mut self, step: &PassStep<'_>) -> Result<(), EngineError> {
         step.phases.iter().for_each(|phase| self.copy_boundaries(step.copies[*phase], *phase));
         self.run_stage(step.id, step.phases)
@@ -326,8 +326,8 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         self.items.iter().any(|item| item.error.is_none() && item.sizes.sequence > 1)
     }
 
-    /// While an item runs at a stage, the states on disk are read that run next: those of the next item, or after the last item those of the
-    /// first one at the next stage; after the last stage at the first, for the next pass.
+    /// While an item runs at a stage, starts to read the states on disk of the next run: those of the next item, or after the last item those of
+    /// the first item at the next stage; after the last stage those at the first stage, for the next pass.
     fn prefetch_next_states(&mut self, turn: StageTurn) {
         if self.program.disk_states(turn.id).next().is_none() {
             return;
@@ -406,7 +406,8 @@ impl<B: Backend> PassRunner<'_, '_, B> {
             let binding = &mut item.sequence.bindings[id].binding;
             item.error = self.runtime.run_session(self.program, run, item.sizes.sequence, binding).err();
             if self.items[index].error.is_none() {
-                // Before weights are released: the next weights wait for this run, and copies to a device are made in order.
+                // Before weights are released, because that starts to copy the next weights: they wait for this run, and states copied after them
+                // would wait, too.
                 self.copy_states_ahead(Some((id, next_item)));
             }
             if self.items[index].error.is_some() {
@@ -427,11 +428,11 @@ impl<B: Backend> PassRunner<'_, '_, B> {
     }
 }
 
-/// A stage in the order of a pass, and who runs there.
+/// A stage in the order of a pass, and which items run there.
 #[derive(Clone, Copy)]
 pub(super) struct PassStep<'p> {
     pub id: StageId,
-    /// The phases whose items it runs, in whose order it is; at least one.
+    /// The phases whose items it runs and whose order has it; at least one.
     pub phases: &'static [Phase],
     /// Copies before it, for the items of each phase.
     pub copies: PerPhase<&'p [BoundaryCopy]>,
@@ -441,7 +442,7 @@ pub(super) struct PassStep<'p> {
 #[derive(Clone, Copy)]
 pub(super) struct StageTurn {
     pub id: StageId,
-    /// A phase in whose order the stage is.
+    /// A phase whose order has the stage.
     pub phase: Phase,
     /// The index of the item.
     pub item: usize,

@@ -2,10 +2,9 @@
 //! items of a pass in a pipeline.
 //!
 //! One thread issues all runs. A device's run returns while the device computes; a run on the host, or a copy from a device, returns when
-//! it is done. In each turn of a pipeline every stage gets the item that the stage before it had in the turn before: first all of them are
-//! prepared, which copies boundaries and so waits for the devices; then the runs of devices start; then the host computes, meanwhile
-//! the devices compute for other items. A pass of n items through two stages that take a and b then takes about
-//! `a + b + (n - 1) max(a, b)` instead of `n (a + b)`.
+//! it is done. In each turn of a pipeline every stage runs the item that the stage before it ran in the turn before. First all items of a turn are
+//! prepared, which copies boundaries and so waits for the devices; then the runs of devices start; then the host computes while the devices compute
+//! for other items. A pass of n items through two stages that take a and b then takes about `a + b + (n - 1) max(a, b)` instead of `n (a + b)`.
 //!
 //! Items with a chunk of a prompt and items with the next tokens share a pipeline at partitions that have the same stage in both phases.
 
@@ -24,8 +23,8 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         })
     }
 
-    /// Divides steps into pipelines, most of one step. Adjacent stages of a pipeline are on different devices and run the same items.
-    /// The weights of all its stages are in memory together, so at most one of them on each device is fetched.
+    /// Divides steps into pipelines, most of which have one step. Adjacent stages of a pipeline are on different devices and run the same items.
+    /// The weights of all stages of a pipeline are in memory together, so on each device at most one of its stages has weights that are fetched.
     fn pipelines(&self, steps: &[PassStep<'_>]) -> Vec<Range<usize>> {
         let has_several = |phases| self.items.iter().filter(|item| item.runs_in(phases)).nth(1).is_some();
         let mut pipelines: Vec<Range<usize>> = Vec::new();
@@ -60,8 +59,8 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         Ok(())
     }
 
-    /// Runs steps that need nothing of each other, for the only item of a pass. All are prepared before the first runs: a copy from a device
-    /// waits for what was started there before.
+    /// Runs steps that need nothing of each other, for the only item of a pass. All are prepared before the first one runs, because a copy from a
+    /// device waits for the runs that were started there before.
     pub(super) fn run_together(&mut self, steps: &[PassStep<'_>]) -> Result<(), EngineError> {
         if !self.are_on_different_devices(steps) || steps.iter().any(|step| self.is_alone(step)) {
             return steps.iter().try_for_each(|step| self.run_alone(step));
@@ -88,7 +87,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         memories.windows(2).all(|pair| pair[0] != pair[1])
     }
 
-    /// Whether no other stage computes at the same time: states that are copied to a device for a run share buffers there, and experts are
+    /// Whether no other stage may compute at the same time: states that are copied to a device for a run share buffers there, and experts are
     /// selected for all items at once.
     fn is_alone(&self, step: &PassStep<'_>) -> bool {
         self.runtime.staging.has_states_of(step.id) || self.runtime.weights.has_experts(step.id)

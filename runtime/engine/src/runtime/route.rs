@@ -12,11 +12,11 @@ use hpp_schema::SelectedBy;
 use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
-/// A difference of logits that rounding of their probabilities cannot turn round: the difference to the largest logit, at most
-/// [`SMALLEST_PROBABILITY`], is rounded to 24 bits (5e-6), and exponential and quotient to a few units in the last place (5e-7).
+/// A difference of two logits that is so large that rounding cannot reverse the order of their probabilities: the difference to the largest logit,
+/// at most [`SMALLEST_PROBABILITY`], is rounded to 24 bits (5e-6), and exponential and quotient to a few units in the last place (5e-7).
 const NEARLY_EQUAL: f32 = 1e-4;
-/// The difference to the largest logit from which on a probability, e^-80 = 2e-35 of the largest, comes near the smallest normal float32,
-/// 1e-38, below which it loses bits and becomes zero.
+/// From this difference to the largest logit on, a probability is too small to be compared: it is e^-80 = 2e-35 of the largest, near the smallest
+/// normal float32, 1e-38, below which it loses bits and becomes zero.
 const SMALLEST_PROBABILITY: f32 = 80.0;
 
 impl<B: Backend> Runtime<B> {
@@ -33,7 +33,7 @@ impl<B: Backend> Runtime<B> {
         Ok(indices(&selected))
     }
 
-    /// While a stage runs, whose experts are in memory: starts to read one ahead that a later stage probably selects.
+    /// While a stage runs, whose experts are in memory, starts to read ahead one expert that a later stage probably selects.
     pub(super) fn read_experts_ahead(
         &mut self,
         program: &Program,
@@ -48,7 +48,7 @@ impl<B: Backend> Runtime<B> {
         };
         let mut rankings = Vec::new();
         for item in items.iter().filter(|item| item.runs_in(phases)) {
-            // What is wrong with a prediction changes no answer.
+            // A prediction that cannot be read changes no answer.
             let Ok(logits) = self.logits_in_lane(next.router, routing.count, item.sequence.lane) else { return };
             rankings.extend(logits.chunks_exact(routing.count).map(|row| likeliest(row, routing.active.div_ceil(2))));
         }
@@ -85,8 +85,8 @@ impl<B: Backend> Runtime<B> {
     }
 }
 
-/// The `count` experts with the largest logits, the largest first; none where a logit is not a number. The smaller ones of those that are
-/// predicted are more often wrong.
+/// The `count` experts with the largest logits, the largest first; none where a logit is not a number. Predictions of experts with smaller logits
+/// are more often wrong.
 fn likeliest(logits: &[f32], count: usize) -> Vec<u32> {
     if has_no_order(logits) {
         return Vec::new();
@@ -97,7 +97,7 @@ fn likeliest(logits: &[f32], count: usize) -> Vec<u32> {
     order
 }
 
-/// The experts of several rankings, each once: the first of all, then the second.
+/// The experts of several rankings, each once: the first of every ranking, then the second of every ranking, and so on.
 fn by_rank(rankings: &[Vec<u32>]) -> Vec<u32> {
     let longest = rankings.iter().map(Vec::len).max().unwrap_or(0);
     let mut seen = BTreeSet::new();
@@ -115,7 +115,7 @@ fn select_numbers(bytes: &[u8], selected: &mut [bool]) -> Option<()> {
     })
 }
 
-/// The indices of those that are selected.
+/// The indices of the selected experts.
 fn indices(selected: &[bool]) -> Vec<u32> {
     (0u32..).zip(selected).filter(|(_, selected)| **selected).map(|(expert, _)| expert).collect()
 }
@@ -134,12 +134,12 @@ fn row_selection(selected_by: SelectedBy) -> Option<RowSelection> {
     }
 }
 
-/// Those with a score. No number is another than zero, too: the condition of the expert is the sum of absolute values.
+/// Marks the experts whose score is not zero. NaN is not zero either: the condition of the expert is the sum of absolute values.
 fn select_by_score(scores: &[f32], _: usize, selected: &mut [bool]) {
     scores.iter().zip(selected).for_each(|(score, selected)| *selected |= *score != 0.0);
 }
 
-/// Those with the largest logits, of equal ones those with the larger index, as ONNX Runtime sorts pairs of logit and index
+/// Marks the experts with the largest logits; of equal logits those with the larger index, as ONNX Runtime sorts pairs of logit and index
 /// (`moe_quantization_cpu.cc`).
 fn select_by_logit(logits: &[f32], active: usize, selected: &mut [bool]) {
     if has_no_order(logits) {
@@ -155,8 +155,8 @@ fn select_by_logit(logits: &[f32], active: usize, selected: &mut [bool]) {
     order[..active].iter().for_each(|expert| selected[*expert] = true);
 }
 
-/// All whose logit is at most [`NEARLY_EQUAL`] below the smallest of the largest ones: ONNX Runtime sorts probabilities in float32
-/// (`moe_cpu.cc`), whose rounding cannot put an expert with a smaller logit first. All experts where probabilities are zero or no
+/// Marks the experts whose logit is at most [`NEARLY_EQUAL`] below the smallest of the `active` largest: ONNX Runtime sorts probabilities in
+/// float32 (`moe_cpu.cc`), and rounding cannot put an expert with a smaller logit first. Marks all experts where probabilities are zero or not
 /// numbers.
 fn select_by_probability(logits: &[f32], active: usize, selected: &mut [bool]) {
     let mut descending = logits.to_vec();

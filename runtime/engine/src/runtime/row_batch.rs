@@ -27,11 +27,11 @@ const MIN_SHAPE_TOKENS: u64 = 256;
 /// Where batched rows need not have the same bits: the largest difference of logits that counts as rounding, relative to the largest logit.
 const ROUNDING: f32 = 0.05;
 
-/// Rows that must agree before batches of a shape are used: those of one pass, or so many if values are rounded to 16 bits.
+/// Rows that must agree before batches of a shape are used. The rows of one pass are enough, except where values are rounded to 16 bits.
 const ROWS_CHECKED: u64 = 1;
 const ROWS_CHECKED_16_BIT: u64 = 256;
 
-/// The check gives up after this many shapes of batches that may not be used, if none may.
+/// Batching is given up once this many shapes were checked and batches of none of them may be used.
 const MOST_FAILURES: usize = 3;
 
 static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
@@ -41,7 +41,7 @@ pub(crate) struct RowBatcher<B: Backend> {
     mode: RowBatching,
     /// What checks of batches of a shape have found so far.
     checked: BTreeMap<BatchShape, Checked>,
-    /// Those of the current pass come first; the others are kept for their bindings.
+    /// The batches of the current pass come first; the others are kept for their bindings.
     batches: Vec<RowBatch<B>>,
     logits: Logits,
 }
@@ -49,9 +49,9 @@ pub(crate) struct RowBatcher<B: Backend> {
 /// What checks of batches of a shape have found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Checked {
-    /// So many rows agreed, and none did not.
+    /// This many rows agreed, and no row differed.
     Agrees(u64),
-    /// A row did not agree.
+    /// A row differed.
     Differs,
 }
 
@@ -65,12 +65,12 @@ struct BatchShape {
 
 /// Consecutive rows of the state arena in one run.
 struct RowBatch<B: Backend> {
-    /// Has the states of all rows, and the bindings of such runs.
+    /// Has the states of all rows, and the bindings of runs over them.
     sequence: Sequence<B>,
     rows: Range<u64>,
     /// The next token of each row; 0 where no sequence has the row.
     ids: Vec<u32>,
-    /// Tokens that each row has before.
+    /// Tokens that each row has before the pass.
     lengths: Vec<u64>,
     members: Vec<Member>,
     /// Whether it replaces the single runs; else both are computed and compared.
@@ -162,8 +162,8 @@ impl<B: Backend> RowBatcher<B> {
         // The longest first, so that the others fit into the memory that it leaves in the backend's arena.
         alone.sort_by_key(|(_, item)| Reverse(item.sizes.sequence));
         let (order, alone): (Vec<usize>, Vec<PassItem<'_, B>>) = alone.into_iter().unzip();
-        // Batches first: in an unused row between two sequences, and in those that are also computed one by one, what a batch writes is
-        // overwritten before it is read.
+        // Batches run first: they write to unused rows between two sequences, and to rows that are also computed one by one. Both are overwritten
+        // before they are read.
         let mut pass: Vec<PassItem<'_, B>> = batches.iter_mut().map(|batch| batch.in_pass(program)).collect();
         pass.extend(alone);
         runtime.pass(program, &mut pass)?;
@@ -190,7 +190,7 @@ impl<B: Backend> RowBatcher<B> {
         Ok(results)
     }
 
-    /// Forms the batches of a pass; their number.
+    /// Forms the batches of a pass; returns their number.
     fn form_batches(
         &mut self,
         program: &Program,
@@ -259,7 +259,7 @@ impl<B: Backend> RowBatcher<B> {
         if rounds && self.mode == RowBatching::Exact { ROWS_CHECKED_16_BIT } else { ROWS_CHECKED }
     }
 
-    /// Takes the logits of a batch to its items.
+    /// Copies the logits of a batch to its items.
     fn finish_batch(
         &mut self,
         program: &Program,
@@ -287,7 +287,7 @@ impl<B: Backend> RowBatcher<B> {
         Ok(())
     }
 
-    /// Compares a batch with its items, which were computed one by one as well, and notes what that says of batches of its shape.
+    /// Compares the logits of a batch with those of its items, which were also computed one by one, and records the result for the batch's shape.
     fn check(
         &mut self,
         program: &Program,

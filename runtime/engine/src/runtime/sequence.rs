@@ -71,8 +71,8 @@ impl<B: Backend> Sequence<B> {
         self.limit.saturating_sub(self.length)
     }
 
-    /// Whether the next passes may be undone ([`Engine::truncate`](crate::Engine::truncate)) where a sliding window drops tokens in
-    /// them: then the window is copied before.
+    /// Sets whether the next passes may be undone ([`Engine::truncate`](crate::Engine::truncate)) even if a sliding window drops tokens in them:
+    /// then the window is copied before such a pass.
     pub fn keep_snapshots(&mut self, on: bool) {
         self.snapshots = on;
     }

@@ -1,5 +1,5 @@
-//! Which states are copied to a device ahead: while an item runs at a stage, those of the run after it, of the next item or at the next
-//! stage that has such states.
+//! Decides which states are copied to a device ahead. While an item runs at a stage, the states of the run after it are copied: those of the next
+//! item, or after the last item those of the first item at the next stage with states to copy.
 
 use super::Runtime;
 use super::pass::{PassItem, PassRunner};
@@ -9,7 +9,7 @@ use crate::port::Backend;
 use crate::telemetry::Phase;
 
 impl<B: Backend> PassRunner<'_, '_, B> {
-    /// The stages that run next, in order: copies the states of the first one.
+    /// Starts an order of stages: keeps those whose states are copied ahead, and starts to copy the states of the first one.
     pub(super) fn begin_order(&mut self, mut stages: Vec<(StageId, &'static [Phase])>) {
         stages.retain(|(stage, _)| self.runtime.staging.has_states_ahead(*stage));
         let memory = |(stage, _): &(StageId, _)| self.program.stages[*stage].memory();
@@ -20,7 +20,8 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         self.copy_states_ahead(None);
     }
 
-    /// Starts to copy the states of the run after that of a stage, which then runs `next_item` or none. What fails is an error of their item.
+    /// Starts to copy the states of the next run. `after` is the stage that runs now and the item that it runs next, if there is one; `None` before
+    /// the first run. A failure is an error of the item whose states are copied.
     pub(super) fn copy_states_ahead(&mut self, after: Option<(StageId, Option<usize>)>) {
         let Some((stage, item)) = self.next_staged(after) else { return };
         if let Err(error) = self.copy_states_of(stage, item) {
@@ -28,7 +29,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
         }
     }
 
-    /// The stage with such states and the item that run next.
+    /// The next run with states to copy: its stage and its item.
     fn next_staged(&self, after: Option<(StageId, Option<usize>)>) -> Option<(StageId, usize)> {
         let from = match after {
             None => 0,

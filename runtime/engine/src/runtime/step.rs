@@ -137,7 +137,7 @@ pub struct WorkItem<'a, B: Backend> {
 }
 
 impl<B: Backend> Runtime<B> {
-    /// A pass for each item of a model without states, which computes its sequence again.
+    /// Runs a pass for each item of a model without states; each computes the item's whole sequence again.
     pub fn recompute_items(
         &mut self,
         program: &Program,
@@ -153,7 +153,7 @@ impl<B: Backend> Runtime<B> {
         Ok(outcomes)
     }
 
-    /// Checks items and makes room for their tokens. Why each cannot take part in the pass, if it cannot.
+    /// Checks items and makes room for their tokens. Returns for each item why it cannot take part in the pass; `None` if it can.
     pub(super) fn prepare_all(&mut self, program: &Program, items: &mut [WorkItem<'_, B>]) -> Vec<Option<EngineError>> {
         items.iter_mut().map(|item| self.prepare(program, item).err()).collect()
     }
@@ -302,7 +302,7 @@ impl<B: Backend> Runtime<B> {
         self.read_logits(program, PassLogits { lane: sequence.lane, wanted, tokens: total, row: None }, logits)
     }
 
-    /// Appends `wanted` rows of a pass's logits. The model may have computed only those, those of all `tokens`, or one row.
+    /// Appends `wanted` rows of a pass's logits. The model may have computed only the wanted rows, the rows of all `tokens`, or one row.
     pub(super) fn read_logits(
         &mut self,
         program: &Program,
@@ -349,7 +349,7 @@ impl<B: Backend> Runtime<B> {
     }
 }
 
-/// Checks a step's input against the model and the sequence; its number of tokens.
+/// Checks a step's input against the model and the sequence; returns its number of tokens.
 fn accept<B: Backend>(program: &Program, sequence: &Sequence<B>, input: StepInput<'_>) -> Result<u64, EngineError> {
     if program.plan.model.kind == ModelKind::SingleRun {
         return Err(EngineError::Unsupported("this model generates no tokens: run it once with its inputs instead"));

@@ -8,8 +8,8 @@ use crate::program::Program;
 use hpp_schema::StateUpdate;
 
 impl<B: Backend> Sequence<B> {
-    /// Drops tokens so that at most `length` are left, and returns how many are: `length`, or those before the last pass if a state
-    /// remembers only that. `None`, and no change, if a state cannot go back that far.
+    /// Drops tokens so that at most `length` are left, and returns how many are left: `length`, or the number before the last pass if a state can
+    /// go back only to that. Returns `None` and changes nothing if a state cannot go back that far.
     pub(crate) fn truncate(
         &mut self,
         program: &Program,
@@ -47,7 +47,7 @@ impl<B: Backend> Sequence<B> {
     }
 
     /// Most tokens of a pass after which the sequence could be truncated to its length now, or to less where the caller then feeds
-    /// tokens again. Windows that drop tokens in such a pass must have a snapshot, which only those on the host can.
+    /// tokens again. A window that drops tokens in such a pass needs a snapshot, which only a window on the host can have.
     pub(crate) fn max_undo(&self, program: &Program) -> u64 {
         let most = |layout: &StateLayout| match layout.update {
             StateUpdate::InPlace { capacity, .. } if capacity < program.context && layout.memory != MemoryId::HOST => {
@@ -76,7 +76,7 @@ impl<B: Backend> Sequence<B> {
 
     /// The most tokens, up to `length`, to which a state can go back; `None` if it cannot go back that far. A buffer with a place for
     /// each token so far needs no change: readers ignore what lies behind the sequence's length. Rows of an appended state are moved
-    /// together. A replaced state mixes tokens, and a window drops them: they go back to what they were before the last pass.
+    /// together. A replaced state mixes tokens, and a window drops them: both can only go back to their contents before the last pass.
     fn reach(&self, layout: &StateLayout, length: u64) -> Option<u64> {
         let before_pass = self.pass_start.filter(|start| *start <= length);
         match layout.update {

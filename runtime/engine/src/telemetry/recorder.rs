@@ -141,7 +141,7 @@ impl Recorder {
         } += 1;
     }
 
-    /// So many experts were read ahead that no run used.
+    /// Counts experts that were read ahead and that no run used.
     pub fn read_in_vain(&mut self, experts: u64) {
         self.telemetry.experts_read_in_vain += experts;
     }
@@ -179,7 +179,7 @@ impl Recorder {
         self.span_to(memory, ("", stage), interval, bytes);
     }
 
-    /// States of a stage were copied to a device beside runs. Only what a run waits for them counts as time of copies.
+    /// States of a stage were copied to a device beside runs. Only the time that a run waits for them counts as time of copies.
     fn copied_ahead(&mut self, stage: StageId, memory: MemoryId, bytes: u64, interval: Interval) {
         self.telemetry.copied_bytes += bytes;
         self.pass.copied_bytes += bytes;

@@ -13,7 +13,7 @@ use hpp_schema::{ByteSize, DeviceKind, Partition, PartitionVariant, Plan, Reside
 /// Bytes of a page: control groups count in pages.
 const PAGE: u64 = 4 << 10;
 
-/// Whether a limit is these bytes in whole pages, as a control group keeps them.
+/// Whether `limit` is `bytes` rounded down to whole pages, as a control group stores limits.
 fn is_rounded_down(bytes: u64, limit: u64) -> bool {
     limit > 0 && limit == bytes / PAGE * PAGE
 }
@@ -32,7 +32,7 @@ pub(crate) struct HostMemoryBudget {
     reserved: u64,
     /// Bytes that the caller takes for each sequence.
     reserved_per_sequence: u64,
-    /// The plan's limit and what other engines of this process take, bytes.
+    /// The plan's limit plus what other engines of this process take, bytes.
     planned: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ pub(crate) struct HostMemoryInUse {
 }
 
 impl HostMemoryInUse {
-    /// Once the sessions of a program are loaded.
+    /// The memory in use once the sessions of a program are loaded.
     pub fn of<B: Backend>(program: &Program, lane: &Lane<B>, backend: &B) -> Self {
         let (states, state_window) = (program.host_state_bytes(), program.state_window());
         let bindings = BINDING.saturating_mul(program.stages.iter().count() as u64);
@@ -60,8 +60,8 @@ impl HostMemoryInUse {
 }
 
 impl HostMemoryBudget {
-    /// The plan's budget. If this process may use less memory than planned, less is locked; an error if even nothing locked is too
-    /// much.
+    /// The plan's budget. If this process may use less memory than planned, less is locked; an error if the memory is too little even with nothing
+    /// locked.
     pub fn new<B: Backend>(
         plan: &Plan,
         backend: &B,
@@ -98,7 +98,7 @@ impl HostMemoryBudget {
         let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
         let locked: u64 = plan.partitions.iter().map(planned_locked).fold(cache, u64::saturating_add);
         let missing = planned - limit;
-        // Beside locked weights some memory stays free, which is not needed where none are locked.
+        // [`RESERVE`] stays free beside locked weights; where none are locked, it is not needed.
         let free = if locked > 0 { RESERVE } else { 0 };
         let needed = planned.saturating_sub(locked).saturating_sub(free);
         if limit < needed {
@@ -208,8 +208,8 @@ impl HostMemoryBudget {
     }
 
     /// Bytes of weights to lock: as many as were planned, and all of partitions that fell back to the host (`is_fallback`), as far as they fit.
-    /// Where experts are cached, room for those of one partition is left; beside it, partitions whose weights are all planned to be locked may
-    /// take half as much more, for the layout of the kernels.
+    /// Where experts are cached, room for the experts of one partition is left. If there is enough room beside it, partitions whose weights are all
+    /// planned to be locked may take half as much more, for the layout of the kernels.
     pub fn locked(&self, plan: &Plan, is_fallback: &[bool], in_use: HostMemoryInUse) -> LockedWeights {
         let partitions = || plan.partitions.iter().zip(is_fallback);
         let wanted = |(partition, is_fallback): (&Partition, &bool)| match is_fallback {

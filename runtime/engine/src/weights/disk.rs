@@ -14,8 +14,8 @@ use crate::telemetry::{Awaited, ExpertUse, PerPhase, Phase};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// The weight pagers of all sessions. It serves the stages whose weights do not stay in memory: streamed weights in chunks, mapped
-/// ones only by evicting their pages after a run.
+/// The weight pagers of all sessions. The tier serves the stages whose weights do not stay in memory: it reads streamed weights in chunks, and of
+/// mapped weights it only evicts the pages after a run.
 pub(crate) struct DiskTier<B: Backend> {
     pagers: IndexVec<SessionId, B::WeightPager>,
     /// The session of each stage.
@@ -26,7 +26,7 @@ pub(crate) struct DiskTier<B: Backend> {
     experts: ExpertCache,
     /// The experts that each run of the next stage with experts uses, in the order of the runs, until it fetches them.
     selected: Option<Vec<Vec<u32>>>,
-    /// The same of the last stage that fetched them.
+    /// The experts that each run of the last stage that fetched experts uses.
     runs: Vec<Vec<u32>>,
     /// Experts that are being read and were not waited for, in the order of the reads.
     reading: Vec<ExpertId>,
@@ -152,7 +152,7 @@ impl<B: Backend> DiskTier<B> {
 
     /// Issues the reads of the selected experts that are not cached, and evicts others for them.
     fn fetch_experts(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
-        // Of a pass that failed.
+        // Experts that a pass left unread when it failed.
         self.evict_unread();
         self.runs = self.selected.take().ok_or_else(|| BackendError::Misfit {
             what: "a mixture of experts".into(),
@@ -182,8 +182,8 @@ impl<B: Backend> DiskTier<B> {
         Ok(())
     }
 
-    /// Evicts others but those that stay, and starts to read an expert; false if all that could be evicted must stay. Those that are being
-    /// read ahead are evicted last, because that waits for their reads.
+    /// Evicts experts until there is room, except those that stay, and starts to read an expert; false if all that could be evicted must stay.
+    /// Experts that are being read ahead are evicted last, because evicting them waits for their reads.
     fn read_expert(&mut self, id: ExpertId, stays: impl Fn(ExpertId) -> bool) -> Result<bool, BackendError> {
         let bytes = self.experts.bytes(id);
         while !self.experts.fits(bytes) {
@@ -198,14 +198,14 @@ impl<B: Backend> DiskTier<B> {
         Ok(true)
     }
 
-    /// Whether an expert of a stage may be read ahead now: experts are all that is read, and predictions are mostly right.
+    /// Whether an expert of a stage may be read ahead: only if nothing but experts is read from disk and predictions are mostly right.
     pub fn reads_ahead(&self, stage: StageId) -> bool {
         self.prefetcher.is_empty() && self.has_experts(stage) && self.ahead.is_worth(self.experts.passes())
     }
 
-    /// Starts to read the likeliest absent expert of those that a later stage probably selects, the likeliest of which come first. To be called when
-    /// the experts of the stage that runs next were waited for, so that the disk is idle. If it cannot be read, the later stage reads what it
-    /// selects.
+    /// Starts to read the first expert of `likely` that is not in memory: these are the experts that a later stage probably selects, the likeliest
+    /// first. To be called once the experts of the stage that runs next have arrived, so that the disk is idle. If the expert cannot be read, the
+    /// later stage reads what it selects.
     pub fn read_ahead(&mut self, stage: StageId, likely: &[u32]) {
         let mut ids = likely.iter().map(|expert| ExpertId { stage, expert: *expert });
         let Some(id) = ids.find(|id| !self.experts.is_cached(*id)) else { return };
@@ -219,8 +219,8 @@ impl<B: Backend> DiskTier<B> {
         self.in_use = in_use;
     }
 
-    /// Waits for the experts that a run of the stage uses, while those of later runs are being read; `run` is its number in their order. Before
-    /// that, for those of the stage that were read ahead in vain.
+    /// Waits for the experts that run number `run` of the stage uses, while the experts of later runs are being read. First waits for the experts
+    /// that were read ahead for the stage and that no run uses.
     fn wait_for_experts(
         &mut self,
         context: &mut TierContext<'_, B>,
@@ -357,7 +357,7 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
         if self.prefetcher.has_chunks(stage) {
             self.fetch_always_needed(stage, phase)?;
         }
-        // After what every run needs: reads end in the order in which they are issued.
+        // Experts come after the chunks that every run needs: reads end in the order in which they are issued.
         match self.experts.has_experts(stage) {
             true => self.fetch_experts(context, stage),
             false => Ok(()),

@@ -2,10 +2,10 @@
 //!
 //! Which expert to evict follows LRFU (Lee et al., "LRFU: a spectrum of policies that subsumes the least recently used and least
 //! frequently used policies", IEEE Trans. Computers 50, 2001): a use counts 1 and loses half of its weight every [`HALF_LIFE`] passes,
-//! and the expert with the smallest sum goes first. Two things differ, because stages take turns. A sum decays when its own stage selects
-//! experts, so that stages that have not run yet in a pass do not look older than those that have. And of experts whose sums are alike
-//! (the same power of two), the one goes first whose stage runs last from now on: where a pass uses more experts than fit, those of other
-//! stages would otherwise be evicted just before they are needed.
+//! and the expert with the smallest sum is evicted first. Two things differ, because stages take turns. A sum decays when its own stage selects
+//! experts, so that stages that have not run yet in a pass do not look older than those that have. And of experts whose sums are alike (the same
+//! power of two), the expert whose stage runs last from now on is evicted first: where a pass uses more experts than fit, those of other stages
+//! would otherwise be evicted just before they are needed.
 
 use crate::ids::{Id, StageId};
 use std::cmp::Reverse;
@@ -53,9 +53,9 @@ struct Entry {
 }
 
 impl ExpertCache {
-    /// A cache of `room` bytes, raised to the experts of the largest stage, for experts of these bytes by stage. One run of a stage computes
-    /// all tokens of its pass, so all experts that they select must be in memory at once: all of the stage for a prompt of some length, for
-    /// router logits that are not numbers, and for probabilities that are nearly equal (`runtime/route.rs`).
+    /// A cache of `room` bytes for experts of these sizes; `room` is raised to hold all experts of the largest stage. One run of a stage computes
+    /// all tokens of its pass, so all experts that the tokens select must be in memory at once: all experts of the stage for a prompt of some
+    /// length, for router logits that are not numbers, and for probabilities that are nearly equal (`runtime/route.rs`).
     pub fn new(room: u64, stages: impl IntoIterator<Item = (StageId, Vec<u64>)>) -> Self {
         let mut cache = ExpertCache { room, ..ExpertCache::default() };
         for (stage, bytes) in stages {
@@ -124,7 +124,7 @@ impl ExpertCache {
         if experts.last_pass == self.passes { self.passes } else { self.passes.saturating_sub(1) }
     }
 
-    /// How many stages on a stage runs again, counted from the one after that which selected last.
+    /// How many stages run before a stage runs again, counted from the stage after the one that selected last.
     fn turns_until(&self, index: usize) -> usize {
         let count = self.stages.len();
         (index + count - self.selecting - 1) % count

@@ -9,12 +9,13 @@ use hpp_schema::{Partition, Plan, Residency};
 pub(crate) struct LockedWeights {
     /// Bytes of each partition's weights that may be locked, in the layout of the kernels.
     sizes: Vec<u64>,
-    /// Of each partition, once it is loaded.
+    /// Bytes of each partition that are locked at load.
     at_load: Vec<u64>,
 }
 
 impl LockedWeights {
-    /// Locks `room` bytes of partitions of these sizes. If that is more than all, kernels may take as much more as they need for their layout.
+    /// Divides `room` bytes among partitions of these sizes. If `room` is more than all sizes together, each partition gets more in proportion, up
+    /// to [`in_kernel_layout`], because the layout of the kernels may take more than planned.
     pub fn new(sizes: Vec<u64>, room: u64) -> Self {
         let all = sizes.iter().copied().fold(0, u64::saturating_add);
         let more = u128::from(room.min(in_kernel_layout(all)));
@@ -46,8 +47,8 @@ impl LockedWeights {
         self.at_load.iter().copied().fold(0, u64::saturating_add)
     }
 
-    /// Bytes to lock of each partition, if they are `total` together: all that were locked at load, or of each so many that the most that is read
-    /// of one is as small as possible.
+    /// Bytes to lock of each partition if `total` bytes are locked: as at load if `total` is enough for that, else so that the partition of which
+    /// most is read is read as little as possible.
     pub fn divided(&self, total: u64) -> Vec<u64> {
         match total >= self.total() {
             true => self.at_load.clone(),

@@ -29,8 +29,8 @@ use std::time::Duration;
 /// Fetches the weights of the stages it serves.
 ///
 /// Once per stage and pass the engine calls, in this order: `fetch`, `wait`, the runs of all items, `release`. Where a stage has experts that
-/// are read by demand, `wait` is for those of the first run, and [`WeightStore::wait_for_experts`] for those of each later one. `prefetch` is
-/// called at load and at the start of each pass; a tier also prefetches in `release`, when it has room again.
+/// are read by demand, `wait` waits for the experts of the first run, and [`WeightStore::wait_for_experts`] for those of each later run. `prefetch`
+/// is called at load and at the start of each pass; a tier also prefetches in `release`, when it has room again.
 pub(crate) trait WeightTier<B: Backend> {
     /// Whether this tier fetches the stage's weights.
     fn serves(&self, stage: StageId) -> bool;
@@ -138,7 +138,7 @@ impl<B: Backend> WeightStore<B> {
         tier.fetch(&mut context, stage, phase).map_err(|source| stages[stage].failed(doing, source))
     }
 
-    /// Makes the stage's run find its weights.
+    /// Waits for the stage's weights, or makes its device wait.
     pub fn wait(
         &mut self,
         mut context: TierContext<'_, B>,
@@ -153,8 +153,8 @@ impl<B: Backend> WeightStore<B> {
         Ok(())
     }
 
-    /// Makes run number `run` of a stage with experts, in the order of [`DiskTier::select_experts`], find those that it uses. For the first
-    /// one [`wait`](Self::wait) does that.
+    /// Waits for the experts that run number `run` of a stage uses, in the order of [`DiskTier::select_experts`]. For the first run,
+    /// [`wait`](Self::wait) does that.
     pub fn wait_for_experts(
         &mut self,
         mut context: TierContext<'_, B>,

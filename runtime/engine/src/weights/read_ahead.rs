@@ -1,9 +1,9 @@
 //! Experts that are read ahead: a prediction says that a later stage selects them. Whether that pays is decided from how often predictions were
 //! right.
 //!
-//! One expert is read ahead for a stage, while the layer before computes. A wrong one costs the rest of its read, if the layer has
-//! computed before, and the expert that was evicted for it: of the trained mixture grown to experts of 3 and 9 MB, two for each stage were no
-//! faster than none, and one 1.1 times as fast (RUNTIME.md).
+//! One expert is read ahead for a stage, while the layer before computes. A wrong expert costs the rest of its read, if the layer ends before the
+//! read, and the expert that was evicted for it. With the trained mixture grown to experts of 3 and 9 MB, reading two ahead for each stage was no
+//! faster than reading none, and reading one was 1.1 times as fast (RUNTIME.md).
 
 use super::experts::ExpertId;
 use crate::ids::StageId;
@@ -28,7 +28,7 @@ pub(crate) struct ReadAhead {
 
 impl Default for ReadAhead {
     fn default() -> Self {
-        // A little above the limit: a few wrong predictions end it.
+        // A little above [`WORTH`]: a few wrong predictions end reading ahead.
         ReadAhead { pending: Vec::new(), right: 0.6, wrong: 0 }
     }
 }
@@ -49,7 +49,7 @@ impl ReadAhead {
         self.pending.push(id);
     }
 
-    /// A run uses an expert; whether it was read ahead for it, and nobody has waited for the read.
+    /// A run uses an expert. Returns whether the expert was read ahead for the run and its read was not waited for yet.
     pub fn selected(&mut self, id: ExpertId) -> bool {
         let was_read = self.remove(id);
         if was_read {
@@ -58,14 +58,14 @@ impl ReadAhead {
         was_read
     }
 
-    /// What was read ahead for a stage and is not used by its run.
+    /// Gives up the experts that were read ahead for a stage and that its run does not use; returns them.
     pub fn unused(&mut self, stage: StageId) -> Vec<ExpertId> {
         let unused: Vec<ExpertId> = self.pending.extract_if(.., |id| id.stage == stage).collect();
         unused.iter().for_each(|_| self.count_wrong());
         unused
     }
 
-    /// An expert is evicted; whether it was read ahead and not used.
+    /// An expert is evicted. Returns whether it was read ahead and not used.
     pub fn evicted(&mut self, id: ExpertId) -> bool {
         let was_read = self.remove(id);
         if was_read {

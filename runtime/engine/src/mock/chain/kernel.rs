@@ -32,8 +32,8 @@ pub(super) fn step(value: f32, constant: f32, state: Option<&mut f32>) -> f32 {
 }
 
 /// Reads its value and position from its first input, its weights and states from the inputs at these positions, and writes what
-/// it makes to its first `returned` outputs. Without weights among its inputs, `constant` is their sum. Of a state nothing is
-/// read that no pass of the sequence has written, as of any cache.
+/// it makes to its first `returned` outputs. Without weights among its inputs, `constant` is their sum. Of a state, as of any cache, it reads only
+/// what a pass of the sequence has written.
 pub(super) fn kernel(weights: Option<Range<usize>>, states: Range<usize>, returned: usize, constant: f32) -> Kernel {
     Rc::new(move |frame: &mut Frame<'_>| {
         let entering = frame.input(0)?;

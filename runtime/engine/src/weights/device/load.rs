@@ -271,8 +271,8 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
         Ok(())
     }
 
-    /// Reserves a slot for each resident stage. The first that does not fit and all after it are streamed instead, and before it as
-    /// many as a ring takes if there is none yet.
+    /// Reserves a slot for each resident stage. The first stage that does not fit and all after it are streamed instead. If there is no ring yet,
+    /// as many stages before it are streamed too as the ring needs room.
     fn reserve_resident(
         &self,
         memory: MemoryId,
