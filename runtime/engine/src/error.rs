@@ -68,7 +68,7 @@ pub enum EngineError {
     Files {
         /// One line for each file.
         problems: Vec<String>,
-        /// Why the first file that cannot be read cannot; `None` if all can.
+        /// The error of the first file that cannot be read; `None` if all can be read.
         unreadable: Option<io::ErrorKind>,
     },
     /// Another process wrote to a file while the plan was running.
@@ -234,7 +234,7 @@ impl EngineError {
         matches!(self, EngineError::Cancelled | EngineError::Changed { .. } | EngineError::Device { .. })
     }
 
-    /// Of a run that looked up a row that a table of the model does not have: its number, and that of the last row.
+    /// If a run looked up a row that a table of the model does not have: the number of that row, and the number of the table's last row.
     pub(crate) fn missing_row(&self) -> Option<(i64, i64)> {
         let EngineError::Run { source: BackendError::Runtime { cause, .. }, .. } = self else { return None };
         let (row, range) = cause.split_once("out of data bounds, idx=")?.1.split_once(' ')?;
@@ -294,7 +294,7 @@ impl EngineError {
     }
 }
 
-/// What a partition needs that fell back to the host, all in bytes: the first half of an error or of a warning.
+/// Says what a partition that fell back to the host needs, given in bytes: the first half of an error or of a warning.
 pub(crate) fn fallback_needs(partition: &str, weights: &u64, needed: &u64) -> String {
     let (weights, needed) = (human(weights), human(needed));
     format!(

@@ -28,7 +28,7 @@ pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
 }
 
 /// A warning if all weights of a plan stay in host memory and need clearly more than its budget, which a user may have changed: the budget
-/// then limits nothing. None for the unsplit model that a plan is compared with, which no budget limits.
+/// then limits nothing. `None` for the unsplit model that a plan is compared with, which no budget limits.
 pub fn budget_warning(plan: &Plan) -> Option<String> {
     let streams = |partition: &Partition| partition.variants().any(|v| v.residency == Residency::Streamed);
     let stays_in_memory = !plan.is_unsplit() && !plan.partitions.iter().any(streams);

@@ -1,5 +1,5 @@
-//! What every program that loads a plan decides from it before: whether reading from disk limits its speed, and other providers and
-//! options of providers than its own.
+//! What every program decides from a plan before it loads the plan: whether reading from disk limits its speed, and which providers and options of
+//! providers replace the plan's own.
 
 use crate::options::WeightReads;
 use hpp_schema::{Device, DeviceKind, Partition, Plan, Provider, ProviderOptions, Residency};
@@ -32,9 +32,9 @@ fn reads_much<'a>(partitions: impl Iterator<Item = &'a Partition>) -> bool {
     read > total / 10
 }
 
-/// The plan with these providers, best first, for its partitions; with its own if there are none. Partitions on the host take those of
-/// them that compute from host memory, and stay on the CPU provider if their weights are read from disk. The unsplit model stays on the CPU
-/// provider too: others are compared with it.
+/// The plan with these providers, best first, for its partitions; with its own if there are none. Partitions on the host take those providers that
+/// compute from host memory, and stay on the CPU provider if their weights are read from disk. The unsplit model stays on the CPU provider too,
+/// because plans are compared with it.
 pub fn with_providers(plan: &Plan, providers: &[Provider]) -> Plan {
     let mut plan = plan.clone();
     if providers.is_empty() || plan.is_unsplit() {
@@ -70,8 +70,8 @@ pub fn with_provider_options(mut plan: Plan, options: &BTreeMap<Provider, Provid
     plan
 }
 
-/// The plan as it runs where providers have only some of its devices: what it has on GPUs that are missing is in host memory. A GPU counts as
-/// there if one of its providers has it.
+/// The plan as it runs where some of its GPUs are missing: what it has on these is in host memory. A GPU is missing if none of its providers has
+/// it.
 pub fn without_missing_gpus(plan: &Plan, has_device: impl Fn(Provider, &Device) -> bool) -> Plan {
     let mut plan = plan.clone();
     let Some(host) = plan.devices.iter().find(|device| device.kind == DeviceKind::Cpu).map(|host| host.name.clone())
@@ -109,7 +109,7 @@ pub fn untried(plan: &Plan, providers: impl IntoIterator<Item = Provider>) -> Op
     providers.into_iter().find(|provider| !plan.is_unsplit() && !tried.contains(&provider))
 }
 
-/// Whether these providers, if there are any, are for no partition of the plan.
+/// Whether no partition of the plan tries any of these providers; false if there are no providers.
 pub fn tries_none(plan: &Plan, providers: &[Provider]) -> bool {
     let plan = with_providers(plan, providers);
     !providers.is_empty() && providers.iter().all(|provider| untried(&plan, [*provider]).is_some())

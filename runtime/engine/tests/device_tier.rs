@@ -1,5 +1,5 @@
-//! Weights in slots: every token is the same wherever weights are and whatever moves in between, and on a clock that only the
-//! mock advances copies begin when they may, neither sooner nor later.
+//! Weights in slots: tokens do not depend on where weights are or what moves between passes, and on a clock that only the mock advances, each copy
+//! begins as soon as it may and no sooner.
 
 use hpp_engine::mock::{Chain, ChainInputs, ChainPart, ChainVariant, LinkCost, MockBackend};
 use hpp_engine::port::MemoryId;
@@ -17,19 +17,19 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum At {
     Host,
-    /// With constants there.
+    /// On the GPU, with weights that are constants.
     Constants,
-    /// In a slot of its own.
+    /// On the GPU, in a slot of its own.
     Slot,
-    /// Through the ring.
+    /// On the GPU, through the ring.
     Ring,
 }
 
 static NO_EXTRA: NamedTensors = NamedTensors::new();
 
-/// What each part takes, microseconds.
+/// How long each part computes, microseconds.
 const COMPUTE: u64 = 1000;
-/// Bytes of all weights of a part: three of 2, 8 and 4 numbers.
+/// Numbers in each of the three weights of a part, and the bytes of all of them.
 const WEIGHTS: [u64; 3] = [2, 8, 4];
 const BYTES: u64 = 14 * 4;
 
@@ -53,7 +53,7 @@ fn variant(at: At, number: usize, of: usize) -> ChainVariant {
     ChainVariant { gpu: (at != At::Host).then_some(0), takes: takes(), inputs, other: false }
 }
 
-/// Parts with one state each, where decoding has them and where the prompt has them.
+/// Parts with one state each. `places`: where each part decodes and where it computes prompts.
 fn chain(places: &[(At, At)], slots: u32, chunk: Option<u64>) -> Chain {
     let part = |(number, (decode, prefill)): (usize, &(At, At))| {
         let ChainVariant { gpu, takes, inputs, .. } = variant(*decode, number, places.len());
@@ -126,7 +126,7 @@ fn place() -> impl Strategy<Value = At> {
     prop_oneof![Just(At::Host), Just(At::Constants), Just(At::Slot), Just(At::Ring), Just(At::Ring)]
 }
 
-/// A part is on the GPU in one variant only.
+/// Where a part decodes and where it computes prompts: a part with two variants is on the GPU in only one of them.
 fn both() -> impl Strategy<Value = (At, At)> {
     (place(), place()).prop_map(|(decode, prefill)| {
         let differs = (decode == At::Host) != (prefill == At::Host);
@@ -314,7 +314,7 @@ proptest! {
         let runs: Vec<&Span> = spans.iter().filter(ring).collect();
         let end = |span: &Span| span.start_us + span.duration_us;
         let streams = places.iter().filter(|place| place.0 == At::Ring).count();
-        // No more is held than there are different weights, or slots.
+        // The ring holds no more copies than there are streamed parts, or slots.
         let room = streams.min(slots as usize);
         for (number, copy) in copies.iter().enumerate() {
             prop_assert_eq!(&copy.name, &runs[number].name);
@@ -342,7 +342,7 @@ fn a_token_waits_for_its_device_once() {
         let runs: Duration = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum();
         assert_eq!(runs, Duration::from_micros(4 * 6 * COMPUTE));
         assert_eq!(telemetry.uploads.count, 4 * 4);
-        // Of the last token the same is told alone.
+        // The telemetry of the last pass has the same times for the last token alone.
         let last = engine.last_pass();
         assert_eq!(last.compute, [("gpu0".to_owned(), Duration::from_micros(6 * COMPUTE))]);
         assert_eq!((last.uploads.count, last.uploaded_bytes, last.slot_hits), (4, 4 * BYTES, 4));
@@ -369,7 +369,7 @@ fn a_device_with_less_memory_streams_what_does_not_fit() {
         let (backend, says) = (backend(700), Says::default());
         backend.limit_device(MemoryId(1), room * BYTES + BYTES / 2);
         let mut engine = load(&chain, &backend, EngineOptions::default(), &says).unwrap();
-        // States and boundaries are no matter here.
+        // Memory for states and boundaries is not limited here.
         backend.limit_device(MemoryId(1), 1 << 30);
         assert_eq!(scores(&mut engine, &[3, 1], &[4, 1], |_| ()), expected(&chain, &[3, 1], None, &[4, 1]));
         let said = says.0.into_inner().unwrap();
@@ -424,7 +424,7 @@ fn what_cannot_be_moved_says_why() {
     assert!(engine.decode_on("p2", "cpu").unwrap_err().to_string().contains("does not have it on cpu"));
 }
 
-/// Only what is streamed is worth pinning, and what could not be pinned is said.
+/// Only streamed weights are worth pinning, and a warning says what could not be pinned.
 #[test]
 fn what_is_streamed_is_pinned_as_far_as_it_may_be() {
     let places = [(At::Slot, At::Slot), (At::Ring, At::Ring), (At::Host, At::Ring), (At::Host, At::Host)];
@@ -449,8 +449,8 @@ fn what_is_streamed_is_pinned_as_far_as_it_may_be() {
     }
 }
 
-/// Of what is streamed the host holds an equal share of each part's, as much as the plan's memory has room for; the rest is read
-/// each time and not kept.
+/// The host holds an equal share of each part's streamed weights, as much as the plan's memory has room for; the rest is read for each copy and not
+/// kept.
 #[test]
 fn the_host_holds_no_more_than_it_may() {
     let held = |ram: Option<u64>| {

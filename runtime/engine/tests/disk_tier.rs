@@ -1,5 +1,5 @@
-//! Weights read from disk while others compute, on a clock that only the mock advances: the laws hold, and the time is what a
-//! plain account of room, disk and chain says it is.
+//! Weights read from disk while others compute, on a clock that only the mock advances: the contracts of the ports hold, and the time is what a
+//! separate calculation from window, disk and chain gives.
 
 use hpp_engine::mock::{Chain, ChainPart, MockBackend};
 use hpp_engine::{
@@ -17,8 +17,8 @@ use std::time::Duration;
 
 static NO_EXTRA: NamedTensors = NamedTensors::new();
 
-/// Ten stages of which 4 MiB - 1 MiB are read, and a window that lacks a little of two: reading fills it up to two stages, and the
-/// weights that were unlocked for that are read too.
+/// Ten stages, of each of which 4 MiB - 1 MiB are read, and a window that is a little smaller than two stages. Weights are unlocked so that the
+/// window holds two stages, and the unlocked weights are read too.
 #[test]
 fn a_window_that_lacks_a_little_of_two_stages_gets_it_from_locked_weights() {
     const MIB: u64 = 1 << 20;
@@ -43,7 +43,7 @@ fn a_window_that_lacks_a_little_of_two_stages_gets_it_from_locked_weights() {
     let unlocked = read - 10 * (stage - MIB);
     assert!((MIB / 5..MIB / 2).contains(&unlocked), "{unlocked} bytes unlocked");
     assert!((2 * (stage - MIB)..=window + unlocked + 10).contains(&held), "{held} bytes in memory");
-    // One that holds two stages, and one that lacks much, stay as they are.
+    // A window that holds two stages and a window that lacks much stay as they are.
     for window in [7 * MIB, 4 * MIB] {
         let (read, held) = run(window);
         assert!(read == 10 * (stage - MIB) && held <= window, "{read} bytes read, {held} in memory");
@@ -53,7 +53,7 @@ fn a_window_that_lacks_a_little_of_two_stages_gets_it_from_locked_weights() {
 /// A chain on the host, its weights, and a disk.
 #[derive(Clone, Debug)]
 struct Case {
-    /// What each part computes, microseconds a token.
+    /// How long each part computes, microseconds a token.
     us: Vec<u64>,
     /// Chunks of each part's weights, bytes; no chunks where they stay in memory.
     chunks: Vec<Vec<u64>>,
@@ -104,8 +104,8 @@ impl Case {
         self.chunks.iter().map(|chunks| chunks.iter().sum()).max().unwrap_or(0)
     }
 
-    /// When the last token is done, microseconds, by another account: a chunk's reading begins as soon as enough of those
-    /// before it were let go, or when its own part is about to run; the disk reads one after the other.
+    /// When the last token is done, microseconds, by a separate calculation: the read of a chunk begins as soon as enough chunks before it were
+    /// evicted, or when its own part runs next; the disk reads one chunk after the other.
     fn expected(&self) -> f64 {
         let window = self.window.max(self.largest());
         let order: Vec<(usize, u64)> = self
@@ -162,7 +162,7 @@ fn decode(engine: &mut Engine<MockBackend>, tokens: usize) {
 }
 
 proptest! {
-    /// That no run computes before its weights are there, and that nothing is read twice, the mock itself checks.
+    /// The mock itself checks that no run computes before its weights are there and that nothing is read twice.
     #[test]
     fn it_takes_what_room_disk_and_chain_allow(case in cases()) {
         let backend = case.backend();
@@ -226,7 +226,7 @@ fn a_stopped_pass_begins_again() {
     backend.disk().fails("the disk is on fire");
     let broken = engine.step(&mut sequence, StepInput::Tokens(&[1]), LogitRows::Last).unwrap_err();
     assert!(matches!(&broken, EngineError::Run { partition, .. } if partition == "p0"), "{broken}");
-    // The sequence is lost, the engine is not: what was read for the rest of the pass is let go.
+    // The sequence is lost, but the engine goes on: chunks that were read for the rest of the pass are evicted.
     decode(&mut engine, 2);
     assert_eq!(backend.disk().peak_held(), 120);
 }
@@ -280,7 +280,7 @@ fn without_reading_ahead_each_part_waits_for_its_own() {
     decode(&mut engine, 4);
     assert_eq!(backend.clock().now(), Duration::from_micros(4 * 3 * (500 + 1000)));
     assert_eq!(backend.disk().peak_held(), 100);
-    // The system may decide instead: then nothing is read here.
+    // With mapped weights the system reads pages, and the engine reads nothing.
     let options = EngineOptions { weights: WeightReads::Mapped, ..EngineOptions::default() };
     let mut engine = Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap();
     decode(&mut engine, 1);
@@ -341,13 +341,13 @@ fn experts(router: &str) -> hpp_schema::Experts {
     }
 }
 
-/// A chain of two parts, the second of which begins with four experts of 100 bytes: its entering tensor has four numbers for each token,
-/// and the largest select.
+/// A chain of two parts, the second of which begins with four experts of 100 bytes: the tensor that enters it has four numbers for each token, and
+/// the largest selects the expert.
 fn mixture(dir: &Path, backend: &MockBackend, cache: u64) -> Plan {
     computing_mixture(dir, backend, cache, Duration::from_micros(10))
 }
 
-/// The same, whose parts take so long for each run.
+/// Like [`mixture`], with parts that take this long for each run.
 fn computing_mixture(dir: &Path, backend: &MockBackend, cache: u64, takes: Duration) -> Plan {
     backend.disk().reads_at(1e3);
     backend.streams("p1.onnx", vec![30, 100, 100, 100, 100]);
@@ -448,8 +448,9 @@ fn a_failed_read_of_one_sequence_s_expert_costs_one_pass() {
     }
 }
 
-/// A chain of three parts on the host, of which two have four experts of 100 bytes each and nothing else. The numbers that enter the second
-/// predict what those select that enter the third: half of a token's number, or the position if that is larger; and a quarter of the number.
+/// A chain of three parts on the host, of which the last two have four experts of 100 bytes each and no other weights. The numbers that enter the
+/// second part predict the experts that the numbers entering the third select. The first number of those that enter is half of a token's number in
+/// the second part and a quarter in the third; the second number is the position.
 fn predicting(dir: &Path, backend: &MockBackend) -> Plan {
     backend.disk().reads_at(1e3);
     let part = || ChainPart::new(None, Rc::new(|_| Duration::from_micros(10)));
@@ -490,9 +491,10 @@ fn predicted_experts_are_read_ahead_and_wrong_predictions_change_nothing_else() 
     };
     // Zeros select the last expert in both parts, as predicted.
     assert_eq!(step(&mut engine, &mut sequence, 0), ([0, 1, 1, 0], 200));
-    // 1.5 and 0.75 at position 1: the first expert of the one and predicted for the other, which selects the second.
+    // 1.5 and 0.75 at position 1: the second part selects its first expert, which is also predicted for the third; the third part selects its
+    // second.
     assert_eq!(step(&mut engine, &mut sequence, 3), ([0, 1, 3, 1], 500));
-    // 1.5 at position 2: the second, as predicted, which the other part has.
+    // 1.5 at position 2: both parts select the second expert, as predicted; the third part has it in memory.
     assert_eq!(step(&mut engine, &mut sequence, 3), ([1, 1, 4, 1], 600));
     // 3.5 and 1.75 at position 3: predicted wrongly, while both parts have what they select. The disk fails, and nobody needs what it reads.
     backend.disk().fails("the disk is broken");
@@ -502,7 +504,7 @@ fn predicted_experts_are_read_ahead_and_wrong_predictions_change_nothing_else() 
     assert_eq!(step(&mut engine, &mut another, 15), ([4, 2, 4, 2], 700));
 }
 
-/// Several sequences may select and predict as many experts together as the cache holds: then none is read ahead.
+/// If several sequences together select and predict as many experts as the cache holds, none is read ahead.
 #[test]
 fn reading_ahead_takes_no_more_than_the_cache_has() {
     let (backend, dir) = (MockBackend::new(), tempfile::tempdir().unwrap());
@@ -571,7 +573,8 @@ fn other_bytes_are_locked_between_passes_and_the_rest_is_read() {
     }
 }
 
-/// Of no partition more is read than of the others, whatever the plan says of each: the rest of one has to be in memory beside what is locked.
+/// No partition has more bytes read than the others, whatever the plan locks of each: the part of a partition that is read has to be in memory
+/// beside what is locked.
 #[test]
 fn large_partitions_are_locked_first() {
     let chunks = vec![vec![100], vec![500], vec![100]];

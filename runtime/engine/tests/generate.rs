@@ -143,7 +143,7 @@ fn a_sequence_goes_back_as_far_as_its_states_can() {
     let mut sequence = engine.new_sequence().unwrap();
     say(&mut engine, &mut sequence, &[1, 2, 3]);
     say(&mut engine, &mut sequence, &[4, 5, 6]);
-    // The toy replaces and appends: it remembers what it was before the last pass.
+    // The toy has replaced and appended states: it can go back only to the end of the pass before the last.
     assert_eq!(engine.truncate(&mut sequence, 2).unwrap(), None);
     assert_eq!(engine.truncate(&mut sequence, 7).unwrap(), None);
     assert_eq!(engine.truncate(&mut sequence, 6).unwrap(), Some(6));

@@ -36,7 +36,7 @@ fn files_that_changed_or_are_gone_are_all_named() {
     assert!(words.contains("cpu_0.onnx: cannot be read"), "{words}");
 }
 
-/// Nothing here reads it.
+/// The engine does not read the tokenizer.
 #[test]
 fn a_tokenizer_that_is_gone_is_no_matter_and_one_that_changed_is() {
     let mut toy = Toy::new();
@@ -103,7 +103,7 @@ fn weights_written_to_while_tokens_are_computed_end_the_answer() {
     assert!(matches!(error, EngineError::Changed { .. }), "{error}");
     assert!(error.to_string().contains("weights.data was changed while it was in use"), "{error}");
     assert!(error.hint().is_some_and(|hint| hint.contains("hpp-split")));
-    // Not one more token, in whatever sequence.
+    // No sequence gets another token.
     let mut other = engine.new_sequence().unwrap();
     let error = engine.step(&mut other, StepInput::Tokens(&[5]), LogitRows::Last).unwrap_err();
     assert!(matches!(error, EngineError::Changed { .. }), "{error}");

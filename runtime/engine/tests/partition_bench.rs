@@ -170,7 +170,7 @@ fn memory_that_is_not_read_any_more_is_given_back() {
     flusher.flush(1 << 20).unwrap();
 }
 
-/// A run on a device that has returned is waited for by a look at its output, whose own time is taken off.
+/// A run may return before its device has finished. Reading a few bytes of its output waits for it; the time of that read alone is subtracted.
 #[test]
 fn a_device_is_waited_for() {
     let backend = backend(GPU);
@@ -182,7 +182,7 @@ fn a_device_is_waited_for() {
     assert_eq!(backend.clock().now() - before, ms(28 + 7 * 80), "two looks after each run");
 }
 
-/// A device may still read other memory when that call has returned: nothing is timed before it is through.
+/// A device may still read other memory after the call that started it has returned: no timed run starts before that is done.
 #[test]
 fn what_is_timed_does_not_wait_for_other_memory() {
     for told in [false, true] {

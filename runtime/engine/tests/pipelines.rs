@@ -28,7 +28,7 @@ fn engine(chain: &Chain) -> (Engine<MockBackend>, MockBackend) {
     engine_on(chain, MockBackend::queue)
 }
 
-/// The same without reports of when they ran.
+/// An engine whose GPUs queue their runs and do not report when they ran.
 fn untimed_engine(chain: &Chain) -> (Engine<MockBackend>, MockBackend) {
     engine_on(chain, MockBackend::queue_untimed)
 }
@@ -106,7 +106,7 @@ fn sequences_in_a_pipeline_get_the_scores_that_they_get_alone() {
     }
 }
 
-/// Also of a device that reports no timing: the engine has it watched while the host computes.
+/// This includes a device that reports no timing: the engine lets the backend watch it while the host computes.
 #[test]
 fn a_timeline_shows_both_devices_computing() {
     for is_timed in [true, false] {
@@ -171,7 +171,7 @@ fn mixed_tokens() -> [Vec<Vec<u32>>; 2] {
     [vec![vec![1, 2], vec![3]], vec![vec![4], vec![2], vec![0, 1, 2, 3], vec![3, 1, 2, 4]]]
 }
 
-/// Runs them on new sequences; the time of the second pass and its scores.
+/// Runs [`mixed_tokens`] on new sequences; returns the time of the second pass and its scores.
 fn run_mixed(engine: &mut Engine<MockBackend>, backend: &MockBackend) -> (Duration, Vec<Vec<f32>>) {
     let [first, second] = mixed_tokens();
     let mut sequences: Vec<_> = second.iter().map(|_| engine.new_sequence().unwrap()).collect();
@@ -181,7 +181,7 @@ fn run_mixed(engine: &mut Engine<MockBackend>, backend: &MockBackend) -> (Durati
     (backend.clock().now() - started, scores)
 }
 
-/// A part that takes so many microseconds for each token, with a state.
+/// A part that takes `micros` for each token, with a state.
 fn part_per_token(gpu: Option<usize>, micros: u64) -> ChainPart {
     ChainPart { states: 1, ..ChainPart::new(gpu, Rc::new(move |tokens| us(micros * tokens))) }
 }
@@ -196,7 +196,7 @@ fn with_other_device_for_prompts(part: ChainPart, gpu: Option<usize>, micros: u6
 fn prompts_and_next_tokens_share_a_pipeline() {
     let chain = chain(vec![part_per_token(Some(0), 100), part_per_token(None, 80)]);
     let (mut engine, backend) = engine(&chain);
-    // Items of 4, 4, 1 and 1 tokens, the longest first. In each turn the host has the item before.
+    // Items of 4, 4, 1 and 1 tokens, the longest first. In each turn the host computes the item that the GPU had in the turn before.
     let (on_gpu, on_host) = ([400, 400, 100, 100, 0], [0, 320, 320, 80, 80]);
     let turns = on_gpu.iter().zip(on_host).map(|(gpu, host)| host.max(*gpu));
     assert_eq!(run_mixed(&mut engine, &backend).0, us(turns.sum()));

@@ -133,7 +133,7 @@ fn load(rows: Rows, row_batching: RowBatching, sequences: u64) -> Toy {
     load_plan(Plan::from_yaml(PLAN).unwrap(), rows, row_batching, (sequences, MemoryId::HOST), &MockBackend::new())
 }
 
-/// Loads a plan whose states lie on a device, whose buffers have parts or not.
+/// Loads a plan whose states lie on a device. `has_parts`: whether the device's buffers can be divided.
 fn load_on_device(rows: Rows, row_batching: RowBatching, has_parts: bool) -> Toy {
     let backend = MockBackend::new();
     if !has_parts {
@@ -222,8 +222,8 @@ impl Toy {
         Text { sequence, tokens: tokens.to_vec(), fed: 0, logits: Logits::default(), rests: false }
     }
 
-    /// One pass with what is new of each text that does not rest. These texts go on with the best token; whether all scores were those of single runs, up
-    /// to `tolerance`.
+    /// One pass with the new tokens of each text that does not rest. These texts go on with the best token. Returns whether all scores were those
+    /// of single runs, up to `tolerance`.
     fn pass(&mut self, texts: &mut [Text], tolerance: f32) -> bool {
         let mut items = Vec::new();
         for Text { sequence, tokens, fed, logits, .. } in texts.iter_mut().filter(|text| !text.rests) {
@@ -262,7 +262,7 @@ fn the_first_pass_of_a_size_is_a_check_and_later_ones_are_batches() {
     texts.remove(1);
     assert!(toy.pass(&mut texts, 0.0));
     assert_eq!(toy.batches(), (3, 8));
-    // Its next owner starts with a prompt, beside which the others are no neighbours.
+    // The row's next owner starts with a prompt, so that the row is not free and the other two rows form no batch.
     texts.insert(0, toy.start(&[3, 3]));
     assert!(toy.pass(&mut texts, 0.0));
     assert_eq!(toy.batches(), (3, 8));

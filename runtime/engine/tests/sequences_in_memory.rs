@@ -18,7 +18,8 @@ const CHUNK: u64 = 8;
 /// 16 KiB for its bindings to each of two partitions.
 const LANE: u64 = CHUNK * (8 + 8 + 4 * 4 + 16 * 4) + 2 * (16 << 10);
 
-/// Sequences that fit, of 100, in `room` bytes of host memory; `room` is given the bytes of the states of one, `reserve` all bytes of one.
+/// How many of 100 sequences fit in `room` bytes of host memory. `room` is given the bytes of one sequence's states, `reserve` all bytes of one
+/// sequence.
 fn fitting(room: impl Fn(u64) -> u64, reserve: impl Fn(u64) -> EngineOptions) -> u64 {
     let part = || ChainPart { states: 3, ..ChainPart::new(None, Rc::new(|_| Duration::ZERO)) };
     let chain = Chain { parts: vec![part(), part()], prefill_chunk: Some(CHUNK), ..Chain::default() };

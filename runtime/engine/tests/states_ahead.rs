@@ -1,7 +1,7 @@
-//! States on the host that visit a device: while one stage runs, those of the next are copied there. On a clock that only the mock
-//! advances, a pass then takes as long as the slower of computing and copying; and whatever happens, each run reads the rows that the
-//! pass before has written. The mock refuses a run that reads a state that has not arrived, a copy to a buffer that a run uses, and a
-//! source that changes while it is copied.
+//! States on the host that are copied to a device for each run: while one stage runs, the states of the next are copied there. On a clock that only
+//! the mock advances, a pass then takes as long as the slower of computing and copying; and whatever happens, each run reads the rows that the pass
+//! before has written. The mock refuses a run that reads a state that has not arrived, a copy to a buffer that a run uses, and a source that
+//! changes while it is copied.
 
 use hpp_engine::mock::{Chain, ChainPart, LinkCost, MockBackend};
 use hpp_engine::port::MemoryId;
@@ -37,7 +37,7 @@ fn chain(staged: usize, micros: u64) -> Chain {
     }
 }
 
-/// A GPU that queues its runs; copying a state takes so long to it, and so long back.
+/// A GPU that queues its runs. Copying a state takes `to` microseconds to it and `from` microseconds back.
 fn backend(to: u64, from: u64) -> MockBackend {
     let backend = MockBackend::new();
     let cost =
@@ -72,17 +72,17 @@ fn token(chain: &Chain, backend: &MockBackend) -> Duration {
     step()
 }
 
-/// Nothing but crossings of 16 bytes are copied beside states here: they take a 64th of a state's time.
+/// Beside states, only crossings of 16 bytes are copied here: each takes a 64th of a state's time.
 fn crossing(micros: u64) -> Duration {
     us(micros) / 64
 }
 
 #[test]
 fn a_token_takes_the_longer_of_computing_and_copying() {
-    // The first state comes before its run, the others during the run before.
+    // The first state is copied before its run, each other state during the run before its own.
     assert_eq!(token(&chain(4, 500), &backend(300, 0)), us(300 + 4 * 500));
     assert_eq!(token(&chain(4, 300), &backend(500, 0)), us(4 * 500 + 300));
-    // Nothing follows a copy back, which its stage waits for.
+    // A copy back overlaps with nothing: its stage waits for it.
     assert_eq!(token(&chain(4, 500), &backend(300, 64)), us(300 + 4 * (500 + 64)) + crossing(64));
     // A single stage has nothing to overlap with, and no second set of buffers.
     assert_eq!(token(&chain(1, 500), &backend(300, 64)), us(300 + 500 + 64) + crossing(64));
@@ -93,11 +93,11 @@ fn the_host_computes_while_the_state_of_the_next_stage_comes() {
     let end = ChainPart { states: 0, ..part(None, 0) };
     let parts = vec![part(None, 400), part(Some(0), 100), part(None, 400), part(Some(0), 100), end];
     let chain = Chain { parts, states_on_host: true, ..Chain::default() };
-    // Only crossings are left of what is copied.
+    // All copies of states overlap with runs; only crossings take time.
     assert_eq!(token(&chain, &backend(320, 0)), us(400 + 100 + 400 + 100) + 2 * crossing(320));
 }
 
-/// A stage of another device between two, which has no second set, leaves the copy for the next one alone.
+/// A stage on another device between two stages has no second set, and does not disturb the copy for the stage after it.
 #[test]
 fn a_stage_alone_on_its_device_does_not_disturb_copies_ahead() {
     let end = ChainPart { states: 0, ..part(None, 0) };
@@ -134,7 +134,7 @@ fn items_of_a_pass_take_turns_with_both_sets() {
     assert_eq!(time, us(300 + 2 * 3 * 500));
 }
 
-/// Waits for copies are times of copies, and what is hidden is not.
+/// Waits for copies count as time of copies, and copies that overlap with runs do not.
 #[test]
 fn only_waits_for_states_count_as_time_of_copies() {
     let backend = backend(300, 0);

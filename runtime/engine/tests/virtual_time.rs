@@ -64,7 +64,7 @@ fn a_token_takes_the_sum_of_its_parts() {
     assert_eq!([stage(0), stage(1), stage(2)], [us(5000), us(700), us(3000)]);
 }
 
-/// Two tensors cross and three states visit: each is a copy with the link's latency.
+/// Two tensors cross and three states are copied to a device: each is a copy with the link's latency.
 #[test]
 fn every_tensor_is_a_copy_of_its_own() {
     let mut chain = chain(None);
@@ -78,8 +78,8 @@ fn every_tensor_is_a_copy_of_its_own() {
     }
 }
 
-/// A device may go on when the call that began a run has returned, and nobody tells how long. While times are recorded, what is
-/// waited for before a copy counts as computing.
+/// A device without timing reports may go on computing after the call that began a run has returned. While a timeline is recorded, the wait for the
+/// device before a copy counts as computing.
 #[test]
 fn what_goes_on_behind_a_call_is_computing_and_no_copy() {
     let (dir, backend) = (tempfile::tempdir().unwrap(), backend());
@@ -147,8 +147,8 @@ fn nothing_is_recorded_unless_asked_and_recording_starts_anew() {
     assert_eq!(engine.timeline(), Timeline::default());
 }
 
-/// State that visits a device is copied as far as it is filled, in steps of 64 tokens, and keeps its numbers when it is laid out for
-/// more of them.
+/// A state on the host is copied to a device as far as it is filled, in steps of 64 tokens, and keeps its contents when it is laid out for more
+/// tokens.
 #[test]
 fn state_on_the_host_is_copied_as_far_as_it_is_filled() {
     let mut chain = Chain { context: 4096, states_on_host: true, ..chain(None) };

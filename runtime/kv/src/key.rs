@@ -33,8 +33,8 @@ impl PageKey {
         PageKey(fingerprint.0)
     }
 
-    /// The page of these tokens that follows this one. Tokens that were generated, not read as part of a prompt, have states with other
-    /// bits; they are found only under the name of their session.
+    /// The key of the page of these tokens that follows this page. Tokens that were generated have states with other bits than tokens of a prompt:
+    /// their pages are found only under the name of their session.
     pub fn child(&self, tokens: &[u32], session: Option<&str>) -> Self {
         let mut hasher = self.hasher(tokens);
         if let Some(session) = session {
@@ -43,15 +43,15 @@ impl PageKey {
         PageKey(*hasher.finalize().as_bytes())
     }
 
-    /// The end of a prompt: its last tokens, which follow this page. It is never the key of a page. It has no session of its own: after a
-    /// page of a session, only that session finds it.
+    /// The key of the end of a prompt: the prompt's last tokens, which follow this page. It never equals the key of a page. It contains a session
+    /// only if this page's key does: then only that session finds it.
     pub fn prompt_end(&self, tokens: &[u32]) -> Self {
         let mut hasher = self.hasher(tokens);
         hasher.update(b"prompt end");
         PageKey(*hasher.finalize().as_bytes())
     }
 
-    /// Has hashed this key and the tokens that follow.
+    /// A hasher that has hashed this key and the tokens that follow.
     fn hasher(&self, tokens: &[u32]) -> blake3::Hasher {
         let mut hasher = blake3::Hasher::new_keyed(&self.0);
         hasher.update(&(tokens.len() as u64).to_le_bytes());
@@ -100,7 +100,7 @@ mod tests {
         assert!(!others.contains(&end));
         let ends = [root.prompt_end(&[1]), root.prompt_end(&[1, 3]), root.prompt_end(&[]), page.prompt_end(&[1, 2])];
         assert!(!ends.contains(&end));
-        // Of a session, because the page before it is.
+        // The end belongs to a session because the page before it does.
         assert_ne!(page.prompt_end(&[3]), root.child(&[1, 2], Some("a")).prompt_end(&[3]));
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 /// Seconds after which a use counts half.
 const HALF_LIFE: f64 = 1800.0;
-/// How much the latest page counts in the usual time of computing one.
+/// The weight of the latest page in the usual time of computing a page.
 const COST_WEIGHT: f64 = 1.0 / 16.0;
 /// Times that differ from the usual one by less than this factor count as the usual one. Generated tokens take 10 to 100 times as long as those of
 /// a prompt.
@@ -20,7 +20,7 @@ const LEAST_AGE: f64 = 30.0;
 pub struct PageFacts {
     /// When it was used last, seconds since the store was opened; negative for pages of an earlier run.
     pub last_used: f64,
-    /// How often it was used, where a use counts half after every half hour until `last_used`.
+    /// How often it was used. Up to `last_used`, each use has lost half of its weight every half hour.
     pub uses: f64,
     /// The time of computing it again, milliseconds.
     pub cost_ms: f64,
@@ -37,8 +37,8 @@ impl PageFacts {
     }
 }
 
-/// The usual time of computing a page. Measured times vary with what else the machine does; if they decided, pages of all conversations would be
-/// evicted in turn, and none be left whole.
+/// The usual time of computing a page. Measured times vary with what else the machine does. If small differences decided, pages of all
+/// conversations would be evicted in turn, and no conversation would stay whole.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UsualCost {
     /// The logarithm of the milliseconds; `None` before the first page.

@@ -1,5 +1,5 @@
 //! The order in which pages are read from disk: those that a request waits for, then the others by the priority of their requests, the
-//! first requested first. A page that two requests want is as urgent as for the more urgent one.
+//! first requested first. A page that two requests want has the urgency of the more urgent request.
 
 use crate::key::PageKey;
 use std::cmp::Reverse;

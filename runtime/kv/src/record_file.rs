@@ -8,7 +8,7 @@ use std::io;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// Bytes of one call.
+/// Most bytes of one call that reads or writes.
 const BLOCK: usize = 2 << 20;
 
 /// A record's number in its file.
@@ -26,7 +26,7 @@ pub(crate) struct RecordFile {
 struct FileEnd {
     /// One more than the last record that was written or is being written.
     records: RecordIndex,
-    /// Those before it whose last write failed.
+    /// Records before the end whose last write failed.
     failed: BTreeSet<RecordIndex>,
 }
 
@@ -62,8 +62,8 @@ impl RecordFile {
         self.limit
     }
 
-    /// Writes a page. If it fails at the end of the file, as on a full disk, what was written of it is cut off again: other files may need
-    /// the room.
+    /// Writes a page. If the write fails at the end of the file, as on a full disk, the part that was written is cut off: other files may need the
+    /// room.
     pub fn write(&self, record: RecordIndex, header: &PageHeader, page: &PageBytes) -> io::Result<()> {
         let end = || self.end.lock().unwrap_or_else(PoisonError::into_inner);
         {
@@ -80,13 +80,13 @@ impl RecordFile {
             {
                 end.records = last;
             }
-            // The error that is reported is the first one.
+            // Only the error of the write is reported.
             let _ = self.file.set_len(self.offset(end.records));
         }
         written
     }
 
-    /// Writes a page, its header last: a record that was not written whole has a header that does not fit it, or none.
+    /// Writes a page, its header last: the header of a record that was not written whole does not match its contents, or is missing.
     fn write_record(&self, record: RecordIndex, header: &PageHeader, page: &PageBytes) -> io::Result<()> {
         let start = self.offset(record);
         for (index, block) in page.padded_payload().chunks(BLOCK).enumerate() {

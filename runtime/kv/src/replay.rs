@@ -83,7 +83,7 @@ fn replay(Trace { conversations, turns }: Trace, policy: EvictionPolicy, records
             left <= 0.0
         });
         let conversation = conversation.unwrap_or(conversations - 1);
-        // One in ten is important.
+        // One conversation in ten is important.
         let priority = i32::from(conversation.is_multiple_of(10));
         let keys = chain(conversation, PAGES);
         if turn == turns / 3 {
@@ -113,7 +113,7 @@ fn replay(Trace { conversations, turns }: Trace, policy: EvictionPolicy, records
     Outcome { ram_hits: found.0 / wanted, disk_hits: found.1 / wanted, first_token_ms: waited / counted, evictions }
 }
 
-/// Evicts pages before their room is needed, if pages leave so.
+/// Evicts pages before their room is needed, if pages leave at watermarks.
 fn make_room_ahead(table: &mut PageTable, ram: u64, leave: Leave, now: f64) {
     let Leave::Watermarks { high, low } = leave else { return };
     if table.stats().ram_bytes > ram * high / 100 {
@@ -122,7 +122,7 @@ fn make_room_ahead(table: &mut PageTable, ram: u64, leave: Leave, now: f64) {
     }
 }
 
-/// Brings the stored start of a chain into RAM; returns its pages.
+/// Brings the stored start of a chain into RAM; returns its number of pages.
 fn load(table: &mut PageTable, keys: &[PageKey], priority: i32, now: f64) -> usize {
     let mut ticket = None;
     for _ in 0..1000 {

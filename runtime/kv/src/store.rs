@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 /// Threads that read and write. A fast disk needs several reads at a time.
 const THREADS: usize = 8;
 
-/// Room for new pages that a model gets if other models fill the directory: at most `FIRST_PAGES` pages, and one part in `FIRST_SHARE` of
-/// its share.
+/// Room for new pages that a model gets if other models fill the directory: `FIRST_PAGES` pages, but at most one part in `FIRST_SHARE` of the
+/// model's share.
 const FIRST_PAGES: u64 = 256;
 const FIRST_SHARE: u64 = 4;
 /// How long a thread with pending reads waits for room before it checks again: requests that release pages do not wake it.
@@ -43,9 +43,9 @@ pub struct StoreSettings {
     pub page_bytes: usize,
     /// Bytes of RAM for pages.
     pub ram: u64,
-    /// Pages that leave RAM go here; `None` without a disk.
+    /// Where new pages are written, so that they can leave RAM; `None` without a disk.
     pub disk: Option<DiskSettings>,
-    /// Which pages leave first.
+    /// Which pages are evicted first.
     pub policy: EvictionPolicy,
 }
 
@@ -153,11 +153,11 @@ impl PageStore {
     pub fn insert(&self, new: NewPage, page: PageBytes) {
         let facts = PageFacts { last_used: self.shared.now(), uses: 1.0, cost_ms: new.cost_ms, priority: new.priority };
         self.shared.table().insert(new.key, new.parent, new.index, facts, page);
-        // All, because callers wait for the same condition as the threads.
+        // Wakes all, because callers wait for the same condition as the threads.
         self.shared.changed.notify_all();
     }
 
-    /// The leading pages of a chain that are stored. Pages on disk are read first.
+    /// Looks up the leading pages of a chain that are stored. Those that are only on disk are read into RAM before the pages are returned.
     pub fn find(&self, chain: &[PageKey], priority: i32, ticket: Option<&Arc<LoadTicket>>) -> PageLookup {
         let found = self.shared.table().find(chain, priority, self.shared.now(), ticket);
         match found {
@@ -183,7 +183,7 @@ impl PageStore {
         }
     }
 
-    /// Starts to read the pages of a chain that are only on disk: after those that requests wait for, and those of more important requests.
+    /// Starts to read the pages of a chain that are only on disk, after the pages that requests wait for and the pages of more important requests.
     pub fn prefetch(&self, chain: &[PageKey], priority: i32) {
         self.shared.table().prefetch(chain, priority, self.shared.now());
         self.shared.changed.notify_all();
@@ -204,8 +204,8 @@ impl PageStore {
         self.shared.table().park(chain);
     }
 
-    /// Changes the limit of RAM, bytes; with less than a page, nothing is kept there. Pages beyond the limit leave at once if they are on disk
-    /// or have none, else when they are written. Returns whether the limit holds already.
+    /// Changes the limit of RAM, bytes; with less than a page, nothing is kept there. Pages beyond the limit leave at once if they are on disk or
+    /// the store has no disk, else when they are written. Returns whether the limit holds already.
     pub fn set_ram(&self, bytes: u64) -> bool {
         let mut table = self.shared.table();
         table.set_ram(bytes, self.shared.now());
@@ -251,7 +251,7 @@ impl OpenDisk {
         if share < record_bytes {
             return Err(PageStoreError::TooSmall { limit: share, page: record_bytes });
         }
-        // Its present pages and room to begin with: pages of other models are evicted only for that.
+        // Room for its present pages and for some new ones: only for that are pages of other models removed.
         let first = (share / FIRST_SHARE).clamp(record_bytes, FIRST_PAGES * record_bytes);
         let wanted = share.min(directory.bytes() + first);
         let bytes = share.min(directory.make_room(&disk.directory, wanted, disk.bytes));
@@ -269,7 +269,7 @@ impl OpenDisk {
 impl Drop for PageStore {
     fn drop(&mut self) {
         *self.shared.stop.lock().unwrap_or_else(PoisonError::into_inner) = true;
-        // Under the lock, so that no thread misses it between checking and waiting. Pending reads are no longer needed.
+        // Takes the lock, so that no thread misses the stop between checking for it and waiting. Pending reads are no longer needed.
         self.shared.table().drop_reads();
         self.shared.changed.notify_all();
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
@@ -338,7 +338,7 @@ impl Shared {
                 self.table().finish_read(&key, page, micros);
             }
         }
-        // If the limit was lowered meanwhile.
+        // The limit may have been lowered meanwhile.
         self.table().hold_limit(self.now());
         self.changed.notify_all();
         (self.wake)();

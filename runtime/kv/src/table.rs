@@ -77,24 +77,24 @@ struct Entry {
     transfer: TransferState,
     /// Whether its last write failed.
     write_failed: bool,
-    /// Whether it is the first to be evicted from RAM.
+    /// Whether it is evicted from RAM before pages that are not parked.
     parked: bool,
 }
 
 /// How a page may be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Eviction {
-    /// From RAM, so that no page is lost or all pages before it stay.
+    /// From RAM, if the page is also on disk or no stored page follows it: all other stored pages can still be found.
     KeepsChain,
-    /// From RAM, also where later pages of its chain are lost with it.
+    /// From RAM, even if later pages of its chain can then not be found any more.
     BreaksChain,
     /// From disk.
     FromDisk,
 }
 
-/// A page that is to be evicted, and when it was used last: if it was used since, it stays.
+/// A page that was chosen to be evicted, and when it had been used last: if it was used since then, it stays.
 type Chosen = (PageKey, f64);
-/// What decides which page is evicted: whether it is kept because it is not parked, its value, its place in the sequence.
+/// What decides which page is evicted first: whether it is not parked, its value, its place in the sequence. With the page itself.
 type Worth = ((bool, f64, Reverse<u32>), Chosen);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,7 +114,7 @@ pub(crate) enum PageTransfer {
     Read { key: PageKey, record: RecordIndex },
 }
 
-/// Pages that are being read for one prompt. They stay in RAM until its holder drops it.
+/// Stands for pages that are being read for one prompt. They stay in RAM until the holder drops the ticket.
 #[derive(Debug)]
 pub struct LoadTicket(());
 
@@ -133,7 +133,7 @@ pub(crate) struct PageTable {
     pages: HashMap<PageKey, Entry>,
     /// The number of stored pages that follow a page; the page itself need not be stored.
     children: HashMap<PageKey, u32>,
-    /// How many of these are on disk or being written.
+    /// The number of pages that follow a page and are on disk or being written.
     children_on_disk: HashMap<PageKey, u32>,
     reads: ReadQueue,
     writes: VecDeque<PageKey>,
@@ -143,7 +143,7 @@ pub(crate) struct PageTable {
     chosen: [Vec<Chosen>; 3],
     /// RAM of pages that are stored or being read.
     ram_bytes: u64,
-    /// What the next header has as [`written`](PageHeader::written).
+    /// The value of [`written`](PageHeader::written) in the next header.
     next_written: u64,
     /// The chain that is being read, and its ticket. One at a time, because two could each hold the room that the other needs.
     loading: Option<(Vec<PageKey>, Weak<LoadTicket>)>,
@@ -275,7 +275,7 @@ impl PageTable {
         self.add(key, entry);
     }
 
-    /// Looks up the start of a chain, and requests reads of pages that are only on disk, before all that are read in advance. `ticket`: from an
+    /// Looks up the start of a chain. Requests reads of its pages that are only on disk, which come before all prefetches. `ticket`: from an
     /// earlier call for the same chain.
     pub fn find(
         &mut self,
@@ -327,7 +327,7 @@ impl PageTable {
         }
     }
 
-    /// Reads pages in advance, for a request of this priority. They count as new, so that the last ones do not evict the first ones.
+    /// Prefetches pages for a request of this priority. The pages count as used now, so that reading the last ones does not evict the first ones.
     pub fn prefetch(&mut self, chain: &[PageKey], priority: i32, now: f64) {
         let stored = self.stored(chain);
         for key in &chain[..stored] {
@@ -400,8 +400,8 @@ impl PageTable {
         None
     }
 
-    /// The first page of the chain up to this one that is neither on disk nor being written: without it no later one could be found there. `None`
-    /// if that page is lost, or its write has just failed: then the next one tries again.
+    /// The first page of the chain up to this page that is neither on disk nor being written: without it, later pages could not be found on disk.
+    /// `None` if that page is lost, or if its write has just failed: then the next page of the chain tries again.
     fn first_unwritten(&mut self, mut key: PageKey) -> Option<PageKey> {
         loop {
             let entry = self.pages.get(&key)?;
@@ -455,7 +455,7 @@ impl PageTable {
         self.counts.write_errors
     }
 
-    /// A read has ended; without a page if its record is damaged: then the table forgets the record.
+    /// A read has ended. `page` is `None` if the record is damaged: then the table frees the record.
     pub fn finish_read(&mut self, key: &PageKey, page: Option<PageBytes>, micros: u64) {
         let Some(entry) = self.pages.get_mut(key) else { return };
         entry.transfer = TransferState::None;
@@ -480,7 +480,7 @@ impl PageTable {
         }
     }
 
-    /// Queues reads of the pages that are only on disk; those that are queued already become as urgent as this.
+    /// Queues reads of the pages that are only on disk; reads that are already queued become at least as urgent as this one.
     fn request_reads(&mut self, chain: &[PageKey], urgency: ReadUrgency) {
         for key in chain {
             let Some(entry) = self.pages.get_mut(key) else { continue };
@@ -499,7 +499,7 @@ impl PageTable {
     /// Evicts pages from RAM until at most `most` bytes are taken. False if none of the rest may leave now.
     fn evict_down_to(&mut self, most: u64, now: f64) -> bool {
         while self.ram_bytes > most {
-            // Else a page that could not be written, and pages after it on disk that cannot be found without it.
+            // If there is none: a page that could not be written. Pages after it that are on disk can then not be found any more.
             let victim = self.worth_least(Eviction::KeepsChain, now);
             match victim.or_else(|| self.worth_least(Eviction::BreaksChain, now)) {
                 Some(victim) => self.evict_from_ram(victim),
@@ -536,8 +536,8 @@ impl PageTable {
         }
     }
 
-    /// A record for a page after `parent`: a free one, or else that of the least valuable page that no page on disk follows. `None` if that
-    /// is the parent, without which the page could not be found.
+    /// A record for a page after `parent`: a free one, or else the record of the least valuable page that no page on disk follows. `None` if there
+    /// is no such page, or if it is the parent, without which the new page could not be found.
     fn take_record(&mut self, parent: &PageKey, now: f64) -> Option<RecordIndex> {
         if let Some(record) = self.free_records.pop() {
             return Some(record);
@@ -551,7 +551,7 @@ impl PageTable {
         record
     }
 
-    /// Takes the record of a page, if it has one.
+    /// Takes its record from a page, if it has one.
     fn take_off_disk(&mut self, key: &PageKey) -> Option<RecordIndex> {
         let entry = self.pages.get_mut(key)?;
         let (record, parent) = (entry.disk.take()?, entry.parent);
@@ -573,8 +573,8 @@ impl PageTable {
         }
     }
 
-    /// The least valuable page that may be evicted; parked ones first, later ones of a sequence before earlier ones. In a large store, of
-    /// those that were the least valuable when pages were chosen last.
+    /// The least valuable page that may be evicted: parked pages first, later pages of a sequence before earlier ones. In a large store, one of the
+    /// pages that were the least valuable when pages were last chosen.
     fn worth_least(&mut self, eviction: Eviction, now: f64) -> Option<PageKey> {
         loop {
             let Some((key, last_used)) = self.chosen[eviction as usize].pop() else {

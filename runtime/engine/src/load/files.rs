@@ -74,7 +74,7 @@ struct Checking<'a> {
     known: Verified,
     /// `known` differs from the record on disk.
     has_news: bool,
-    /// Why the first file that cannot be read cannot.
+    /// The error of the first file that cannot be read.
     unreadable: Option<io::ErrorKind>,
     watch: FileWatch,
 }

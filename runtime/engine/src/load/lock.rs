@@ -68,30 +68,30 @@ pub(super) fn lock_weights<B: Backend>(
     Ok(())
 }
 
-/// Unlocks weights for a window that holds those of two stages, where it lacks little. Returns by how many bytes the window grows.
+/// Unlocks weights so that the window can hold the weights of two stages, if it lacks only a little. Returns by how many bytes the window grows.
 fn widen_window<B: Backend>(program: &Program, runtime: &mut Runtime<B>, window: u64) -> Result<u64, EngineError> {
     let unlocked = missing_window(runtime.weights.disk.stage_sizes(), window);
     let all = runtime.locked.total();
-    // The window of experts is smaller on purpose.
+    // With experts that are read by demand, the window is smaller on purpose.
     if unlocked == 0 || unlocked > all || largest_experts(&program.plan) > 0 {
         return Ok(0);
     }
     let locked = runtime.locked.divided(all - unlocked);
     info!(unlocked, "weights unlocked so that the window holds two stages");
-    // Its warnings are those of the first time.
+    // The warnings are the same as those of the first call.
     runtime.lock_stages(program, &locked)?;
     runtime.locked_now = locked.iter().sum();
     runtime.locked.set_at_load(locked);
     Ok(unlocked)
 }
 
-/// Bytes that a window lacks to hold, beside the weights of the stage that computes, all of the next: the last chunks of the next would be
-/// read only after the stage has computed, together with those of later stages, and the next stage would wait for all of them. 0 if it
-/// lacks none, or more than an eighth: then what is read ahead is a smaller part of a stage by plan, and unlocking costs more than it
-/// saves. `sizes`: bytes of the weights that are read of each stage.
+/// Bytes that a window lacks to hold, beside the weights of the stage that computes, all weights of the next stage. Without them, the last chunks
+/// of the next stage would be read only after the stage has computed, together with chunks of later stages, and the next stage would wait for all
+/// of these. 0 if the window lacks nothing, or more than an eighth: then the plan reads only a smaller part of a stage ahead, and unlocking costs
+/// more than it saves. `sizes`: bytes of the weights that are read of each stage.
 ///
-/// Unlocking x bytes, of n stages x / n each, makes two stages 2 x / n larger: a window of W bytes for stages of s bytes lacks the x with
-/// `W + x = 2 (s + x / n)`.
+/// Unlocking x bytes, x / n of each of n stages, makes two stages 2 x / n larger: a window of W bytes for stages of s bytes lacks the x with `W + x
+/// = 2 (s + x / n)`.
 fn missing_window(mut sizes: Vec<u64>, window: u64) -> u64 {
     let stages = sizes.len() as u64;
     if stages < 3 {

@@ -104,7 +104,7 @@ pub(crate) fn load<B: Backend>(
         cancel,
         _attached: attached,
     };
-    // A single row is useful too: it serves a sequence after the other with memory that the system has given already.
+    // A single row is useful too: it serves one sequence after the other with memory that the system has already allocated.
     let has_rows = states_have_rows(&program, &symbols, options.row_batching);
     make_ready(&program, &mut runtime, budget, has_rows, reporter)?;
     let load = backend.now().saturating_sub(started);
@@ -164,12 +164,12 @@ fn make_ready<B: Backend>(
     runtime.weights.prefetch(&runtime.pool)
 }
 
-/// Rows for the states of all sequences; `None` if there is no memory for them at once, or a device's memory cannot be divided. Then
-/// sequences take memory as they come, and are computed one after the other.
+/// Rows for the states of all sequences; `None` if there is no memory for them at once, or a device's memory cannot be divided. Then each sequence
+/// takes memory when it starts, and sequences are computed one after the other.
 fn state_arena<B: Backend>(program: &Program, runtime: &Runtime<B>, reporter: &dyn Reporter) -> Option<StateArena<B>> {
     let on_device = program.layouts.iter().any(|layout| layout.memory != MemoryId::HOST);
     let alone = |why: &str| {
-        // Only who asked for rows on a device has them there.
+        // Rows are on a device only if the user asked for that.
         if on_device {
             reporter.warning(&format!("tokens of several sequences are not rows of one run: {why}"));
         }
@@ -282,9 +282,10 @@ fn state_layouts(
     plan.states.iter().enumerate().map(layout).collect()
 }
 
-/// Whether states of sequences are rows of one buffer, so that the tokens of several can be rows of one run: states are updated in place for
-/// the whole context, and every model input can be filled for rows of different lengths. States on a device count only if sums may round
-/// differently: there one row and several take other kernels, so that bits never agree, and their rows take memory at once.
+/// Whether states of sequences are rows of one buffer, so that the tokens of several sequences can be rows of one run. For that, states must be
+/// updated in place for the whole context, and it must be possible to fill every model input for rows of different lengths. States on a device
+/// count only with [`RowBatching::On`]: devices compute several rows with other kernels than one row, so that bits never agree, and rows on a
+/// device take memory at once.
 fn states_have_rows(program: &Program, symbols: &SymbolTable, batching: RowBatching) -> bool {
     let Program { plan, layouts, context, .. } = program;
     let is_wanted = |layout: &StateLayout| batching == RowBatching::On || layout.memory == MemoryId::HOST;

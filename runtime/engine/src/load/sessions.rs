@@ -281,7 +281,7 @@ impl<'a, B: Backend> SessionLoader<'a, B> {
     }
 }
 
-/// The boundary that an input reads; an error if none of this name does.
+/// The boundary that the input of this name reads; an error if there is none.
 fn boundary_input(inputs: &[StageInput], name: &str, what: &str) -> Result<BoundaryId, Vec<String>> {
     match inputs.iter().find(|input| input.port.name == name).map(|input| input.source) {
         Some(InputSource::Boundary(boundary)) => Ok(boundary),

@@ -114,7 +114,7 @@ enum ChunkState {
 }
 
 impl MockWeights {
-    /// Weights in chunks of these bytes, the last of which hold one of `experts` each.
+    /// Weights in chunks of these bytes; each of the last `experts` chunks holds one expert.
     pub(super) fn new(
         bytes: Vec<u64>,
         experts: usize,
@@ -157,10 +157,10 @@ impl Weights {
     }
 }
 
-/// The stream of a session's weights.
+/// The pager of a session's weights.
 pub struct MockWeightPager {
     weights: MockWeights,
-    /// The sizes of the chunks, as of the last [`lock_and_stream`](WeightStream::lock_and_stream).
+    /// The sizes of the chunks, as of the last [`lock_and_stream`](WeightPager::lock_and_stream).
     sizes: Vec<ChunkSize>,
     /// The chunk of each expert, likewise.
     experts: Vec<Range<usize>>,

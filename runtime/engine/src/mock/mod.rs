@@ -111,8 +111,8 @@ impl MockBackend {
         self.0.absent.borrow_mut().push(provider);
     }
 
-    /// The clock every time of an engine on this backend is taken from. Runs and copies advance it by what they cost, and
-    /// nothing else does.
+    /// The clock every time of an engine on this backend is taken from. Only runs, copies, evictions and waits advance it, by the time that they
+    /// take.
     pub fn clock(&self) -> &VirtualClock {
         &self.0.clock
     }

@@ -104,7 +104,7 @@ impl MockBuffer {
 #[derive(Clone)]
 pub struct MockTensor {
     bytes: Rc<Bytes>,
-    /// Where it starts in them.
+    /// The offset in `bytes` of its first byte.
     start: usize,
     dtype: DType,
     dims: Dims,
@@ -161,7 +161,7 @@ impl MockTensor {
         Ok(MockBuffer { block: Rc::clone(&self.bytes), start: 0, length })
     }
 
-    /// A run uses it until then.
+    /// A run uses it until `end`.
     pub(super) fn use_until(&self, end: Duration) {
         self.bytes.used_until.set(self.bytes.used_until.get().max(end));
     }

@@ -18,7 +18,7 @@ pub(super) struct Bound<B: Backend> {
     unknown: Vec<usize>,
     /// The first bytes of an output on a device.
     glance: Option<B::Tensor>,
-    /// Duration of this read when nothing is pending.
+    /// Duration of reading `glance` when no run is pending.
     idle_glance: Duration,
 }
 

@@ -1,8 +1,8 @@
 //! Evicts the caches between runs, as the rest of the model does in a pass.
 //!
 //! It reads other memory by a product of one row with a large matrix, on the threads or the device that computes: private caches
-//! belong to cores, and a sleeping thread pool takes a moment to wake. The next timed partition finds both as another partition of the
-//! model would leave them.
+//! belong to cores, and a sleeping thread pool takes a moment to wake. The next timed partition finds caches and threads as another partition of
+//! the model would leave them.
 
 use super::{Spec, about, run_failed};
 use crate::error::{BackendError, EngineError};
@@ -67,7 +67,7 @@ impl<B: Backend> CacheFlusher<B> {
         while (self.slabs.len() as u64) < rows.div_ceil(ROWS) {
             self.slabs.push(self.backend.reserve(self.memory, SLAB).map_err(failed)?);
         }
-        // A page of the host that was never written is one page of zeros for all, and reading it leaves caches as they are.
+        // All pages of the host that were never written are one page of zeros, and reading that leaves caches as they are.
         let ones: Vec<u8> = (0..COLUMNS).flat_map(|_| 1f32.to_le_bytes()).collect();
         while self.memory == MemoryId::HOST && self.written < rows {
             let slab = &self.slabs[(self.written / ROWS) as usize];

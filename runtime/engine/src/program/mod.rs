@@ -45,8 +45,8 @@ impl Program {
         self.plan.model.kind == ModelKind::DecoderWithoutCache
     }
 
-    /// The phase whose schedule a pass follows. `is_alone`: it is the only pass of its step. The last of several passes is prefill
-    /// though it may have one token: its states are where the passes before left them.
+    /// The phase whose schedule a pass follows. `is_alone`: it is the only pass of its step. The last of several passes is prefill even if it has
+    /// one token, because its states are where the passes before left them.
     pub fn phase(&self, sizes: &PassSizes, is_alone: bool) -> Phase {
         let decode_tokens = self.plan.schedule.decode_tokens.unwrap_or(1).max(1);
         match is_alone && sizes.past > 0 && sizes.sequence <= decode_tokens {

@@ -11,7 +11,8 @@ use std::ops::Range;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Schedule {
     pub runs: Vec<ScheduledRun>,
-    /// Divides `runs` into groups of adjacent ones that read nothing of each other: on different devices they may compute at the same time.
+    /// Divides `runs` into groups of adjacent runs. Runs of a group read nothing of each other, so on different devices they may compute at the
+    /// same time.
     pub groups: Vec<Range<usize>>,
     /// Copies after the last run.
     pub final_copies: Vec<BoundaryCopy>,

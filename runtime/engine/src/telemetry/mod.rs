@@ -93,7 +93,7 @@ impl Counter {
     }
 }
 
-/// Times of one partition.
+/// Times of one stage: a partition in one of its variants.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageTelemetry {
     /// Partition name.
@@ -218,7 +218,7 @@ impl PassTelemetry {
 pub struct Telemetry {
     /// From the call of `load` to a ready engine.
     pub load: Duration,
-    /// One entry for each partition, in the plan's order.
+    /// One entry for each stage, in the plan's order of partitions; a partition with another variant for prefill has two.
     pub stages: Vec<StageTelemetry>,
     /// Runs of a whole pass that had rows of several sequences.
     pub row_batches: u64,
@@ -238,7 +238,7 @@ pub struct Telemetry {
     pub experts_read_ahead: u64,
     /// Experts that runs used and that were read from disk for them.
     pub expert_misses: u64,
-    /// Experts that were read ahead, and not used by the next run of their stage or evicted before it.
+    /// Experts that were read ahead and then not used by the next run of their stage, or evicted before it.
     pub experts_read_in_vain: u64,
     /// Uploads of streamed weights to devices, without those of loading.
     pub uploads: Counter,
@@ -246,7 +246,7 @@ pub struct Telemetry {
     pub uploaded_bytes: u64,
     /// Runs whose weights were in a slot, or being uploaded to one, when the run was next.
     pub slot_hits: u64,
-    /// Runs whose weights were not, so that they were uploaded while the run waited.
+    /// Runs whose weights were in no slot and not being uploaded, so that they were uploaded while the run waited.
     pub slot_misses: u64,
     /// Waits for weights that had not been uploaded to their slot.
     pub slot_stalls: Counter,

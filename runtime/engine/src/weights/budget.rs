@@ -98,7 +98,7 @@ impl HostMemoryBudget {
         let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
         let locked: u64 = plan.partitions.iter().map(planned_locked).fold(cache, u64::saturating_add);
         let missing = planned - limit;
-        // [`RESERVE`] stays free beside locked weights; where none are locked, it is not needed.
+        // `RESERVE` stays free beside locked weights; where none are locked, it is not needed.
         let free = if locked > 0 { RESERVE } else { 0 };
         let needed = planned.saturating_sub(locked).saturating_sub(free);
         if limit < needed {

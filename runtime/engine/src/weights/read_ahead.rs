@@ -28,7 +28,7 @@ pub(crate) struct ReadAhead {
 
 impl Default for ReadAhead {
     fn default() -> Self {
-        // A little above [`WORTH`]: a few wrong predictions end reading ahead.
+        // A little above `WORTH`: a few wrong predictions end reading ahead.
         ReadAhead { pending: Vec::new(), right: 0.6, wrong: 0 }
     }
 }

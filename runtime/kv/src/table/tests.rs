@@ -167,7 +167,7 @@ fn pages_that_a_request_waits_for_are_read_first_then_those_of_important_ones() 
     }
     transfer_all(&mut table, 1.0, true);
     assert_eq!(table.stats().ram_pages, 0);
-    // Read in advance for requests in the queue; the last one is important, and its first page was asked for by another before.
+    // Prefetches for requests in the queue. The last request is important, and another request asked for its first page before.
     table.prefetch(&chains[0], 0, 2.0);
     table.prefetch(&chains[2][..1], -1, 2.0);
     table.prefetch(&chains[1], 0, 2.0);
@@ -210,7 +210,7 @@ fn a_full_disk_keeps_what_is_worth_more() {
     assert!(table.contains(&b[0]) && !table.contains(&a[2]), "{stats:?}");
 }
 
-/// RAM that holds everything does not keep older pages on disk: after a restart only what is there counts.
+/// The newest chains are written to disk even if RAM holds all pages, because after a restart only pages on disk are left.
 #[test]
 fn the_newest_chains_are_on_disk_also_where_ram_holds_all() {
     for (records, newest) in [(4, 3), (3, 3), (2, 2)] {
@@ -367,7 +367,7 @@ fn a_limit_lowered_below_what_a_prompt_waits_for_does_not_hold_it_up() {
     assert_eq!(table.stats().ram_bytes, 2 * PAGE);
 }
 
-/// A table of so many records on disk, all taken, in chains of 20 pages, with `ram` pages of them in RAM.
+/// A table of this many records on disk, all taken, in chains of 20 pages, with `ram` pages of them in RAM.
 fn large_table(records: u32, ram: usize, policy: EvictionPolicy) -> (PageTable, Vec<Vec<PageKey>>) {
     let model = Fingerprint::of([]);
     let chains: Vec<Vec<PageKey>> = (0..records / 20).map(|of| chain(of, 20)).collect();
