@@ -46,7 +46,8 @@ pub fn budget_warning(plan: &Plan) -> Option<String> {
 }
 
 /// Bytes of host memory that a plan needs with this many sequences: resident weights, the window for weights read from disk, the cache of
-/// experts, states (of those on disk the window), activations and the process itself; and as many of the weights streamed to GPUs as the plan's budget has room for.
+/// experts, states (for states on disk, their window), activations and the process itself; and as many of the weights streamed to GPUs as the
+/// plan's budget has room for.
 pub fn needed(plan: &Plan, sequences: u64) -> u64 {
     let hosts: Vec<&str> = plan.devices.iter().filter(|d| d.kind == DeviceKind::Cpu).map(|d| d.name.as_str()).collect();
     let on_host = |device: &str| hosts.contains(&device);

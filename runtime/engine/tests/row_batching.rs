@@ -161,7 +161,7 @@ fn load_half(rows: Rows, sequences: u64) -> Toy {
     load_plan(plan, rows, RowBatching::Exact, (sequences, MemoryId::HOST), &MockBackend::new())
 }
 
-/// Loads a plan for so many sequences, with states in this memory.
+/// Loads a plan for `sequences` sequences, with states in this memory.
 fn load_plan(
     mut plan: Plan,
     rows: Rows,

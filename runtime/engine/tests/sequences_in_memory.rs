@@ -59,7 +59,7 @@ fn every_sequence_but_the_first_needs_room_for_the_tensors_of_a_chunk() {
     assert_eq!(fitting(|states| states, |_| EngineOptions::default()), 1);
 }
 
-/// How often the heap is trimmed in a pass of this many sequences of so many tokens through two partitions.
+/// How often the heap is trimmed in a pass of `sequences` sequences of `tokens` tokens each through two partitions.
 fn heap_trims(sequences: usize, tokens: usize, ram: Option<ByteSize>) -> u64 {
     let part = || ChainPart::new(None, Rc::new(|_| Duration::ZERO));
     let chain = Chain { parts: vec![part(), part()], ..Chain::default() };

@@ -54,7 +54,7 @@ pub(super) fn lock_weights<B: Backend>(
     let rss = runtime.pool.backend.memory_use().resident;
     let expert_cache = budget.expert_cache(plan, &is_fallback, HostMemoryInUse { rss, ..in_use });
     info!(rss, expert_cache, "weights locked");
-    // The weights that every run of a stage needs are in memory at once, also where the window is smaller.
+    // The weights that every run of a stage needs are in memory at once, even if the window is smaller.
     let beyond_window = runtime.weights.disk.largest_stage().saturating_sub(window);
     let expert_cache = expert_cache.saturating_sub(beyond_window);
     runtime.weights.disk.set_expert_cache(expert_cache);
@@ -90,8 +90,8 @@ fn widen_window<B: Backend>(program: &Program, runtime: &mut Runtime<B>, window:
 /// of these. 0 if the window lacks nothing, or more than an eighth: then the plan reads only a smaller part of a stage ahead, and unlocking costs
 /// more than it saves. `sizes`: bytes of the weights that are read of each stage.
 ///
-/// Unlocking x bytes, x / n of each of n stages, makes two stages 2 x / n larger: a window of W bytes for stages of s bytes lacks the x with `W + x
-/// = 2 (s + x / n)`.
+/// Unlocking x bytes, x / n of each of n stages, makes two stages 2 x / n larger: a window of W bytes for stages of s bytes lacks the x with
+/// `W + x = 2 (s + x / n)`.
 fn missing_window(mut sizes: Vec<u64>, window: u64) -> u64 {
     let stages = sizes.len() as u64;
     if stages < 3 {

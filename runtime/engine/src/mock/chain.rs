@@ -346,7 +346,7 @@ impl Chain {
 /// Weights of all parts.
 const WEIGHTS: &str = "weights.bin";
 
-/// The file of a variant: one of its own, or that of its class on its device.
+/// The file of a variant: a file of its own, or the file of its class on its device.
 fn file(number: usize, variant: &ChainVariant) -> String {
     match (variant.inputs, variant.gpu) {
         (Some(inputs), Some(gpu)) => format!("class{}_{gpu}.onnx", inputs.class),

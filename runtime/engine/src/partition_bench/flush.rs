@@ -26,7 +26,7 @@ pub struct CacheFlusher<B: Backend> {
     /// The one row, `[1, ROWS]`.
     row: B::Buffer,
     slabs: Vec<B::Buffer>,
-    /// Rows of the slabs, over all of them, that hold numbers.
+    /// Rows that hold numbers, counted over all slabs.
     written: u64,
     memory: MemoryId,
 }

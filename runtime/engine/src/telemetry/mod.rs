@@ -240,7 +240,7 @@ pub struct Telemetry {
     pub expert_misses: u64,
     /// Experts that were read ahead and then not used by the next run of their stage, or evicted before it.
     pub experts_read_in_vain: u64,
-    /// Uploads of streamed weights to devices, without those of loading.
+    /// Uploads of streamed weights to devices, without uploads at load.
     pub uploads: Counter,
     /// Bytes in those copies.
     pub uploaded_bytes: u64,

@@ -76,7 +76,7 @@ impl<B: Backend> DiskTier<B> {
         self.window = bytes;
     }
 
-    /// Sets the room for experts, bytes. Once, before any of them is read.
+    /// Sets the room for experts, bytes. To be called once, before any expert is read.
     pub fn set_expert_cache(&mut self, bytes: u64) {
         let experts_of = |stage: StageId| {
             let pager = &self.pagers[self.sessions[stage]];

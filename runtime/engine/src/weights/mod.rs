@@ -36,11 +36,11 @@ pub(crate) trait WeightTier<B: Backend> {
     fn serves(&self, stage: StageId) -> bool;
     /// The stages in the order in which passes will run them. Forgets what was fetched.
     fn set_order(&mut self, order: &PerPhase<Vec<StageId>>);
-    /// A pass starts, and the one after it will be of phase `next`.
+    /// A pass starts. The pass after it will be of phase `next`.
     fn start_pass(&mut self, next: Phase);
     /// Issues fetches ahead of need, as many as fit into the free room.
     fn prefetch(&mut self, pool: &BufferPool<B>) -> Result<(), BackendError>;
-    /// The stage runs next: issues those of its fetches that were not prefetched.
+    /// Issues the fetches of the stage that runs next, except for those that were prefetched.
     fn fetch(&mut self, context: &mut TierContext<'_, B>, stage: StageId, phase: Phase) -> Result<(), BackendError>;
     /// Waits for the stage's fetches, or makes its device wait.
     fn wait(&mut self, context: &mut TierContext<'_, B>, stage: StageId) -> Result<Waited, BackendError>;
@@ -105,7 +105,7 @@ impl<B: Backend> WeightStore<B> {
         self.tiers().into_iter().for_each(|tier| tier.set_order(order));
     }
 
-    /// A pass starts, and the one after it will be of phase `next`.
+    /// A pass starts. The pass after it will be of phase `next`.
     pub fn start_pass(&mut self, pool: &BufferPool<B>, next: Phase) -> Result<(), EngineError> {
         self.tiers().into_iter().for_each(|tier| tier.start_pass(next));
         self.prefetch(pool)
@@ -125,7 +125,7 @@ impl<B: Backend> WeightStore<B> {
         self.disk.has_experts(stage)
     }
 
-    /// The stage runs next: issues those of its fetches that were not prefetched.
+    /// Issues the fetches of the stage that runs next, except for those that were prefetched.
     pub fn fetch(
         &mut self,
         mut context: TierContext<'_, B>,

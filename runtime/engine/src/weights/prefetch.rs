@@ -45,7 +45,7 @@ impl Default for Prefetcher {
 }
 
 impl Prefetcher {
-    /// For passes that need these chunks. `room` is raised to that of the largest stage.
+    /// A prefetcher for passes that need these chunks. `room` is raised to what the chunks of the largest stage take.
     pub fn new(orders: PerPhase<Vec<Chunk>>, room: u64, ahead: bool) -> Self {
         let stages = orders.iter().flat_map(|order| order.chunk_by(|a, b| a.stage == b.stage));
         let largest = stages.map(|chunks| chunks.iter().map(|chunk| chunk.room).sum::<u64>()).max().unwrap_or(0);
@@ -77,7 +77,7 @@ impl Prefetcher {
         self.has_chunks.is_empty()
     }
 
-    /// A pass starts, and the one after it will be of phase `next`.
+    /// A pass starts. The pass after it will be of phase `next`.
     pub fn start_pass(&mut self, next: Phase) {
         self.next_pass = Some(next);
     }

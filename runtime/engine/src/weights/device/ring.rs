@@ -42,7 +42,7 @@ impl<B: Backend> SlotRing<B> {
         self.slots.iter_mut().for_each(|slot| slot.stage = None);
     }
 
-    /// A pass starts, and the one after it will be of phase `next`.
+    /// A pass starts. The pass after it will be of phase `next`.
     pub fn start_pass(&mut self, next: Phase) {
         self.prefetcher.start_pass(next);
     }

@@ -62,7 +62,7 @@ fn routes_of(Routing { skew, drift }: Routing, seed: u64) -> Routes {
     (0..PASSES).map(|_| pass()).collect()
 }
 
-/// The experts of passes of this many sequences: those that any of them selects, in order.
+/// The experts that passes of this many sequences select: each expert that any of the sequences selects, in order.
 fn routes_together(routing: Routing, sequences: u64) -> Routes {
     let each: Vec<Routes> = (0..sequences).map(|sequence| routes_of(routing, 7 + sequence)).collect();
     let of_stage = |pass: usize, stage: usize| -> Vec<u32> {
