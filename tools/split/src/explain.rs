@@ -63,7 +63,7 @@ struct PartitionReason {
 #[derive(Debug, Serialize)]
 struct WhatIf {
     what: String,
-    /// Milliseconds for each token, more than now; less if negative.
+    /// Change of the milliseconds per token; negative if they become less.
     #[serde(skip_serializing_if = "Option::is_none")]
     decode_ms_change: Option<f64>,
     /// The same of the time to the first token.
@@ -90,8 +90,8 @@ impl WhatIf {
     }
 }
 
-/// Explains a placement. `planned` is the one that the planner chose of these inputs, before anything was measured: what more memory changes
-/// is told beside it.
+/// Explains a placement. `planned` is the placement that the planner chose for these inputs before anything was measured; the effects of
+/// more memory are relative to it.
 pub fn explain(
     inputs: &PlanInputs,
     planned: &Solution,

@@ -104,7 +104,8 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
 /// The model and the source of costs.
 struct Inputs {
     analysis: Analysis,
-    /// Settings and the model with experts on the CPU, where an exporter wrote them out and they would compute as exported otherwise.
+    /// Alternative settings, and the model analysed with them: experts on the CPU. Only if an exporter wrote experts out and all of
+    /// them would compute otherwise.
     experts_on_cpu: Option<(SplitArgs, Analysis)>,
     costs: Costs,
     local: LocalMachine,
@@ -116,7 +117,7 @@ struct Inputs {
 /// before it opens the model.
 fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     let mut errors = settings::check(args);
-    // Of a profile that is refused whatever it holds, nothing else is reported.
+    // A profile that is refused whatever it holds is not read, so that nothing else is reported about it.
     let profile = args.planning.profile.clone().filter(|_| !settings::refuses_profile(args));
     let costs = Costs::read(&PlanningArgs { profile, ..args.planning.clone() }, &mut errors);
     errors.into_result()?;

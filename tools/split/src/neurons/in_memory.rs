@@ -11,7 +11,7 @@ use hpp_model::{Analysis, CostSource};
 use hpp_partition::{NeuronReads, Placement, Problem, ReadCosts};
 use serde::Serialize;
 
-/// Memory has no rows too short to be read alone: a share of the neurons takes as large a share of the time.
+/// Reads from memory cost nothing per request, so reading a share of the neurons takes that share of the time.
 const MEMORY: ReadCosts = ReadCosts { bytes_per_ms: 1.0, request_ms: 0.0 };
 
 /// Neurons that are off in host memory and on GPUs.
@@ -45,8 +45,8 @@ struct OnHost {
 struct OnGpu {
     /// The blocks with such neurons.
     blocks: String,
-    /// How many times as fast a token would be at most if these and those of the host were divided by neurons instead of by layers, as often
-    /// active as each other; absent if the host has none.
+    /// Upper bound of the speedup of a token if GPUs and host shared each layer by neurons instead of dividing the model by layers, with
+    /// equally active neurons on both; absent if the host has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     divided: Option<f64>,
 }
