@@ -50,7 +50,8 @@ mod tests {
     use hpp_schema::Activations;
     use std::path::Path;
 
-    /// Of a model: operators that were changed, and the level that each product of quantized weights states, in the file that is cut.
+    /// The number of changed operators of a model, and the level that each product of quantized weights states in the file that is
+    /// cut.
     fn levels(name: &str, activations: Activations) -> (Option<usize>, Vec<(String, Option<i64>)>) {
         let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models")).join(name);
         let options = AnalysisOptions::as_exported(None, LogitsMode::All);

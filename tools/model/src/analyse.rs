@@ -100,7 +100,8 @@ pub enum LogitsMode {
 pub enum ExpertComputation {
     /// As exported: every expert.
     AsExported,
-    /// Those that a token selects: each is in the branch of an `If`. Its weights can then be read by demand, and cannot be inputs of a session.
+    /// The experts that a token selects. Each is in the branch of an `If`: its weights can be read by demand, and cannot be inputs of a
+    /// session.
     Selected,
 }
 
@@ -246,7 +247,8 @@ fn infer_and_segment(model: &Model) -> Result<(Graph, Segmentation), ModelError>
 }
 
 /// The matrices of a model whose formats may be chosen, with the errors of each format. The model must not be quantized already.
-/// `progress` hears how many bytes of weights are measured, of how many: 0 before the first is read.
+/// Calls `progress` with the bytes of weights that are measured, and with the bytes of all: first with 0, before any is
+/// read.
 pub fn quantization_candidates(
     analysis: &Analysis,
     options: &QuantizeOptions,

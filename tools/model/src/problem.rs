@@ -79,8 +79,8 @@ impl CostSource<'_> {
         known.map_or(Contention::NONE, |contention| Contention::new(contention.compute, contention.read))
     }
 
-    /// What direct reads of any size cost; `None` if the machine file or profile has no disk. The cost of a request comes from the
-    /// smallest reads of a profile, in which as many are under way as the runtime keeps.
+    /// The costs of direct reads of any size; `None` if the machine file or profile has no disk. The cost of a request comes from
+    /// the smallest reads of a profile, with as many in flight as the runtime keeps.
     pub fn disk_reads(&self) -> Option<ReadCosts> {
         let bytes_per_ms = per_ms(self.disk()?);
         let CostSource::Profile(profile) = self else {
@@ -112,7 +112,7 @@ impl CostSource<'_> {
         self.rates().and_then(|machine| machine.disk).and_then(|disk| disk.decompress_gb_per_s)
     }
 
-    /// The rate and cost of decompressing weights on a host of so many cores.
+    /// The rate and cost of decompressing weights on a host with this many cores.
     fn decompression(&self, cores: u64) -> Decompression {
         let measured = self.measured_decompression();
         let cores = usize::try_from(cores).unwrap_or(usize::MAX).max(1);

@@ -170,7 +170,7 @@ pub struct OverBudget {
     pub draft: u64,
 }
 
-/// What [`OverBudget::margin`] is on this device, without a draft model.
+/// The name of what [`OverBudget::margin`] counts on this device, without a draft model.
 fn reserve_label(device: DeviceId) -> &'static str {
     match device {
         DeviceId::Cpu => "process",

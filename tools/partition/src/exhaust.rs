@@ -27,9 +27,9 @@ pub(crate) fn exhaust(
 /// Lower bounds of the compute time of the remaining blocks that counts as [`PhaseWork::sequence`].
 #[derive(Clone, Copy, Default)]
 struct RestBound {
-    /// Of each phase, milliseconds, with the fastest place of each block in that phase.
+    /// The bound of each phase, milliseconds, with the fastest place of each block in that phase.
     phases: [f64; 2],
-    /// Of the weighted sum of both phases, weighted milliseconds, with the best placement of each block.
+    /// The bound of the weighted sum of both phases, weighted milliseconds, with the best placement of each block.
     weighted: f64,
 }
 

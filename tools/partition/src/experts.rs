@@ -31,7 +31,7 @@ impl Experts {
 pub struct ExpertReads {
     /// All experts.
     pub all: u64,
-    /// Those that the tokens of a pass select.
+    /// The experts that the tokens of a pass select.
     pub visited: u64,
     /// The experts of the block that has most.
     pub largest: u64,

@@ -30,7 +30,7 @@ pub struct MemoryUsage {
     pub gpus: Vec<Demand>,
     /// Demand on the host with all weights in memory. Its workspace includes `host_sessions`.
     pub host: Demand,
-    /// What sessions on the host hold beside weights from their creation on, bytes.
+    /// Bytes that sessions on the host hold beside weights from their creation on.
     pub host_sessions: u64,
     /// Weights that the host reads in a prefill pass and in a decode pass, if its memory does not hold them.
     pub host_reads: [HostReads; 2],

@@ -31,7 +31,7 @@ impl ReadCosts {
 pub struct NeuronReads {
     /// All weights, bytes.
     pub weights: f64,
-    /// Those of neurons that may be off, bytes.
+    /// The weights of neurons that may be off, bytes.
     pub neurons: f64,
     /// Bytes of one neuron.
     pub row_bytes: f64,

@@ -106,8 +106,8 @@ impl PlanInputs<'_> {
         }
     }
 
-    /// The fastest plan with these settings, without compressed copies of weights that gain too little. KV caches that may lie anywhere are on disk
-    /// where no plan has room for them in memory, or where weights would use that memory much better.
+    /// The fastest plan with these settings, without compressed copies of weights that gain too little. If the settings leave the place of KV
+    /// caches open, they are on disk where no plan has room for them in memory, or where weights would use that memory much better.
     fn choose_as_set(&self) -> Result<Chosen, SplitError> {
         let mut chosen = self.with_some_passes()?;
         let Chosen { request, partitioning, .. } = &mut chosen;
@@ -343,7 +343,7 @@ impl PlanInputs<'_> {
 struct Estimate {
     /// The time that the objective minimises, milliseconds.
     objective_ms: f64,
-    /// Of one sequence.
+    /// The time of a token of one sequence, milliseconds.
     decode_ms: f64,
 }
 

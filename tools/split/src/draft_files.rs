@@ -25,7 +25,7 @@ const EMBEDDED_FILE: &str = "embedded.bin";
 pub struct ModelWeights(HashMap<String, TensorProto>);
 
 impl ModelWeights {
-    /// Those of these files.
+    /// The external weights of these files.
     pub fn of<'a>(protos: impl IntoIterator<Item = &'a ModelProto>) -> Self {
         let graphs = protos.into_iter().flat_map(|proto| proto.graph.iter());
         let initializers = graphs.flat_map(|graph| &graph.initializer);

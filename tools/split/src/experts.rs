@@ -14,7 +14,7 @@ use hpp_partition::{BlockPlacement, Placement};
 use hpp_schema::ByteSize;
 use std::collections::BTreeSet;
 
-/// The partitions of a plan. Those of a mixture that is read by demand are divided in two.
+/// The partitions of a plan. Partitions with a mixture that is read by demand are divided in two.
 pub struct Divided {
     /// The blocks of the partitions; the same block twice where one is divided.
     pub specs: Vec<PartitionSpec>,

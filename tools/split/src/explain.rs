@@ -66,10 +66,10 @@ struct WhatIf {
     /// Change of the milliseconds per token; negative if they become less.
     #[serde(skip_serializing_if = "Option::is_none")]
     decode_ms_change: Option<f64>,
-    /// The same of the time to the first token.
+    /// Change of the time to the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     time_to_first_token_ms_change: Option<f64>,
-    /// The same of the whole answer: the prompt and all new tokens.
+    /// Change of the time of the whole answer: the prompt and all new tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     answer_ms_change: Option<f64>,
     /// Why there is no plan with this change.
@@ -179,7 +179,7 @@ fn more_memory(
     Ok((scarce, changes))
 }
 
-/// What the plan of other inputs changes.
+/// The effect of planning with other inputs.
 fn what_if(
     what: String,
     then: Result<Chosen, SplitError>,

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 const WEIGHTS_FILE: &str = "weights.bin";
 /// Intermediate file for embedded weights with `--pack`.
 const EMBEDDED_FILE: &str = "embedded.bin";
-/// The same for the unsplit model, where that has other weights.
+/// Intermediate file for the embedded weights of the unsplit model, if it has others than the partitions.
 const EMBEDDED_WHOLE_FILE: &str = "embedded.whole.bin";
 /// The unsplit model with boundary tensors as outputs.
 const TAPPED_FILE: &str = "tapped.onnx";

@@ -1,4 +1,4 @@
-//! What quantizing does, in words, and how far measurements for it are.
+//! Text on what quantizing does, and on the progress of measurements for it.
 
 use crate::error::SplitError;
 use crate::lines::Lines;

@@ -210,7 +210,8 @@ impl PlanningRequest {
         self.shorter_passes(self.limits.shortest_pass).next()
     }
 
-    /// Passes of half as many tokens as this request's longest, of half of that and so on, the last of `shortest`.
+    /// Shorter and shorter lengths of passes: half of this request's longest, half of that and so on; the last is
+    /// `shortest`.
     pub fn shorter_passes(&self, shortest: u64) -> impl Iterator<Item = u64> + use<> {
         let Scenario { prefill_chunk, divides_prompts, .. } = self.scenario;
         let half = move |pass: &u64| (divides_prompts && *pass > shortest).then(|| (pass / 2).max(shortest));

@@ -138,7 +138,7 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     let analysis = analyse(path, args.context, args, quantize.as_ref(), computation)?;
     operators::check(&analysis, args.allow_unknown_operators)?;
     let costs = match quantize {
-        // Of a profile only the sensitivity of blocks counts: its times are of other weights.
+        // Only the sensitivity of blocks in a profile counts: its times are those of unquantized weights.
         Some(_) => costs.without_profile(),
         None => {
             costs.check_origin(&analysis, args.planning.allow_other_machine)?;
@@ -218,7 +218,7 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     }
 }
 
-/// Why KV caches lie on disk that nobody asked for.
+/// Why KV caches lie on disk although no option asks for it.
 fn kv_on_disk_note(request: &PlanningRequest) -> String {
     let (context, sequences) = (request.scenario.context, request.problem.load.sequences);
     match request.limits.kv_on_disk {
@@ -248,7 +248,7 @@ fn kv_in_memory_note(on_disk_ms: f64, in_memory_ms: f64) -> String {
     )
 }
 
-/// What the smallest block needs, where the planner can place none on a GPU and the plan uses none.
+/// The note with the demand of the smallest block, if the planner can place no block on a GPU and the plan uses none.
 fn useless_gpus_note(args: &SplitArgs, request: &PlanningRequest, partitioning: &Partitioning) -> Option<String> {
     let mut placements = partitioning.partitions.iter().map(|partition| partition.placement);
     if args.has_manual_placement() || placements.any(|placement| placement != BlockPlacement::both(Placement::Cpu)) {

@@ -94,7 +94,7 @@ fn with_shorter_passes(
     })
 }
 
-/// The plan for another objective: with the costs that `--refine` measured, if it did.
+/// The plan for another objective, with the costs that `--refine` measured, if that option was given.
 fn for_objective(request: &PlanningRequest, inputs: &PlanInputs, objective: Objective) -> Result<Chosen, SplitError> {
     if inputs.args.planning.refine.is_some() {
         let mut request = request.clone();

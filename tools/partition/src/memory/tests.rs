@@ -252,7 +252,8 @@ fn widened_weights_are_in_memory_twice_while_a_session_is_created() {
     }
 }
 
-/// What sessions hold beside weights is in memory from their creation on, so that the last one is created beside it.
+/// Sessions hold some memory beside weights from their creation on, so the last session is created beside that of all
+/// others.
 #[test]
 fn what_sessions_hold_takes_memory_while_others_are_created() {
     let packing = Packing { growth_permille: 1000, ..Packing::default() };

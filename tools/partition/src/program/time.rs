@@ -27,7 +27,7 @@ struct PhaseTime {
     host: LinearExpr,
     /// By GPU: boundaries and state copied to it.
     links: Vec<LinearExpr>,
-    /// The same without copies ahead.
+    /// `links` without copies ahead.
     links_in_sequence: Vec<LinearExpr>,
     /// By GPU: compute time and state swaps of the blocks that are streamed to it.
     streamed: Vec<LinearExpr>,
@@ -251,7 +251,8 @@ fn add_tail_after_copies(program: &mut IntegerProgram, phase: Phase, gpu: usize,
         return;
     }
     let last_pass = problem.passes(phase) - 1;
-    // Of several sequences on several devices only the last one is sure to go through later blocks after the streamed block.
+    // With several sequences on several devices, only the last sequence is sure to go through later blocks after the
+    // streamed block.
     let after_share = if problem.has_pipelines() { 1.0 / problem.load.sequences as f64 } else { 1.0 };
     // Lower bound of the time after the blocks of the current region.
     let mut rest_ms = problem.pass_overhead_ms * after_share;

@@ -53,7 +53,7 @@ pub struct DivergenceProbe {
     requests: ChildStdin,
     replies: BufReader<ChildStdout>,
     interrupt: Interrupt,
-    /// Lines of the corpus that cannot be used; the user was told.
+    /// Lines of the corpus that cannot be used and were reported.
     left_out: BTreeSet<u64>,
 }
 

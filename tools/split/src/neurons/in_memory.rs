@@ -1,5 +1,5 @@
-//! What `--explain` says about neurons that a ReLU switches off where their weights are in memory: they are computed like all others, and what
-//! leaving inactive ones out could gain.
+//! What `--explain` says about neurons that a ReLU switches off and whose weights are in memory. They are computed like all others; the report
+//! says what leaving inactive ones out could gain.
 
 use super::{Network, gain, gathered, networks, percent};
 use crate::amount::{MEASURED, digits};
@@ -23,7 +23,7 @@ pub struct NeuronsInMemory {
     gpu: Option<OnGpu>,
 }
 
-/// Those that the CPU computes, none of whose weights are read from disk.
+/// Neurons that the CPU computes, none of whose weights are read from disk.
 #[derive(Debug, Serialize)]
 struct OnHost {
     /// The blocks with such neurons.
@@ -36,11 +36,11 @@ struct OnHost {
     /// How many times as fast the host would be at most, with that activity.
     #[serde(skip_serializing_if = "Option::is_none")]
     at_most: Option<f64>,
-    /// The same with no active neuron.
+    /// The same bound with no active neuron.
     with_none: f64,
 }
 
-/// Those that GPUs compute.
+/// Neurons that GPUs compute.
 #[derive(Debug, Serialize)]
 struct OnGpu {
     /// The blocks with such neurons.

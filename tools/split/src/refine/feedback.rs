@@ -365,7 +365,7 @@ mod tests {
         near(partitioning(&model, 2).solution.decode_ms, partitioning(&actual, 2).solution.decode_ms);
     }
 
-    /// What a token waits for the disk is no overhead of a pass, which each of several sequences would have.
+    /// A token's wait for the disk does not count as overhead of a pass, which each of several sequences would have.
     #[test]
     fn waits_for_the_disk_are_the_disks() {
         let reading = |cpu: f64, rate: f64| {
