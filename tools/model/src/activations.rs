@@ -12,7 +12,8 @@ use hpp_schema::Activations;
 const ATTRIBUTE: &str = "accuracy_level";
 const INT8: i64 = 4;
 
-/// States activations of 8 bits in all operators that can take them and do not state them. The number of these operators.
+/// States activations of 8 bits in all operators that can take them and do not state them. Returns the number of these
+/// operators.
 pub(crate) fn round_to_8_bits(model: &mut Model, graph: &mut Graph) -> usize {
     let found: Vec<NodeId> = graph.node_ids().filter(|id| can_round(graph.node(*id))).collect();
     set_in_both(model, graph, &found, (ATTRIBUTE, INT8));
@@ -49,7 +50,8 @@ mod tests {
     use hpp_schema::Activations;
     use std::path::Path;
 
-    /// Of a model: operators that were changed, and the level that each product of quantized weights states, in the file that is cut.
+    /// The number of changed operators of a model, and the level that each product of quantized weights states in the file that is
+    /// cut.
     fn levels(name: &str, activations: Activations) -> (Option<usize>, Vec<(String, Option<i64>)>) {
         let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../fixtures/models")).join(name);
         let options = AnalysisOptions::as_exported(None, LogitsMode::All);

@@ -42,7 +42,8 @@ pub struct Analysis {
     pub name: String,
     /// The graph with inferred types and shapes.
     pub graph: Graph,
-    /// The graph with experts as exported, whose nodes are those of the branches; `None` if no expert was put under a condition.
+    /// The graph with experts as exported, from before they were put into the branches of an `If`; `None` if no expert was put
+    /// under a condition.
     pub exported: Option<Graph>,
     /// Its blocks.
     pub segmentation: Segmentation,
@@ -72,7 +73,7 @@ pub struct Analysis {
     pub rows: Option<DividedRows>,
     /// How many operators take activations of 8 bits because that was asked for; `None` with activations as exported.
     pub integer_operators: Option<usize>,
-    /// What the file of each block would hold, once asked for: planning asks for several lengths of passes.
+    /// A cache of what the file of each block would hold: planning asks for it once for each length of passes.
     pub(crate) block_files: BlockFiles,
 }
 
@@ -99,7 +100,8 @@ pub enum LogitsMode {
 pub enum ExpertComputation {
     /// As exported: every expert.
     AsExported,
-    /// Those that a token selects: each is in the branch of an `If`. Its weights can then be read by demand, and cannot be inputs of a session.
+    /// The experts that a token selects. Each is in the branch of an `If`: its weights can be read by demand, and cannot be inputs of a
+    /// session.
     Selected,
 }
 
@@ -245,7 +247,8 @@ fn infer_and_segment(model: &Model) -> Result<(Graph, Segmentation), ModelError>
 }
 
 /// The matrices of a model whose formats may be chosen, with the errors of each format. The model must not be quantized already.
-/// `progress` hears how many bytes of weights are measured, of how many: 0 before the first is read.
+/// Calls `progress` with the bytes of weights that are measured, and with the bytes of all: first with 0, before any is
+/// read.
 pub fn quantization_candidates(
     analysis: &Analysis,
     options: &QuantizeOptions,
@@ -342,7 +345,7 @@ fn refuse_states_without_axes(analysis: &Analysis) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// A state of more bytes than 64 bits count fits no machine, and its size would not fit the plan.
+/// Refuses states of more bytes than 64 bits count: they fit no machine, and their size would not fit the plan.
 fn refuse_states_beyond_64_bits(analysis: &Analysis) -> Result<(), ModelError> {
     let size = |state: &State| bytes_at_capacity(state.dtype, &state.shape, state.update);
     let Some(planned) = analysis.states.iter().find(|planned| size(&planned.state).is_none()) else { return Ok(()) };
@@ -380,13 +383,13 @@ fn planned_context(
     }
 }
 
-/// A configuration that claims a longer context than the graph can compute.
+/// The note on a configuration that claims a longer context than the graph can compute.
 fn limit_note(configured: Option<u64>, limit: Option<&ContextLimit>) -> Option<String> {
     let limit = limit?;
     Some(limit.note(configured.filter(|claimed| *claimed > limit.tokens)?))
 }
 
-/// A model that changes its tables within the context that is planned for, or within the one that it allows.
+/// The note on a model that changes its tables within the planned context, or within the context that it allows.
 fn change_note(change: Option<u64>, context: u64, configured: Option<u64>) -> Option<String> {
     let change = change?;
     if context > change {

@@ -26,7 +26,8 @@ pub struct PartitionSpec {
 pub struct DiskStreaming {
     /// The share of all these weights that is locked in memory, 0 to 1.
     pub locked_share: f64,
-    /// The most bytes of the model that are read of one partition, without experts that are read by demand; what it has beyond is locked.
+    /// The most bytes of the model that are read of one partition, without experts that are read by demand; the rest of a larger
+    /// partition is locked.
     pub read_level: u64,
     /// Memory for the rest while it is read, bytes; `None` if only tables stay on disk.
     pub window: Option<u64>,
@@ -226,7 +227,8 @@ fn devices(decision: &Decision, partitions: &[Partition]) -> Vec<Device> {
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 
-/// What CPU kernels hold beside the model's bytes of the weights that stay in host memory; `None` if nothing.
+/// Bytes that the host holds for the weights that stay in its memory beyond their bytes in the model: growth by packing,
+/// values folded from weights, and copies in sessions; `None` if 0.
 fn kernel_layout(decision: &Decision, partitions: &[Partition]) -> Option<u64> {
     let held = |partition: &Partition| match partition.variants().find(|variant| variant.device == "cpu")?.residency {
         Residency::Resident => Some(partition.bytes.weights.0),
@@ -318,7 +320,7 @@ fn experts(decision: &Decision, names: &[String], index: usize) -> Option<Expert
     })
 }
 
-/// What a prediction says of the partition whose router it predicts.
+/// The partition whose experts a prediction predicts, and the name of the predicted router logits.
 fn next_experts(decision: &Decision, names: &[String], prediction: &Prediction) -> Option<NextExperts> {
     let is_predicted =
         |mixture: &Option<Mixture>| mixture.as_ref().is_some_and(|mixture| mixture.router == prediction.router);

@@ -31,7 +31,7 @@ pub enum PositionHolder {
 }
 
 impl ContextLimit {
-    /// A user asks for a longer context.
+    /// The refusal where a user asks for a longer context.
     pub fn refusal(&self, asked: u64) -> String {
         let ContextLimit { tokens, name, .. } = self;
         match self.holder {
@@ -44,7 +44,7 @@ impl ContextLimit {
         }
     }
 
-    /// A configuration claims a longer context.
+    /// The note where a configuration claims a longer context.
     pub fn note(&self, claimed: u64) -> String {
         let ContextLimit { tokens, name, .. } = self;
         let has = match self.holder {

@@ -60,7 +60,7 @@ pub fn blocks(
         let weight = |id: &ValueId| (id.0, graph.weight(*id).map_or(0, |weight| weight.bytes));
         let weights: Vec<(u32, u64)> = block.weights.iter().map(weight).collect();
         let entering = counter.entering(index);
-        // Twice, as all activations.
+        // Twice, as all activations count.
         let folded = counter.folded(&block.nodes, &widest.symbols).saturating_mul(2);
         let of_passes = counter.workspace(&block.nodes, &widest.symbols, scenario);
         plan::BlockSpec {
@@ -231,7 +231,8 @@ impl<'a> CostCounter<'a> {
         nodes.iter().map(needed).max().unwrap_or(0).saturating_mul(2)
     }
 
-    /// Bytes of what a block's passes read that depends on weights alone. Passes compute it only where weights are inputs of a session.
+    /// Bytes of the values that a block's passes read and that depend on weights alone. Passes compute these values only where weights
+    /// are inputs of a session.
     fn folded(&self, nodes: &[NodeId], symbols: &Symbols) -> u64 {
         let passes = nodes
             .iter()
@@ -246,7 +247,8 @@ impl<'a> CostCounter<'a> {
         matches!(self.graph.value(id).origin, Origin::Node { node, .. } if self.folded[node.0 as usize])
     }
 
-    /// The largest scores of an attention on the host, whose memory the allocator keeps for the next attention; twice, as above.
+    /// The largest scores of an attention on the host, whose memory the allocator keeps for the next attention. Counted twice,
+    /// as in [`workspace`](Self::workspace).
     fn scores(&self, nodes: &[NodeId], symbols: &Symbols, scenario: Scenario) -> u64 {
         let scores = nodes.iter().filter_map(|id| infer::score_bytes(self.graph, *id, symbols));
         scores.filter(|_| scenario.divides_prompts).max().unwrap_or(0).saturating_mul(2)

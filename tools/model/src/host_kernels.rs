@@ -68,7 +68,7 @@ fn add_node(node: &NodeProto, kernels: &mut HostKernels) {
     walk::bodies(node).for_each(|body| add_graph(body, kernels));
 }
 
-/// Elements of a weight from which on it matters whether something computed from it stays in memory.
+/// From this many elements of a weight on, a value computed from the weight takes so much memory that it matters.
 const LARGE: u64 = 16 << 10;
 
 /// Operators whose result is as large as their largest input.

@@ -25,7 +25,7 @@ pub(crate) use packing::session_copies;
 pub use packing::{packing, scales_beside_packed};
 use passes::passes;
 
-/// Steps in which hit rates of caches for experts are given to the planner.
+/// Number of steps of a cache's share of all experts for which the planner gets hit rates.
 const HIT_RATE_STEPS: usize = 32;
 
 /// The source of costs.
@@ -79,8 +79,8 @@ impl CostSource<'_> {
         known.map_or(Contention::NONE, |contention| Contention::new(contention.compute, contention.read))
     }
 
-    /// What direct reads of any size cost; `None` if the machine file or profile has no disk. The cost of a request comes from the
-    /// smallest reads of a profile, in which as many are under way as the runtime keeps.
+    /// The costs of direct reads of any size; `None` if the machine file or profile has no disk. The cost of a request comes from
+    /// the smallest reads of a profile, with as many in flight as the runtime keeps.
     pub fn disk_reads(&self) -> Option<ReadCosts> {
         let bytes_per_ms = per_ms(self.disk()?);
         let CostSource::Profile(profile) = self else {
@@ -112,7 +112,7 @@ impl CostSource<'_> {
         self.rates().and_then(|machine| machine.disk).and_then(|disk| disk.decompress_gb_per_s)
     }
 
-    /// The rate and cost of decompressing weights on a host of so many cores.
+    /// The rate and cost of decompressing weights on a host with this many cores.
     fn decompression(&self, cores: u64) -> Decompression {
         let measured = self.measured_decompression();
         let cores = usize::try_from(cores).unwrap_or(usize::MAX).max(1);
@@ -123,8 +123,8 @@ impl CostSource<'_> {
         }
     }
 
-    /// Weights are compressed on disk where that takes at most this many of 1000 bytes: where reading less saves more time than
-    /// decompressing takes on a host of so many cores.
+    /// The most bytes per 1000 that compressed weights on disk may take: with fewer, reading less saves more time than
+    /// decompressing takes on a host of this many cores.
     pub fn compress_permille(&self, cores: u64) -> u32 {
         self.disk().map_or(0, |disk| worth_permille(per_ms(disk), self.decompression(cores).bytes_per_ms))
     }
@@ -227,9 +227,9 @@ pub fn problem(
     }
 }
 
-/// Whether the runtime can compute the tokens of several sequences as rows of one run: each state has room for the whole context and a
-/// row for each sequence, and the mask says how long each row is. Not those of mixtures of experts: the check at run time found other bits
-/// in every batch of one.
+/// Whether the runtime can compute the tokens of several sequences as rows of one run: each state has room for the whole context and a row
+/// for each sequence, and the mask says how long each row is. False for mixtures of experts: the check at run time found other bits in
+/// every batch of a mixture.
 fn batches_rows(analysis: &Analysis) -> bool {
     let is_row = |planned: &PlannedState| {
         let State { update, shape, .. } = &planned.state;

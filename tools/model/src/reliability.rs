@@ -33,7 +33,7 @@ pub fn unreliable_blocks(profile: &Profile, provider: Provider) -> Vec<&str> {
     unreliable.map(|class| class.block.as_str()).collect()
 }
 
-/// The largest relative error of a phase's curve; `None` if no time is long enough to be off by a known part of it.
+/// The largest relative error of a phase's curve; `None` if all times are too short to measure a relative error.
 pub fn fit_error(phase: &PhaseCosts) -> Option<f64> {
     let longest = phase.points.iter().filter_map(|point| point.ms).fold(0.0, f64::max);
     phase.fit.filter(|_| longest > MEASURABLE).map(|fit| fit.worst_relative_error)

@@ -103,7 +103,7 @@ fn is_encoder(logits: &ModelOutput, config: &ModelConfig) -> bool {
     config.generates.map_or(are_fewer, |generates| !generates)
 }
 
-/// Why a model that carries states does not generate text: for people who expect that it does. `None` if it does.
+/// Why a model that carries states does not generate text, which a user may expect of it. `None` if it generates text.
 pub fn why_run_once(inputs: &[ModelInput], outputs: &[ModelOutput], config: &ModelConfig) -> Option<String> {
     if kind(inputs, outputs, true, config) != ModelKind::SingleRun {
         return None;

@@ -23,7 +23,7 @@ pub struct RotaryInputs {
 }
 
 impl RotaryInputs {
-    /// Those of a node; `None` if its operator has no such caches.
+    /// The inputs of a node; `None` if its operator has no such caches.
     pub fn of(node: &Node) -> Option<RotaryInputs> {
         let has_input = |at: usize| node.inputs.get(at).copied().flatten().is_some();
         match (node.domain.as_str(), node.op_type.as_str()) {

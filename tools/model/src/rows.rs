@@ -16,7 +16,7 @@ pub struct DividedRows {
     pub shards: usize,
     /// The contents of [`hpp_onnx::ROWS_FILE`], which the model refers to and which does not exist on disk.
     pub contents: VirtualFile,
-    /// The states of the undivided model. Where they lie is empty.
+    /// The states of the undivided model. Their partitions and devices are empty.
     pub whole_states: Vec<State>,
 }
 

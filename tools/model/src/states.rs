@@ -82,8 +82,8 @@ fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
     }
 }
 
-/// The axis along which a state grows that is rebuilt in each pass: several caches that are taken apart, appended to and stacked again (as
-/// GPT-2 exports have one state for keys and values). Its size has another name after the pass, and no other size changes.
+/// The axis along which a state grows that each pass rebuilds: it takes several caches apart, appends to each and stacks them again (GPT-2
+/// exports have one state for keys and values). The size of this axis has another name after the pass, and no other size changes.
 fn growing_axis(graph: &Graph, pair: &StatePair) -> Option<usize> {
     let shape = |id: ValueId| graph.value(id).shape.as_ref();
     let (past, present) = (shape(pair.past)?, shape(pair.present?)?);
@@ -135,7 +135,7 @@ pub(crate) fn bytes_at_capacity(dtype: DType, shape: &Shape, update: StateUpdate
         StateUpdate::InPlace { axis, capacity } | StateUpdate::Append { axis, capacity } => (Some(axis), capacity),
         StateUpdate::Replace | StateUpdate::ReadOnly => (None, 1),
     };
-    // The first symbol outside the token axis is the batch: one sequence. So the check of plans counts, too.
+    // The first symbol outside the token axis is the batch, which is 1 for one sequence. The check of plans counts alike.
     let others = || shape.iter().enumerate().filter(|(axis, _)| token_axis != Some(*axis));
     let batch = others().find_map(|(_, dim)| dim.as_symbol());
     let size = |(axis, dim): (usize, &Dim)| match dim.as_symbol() {

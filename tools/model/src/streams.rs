@@ -46,7 +46,7 @@ fn weights(graph: &Graph, part: &PartitionGraph) -> BTreeSet<ValueId> {
 pub(crate) struct BlockFiles {
     /// Ids and bytes of the weights of each block.
     weights: OnceLock<Vec<Vec<(u32, u64)>>>,
-    /// What is copied to a GPU, where the block can be a partition of its own.
+    /// The weights of each block that are copied to a GPU, if the block can be a partition of its own.
     streamed: OnceLock<Vec<Option<Streamed>>>,
 }
 
@@ -87,7 +87,7 @@ fn streamed(analysis: &Analysis) -> Vec<Option<Streamed>> {
     streamed
 }
 
-/// What is copied if each of these parts is a partition that is streamed.
+/// The weights that are copied to a GPU if each of these parts is a streamed partition.
 fn streamed_parts(analysis: &Analysis, shared: &HashSet<String>, parts: &[PartitionGraph]) -> Vec<Option<Streamed>> {
     let extractor = Extractor::new(&analysis.model, &analysis.graph);
     let mut files: Vec<ModelProto> = Vec::new();

@@ -92,9 +92,9 @@ struct Pattern {
     host_first: bool,
     /// Consecutive streamed blocks.
     burst: usize,
-    /// The blocks among which they are spread.
+    /// The blocks among which the bursts are spread.
     among: SpreadAmong,
-    /// Half-intervals of other blocks placed before each burst: 0, 1 or 2.
+    /// Where a burst lies in its share of the other blocks: before them (0), in their middle (1) or after them (2).
     lead_halves: usize,
 }
 

@@ -7,8 +7,8 @@ use crate::{BlockPlacement, Contention, GpuCosts, Phase, Placement, Problem};
 /// The work of a phase, milliseconds without contention.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PhaseWork {
-    /// Everything that runs in sequence: computing, crossings, state swaps except copies ahead, the overhead of passes. In passes of several
-    /// sequences without what GPUs compute, which may overlap with all else.
+    /// Everything that runs in sequence: computing, crossings, state swaps that are not copied ahead, the overhead of passes. In passes of
+    /// several sequences it excludes what GPUs compute, because that may overlap with all else.
     pub sequence: f64,
     /// In passes of several sequences: what each GPU computes.
     pub gpus: Vec<f64>,

@@ -15,7 +15,8 @@ pub struct Budget {
     pub process: u64,
     /// Device memory left unused on each GPU, bytes.
     pub margin: u64,
-    /// Whether blocks that stay on a GPU may be streamed to it at run time: then a slot of its ring holds each of them too.
+    /// Whether the runtime may start to stream blocks that are resident on a GPU: then a slot of that GPU's ring has room
+    /// for each of them too.
     pub movable: bool,
     /// Where the state of GPU blocks is kept between passes.
     pub kv: KvHome,
@@ -23,8 +24,8 @@ pub struct Budget {
     pub host_kv_on_disk: bool,
     /// Host memory for read-ahead buffers if weights are read from disk, bytes.
     pub read_ahead: u64,
-    /// Host memory that the runtime leaves free beside locked weights if others are read from disk, bytes. What only fits without it fits: then
-    /// fewer weights are locked.
+    /// Host memory that the runtime leaves free beside locked weights if other weights are read from disk, bytes. A placement that fits only
+    /// without it still fits: then fewer weights are locked.
     pub reserve: u64,
     /// Sizes of weights in host memory after packing, and on disk.
     pub packing: Packing,
@@ -43,7 +44,7 @@ pub struct Packing {
     pub read_permille: u64,
 }
 
-/// What decompressing weights takes that were read from disk.
+/// The cost of decompressing weights that were read from disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Decompression {
     /// Uncompressed bytes per millisecond of all decompressing threads together.
@@ -52,7 +53,8 @@ pub struct Decompression {
     pub host_share: f64,
 }
 
-/// Growth from which on most weights must be 16-bit numbers, which take twice as much; packing alone adds a third at most.
+/// From this growth on, most weights must be 16-bit numbers, which widening to 32 bits doubles; packing alone adds a third
+/// at most.
 const WIDENED_PERMILLE: u64 = 500;
 
 impl Packing {
@@ -62,14 +64,14 @@ impl Packing {
         bytes.saturating_add(u64::try_from(growth).unwrap_or(u64::MAX))
     }
 
-    /// The bytes of the model that are packed into this many, rounded up.
+    /// The bytes of the model whose packed size is `packed`, rounded up.
     pub fn unpacked(self, packed: u64) -> u64 {
         let bytes = (u128::from(packed) * 1000).div_ceil(u128::from(1000 + self.growth_permille));
         u64::try_from(bytes).unwrap_or(u64::MAX)
     }
 
-    /// Bytes that the creation of a session takes in addition, whose weights have `packed` bytes. Weights of 16 bits are widened to 32 for
-    /// the kernels: the widened weights are in memory, all of them, until the last is packed. Others are packed from their file.
+    /// Additional bytes that the creation of a session takes if its weights have `packed` bytes. ONNX Runtime widens 16-bit weights to 32
+    /// bits for the kernels, and keeps all widened weights in memory until the last is packed. It packs other weights from their file.
     pub(crate) fn session_creation(self, packed: u64) -> u64 {
         if self.growth_permille >= WIDENED_PERMILLE { packed } else { 0 }
     }
@@ -103,7 +105,7 @@ pub enum KvHome {
     /// On the GPU that computes the block.
     #[default]
     Device,
-    /// On the host; the GPU holds the state of one block at a time.
+    /// On the host. The GPU holds the state of the block that it computes and, copied ahead, the state of the next block.
     Host,
 }
 
@@ -133,7 +135,8 @@ impl Demand {
         demand
     }
 
-    /// What a shorter context makes smaller: masks and scores of activations depend on it, and in short contexts the length of passes does.
+    /// The part of the demand that a shorter context reduces: state, and activations, because masks and scores depend on the context, and a
+    /// pass is no longer than the context.
     pub fn of_context(self) -> u64 {
         self.kv.saturating_add(self.workspace)
     }
@@ -160,13 +163,14 @@ pub struct OverBudget {
     pub demand: Demand,
     /// Its budget, bytes.
     pub budget: u64,
-    /// The part of the budget that blocks may not use, bytes: a GPU's margin, or the process and what else it holds on the host.
+    /// The part of the budget that blocks may not use, bytes: a GPU's margin, or the host memory that the process needs apart
+    /// from blocks.
     pub margin: u64,
     /// The part of `margin` that a draft model takes, bytes.
     pub draft: u64,
 }
 
-/// What [`OverBudget::margin`] is on this device, without a draft model.
+/// The name of what [`OverBudget::margin`] counts on this device, without a draft model.
 fn reserve_label(device: DeviceId) -> &'static str {
     match device {
         DeviceId::Cpu => "process",

@@ -3,8 +3,8 @@
 use crate::BlockSpec;
 use std::collections::BTreeMap;
 
-/// The blocks with one weight for each set of readers, numbered from 0. The demand of any set of blocks stays the same. A model has
-/// about ten weights per block, and the planner adds them up thousands of times.
+/// Merges all weights that the same blocks read into one, with keys numbered from 0. The demand of any set of blocks stays the
+/// same. A model has about ten weights per block, and the planner adds them up thousands of times.
 pub fn condensed(mut blocks: Vec<BlockSpec>) -> Vec<BlockSpec> {
     let mut readers: BTreeMap<u32, Vec<usize>> = BTreeMap::new();
     for (reader, block) in blocks.iter().enumerate() {

@@ -35,12 +35,14 @@ pub struct BlockSpec {
     pub kv_filled: Option<FilledState>,
     /// Activations in a prefill pass where weights are inputs of a session, bytes.
     pub workspace_bytes: u64,
-    /// The part of it that a session whose weights are constants needs only while it is created: ONNX Runtime computes then what depends on
-    /// weights alone, such as the transposed embedding that a head multiplies with.
+    /// The part of `workspace_bytes` for values that depend on weights alone, such as the transposed embedding that a head multiplies with.
+    /// If weights are constants of a session, ONNX Runtime computes these values when it creates the session (constant folding), and passes
+    /// do not need this part.
     pub folded_bytes: u64,
-    /// What a session on the host holds of the block beside packed weights, bytes, also where weights are read from disk.
+    /// Bytes that a session on the host holds for the block beside packed weights, also where weights are read from disk.
     pub session_bytes: u64,
-    /// Bytes that such a pass takes in addition on the host, whose attention kernels write the scores of all its tokens to memory.
+    /// Additional bytes of a prefill pass on the host, whose attention kernels write the scores of all tokens of the pass to
+    /// memory.
     pub score_bytes: u64,
     /// Bytes of the tensors that enter the block, for one token.
     pub boundary_bytes: u64,
@@ -63,7 +65,8 @@ impl BlockSpec {
         }
     }
 
-    /// What a session computes from the block's weights when it is created, bytes; activations count twice.
+    /// Bytes of the values that a session computes from the block's weights when it is created: half of `folded_bytes`,
+    /// which counts them twice, like all activations.
     pub fn folded_once(&self) -> u64 {
         self.folded_bytes / 2
     }

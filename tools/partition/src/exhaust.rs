@@ -27,9 +27,9 @@ pub(crate) fn exhaust(
 /// Lower bounds of the compute time of the remaining blocks that counts as [`PhaseWork::sequence`].
 #[derive(Clone, Copy, Default)]
 struct RestBound {
-    /// Of each phase, milliseconds, with the fastest place of each block in that phase.
+    /// The bound of each phase, milliseconds, with the fastest place of each block in that phase.
     phases: [f64; 2],
-    /// Of the weighted sum of both phases, weighted milliseconds, with the best placement of each block.
+    /// The bound of the weighted sum of both phases, weighted milliseconds, with the best placement of each block.
     weighted: f64,
 }
 
@@ -57,7 +57,8 @@ fn rest_bounds(evaluator: &Evaluator, allowed: &[Vec<BlockPlacement>]) -> Vec<Re
     bounds
 }
 
-/// Weights of the blocks from each position to the end that no other block has, bytes, without those of which a pass reads some rows.
+/// For each position: bytes of the weights that only one block of the model reads, of the blocks from there to the end, without
+/// tables of which a pass reads some rows.
 fn rest_weights(problem: &Problem) -> Vec<u64> {
     let has = |block: usize, key: u32| problem.blocks[block].weights.iter().any(|(other, _)| *other == key);
     let is_own = |block: usize, key: u32| (0..problem.blocks.len()).all(|other| other == block || !has(other, key));
@@ -240,8 +241,8 @@ impl PartialPlacement {
         self.host_workspace = self.host_workspace.max(block.host_workspace(placement));
     }
 
-    /// Lower bound of the time of reads from disk in a phase, milliseconds: of what the host reads of the blocks so far and of the `rest` bytes that
-    /// GPUs have no room for, beyond host memory. The same bound as the integer program's.
+    /// Lower bound of the time of reads from disk in a phase, milliseconds. The host reads its blocks so far and those
+    /// of the `rest` bytes that GPUs have no room for; what of these exceeds host memory comes from disk. The integer program has the same bound.
     fn disk_ms(&self, evaluator: &Evaluator, rest: u64, phase: Phase) -> f64 {
         let problem = evaluator.problem;
         let (Some(rate), Some(ram)) = (problem.disk_bytes_per_ms, problem.budget.host()) else { return 0.0 };

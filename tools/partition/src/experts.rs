@@ -2,8 +2,8 @@
 
 use crate::host_reads::HostReads;
 
-/// Memory for other weights on their way from disk where all of them stay locked, bytes: kernels may want them in a layout that is a
-/// little larger than planned.
+/// The window, in bytes, for weights other than experts where all of these are planned to stay locked: the layout that kernels want
+/// may be a little larger than planned, and the excess is read from disk.
 pub const EXPERT_WINDOW: u64 = 2 << 20;
 
 /// The experts of a block. Each token selects some of them, and the runtime reads only those.
@@ -31,7 +31,7 @@ impl Experts {
 pub struct ExpertReads {
     /// All experts.
     pub all: u64,
-    /// Those that the tokens of a pass select.
+    /// The experts that the tokens of a pass select.
     pub visited: u64,
     /// The experts of the block that has most.
     pub largest: u64,
@@ -57,9 +57,9 @@ impl ExpertMemory {
         ExpertMemory { cache, rest_level }
     }
 
-    /// Expected bytes of experts that a pass reads. Of the selected experts the cache has the share that caches of its size had in
-    /// measurements ([`Problem::expert_hits`](crate::Problem::expert_hits())), without them as large a share as of all; except that a pass
-    /// that selects nearly all evicts them before they are needed again.
+    /// Expected bytes of experts that a pass reads. The hit rate of the cache is the measured one for a cache of this size
+    /// ([`Problem::expert_hits`](crate::Problem::expert_hits())), or, without measurements, the share of all experts that the cache holds.
+    /// It falls with the share of experts that a pass selects: a pass that selects nearly all evicts experts before they are needed again.
     pub fn read_bytes(self, experts: ExpertReads, measured: &[f64]) -> u64 {
         if self.cache >= experts.all {
             return 0;
@@ -70,7 +70,8 @@ impl ExpertMemory {
     }
 }
 
-/// The hit rate of a cache for a share of all experts, 0 to 1: between the measured points on a line.
+/// The hit rate, 0 to 1, of a cache for a share of all experts: interpolated linearly between measured points; without
+/// points, the share.
 fn hit_rate(share: f64, measured: &[f64]) -> f64 {
     let Some(last) = measured.len().checked_sub(1).filter(|last| *last > 0) else { return share };
     let at = share.clamp(0.0, 1.0) * last as f64;
@@ -103,7 +104,8 @@ mod tests {
         // Half of the experts are cached: of a quarter that is selected, 3/8 are hits.
         let half = ExpertMemory { cache: 1600, rest_level: 0 };
         assert_eq!(half.read_bytes(experts, &[]), 500);
-        // As measured instead, less what a pass evicts that selects a quarter; between two points on a line.
+        // The measured hit rate instead, times 3/4 because a pass that selects a quarter evicts as much; then a rate
+        // interpolated between two points.
         assert_eq!(half.read_bytes(experts, &[0.0, 0.75, 1.0]), 350);
         assert_eq!(half.read_bytes(experts, &[0.0, 0.75, 1.0, 1.0]), 275);
         // A prompt that selects all has no hits, and a cache for all reads nothing.

@@ -62,7 +62,8 @@ impl fmt::Display for Bottleneck {
 /// Computes [`Problem::cuts`] of a placement.
 pub type FindCuts<'a> = &'a dyn Fn(&[BlockPlacement]) -> Vec<usize>;
 
-/// Each run of neighbours with one block placement, those that the user placed apart from others, with its alternatives and the cuts that they would have. Evaluates only, does not plan.
+/// Evaluates each run of neighbours with one block placement at every other place, with the cuts that `cuts` finds for it. Plans nothing. Blocks that
+/// the user assigned or keeps on the host are in runs of their own.
 pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: FindCuts) -> Vec<RunExplanation> {
     let mut runs: Vec<Range<usize>> = Vec::new();
     let constraint = |block: usize| (problem.blocks[block].on_host, problem.blocks[block].assigned.is_some());
@@ -133,7 +134,8 @@ pub fn bottleneck(problem: &Problem, solution: &Solution, phase: Phase) -> Bottl
     }
 }
 
-/// What transfers longest, the disk or a link; `None` if nothing does. `transfers_us` are the times of the lanes.
+/// The disk or the link that transfers longest; `None` if nothing is transferred. `transfers_us` has the transfer time of
+/// each lane.
 fn busiest_transfer(gpus: usize, transfers_us: impl Fn(&str) -> f64) -> Option<Bottleneck> {
     let links = (0..gpus).map(|gpu| {
         let both = [format!("to gpu{gpu}"), format!("from gpu{gpu}")].map(|lane| transfers_us(&lane));
@@ -143,7 +145,8 @@ fn busiest_transfer(gpus: usize, transfers_us: impl Fn(&str) -> f64) -> Option<B
     all.max_by(|a, b| a.1.total_cmp(&b.1)).map(|(bottleneck, _)| bottleneck)
 }
 
-/// The resource that takes the largest part of the time. A block that waits for its weights waits for `transfer`.
+/// The resource that takes the largest part of the time. The time in which blocks wait for weights counts as time of
+/// `transfer`.
 fn largest_part(simulation: &Simulation, transfer: Option<Bottleneck>) -> Bottleneck {
     let gpus = simulation.gpu_ms.iter().enumerate();
     let mut parts: Vec<(Bottleneck, f64)> =

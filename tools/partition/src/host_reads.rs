@@ -1,8 +1,8 @@
 //! The weights that the host reads in a pass where its memory does not hold all of them.
 //!
-//! At most the same number of bytes is read of every block in each pass; a block of more bytes keeps the rest locked, and a smaller one is read
-//! whole. The bytes read of one block are in memory beside what is locked, so a large remainder would take memory from all
-//! ([`HostReads::level`]).
+//! One limit, the level, applies to all blocks: a pass reads at most that many bytes of a block. A larger block keeps the rest locked, and a
+//! smaller one is read whole. Memory holds the bytes read of one block beside all locked bytes, so one block with a large unlocked part would
+//! take memory from the locked parts of all others ([`HostReads::level`]).
 
 use hpp_schema::memory::read_level_beside_one;
 
@@ -12,7 +12,7 @@ pub struct HostReads {
     blocks: Vec<BlockRead>,
 }
 
-/// Weights that the host reads of one block, packed bytes, without those of blocks before it.
+/// Weights that the host reads of one block, packed bytes, without weights that an earlier block reads too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockRead {
     /// The block.
@@ -30,7 +30,7 @@ impl HostReads {
         HostReads { blocks }
     }
 
-    /// The same with other bytes of the blocks that the host computes with.
+    /// The same reads, with `bytes` of a block in place of its own for each block that the host computes with.
     pub(crate) fn with_computed(mut self, bytes: impl Fn(usize) -> u64) -> Self {
         for read in self.blocks.iter_mut().filter(|read| read.is_computed) {
             read.bytes = bytes(read.block);
@@ -54,7 +54,8 @@ impl HostReads {
         self.blocks.iter().map(|read| read.bytes).max().unwrap_or(0)
     }
 
-    /// The most bytes that are read of one block, where `room` bytes hold what is locked of all blocks and the rest of one.
+    /// The level: the most bytes that are read of one block if `room` bytes hold the locked parts of all blocks and the
+    /// rest of one.
     pub(crate) fn level(&self, room: u64) -> u64 {
         let sizes: Vec<u64> = self.blocks.iter().map(|read| read.bytes).collect();
         read_level_beside_one(&sizes, room)
@@ -65,8 +66,8 @@ impl HostReads {
         self.blocks.iter().map(|read| read.bytes.min(level)).fold(0, u64::saturating_add)
     }
 
-    /// Bytes that are decompressed at this level, if that is a share of the weights that the host computes with, and bytes that are not
-    /// decompressed are locked first.
+    /// Bytes that are decompressed at this level. Of each block that the host computes with, `share` is stored compressed, and bytes
+    /// that are not compressed are locked first.
     pub(crate) fn decompressed(&self, share: f64, level: u64) -> f64 {
         let computed = self.blocks.iter().filter(|read| read.is_computed);
         computed.map(|read| (share * read.bytes as f64).min(read.bytes.min(level) as f64)).sum()

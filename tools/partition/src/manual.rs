@@ -222,7 +222,7 @@ mod tests {
         assert_eq!(text(&placements), "cpu streamed to gpu0 cpu streamed to gpu0 cpu");
     }
 
-    /// Layers that are streamed, of six with this many at the end on the GPU for good.
+    /// The streamed layers of six, of which the last `resident` stay on the GPU.
     fn streamed(count: u64, resident: usize) -> (usize, Vec<usize>) {
         let blocks = dense(6, 1000);
         let mut placements = vec![Placement::Cpu; 8];

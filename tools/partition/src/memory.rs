@@ -1,10 +1,10 @@
 //! Memory use of a placement on each device, and whether it fits the budget.
 //!
-//! A GPU holds at the same time: weights that are resident in either phase, once per partition that reads them; constants of
-//! streamed blocks; the state of the blocks that compute there (the maximum over the phases, because after the prompt state is copied
-//! out before other state is copied in); the activations of the largest block; a slot ring for streamed blocks. If state is kept on
-//! the host, blocks share a buffer for the state of one block, except blocks that compute on the host in one phase, which have their
-//! own buffers.
+//! A GPU holds at the same time: weights that are resident in either phase, once per partition that reads them; constants of streamed
+//! blocks; the state of the blocks that compute there (the maximum over the phases, because after the prompt state is copied out
+//! before other state is copied in); the activations of the largest block; a slot ring for streamed blocks. If state is kept on the
+//! host, blocks share staging buffers: one for the state of one block, and a second one if several blocks use them, because states
+//! are copied ahead. Blocks that compute on the host in one phase have their own buffers.
 //!
 //! The host holds the weights that it computes with or that are copied from it, and the state of every block that does not stay on
 //! one GPU. If that exceeds its budget and there is a disk, part of each block stays locked and the rest is read in every
@@ -30,7 +30,7 @@ pub struct MemoryUsage {
     pub gpus: Vec<Demand>,
     /// Demand on the host with all weights in memory. Its workspace includes `host_sessions`.
     pub host: Demand,
-    /// What sessions on the host hold beside weights from their creation on, bytes.
+    /// Bytes that sessions on the host hold beside weights from their creation on.
     pub host_sessions: u64,
     /// Weights that the host reads in a prefill pass and in a decode pass, if its memory does not hold them.
     pub host_reads: [HostReads; 2],
@@ -43,7 +43,7 @@ pub struct MemoryUsage {
     /// What the host's blocks compute from weights alone when their sessions are created, bytes. It stays in memory unless weights are read
     /// from disk.
     pub folded: u64,
-    /// That of the block that has most.
+    /// `folded` of the block that has most.
     pub largest_folded: u64,
     /// The largest run of blocks on the host, which become one partition unless they are read from disk; packed bytes, without blocks
     /// that read only some rows of their weights.
@@ -83,8 +83,8 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
     }
 }
 
-/// The weights that the host reads in a pass of a phase, each counted for the first block that has it, blocks that are copied to GPUs before
-/// others: a copied weight is not compressed.
+/// The weights that the host reads in a pass of a phase. Each weight counts for the first block that has it. Blocks that are copied to GPUs
+/// come first, because a copied weight is not compressed.
 fn host_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> HostReads {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let is_computed = |i: usize| placements[i].in_phase(phase) == Placement::Cpu;
@@ -133,13 +133,14 @@ fn host_state(problem: &Problem, placements: &[BlockPlacement]) -> u64 {
     }
 }
 
-/// Host memory that the window for state on disk needs for a block: sequences run one after another.
+/// The size of the state window for the runs of a block. Sequences run one after another, so a run needs the states of
+/// one sequence.
 pub(crate) fn window_of(problem: &Problem, block: usize) -> u64 {
     state_window(kv(problem, block) / problem.load.sequences.max(1))
 }
 
-/// State on disk in a pass of a phase; for a prompt of several passes their mean. The window has room for the states of some runs beside those of
-/// the three that are used, read and written: they stay in memory.
+/// States on disk that a pass of a phase reads and evicts; for a prompt of several passes the mean. The window holds the states of three runs (in
+/// use, being read, being written). In its remaining room the states of some other runs stay in memory.
 fn state_passes(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> StatesOnDisk {
     if !problem.budget.host_kv_on_disk {
         return StatesOnDisk::default();
@@ -155,7 +156,7 @@ fn state_passes(problem: &Problem, placements: &[BlockPlacement], phase: Phase) 
             [start, start + passes.iter().sum::<u64>() / count]
         }
     };
-    // The bytes of each layer's states, and how many of all do not stay in memory.
+    // The bytes of each layer's states, and how many bytes of all states do not stay in memory.
     let states = |tokens: u64| -> (Vec<u64>, u64) {
         let filled = |i: usize| match problem.blocks[i].kv_filled {
             _ if tokens == 0 => 0,
@@ -266,13 +267,13 @@ impl MemoryUsage {
         parts.into_iter().fold(0, u64::saturating_add) <= ram
     }
 
-    /// Bytes beside the demand of passes if all weights stay in memory.
+    /// Bytes that are needed beside the demand of passes if all weights stay in memory.
     fn beside_all(&self, problem: &Problem) -> u64 {
         self.session_creation(problem, self.largest_run).saturating_add(self.folded)
     }
 
-    /// Bytes that the creation of a session takes beyond the demand of passes: states and activations come later. What is folded is in memory
-    /// twice, before and after a kernel packs it.
+    /// Bytes that the creation of a session takes beyond the demand of passes: the memory that states and activations take later is still
+    /// free then. A folded value is in memory twice until a kernel has packed it.
     fn session_creation(&self, problem: &Problem, packed: u64) -> u64 {
         let later = self.host.kv.saturating_add(self.host.workspace.saturating_sub(self.host_sessions));
         problem.budget.packing.session_creation(packed).max(self.largest_folded).saturating_sub(later)
@@ -309,7 +310,8 @@ impl MemoryUsage {
         self.reads_and_level(problem, phase).1
     }
 
-    /// What may be read of each block but experts by demand, and how much of it is.
+    /// The weights that may be read of each block, without experts that are read by demand, and the most bytes that are
+    /// read of one block (the level).
     fn reads_and_level(&self, problem: &Problem, phase: Phase) -> (Cow<'_, HostReads>, u64) {
         let reads = &self.host_reads[phase as usize];
         match (self.expert_memory(problem, phase), self.room_for_weights(problem)) {
@@ -340,7 +342,7 @@ impl MemoryUsage {
         self.expert_memory_of(problem, phase.other()).map(|_| own)
     }
 
-    /// The same of one phase alone.
+    /// [`expert_memory`](Self::expert_memory) of one phase, whatever the other phase needs.
     fn expert_memory_of(&self, problem: &Problem, phase: Phase) -> Option<ExpertMemory> {
         let experts = self.expert_reads[phase as usize];
         let available = self.room_for_weights(problem).filter(|_| experts.all > 0)?;

@@ -1,6 +1,7 @@
-//! What reading only the rows of active neurons could gain. The runtime does not do that; this is the bound that says why.
+//! An upper bound on what reading only the rows of active neurons could gain. This bound is why
+//! the runtime does not do it.
 
-/// Reads from a disk, with as many at once as it can use.
+/// Costs of reads from a disk, with as many reads in flight as the disk can use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ReadCosts {
     /// Rate of large reads, bytes per millisecond.
@@ -30,7 +31,7 @@ impl ReadCosts {
 pub struct NeuronReads {
     /// All weights, bytes.
     pub weights: f64,
-    /// Those of neurons that may be off, bytes.
+    /// The weights of neurons that may be off, bytes.
     pub neurons: f64,
     /// Bytes of one neuron.
     pub row_bytes: f64,
@@ -39,9 +40,9 @@ pub struct NeuronReads {
 }
 
 impl NeuronReads {
-    /// The time of a token's reads over their time if only rows of active neurons were read, which takes `share` of the time of reading
-    /// all rows ([`ReadCosts::gathered_share`]). A bound, because computing, and memory for the rows, are free here. Memory holds first what
-    /// every token reads.
+    /// The speedup of a token's reads if only rows of active neurons were read, which takes `share` of the time of reading all rows
+    /// ([`ReadCosts::gathered_share`]). It is an upper bound, because it counts neither computing nor memory for the rows. Locked memory
+    /// holds first what every token reads.
     pub fn speedup(&self, share: f64) -> f64 {
         let locked = self.locked_share * self.weights;
         let others = self.weights - self.neurons;

@@ -132,8 +132,8 @@ fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize
     Some(all)
 }
 
-/// Searches with one number of slots after another until something fits; those tried are removed from `to_try`. What does not fit with some slots
-/// does not fit with more, and most probably not with fewer: the fewest are next.
+/// Searches with one number of slots after another until something fits; removes the tried numbers from `to_try`. If nothing fits with some
+/// slots, nothing fits with more and most probably nothing with fewer, so the smallest number is tried next.
 fn first_fit(
     to_try: &mut Vec<Vec<u32>>,
     mut search: impl FnMut(&Vec<u32>) -> Option<SearchResult>,
@@ -179,9 +179,10 @@ fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<BlockPlacemen
     })
 }
 
-/// The allowed placements of each block. If one phase has no weight, a block has the place of the other phase in it, which needs the least
-/// memory; or the host, if that changes how state is swapped, which also divides pipelines of several sequences; or, if the host decodes
-/// the block, a GPU for the prompt, which leaves the scores of its attention out of a limited host memory.
+/// The allowed placements of each block. If one phase has no weight, a block's place in that phase is its place in the other phase, which
+/// needs the least memory. It may also be the host, if that changes how state is swapped (which also divides pipelines of several
+/// sequences). If the host decodes the block and host memory is limited, it may also be a GPU for the prompt, so that attention scores of
+/// the prompt take no host memory.
 fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<BlockPlacement>> {
     let both_phases_count = weights.iter().all(|weight| *weight > 0.0);
     let weighted_phase = Phase::BOTH[usize::from(weights[0] == 0.0)];

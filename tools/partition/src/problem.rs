@@ -21,7 +21,7 @@ pub struct Problem {
     pub disk_bytes_per_ms: Option<f64>,
     /// How much reading from disk and computing on the host slow each other down.
     pub disk_contention: Contention,
-    /// What decompressing the weights takes that are read; `None` if that is not counted.
+    /// The cost of decompressing the weights that are read; `None` if it is not counted.
     pub decompression: Option<Decompression>,
     /// The memory limits.
     pub budget: Budget,
@@ -29,14 +29,15 @@ pub struct Problem {
     pub load: Workload,
     /// Whether the tokens of several sequences can be rows of one run, where everything is computed on the host.
     pub batches_rows: bool,
-    /// Hit rates of caches for experts, from texts: entry `s` with `2^s` sequences in turn, of which entry `i` of a cache for the share
-    /// `i / (n - 1)` of all experts. Empty if unknown.
+    /// Hit rates of caches of experts, measured on texts. Entry `s` is for `2^s` sequences in turn. Its entry `i` of `n` is for a cache
+    /// that holds the share `i / (n - 1)` of all experts. Empty if unknown.
     pub expert_hits: Vec<Vec<f64>>,
     /// Blocks that start a new partition even if the block before is on the same device.
     pub cuts: Vec<usize>,
 }
 
-/// The times of computing on the host and of moving bytes while both happen, over the times of each alone; at least 1.
+/// How much computing on the host and moving bytes slow each other down: the time of each while both happen, over its
+/// time alone; at least 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Contention {
     /// Of computing.
@@ -145,7 +146,7 @@ pub enum Objective {
     Prefill,
     /// Milliseconds of the whole answer: time to first token plus those of the other generated tokens.
     Mixed,
-    /// Milliseconds of the whole answers of many sequences together, of which [`Problem::with_sequences`] makes the problem.
+    /// Milliseconds of the whole answers of many sequences together, in the problem that [`Problem::with_sequences`] makes.
     Throughput,
 }
 

@@ -7,8 +7,8 @@ use crate::program::min_host_placement;
 use crate::regions::regions;
 use crate::{BlockPlacement, BlockSpec, Demand, DeviceId, Options, OverBudget, Placement, Problem};
 
-/// What the smallest block needs on the GPU on which it needs least, where no GPU can hold any block that it could compute. The plan then
-/// uses the host only.
+/// The demand and budget of the block that exceeds a GPU least, if no GPU can hold any block that it could compute: the plan then uses
+/// the host only. `None` if a GPU can hold a block.
 pub fn useless_gpus(problem: &Problem, options: &Options) -> Option<OverBudget> {
     let budget = &problem.budget;
     let check_alone = |block: usize, gpu: usize| {
@@ -37,8 +37,9 @@ pub fn useless_gpus(problem: &Problem, options: &Options) -> Option<OverBudget> 
     smallest_excess
 }
 
-/// The error for a problem without a placement that fits. GPUs may stay empty but for blocks that the user assigned to them, or that only a GPU
-/// can compute. If the assigned ones fit, host memory is too small; the numbers are then those of a placement that needs little of it.
+/// The error for a problem without a placement that fits. If the blocks that the user assigned exceed a GPU, the error names that GPU.
+/// Otherwise it has the numbers of a placement that needs little host memory, with only those blocks on GPUs that must be there: host memory is
+/// too small, unless these blocks exceed a GPU.
 pub(crate) fn budget_error(problem: &Problem, options: &Options) -> OverBudget {
     let slots = vec![fewest_slots(problem, options); problem.budget.vram.len()];
     let assigned = problem.blocks.iter().map(|block| BlockPlacement::both(block.assigned.unwrap_or(Placement::Cpu)));

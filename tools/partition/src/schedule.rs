@@ -41,8 +41,8 @@ pub(crate) enum StepKind {
     To(usize, u64),
     /// Copies bytes from a GPU.
     From(usize, u64),
-    /// Waits until state of so many bytes is on a GPU. Its copy, which takes the time of the step, is issued at the step of this kind before,
-    /// or when the pass starts.
+    /// Waits until this many bytes of state are on a GPU. Their copy takes the time of the step. It is issued after the previous run that
+    /// such a step precedes, or when the pass starts.
     Ahead(usize, u64),
     /// Overhead of a pass outside its partitions.
     Pass,
@@ -86,7 +86,7 @@ pub(crate) struct PassSteps {
 }
 
 impl PassSteps {
-    /// The part of one of several sequences.
+    /// The steps of one sequence, from the steps of a pass over this many sequences.
     pub fn of_one(mut self, sequences: u64) -> Self {
         let partitions = self.partitions.iter_mut().flat_map(|partition| {
             let PartitionSteps { crossing, swaps_in, compute, swaps_out } = partition;
@@ -147,7 +147,7 @@ pub(crate) fn pass_steps(problem: &Problem, placements: &[BlockPlacement], phase
                 Some(gpu) => push_ahead(upload(problem, gpu, swap_in.tensors, block..block + 1), &mut swaps_in),
                 None => push_transfer(problem, swap_in, block, &mut swaps_in),
             }
-            // In a pass of several sequences the next one needs the buffer.
+            // In a pass of several sequences the next sequence needs the buffer.
             let stays = swap.until_phase_ends && problem.load.sequences == 1;
             let out = if stays { &mut steps.end } else { &mut swaps_out };
             push_transfer(problem, swap_out, block, out);
@@ -176,7 +176,7 @@ fn download(problem: &Problem, gpu: usize, tensors: Tensors, blocks: Range<usize
     ScheduleStep { kind: StepKind::From(gpu, tensors.bytes), ms: problem.download_ms(gpu, tensors), blocks }
 }
 
-/// Adds a copy ahead, to that of the blocks before it in its partition.
+/// Adds a copy ahead, merged with the copy ahead of the blocks before it in its partition.
 fn push_ahead(copy: ScheduleStep, steps: &mut Vec<ScheduleStep>) {
     let StepKind::To(gpu, bytes) = copy.kind else { return };
     match steps.last_mut() {
@@ -187,10 +187,11 @@ fn push_ahead(copy: ScheduleStep, steps: &mut Vec<ScheduleStep>) {
     }
 }
 
-/// For each GPU, whether states on the host are copied there ahead of their partition in passes of a phase: if at least two partitions
-/// share staging buffers, of which there are two sets then.
+/// For each GPU, whether passes of a phase copy states from the host ahead of their partition. They do if at least two partitions
+/// share the GPU's staging buffers, of which there are two sets then (double buffering).
 pub(crate) fn copies_ahead(problem: &Problem, placements: &[BlockPlacement], phase: Phase) -> Vec<bool> {
-    // State that is kept with its layer is at home on a device, or in a phase on the host.
+    // State that is kept with its layer needs no shared staging buffers: it stays on the layer's device, or on the host
+    // if the host decodes the layer.
     if problem.budget.kv == KvHome::Device {
         return vec![false; problem.gpus.len()];
     }

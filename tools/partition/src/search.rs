@@ -21,8 +21,8 @@ pub(crate) const SLOTS: [u32; 4] = [3, 2, 1, 4];
 pub(crate) const FEW_BLOCKS: usize = 12;
 /// With at most this relative gap to the bound the second, smaller program is not solved.
 const SMALL_GAP: f64 = 1e-3;
-/// Maximum number of steps of the exhaustive searches of all numbers of slots: about three seconds. They rarely find anything better; they
-/// prove.
+/// Maximum number of steps of the exhaustive searches of all numbers of slots: about three seconds. They rarely find a better placement;
+/// they prove that the best one is optimal.
 pub(crate) const MAX_STEPS: usize = 1_000_000;
 /// Maximum number of evaluations of hill climbing over counts.
 const MAX_CLIMB_EVALUATIONS: usize = 12_000;

@@ -118,41 +118,41 @@ pub(crate) fn sequence_ms(problem: &Problem, placements: &[BlockPlacement], slot
     run(problem, placements, slots, phase, &mut NoRecorder).per_unit(phase)
 }
 
-/// Times of getting the weights of a pass from disk, beside its partitions.
+/// Times that a pass needs for reads from disk, beside its partitions.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DiskTimes {
     /// Reading for a pass, milliseconds; infinite without a disk.
     read_ms: f64,
-    /// Waiting for the experts that routers select, for a pass, milliseconds: the next partition needs them. Only sequences whose experts are
-    /// in memory compute meanwhile.
+    /// Time that the partitions of a pass wait for the experts that routers select, milliseconds. Meanwhile only sequences whose experts are
+    /// in memory compute.
     expert_ms: f64,
     /// Reading these experts, for a pass, milliseconds.
     expert_read_ms: f64,
     /// Waiting for states on disk, for a pass, milliseconds.
     state_ms: f64,
-    /// Decompressing for a pass while nothing computes, milliseconds.
+    /// Time to decompress the weights of a pass while nothing computes, milliseconds.
     decompress_ms: f64,
     /// Threads that decompress, as a share of the host's cores.
     host_share: f64,
 }
 
-/// A partition sequence beside the disk. Milliseconds in some passes together.
+/// Times of a partition sequence with reads from disk beside it, milliseconds for some passes together.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BesideDisk {
-    /// All of it.
+    /// The total time.
     pub ms: f64,
-    /// What decompressing takes from the host's computing.
+    /// Time that decompressing takes from the host's computing.
     decompress_ms: f64,
     /// How much longer the host computes because the disk is read.
     slowed_ms: f64,
     /// Waits for the disk.
     wait_ms: f64,
-    /// Reads, slowed by the host's computing.
+    /// Time of the reads, slowed down by the host's computing.
     disk_ms: f64,
 }
 
 impl DiskTimes {
-    /// Of a pass of a phase.
+    /// The times of a pass of a phase.
     pub fn of(problem: &Problem, placements: &[BlockPlacement], usage: &MemoryUsage, phase: Phase) -> Self {
         let (states, experts) = (usage.states_on_disk[phase as usize], usage.expert_read_bytes(problem, phase));
         let others = usage.disk_read_bytes(problem, phase).saturating_sub(experts);
@@ -170,9 +170,9 @@ impl DiskTimes {
         DiskTimes { read_ms, expert_ms, expert_read_ms, state_ms, decompress_ms, host_share }
     }
 
-    /// A partition sequence of some passes that takes `sequence_ms` without the disk, `host_ms` of them computing on the host. Waits for states
-    /// prolong the sequence. Reads go on all the time, until the next weights are in memory; experts are read between two partitions, or while other sequences compute. The disk does one
-    /// thing at a time, so all takes at least as long as all its reads.
+    /// The times of `passes` passes, whose partition sequence takes `sequence_ms` without the disk and computes on the host for `host_ms` of that.
+    /// Waits for states prolong the sequence. Weights are prefetched all the time, beside the sequence. Experts are read between two partitions, or
+    /// while other sequences compute. The disk does one thing at a time, so the total is at least the time of all reads.
     ///
     /// While C threads compute on C cores and T threads decompress, each runs at `C / (C + T)` of its speed. With D milliseconds of
     /// decompressing and H of computing, the longer of both ends after `D + H T / C` or `H + D T / C`.
@@ -200,9 +200,10 @@ impl DiskTimes {
     }
 }
 
-/// The part of `read_ms` of reading experts for a decode pass in which sequences compute whose experts were read before, milliseconds. The first
-/// sequence waits for its experts, at most the share of one sequence in those of all, and while the last one computes there is nothing left to
-/// read. What experts take of a block's computing is their share of the bytes that it reads for a token.
+/// The part of `read_ms`, the time of reading experts for a decode pass, that is hidden: sequences compute whose experts are in memory already.
+/// The reads of the first sequence are not hidden: at most one sequence's share of the experts that all sequences select. While the last
+/// sequence computes, nothing is left to read. The experts' part of a block's computing time is their share of the bytes that the block reads
+/// for a token.
 fn hidden_expert_ms(problem: &Problem, placements: &[BlockPlacement], usage: &MemoryUsage, read_ms: f64) -> f64 {
     let visited = usage.expert_reads[Phase::Decode as usize].visited;
     if problem.load.sequences < 2 || visited == 0 || !read_ms.is_finite() {
@@ -221,12 +222,13 @@ fn hidden_expert_ms(problem: &Problem, placements: &[BlockPlacement], usage: &Me
     (read_ms * behind_first).min(computing_ms * before_last)
 }
 
-/// Rate of reading states on disk, as a share of that of weights: they are read through the page cache, a head at a time, no further ahead
-/// than the next layer. Measured on a virtual machine's disk (docs/BENCHMARKS.md, "KV caches on disk").
+/// Rate of reading states from disk, as a share of the rate of reading weights: states are read through the page cache, one head at a
+/// time, and prefetched no further than for the next layer. Measured on a virtual machine's disk (docs/BENCHMARKS.md, "KV caches on
+/// disk").
 const STATE_READ_RATE: f64 = 0.65;
 
-/// Milliseconds that a run waits where its states are written and evicted: until the writes of the run before are on disk, and to ask for writes
-/// and reads. Measured once on the same disk, with weights read beside (docs/BENCHMARKS.md, "KV caches on disk").
+/// Milliseconds that a run waits if its states are written and evicted: until the writes of the previous run are on disk, and to issue writes
+/// and reads. Measured once on the same disk while weights were read too (docs/BENCHMARKS.md, "KV caches on disk").
 const EVICTION_MS: f64 = 0.26;
 
 /// Time to read this many bytes from disk, milliseconds; infinite without a disk.
@@ -248,7 +250,7 @@ struct Window {
 }
 
 impl Window {
-    /// Of a phase that never finishes.
+    /// The window of a phase that never finishes.
     const UNFINISHED: Window = Window { start: 0.0, end: f64::INFINITY, passes: 1 };
 
     /// Decode: milliseconds per token; prefill: milliseconds in total.

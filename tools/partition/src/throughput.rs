@@ -15,7 +15,7 @@ use crate::{
 use crate::{fits, plan, simulate};
 use hpp_schema::memory::{BINDING, RESERVE};
 
-/// Tokens of short passes, which have a time of their own beside passes of one token: drafts to verify.
+/// Numbers of tokens of short passes, which verify drafts. Their times are known apart from those of passes of one token.
 pub const SHORT_PASS_TOKENS: [u64; 5] = [2, 4, 8, 16, 32];
 /// Numbers of sequences that are tried.
 const SEQUENCES: [u64; 7] = [1, 2, 4, 8, 16, 32, MOST_SEQUENCES];
@@ -24,11 +24,11 @@ const SEQUENCES: [u64; 7] = [1, 2, 4, 8, 16, 32, MOST_SEQUENCES];
 pub const MOST_SEQUENCES: u64 = 64;
 /// More sequences must increase the tokens per second by this factor to be worth their memory.
 const LEAST_GAIN: f64 = 1.05;
-/// The same where nothing is known of how mixtures select the experts that are read: the tokens of one sequence may select alike, and those of
-/// several need more of the cache. Of random mixtures with 64 and 32 experts two sequences gave 0.82 to 0.89 and 0.78 to 0.85 of the tokens per
-/// second of one, where independent selections predict 1.07 (by hand, 2026-11-27).
+/// [`LEAST_GAIN`] where experts are read from disk and nothing is known of how mixtures select them: the tokens of one sequence may select the
+/// same experts, and several sequences need more of the cache. With random mixtures of 64 and 32 experts, two sequences gave 0.82 to 0.89 and
+/// 0.78 to 0.85 of the tokens per second of one sequence, where independent selections predict 1.07 (by hand, 2026-11-27).
 const LEAST_GAIN_OF_UNKNOWN_EXPERTS: f64 = 1.3;
-/// So many successive numbers of sequences without a gain end the search: each takes as long as a plan.
+/// The search ends after this many successive numbers of sequences without a gain, because each takes as long as a plan.
 const MOST_WITHOUT_GAIN: u32 = 2;
 /// A further sequence counts as free if a pass takes at most this times as long as with one.
 const MAX_FREE_SLOWDOWN: f64 = 1.1;
@@ -55,7 +55,8 @@ pub struct Throughput {
     pub tokens_per_second: f64,
     /// The largest number of sequences whose pass takes little longer than a pass of one.
     pub free_sequences: u64,
-    /// The most tokens of a pass after the prompt that are computed where single tokens are; more are computed where prompts are.
+    /// Passes after the prompt of at most this many tokens compute where single tokens compute; longer ones where prompts
+    /// compute.
     pub decode_tokens: u64,
 }
 
@@ -101,7 +102,8 @@ impl Problem {
         }
     }
 
-    /// The problem for several sequences before any block has a place: with a GPU some may be computed there, and then there are no rows.
+    /// The problem for several sequences before any block has a place. With a GPU it has no rows, because some blocks may be computed
+    /// there.
     pub fn for_sequences(&self, sequences: u64) -> Problem {
         self.with_sequences(sequences, self.batches_rows && self.gpus.is_empty())
     }
@@ -115,7 +117,7 @@ impl Problem {
         boundary.saturating_mul(2).saturating_mul(tokens).saturating_add(bindings)
     }
 
-    /// The problem beside the memory that the runtime leaves free, if it chooses the number of sequences by memory: with [`RESERVE`] less.
+    /// The problem with [`RESERVE`] less memory: the runtime leaves that free if it chooses the number of sequences by memory.
     fn beside_reserve(&self) -> Problem {
         let process = self.budget.process.saturating_add(RESERVE);
         Problem { budget: Budget { process, reserve: 0, ..self.budget.clone() }, ..self.clone() }
@@ -127,7 +129,8 @@ impl Problem {
         self.expert_hits.get(doublings).or(self.expert_hits.last()).map_or(&[], Vec::as_slice)
     }
 
-    /// Plans for this problem's number of sequences must increase the tokens per second of fewer by this factor.
+    /// The factor by which a plan for this problem's number of sequences must increase the tokens per second of a plan
+    /// for fewer.
     fn least_gain(&self, placements: &[BlockPlacement], slots: &[u32]) -> f64 {
         let reads_experts = || usage_with_cuts(self, placements, slots).expert_memory(self, Phase::Decode).is_some();
         match self.expert_hits.is_empty() && reads_experts() {
@@ -189,8 +192,8 @@ impl Cost {
     }
 }
 
-/// What a placement gives with several sequences. `problem` is for one sequence, and the placement was planned for `planned`: where host memory
-/// holds all weights beside so many, a run does not read them from disk, so more sequences must fit beside them.
+/// What a placement gives with several sequences. `problem` is for one sequence; the placement was planned for `planned` sequences. If host
+/// memory holds all weights beside that many, a run does not read weights from disk, so a larger number must fit beside all weights.
 pub fn throughput(problem: &Problem, planned: u64, options: &Options, solution: &Solution) -> Throughput {
     let decode_ms = |problem: &Problem| simulate(problem, &solution.placements, &solution.slots, Phase::Decode).ms;
     let as_rows = problem.computes_rows(&solution.placements);
@@ -269,8 +272,8 @@ pub fn tokens_per_second(problem: &Problem, prompt_ms: f64, token_ms: f64) -> f6
     load.sequences as f64 * load.new_tokens as f64 * 1e3 / load.answer_ms(prompt_ms, token_ms)
 }
 
-/// The most tokens of a pass that take less time where single tokens compute than where prompts compute, to which the states must be
-/// moved and back. `short_passes` has the times where single tokens compute.
+/// The most tokens of a pass that takes less time where single tokens compute than where prompts compute, with moving the states
+/// there and back. `short_passes` has the times where single tokens compute.
 fn decode_tokens(problem: &Problem, solution: &Solution, short_passes: &[PassTime]) -> u64 {
     if solution.placements.iter().all(|placement| placement.prefill == placement.decode) {
         return 1;

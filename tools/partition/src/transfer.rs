@@ -20,7 +20,7 @@ pub(crate) struct StateSwap {
     /// Whether the state stays on the computing device until all passes of the phase are done; otherwise it is swapped back after each
     /// run of the block.
     pub until_phase_ends: bool,
-    /// Whether the other phase computes elsewhere than at home, too.
+    /// Whether neither phase computes on the device that keeps the state.
     is_never_at_home: bool,
 }
 
@@ -30,13 +30,13 @@ pub(crate) struct Transfer {
     pub from: Option<usize>,
     pub to: Option<usize>,
     pub tensors: Tensors,
-    /// Whether it is made while partitions before the one that needs it run, if other partitions of the pass use the same staging buffers.
+    /// Whether the copy is made while earlier partitions run, if several partitions of the pass share the staging buffers.
     pub ahead: bool,
 }
 
 impl StateSwap {
-    /// Whether the state is copied from the host to one of two staging buffers that the blocks of a device share. The state of a block that
-    /// computes on the host in one phase is not.
+    /// Whether the state is copied from the host to one of two staging buffers that the blocks of a device share. False for a block that
+    /// computes on the host in one phase.
     pub fn is_shared_upload(self) -> bool {
         self.is_never_at_home && self.home.is_none() && self.computes_on.is_some()
     }
@@ -149,7 +149,7 @@ impl Problem {
         Some(Transfer { from: swap.computes_on, to: swap.home, tensors, ahead: false })
     }
 
-    /// Time of that transfer, milliseconds.
+    /// Time of the [`handover`](Self::handover), milliseconds; 0 if there is none.
     pub(crate) fn handover_ms(&self, block: usize, placement: BlockPlacement) -> f64 {
         self.handover(block, placement).map_or(0.0, |transfer| self.copy_ms(transfer))
     }

@@ -22,7 +22,8 @@ impl Computation {
     pub const SELECTED: Computation = Computation { experts: ExpertComputation::Selected, shards: None };
 }
 
-/// Analyses a model as the settings say: quantized with these options, which its name then says, with experts apart.
+/// Analyses a model as the settings say: quantized with `quantize`, and with the experts of `--cpu-moe` as blocks of
+/// their own. Its name says how weights and activations were rounded.
 pub fn analyse(
     path: &Path,
     context: Option<u64>,

@@ -1,4 +1,4 @@
-//! The bytes that `--quantize auto` may use where no option says: as many as the memory of the plan holds without reading weights from disk or
+//! The bytes that `--quantize auto` may use if no option limits them: as many as the plan's memory holds without reading weights from disk or
 //! streaming them to a GPU, because only bytes that are moved for each pass cost time.
 
 use crate::analysis::analyse;
@@ -22,11 +22,11 @@ const PRECISION: u64 = 128;
 pub struct Budget {
     /// Bytes.
     pub bytes: u64,
-    /// By squared errors, all of the same importance.
+    /// The format of each weight, chosen by squared errors that all count alike.
     pub formats: BTreeMap<String, Option<BlockFormat>>,
 }
 
-/// The budget; `None` if nothing is streamed of the model as it is. Says on stderr which it is.
+/// Finds the budget and says on stderr what it is; `None` if a plan of the model as it is streams nothing.
 pub fn find(
     args: &SplitArgs,
     path: &Path,
@@ -56,7 +56,7 @@ pub fn find(
                 "quantization: weights of {bytes} at most, of which memory holds all; --bits-budget for another size"
             );
         }
-        // The plan itself is refused, with what it needs.
+        // Planning refuses this size later, with an error that says what it needs.
         Found::Refused(_) => {}
         Found::Smallest(_) => tell!(
             "note: memory does not even hold all of the smallest weights, {bytes}: the rest is streamed; more --ram or --vram, or another \
@@ -66,7 +66,7 @@ pub fn find(
     Ok(Some(Budget { bytes: found.bytes(), formats: formats_of(found.bytes())? }))
 }
 
-/// What else to give for a model that memory holds: what these weights can be quantized with.
+/// The end of the note on a model that memory holds: the options with which its weights can be quantized all the same.
 fn advice_if_held(args: &SplitArgs, whole: &Analysis, options: &QuantizeOptions) -> String {
     if let Err(error) = check_quantizable(whole, options) {
         return format!("and for --quantize auto there is {error}");
@@ -114,25 +114,25 @@ impl TrialPlanner<'_> {
     }
 }
 
-/// What a plan of some bytes of weights does.
+/// How a plan holds weights of some size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Trial {
     /// Memory holds all weights.
     Held,
     /// Reads weights or KV caches from disk in each pass because memory does not hold both, or streams weights to a GPU.
     Streamed,
-    /// There is none: memory is too small.
+    /// There is no plan: memory is too small.
     Refused,
 }
 
-/// A size of all weights.
+/// A size of all weights, and how a plan holds them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
-    /// The largest of which memory holds all.
+    /// The largest size that memory holds.
     HeldInMemory(u64),
-    /// The smallest there is, of which memory holds a part.
+    /// The smallest size there is; memory holds a part of it.
     Smallest(u64),
-    /// The smallest there is, which still has no plan.
+    /// The smallest size there is; even it has no plan.
     Refused(u64),
 }
 

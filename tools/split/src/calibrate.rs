@@ -39,7 +39,7 @@ pub type Formats = BTreeMap<String, Option<BlockFormat>>;
 pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<QuantizeOptions>, SplitError> {
     let Some(mut options) = args.quantize.options() else { return Ok(None) };
     let chooses_formats = args.quantize.is_auto();
-    // Also where memory turns out to hold the model as it is: a wrong path is a mistake all the same.
+    // Read the corpus even if memory turns out to hold the model as it is, so that a wrong path is always reported.
     let corpus = args.quantize.calibration.as_ref().filter(|_| options.format.bits == Bits::Four);
     let corpus = corpus.map(|path| Corpus::read(path)).transpose()?;
     let mut within_memory = None;
@@ -202,8 +202,8 @@ fn readers(analysis: &Analysis, candidates: &Candidates) -> Vec<Group> {
     analysis.segmentation.blocks.iter().map(group).collect()
 }
 
-/// For each matrix the damage of a unit of squared error: that of its group, spread over the squared errors of the group's matrices in 4
-/// bits; of a matrix in several groups, that of all. Divergence grows with the square of small errors.
+/// For each matrix the damage per unit of squared error: the damage of its group over the sum of the squared errors of the group's
+/// matrices in 4 bits; for a matrix in several groups the sum over these. Divergence grows with the square of small errors.
 fn importance(candidates: &Candidates, groups: &[Group], damage: &[f64]) -> BTreeMap<String, f64> {
     let error = |name: &String| {
         let matrix = candidates.matrices.iter().find(|matrix| matrix.name == *name);
@@ -264,7 +264,7 @@ struct Proposal {
     /// What decided the formats.
     by: &'static str,
     formats: Formats,
-    /// Of the model with them, nats.
+    /// Divergence of the model with these formats, nats.
     divergence: f64,
 }
 

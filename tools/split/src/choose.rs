@@ -24,12 +24,12 @@ const LEAST_GAIN: f64 = 1e-6;
 /// size 512, two threads of an idle AMD EPYC, by hand, 2026-11-27, three rounds).
 const LEAST_GAIN_OF_SHORTEST: f64 = 0.05;
 
-/// KV caches go to disk if a token takes less time by this share: reads of them are priced at one rate for every disk, and rows of several
-/// sequences are not batched then.
+/// KV caches go to disk only if a token then takes less time by this share. A smaller gain is not certain: reads of the caches are priced
+/// at one rate for every disk. It also costs row batching, which states on disk exclude.
 pub const WORTH_THE_DISK: f64 = 0.2;
-/// A gain of the disk that is less than that, but worth telling.
+/// KV caches on disk that gain less than [`WORTH_THE_DISK`], but at least this share, are worth a note.
 const WORTH_TELLING: f64 = 0.05;
-/// KV caches on disk are planned only if an estimate gains at least this part of that.
+/// KV caches on disk are planned only if the estimated gain is at least [`WORTH_THE_DISK`] divided by this.
 const ESTIMATED_GAIN_DIVISOR: f64 = 2.0;
 
 /// What a plan is made from.
@@ -45,11 +45,11 @@ pub struct PlanInputs<'a> {
     pub local: &'a LocalMachine,
     /// Host memory that something else takes, bytes.
     pub reserved: u64,
-    /// Other settings and the model as they have it, which are planned too.
+    /// An alternative to the settings and the model, which is planned too.
     pub alternative: Option<Alternative<'a>>,
 }
 
-/// Settings that the user left open, and the model as they have it.
+/// Other values of settings that the user left open, and the model analysed with them.
 #[derive(Clone, Copy)]
 pub struct Alternative<'a> {
     /// Settings.
@@ -67,7 +67,7 @@ pub struct Chosen {
     pub partitioning: Partitioning,
     /// Whether it is a plan of [`PlanInputs::alternative`].
     pub is_alternative: bool,
-    /// Milliseconds per token of the plan with KV caches on disk, where that is faster and does not gain enough to be chosen.
+    /// Milliseconds per token of the plan with KV caches on disk, if that is faster but gains too little to be chosen.
     pub with_kv_on_disk_ms: Option<f64>,
 }
 
@@ -82,7 +82,7 @@ impl PlanInputs<'_> {
         Limits { reserved: self.reserved, ..Limits::default() }
     }
 
-    /// The same with the alternative first.
+    /// These inputs with the alternative and the settings exchanged.
     pub fn swapped(self) -> Self {
         let Some(Alternative { args, analysis }) = self.alternative else { return self };
         PlanInputs {
@@ -93,7 +93,7 @@ impl PlanInputs<'_> {
         }
     }
 
-    /// The fastest plan, also of the alternative.
+    /// The fastest plan, with the settings or with the alternative.
     pub fn choose(&self) -> Result<Chosen, SplitError> {
         let chosen = self.choose_as_set();
         if self.alternative.is_none() {
@@ -106,8 +106,8 @@ impl PlanInputs<'_> {
         }
     }
 
-    /// The fastest plan with these settings, without compressed copies of weights that gain too little. KV caches that may lie anywhere are on disk
-    /// where no plan has room for them in memory, or where weights would use that memory much better.
+    /// The fastest plan with these settings, without compressed copies of weights that gain too little. If the settings leave the place of KV
+    /// caches open, they are on disk where no plan has room for them in memory, or where weights would use that memory much better.
     fn choose_as_set(&self) -> Result<Chosen, SplitError> {
         let mut chosen = self.with_some_passes()?;
         let Chosen { request, partitioning, .. } = &mut chosen;
@@ -118,8 +118,8 @@ impl PlanInputs<'_> {
         Ok(chosen)
     }
 
-    /// The fastest plan with passes of the usual lengths, or with the shortest where no other fits: they take many walks through a prompt's weights,
-    /// and are better than no plan.
+    /// The fastest plan with passes of the usual lengths. If none fits, the plan with the shortest passes, which is better than none although it
+    /// reads the weights many times for a prompt.
     fn with_some_passes(&self) -> Result<Chosen, SplitError> {
         let usual = self.limits();
         let planned = self.with_best_passes(&self.candidates(usual)?);
@@ -138,11 +138,11 @@ impl PlanInputs<'_> {
         self.with_some_kv_home(usual, planned)
     }
 
-    /// Checks that a plan with the shortest passes fits, with KV caches in memory or, if they may move, on disk: what needs the least memory. So a
-    /// refusal does not wait for plans between them.
+    /// Refuses at once if not even the plan that needs least memory fits: with the shortest passes, and with KV caches in memory or, if they may
+    /// move, on disk. So a refusal does not wait until plans with longer passes have failed.
     fn check_smallest(&self) -> Result<(), SplitError> {
         let confirmed = |request, refusal| Err(with_confirmed_budget(&request, self.args, refusal));
-        // Other errors than too little memory may be of this length of passes alone.
+        // Errors other than too little memory may concern this length of passes only.
         let (request, in_memory) = match self.place_smallest(None)? {
             (request, Err(refusal @ SplitError::OverBudget { .. })) => (request, refusal),
             _ => return Ok(()),
@@ -206,8 +206,8 @@ impl PlanInputs<'_> {
         self.args.kv == KvHomeArg::Auto && STATES_ON_DISK
     }
 
-    /// What may be planned with these limits. Where memory is too small for all weights, or for more sequences, shorter passes leave them more
-    /// of it.
+    /// The requests that may be planned with these limits: with the longest passes and, if memory is too small for all weights or for more
+    /// sequences, with shorter passes, which leave more memory for them.
     fn candidates(&self, limits: Limits) -> Result<Candidates, SplitError> {
         let longest = self.request(limits)?;
         let mut estimate = Estimate::of(&longest, self.args);
@@ -221,8 +221,8 @@ impl PlanInputs<'_> {
         Ok(Candidates { longest, shorter, estimate })
     }
 
-    /// The request with the fastest of these passes by the estimates, if it takes less time than `estimate` by the share `least_gain`. The estimate
-    /// becomes that of the request.
+    /// The request for the fastest of these lengths of passes by the estimates, if it takes less time than `estimate` by the share `least_gain`.
+    /// Its estimate then replaces `estimate`.
     fn fastest_of(
         &self,
         passes: &[u64],
@@ -262,8 +262,8 @@ impl PlanInputs<'_> {
         }
     }
 
-    /// Where nothing fits without streaming to GPUs, so that nothing was estimated: plans with passes shorter than the longest that fit, each half as
-    /// long as those before, as long as each is faster than the one before.
+    /// The fastest plan with passes shorter than the longest that fit, if nothing was estimated because nothing fits without streaming to GPUs.
+    /// Halves the length of passes as long as each plan is faster than the one before.
     fn while_faster(&self, candidates: &Candidates, longest: &Result<Chosen, SplitError>) -> Option<Chosen> {
         let longest = longest.as_ref().ok().filter(|_| candidates.estimate.objective_ms.is_infinite())?;
         let halved = |chosen: &Chosen| {
@@ -311,7 +311,7 @@ impl PlanInputs<'_> {
         }
     }
 
-    /// The same for other settings of memory, which are planned and never measured.
+    /// Calls `use_inputs` with these inputs for other memory budgets, whose plans are never measured.
     pub fn with_memory<T>(&self, vram: Vec<u64>, ram: Option<u64>, use_inputs: impl FnOnce(&PlanInputs) -> T) -> T {
         let size = hpp_schema::ByteSize;
         let vram: Vec<_> = vram.into_iter().map(size).collect();
@@ -323,7 +323,7 @@ impl PlanInputs<'_> {
         self.with_settings(change, use_inputs)
     }
 
-    /// The same with settings that are changed.
+    /// Calls `use_inputs` with these inputs and changed settings.
     pub fn with_settings<T>(&self, change: impl Fn(&mut SplitArgs), use_inputs: impl FnOnce(&PlanInputs) -> T) -> T {
         let changed = |args: &SplitArgs| {
             let mut args = args.clone();
@@ -337,13 +337,13 @@ impl PlanInputs<'_> {
     }
 }
 
-/// Times of a plan, beside GPUs of one without streaming, before blocks become partitions: that takes a hundredth of the time to find. Infinite if
-/// none fits.
+/// Times of a plan. With GPUs they are estimates: those of a plan without streaming before its blocks become partitions, which takes a hundredth
+/// of the time to find. Infinite if none fits.
 #[derive(Clone, Copy)]
 struct Estimate {
-    /// What the objective makes small.
+    /// The time that the objective minimises, milliseconds.
     objective_ms: f64,
-    /// Of one sequence.
+    /// The time of a token of one sequence, milliseconds.
     decode_ms: f64,
 }
 
@@ -401,8 +401,8 @@ fn place_sequences(request: &mut PlanningRequest, args: &SplitArgs) -> Result<Pa
 /// The number of sequences is corrected so often at most.
 const MOST_CORRECTIONS: usize = 3;
 
-/// The problem for another number of sequences, if that is better with these partitions than the one that they are for. Where fewer are hardly
-/// slower, their states leave memory for weights.
+/// The problem for another number of sequences, if that number is better with these partitions than the number of the problem. Fewer sequences
+/// are better if they are hardly slower, because their states leave more memory for weights.
 fn other_sequences(request: &PlanningRequest, placed: &Partitioning) -> Option<Problem> {
     let single = request.single.as_ref()?;
     let best = throughput_of(request, placed).sequences;
@@ -416,8 +416,8 @@ impl Chosen {
         Chosen { request, partitioning, is_alternative: false, with_kv_on_disk_ms: None }
     }
 
-    /// Whether it is faster because it holds more weights where they are used, or more sequences. That shorter passes alone seem faster is no
-    /// reason.
+    /// Whether this plan is faster than `other` because it holds more weights where they are used, or more sequences. A gain from shorter
+    /// passes alone does not count.
     fn uses_memory_better_than(&self, other: &Chosen) -> bool {
         let least = other.cost();
         let [this, that] = [&self.partitioning.solution, &other.partitioning.solution];
@@ -436,7 +436,8 @@ impl Chosen {
             && partitioning.disk_streaming(request).is_some_and(|disk| !disk.holds_all())
     }
 
-    /// The plan with KV caches on disk, if it is worth that; a lower bound holds for both.
+    /// Returns the plan with KV caches on disk if it gains enough, else this one. The smaller lower bound of both holds
+    /// for the result.
     fn or_faster(mut self, on_disk: Result<Chosen, SplitError>) -> Chosen {
         let Ok(mut on_disk) = on_disk else { return self };
         let [now, then] = [&mut self, &mut on_disk].map(|chosen| &mut chosen.partitioning.solution);
@@ -454,7 +455,7 @@ impl Chosen {
         Chosen { with_kv_on_disk_ms, ..self }
     }
 
-    /// What the objective makes small.
+    /// The number that the objective minimises: milliseconds, or for throughput the negative tokens per second.
     pub fn cost(&self) -> f64 {
         let solution = &self.partitioning.solution;
         match self.request.options.objective {

@@ -10,9 +10,9 @@ use hpp_partition::{Packing, Problem, evaluate};
 /// The least gain of speed for which a copy is written.
 const MIN_GAIN: f64 = 0.03;
 
-/// Plans without compressed copies if they would gain too little: if reading is not the bottleneck, or if hardly anything becomes smaller.
-/// Also if the rate of decompressing is only assumed: on a disk of 3.8 GB/s two cores were not faster with copies.
-/// Returns whether that changes the problem. Weights that are written for their kernels anyway are compressed wherever that pays.
+/// Plans without compressed copies if they would gain too little: because reading is not the bottleneck, because hardly anything becomes
+/// smaller, or because the rate of decompressing is only assumed (on a disk of 3.8 GB/s two cores were not faster with copies). Returns
+/// whether that changes the problem. Weights that are written for their kernels anyway are compressed wherever that pays.
 pub fn drop_useless_copies(
     request: &mut PlanningRequest,
     args: &SplitArgs,

@@ -14,7 +14,7 @@ use hpp_schema::{Achieved, ModelKind, ObjectiveKind, Plan, PredictedPass, Predic
 
 /// A plan that is not written yet.
 pub struct PlanDraft {
-    /// Where blocks compute. Partitions that a cut between them would tear a state apart are joined.
+    /// Where blocks compute. Partitions are joined where a cut between them would divide a state.
     pub partitioning: Partitioning,
     /// The parts of the graph, one for each partition.
     pub parts: Vec<PartitionGraph>,
@@ -34,7 +34,8 @@ pub fn draft(
     operators::check_host(analysis, &partitioning, &parts, request.allow_unknown_operators)?;
     let divided = divide(request, analysis, &partitioning, parts)?;
     let reasons = reasons(request, &partitioning);
-    // Sequences that share passes have a tensor each, so the rows of a larger one say nothing of them.
+    // In a pass of several sequences each sequence has tensors of its own. Times of tensors with several rows say nothing
+    // about that.
     let throughput = (analysis.kind == ModelKind::Decoder && request.scenario.batch == 1)
         .then(|| throughput_of(request, &partitioning));
     let plan = assemble(&Decision {

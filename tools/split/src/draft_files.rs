@@ -25,7 +25,7 @@ const EMBEDDED_FILE: &str = "embedded.bin";
 pub struct ModelWeights(HashMap<String, TensorProto>);
 
 impl ModelWeights {
-    /// Those of these files.
+    /// The external weights of these files.
     pub fn of<'a>(protos: impl IntoIterator<Item = &'a ModelProto>) -> Self {
         let graphs = protos.into_iter().flat_map(|proto| proto.graph.iter());
         let initializers = graphs.flat_map(|graph| &graph.initializer);
@@ -108,7 +108,7 @@ fn above(path: &str) -> String {
     if path == "." { "..".to_owned() } else { format!("../{path}") }
 }
 
-/// The model that the draft is compared with, and its tokenizer, are those of the plan.
+/// Sets the model that the draft is compared with, and the draft's tokenizer, to those of the plan.
 fn set_paths(own: &mut Plan, plan: &Plan) {
     own.model.source = above(&plan.model.source);
     own.model.weights_dir = above(&plan.model.weights_dir);

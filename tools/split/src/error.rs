@@ -176,7 +176,7 @@ impl SplitError {
         }
     }
 
-    /// The same without the hint to keep KV caches on disk.
+    /// This refusal without the hint to keep KV caches on disk.
     pub(crate) fn without_kv_hint(mut self) -> SplitError {
         if let SplitError::OverBudget { freed_by_kv_on_disk, .. } = &mut self {
             *freed_by_kv_on_disk = 0;

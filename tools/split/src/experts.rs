@@ -14,7 +14,7 @@ use hpp_partition::{BlockPlacement, Placement};
 use hpp_schema::ByteSize;
 use std::collections::BTreeSet;
 
-/// The partitions of a plan. Those of a mixture that is read by demand are divided in two.
+/// The partitions of a plan. Partitions with a mixture that is read by demand are divided in two.
 pub struct Divided {
     /// The blocks of the partitions; the same block twice where one is divided.
     pub specs: Vec<PartitionSpec>,
@@ -26,11 +26,11 @@ pub struct Divided {
     pub segmentation: Segmentation,
     /// The part of the graph of each partition.
     pub parts: Vec<PartitionGraph>,
-    /// Bytes of host memory that routers take a second time, to predict experts.
+    /// Bytes of host memory for second copies of routers, which predict experts.
     early_routers: u64,
 }
 
-/// One in this many bytes of the margin that is left unused on each GPU may be taken by routers that are there twice.
+/// Second copies of routers may take at most the unused margin of each GPU divided by this.
 const MARGIN_DIVISOR: u64 = 4;
 
 /// Divides the partitions of a placement whose experts are read by demand. `parts` are those of the undivided partitions.
@@ -97,8 +97,8 @@ pub fn divide(
 }
 
 impl Divided {
-    /// Lets a partition before each mixture predict which experts the next mixture selects, as long as there is room for the routers that this
-    /// takes a second time. Not where other weights are read too: then the runtime would read no experts ahead.
+    /// Lets a partition before each mixture predict which experts the next mixture selects, as long as there is room for the second copy of a
+    /// router that this needs. Predicts nothing if other weights are read from disk too: the runtime would then read no experts ahead.
     fn predict(&mut self, request: &PlanningRequest, graph: &Graph, disk: &DiskStreaming) {
         let mixtures: Vec<usize> = (0..self.mixtures.len()).filter(|index| self.mixtures[*index].is_some()).collect();
         let mut room = Room::beside(request, disk, graph, self.mixtures.iter().flatten());
@@ -112,8 +112,8 @@ impl Divided {
         self.early_routers = room.taken_of_host;
     }
 
-    /// The router of partition `later`, and the partition before `index` that computes it too: the one that has the hidden state for it. `None`
-    /// if none can: layers share the file of partitions whose weights are inputs on a GPU.
+    /// The router of partition `later`, and the partition before `index` that can compute it too because it produces the router's input. `None`
+    /// if no partition can. A partition whose weights are inputs on a GPU cannot, because other layers share its class file.
     fn early_router(&self, graph: &Graph, index: usize, later: usize, movable: bool) -> Option<(usize, EarlyRouter)> {
         let router = EarlyRouter::of(graph, self.mixtures[index].as_ref()?, self.mixtures[later].as_ref()?)?;
         let node = graph.producer(router.hidden_state()?)?;
@@ -128,14 +128,14 @@ impl Divided {
         is_possible.then_some((producer, router))
     }
 
-    /// How the plan reads from disk: the memory for experts is smaller by the routers that predictions take.
+    /// How the plan reads from disk, with the memory for experts reduced by second copies of routers.
     pub fn disk_streaming(&self, disk: DiskStreaming) -> DiskStreaming {
         let expert_cache = disk.expert_cache.map(|cache| cache - self.early_routers.min(cache));
         DiskStreaming { expert_cache, ..disk }
     }
 }
 
-/// Memory for routers that are there twice, bytes.
+/// Memory for second copies of routers, bytes.
 struct Room {
     /// Of the host: what the cache of experts has beyond the experts of one mixture.
     host: u64,
@@ -160,7 +160,7 @@ impl Room {
     /// Takes room where a partition computes; false if there is too little.
     fn take(&mut self, placement: BlockPlacement, weights: u64) -> bool {
         let places = BTreeSet::from([placement.prefill, placement.decode]);
-        // Kernels of the host may keep a packed copy beside them.
+        // Kernels of the host may keep a packed copy beside the weights.
         let needed = |place: &Placement| if *place == Placement::Cpu { 2 * weights } else { weights };
         let fits = |place: &Placement| match place {
             Placement::Cpu => self.host >= needed(place),
@@ -245,7 +245,7 @@ pub fn note_of_float_activations(
     })
 }
 
-/// Whether layers could be divided before their experts and the settings do not say which are.
+/// Whether layers could be divided before their experts, but the settings do not name such layers.
 pub fn are_undivided(args: &SplitArgs, analysis: &Analysis) -> bool {
     let could_be = || analysis.segmentation.with_experts_apart(&analysis.graph, u32::MAX).1 > 0;
     args.layers_with_host_experts().is_none() && could_be()

@@ -63,13 +63,13 @@ struct PartitionReason {
 #[derive(Debug, Serialize)]
 struct WhatIf {
     what: String,
-    /// Milliseconds for each token, more than now; less if negative.
+    /// Change of the milliseconds per token; negative if they become less.
     #[serde(skip_serializing_if = "Option::is_none")]
     decode_ms_change: Option<f64>,
-    /// The same of the time to the first token.
+    /// Change of the time to the first token.
     #[serde(skip_serializing_if = "Option::is_none")]
     time_to_first_token_ms_change: Option<f64>,
-    /// The same of the whole answer: the prompt and all new tokens.
+    /// Change of the time of the whole answer: the prompt and all new tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     answer_ms_change: Option<f64>,
     /// Why there is no plan with this change.
@@ -90,8 +90,8 @@ impl WhatIf {
     }
 }
 
-/// Explains a placement. `planned` is the one that the planner chose of these inputs, before anything was measured: what more memory changes
-/// is told beside it.
+/// Explains a placement. `planned` is the placement that the planner chose for these inputs before anything was measured; the effects of
+/// more memory are relative to it.
 pub fn explain(
     inputs: &PlanInputs,
     planned: &Solution,
@@ -179,7 +179,7 @@ fn more_memory(
     Ok((scarce, changes))
 }
 
-/// What the plan of other inputs changes.
+/// The effect of planning with other inputs.
 fn what_if(
     what: String,
     then: Result<Chosen, SplitError>,

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 const WEIGHTS_FILE: &str = "weights.bin";
 /// Intermediate file for embedded weights with `--pack`.
 const EMBEDDED_FILE: &str = "embedded.bin";
-/// The same for the unsplit model, where that has other weights.
+/// Intermediate file for the embedded weights of the unsplit model, if it has others than the partitions.
 const EMBEDDED_WHOLE_FILE: &str = "embedded.whole.bin";
 /// The unsplit model with boundary tensors as outputs.
 const TAPPED_FILE: &str = "tapped.onnx";
@@ -35,7 +35,7 @@ pub struct PlanWriter<'a> {
     /// Whether the plan has an unsplit model of its own: where it is packed, and where the exported model computes with other weights or
     /// activations.
     has_own_whole: bool,
-    /// The weight file of that model's embedded weights, where it is not that of the partitions.
+    /// The weight file for the embedded weights of the unsplit model, if it is not that of the partitions.
     whole_files: Vec<WeightFile>,
     /// `None` in a dry run.
     output: Option<OutputDir>,
@@ -370,7 +370,8 @@ impl<'a> PlanWriter<'a> {
         Ok([records.done(), self.source_weights()?].concat())
     }
 
-    /// The weight files of the exported model, where `hpp-exec verify` reads it although the plan has weights of its own.
+    /// The weight files of the exported model, if `hpp-exec verify` reads that model although the plan has weights of its
+    /// own.
     fn source_weights(&self) -> Result<Vec<FileRecord>, SplitError> {
         let source = self.analysis.before.as_ref().filter(|_| self.options.pack && !self.has_own_whole);
         let files = source.map(|(model, _)| &model.weights().files[..]).unwrap_or_default();

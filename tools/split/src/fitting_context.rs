@@ -8,9 +8,9 @@ use hpp_onnx::QuantizeOptions;
 use std::num::NonZeroU64;
 use std::time::{Duration, Instant};
 
-/// Parts of the context that are tried. Each takes about as long as the plan that was refused.
+/// The context is divided by each of these in turn. Each try takes about as long as the plan that was refused.
 const DIVISORS: [u64; 3] = [2, 8, 32];
-/// Where that took longer, none is tried.
+/// No shorter context is tried if the refused plan took longer than this.
 const LONGEST: Duration = Duration::from_secs(2);
 /// A shorter context, tokens, is of no use.
 const SHORTEST: u64 = 16;

@@ -4,8 +4,9 @@ use crate::{split_mode, table};
 use hpp_schema::Partition;
 use std::collections::BTreeMap;
 
-/// Partitions by row; `device` says where one computes. Adjacent partitions that are streamed in the same way for the same reason share a row, because there may be one per
-/// layer. So do those of a shard, which alternate with those of the others.
+/// Groups partitions into rows of the table; `device` says where a partition computes. Adjacent partitions that are streamed in the same way for the
+/// same reason share a row, because there may be one per layer. All partitions of a shard share a row too, although they alternate with those of
+/// other shards.
 pub fn rows(partitions: &[Partition], device: fn(&Partition) -> String) -> Vec<Vec<&Partition>> {
     let share_row = |a: &Partition, b: &Partition| {
         a.is_streamed() && b.is_streamed() && device(a) == device(b) && a.reason == b.reason

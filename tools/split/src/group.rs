@@ -21,9 +21,9 @@ pub struct OwnPartition {
 }
 
 /// Groups adjacent blocks with the same block placement into the fewest partitions, or into `min_partitions` if that is more (at
-/// most one per block). A streamed block is a partition of its own because its slot holds one partition's weights.
-/// While state is kept in host memory, each GPU block is a partition of its own, so that the device holds the state of
-/// one block at a time. On the host, a partition has one provider (`host_providers`, by block; empty for one provider).
+/// most one per block). A streamed block is a partition of its own because its slot holds one partition's weights. While state
+/// is kept in host memory, each GPU block is a partition of its own, so that a staging buffer of the device holds the state of
+/// one block. On the host, a partition has one provider (`host_providers`, by block; empty for one provider).
 pub fn group(
     problem: &Problem,
     placements: &[BlockPlacement],

@@ -96,7 +96,7 @@ fn cheapest_path(
     path
 }
 
-/// A provider is not chosen for blocks that it computes wrongly.
+/// Makes the times of blocks that a provider computes wrongly infinite, so that it is not chosen for them.
 fn without_faults(mut times: ProviderTimes, analysis: &Analysis) -> ProviderTimes {
     for (block, _) in faulty_blocks(analysis, times.provider) {
         if let Some(cost) = times.blocks.get_mut(block) {

@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Debug, Serialize)]
 struct Inspection {
     model: String,
-    /// The hash that profiles record too: other graphs or weights have another.
+    /// The hash that profiles record too; it differs for other graphs or weights.
     hash: String,
     kind: hpp_schema::ModelKind,
     layers: usize,

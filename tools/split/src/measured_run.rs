@@ -7,11 +7,12 @@ use hpp_schema::{Finding, Provider, RunTelemetry, StageTelemetry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// A prompt is this many times as long as a measured one before its times are doubtful: kernels that are bound by reading weights take about
-/// the same time for a few tokens, and then grow with their number.
+/// The times of a prompt more than this many times as long as the measured one are doubtful: kernels that are bound by reading weights take
+/// about the same time for a few tokens, and for more tokens a time that grows with their number.
 const SHORTER: u64 = 8;
 
-/// Most times as long as alone that computing takes while the disk is read; a run that took longer still has a slower processor.
+/// Upper limit of the contention that a run can show. If computing took even longer while the disk was read, the processor is
+/// slower too.
 const MOST_CONTENTION: f64 = 3.0;
 
 /// Size limit of the file, bytes.
@@ -41,9 +42,9 @@ pub struct Corrections {
 /// Measured over predicted times of one device in one phase.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct DeviceCorrection {
-    /// Of its partitions, with what launching them takes.
+    /// For its partitions, launches included.
     partitions: f64,
-    /// Of its blocks, so that partitions take as long as measured with the predicted launches.
+    /// For its blocks: with this factor, blocks and predicted launches together take the measured time.
     blocks: f64,
 }
 
@@ -68,7 +69,8 @@ impl DeviceTimes {
         self.blocks.iter().map(block).sum()
     }
 
-    /// Measured over predicted times, where `slowed` of the measured ones is what reading from disk at the same time costs.
+    /// Measured over predicted times. `slowed` is the part of the measured time that reads from disk at the same time
+    /// added.
     fn correction(&self, predicted: f64, slowed: f64) -> Option<DeviceCorrection> {
         let partitions = self.measured / (predicted + self.launches);
         let of_blocks = (self.measured - slowed - self.launches) / predicted;
@@ -100,7 +102,8 @@ impl MeasuredRun {
         Ok(MeasuredRun { file, run })
     }
 
-    /// Measured over predicted times. Predicted are the blocks of the run, at its lengths, with the costs from `source`.
+    /// Measured over predicted times. The predictions are for the blocks and lengths of the run, with the costs from
+    /// `source`.
     pub fn corrections(
         &self,
         analysis: &Analysis,
@@ -219,8 +222,8 @@ impl Corrections {
     }
 }
 
-/// How many times as long the host computes while the disk is read, if that is why a token's partitions took longer than expected. More
-/// tokens in one pass do not read more, so each of them takes its time alone.
+/// How many times as long the host computes while the disk is read, if that is why a token's partitions took longer than expected. That
+/// counts as contention and not as a slower processor, because a pass of more tokens reads no more: its further tokens take no longer.
 pub fn contention(measured: f64, expected: f64, reads_ms: f64) -> f64 {
     let share = (measured - expected) / measured.min(reads_ms);
     match share > 0.0 && share.is_finite() {
@@ -229,7 +232,7 @@ pub fn contention(measured: f64, expected: f64, reads_ms: f64) -> f64 {
     }
 }
 
-/// The part of a measured time that reading from disk added: of the time in which both happen, all that computing alone would not take.
+/// The part of a measured time that reading from disk added: while both happen, all time beyond that of computing alone.
 pub fn slowed_by_reads(contention: f64, measured: f64, reads_ms: f64) -> f64 {
     measured.min(reads_ms) * (1.0 - 1.0 / contention)
 }

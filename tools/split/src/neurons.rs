@@ -131,7 +131,8 @@ fn networks<'a>(analysis: &'a Analysis, blocks: &[usize]) -> Vec<Network<'a>> {
     blocks.iter().flat_map(of_block).collect()
 }
 
-/// What a token of a profile's corpus makes active, and the time of reading only that over the time of reading all, 0 to 1.
+/// The share of neurons that a token of a profile's corpus makes active, and the time of reading only those over the time
+/// of reading all, 0 to 1.
 #[derive(Clone, Copy)]
 struct Gathered {
     active: f64,
@@ -167,7 +168,8 @@ fn obstacle(analysis: &Analysis, product: &ReluProduct) -> Option<&'static str> 
     }
 }
 
-/// How many times as fast leaving out inactive neurons is at most: with the active share that a profile found, if it did, and with `none` active.
+/// Text on the largest speedup of leaving out inactive neurons: with the active share that a profile found, if there is one, and with
+/// `none` active.
 fn gain(profiled: Option<(f64, f64)>, none: &str) -> String {
     match profiled {
         Some((active, at_most)) => {

@@ -90,7 +90,7 @@ fn io_context<T>(action: &'static str, path: &Path, result: io::Result<T>) -> Re
     result.map_err(|source| OutputError::Io { action, path: path.to_owned(), source })
 }
 
-/// What of a killed run is continued.
+/// Which files of a killed run the next run keeps and continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resume {
     /// Nothing.
@@ -105,7 +105,8 @@ pub enum Resume {
 #[derive(Clone, Debug)]
 pub struct Leftovers {
     staging: PathBuf,
-    /// An interrupted process does not remove it: it may still write into the staging directory, which another process would clear.
+    /// The lock file. An interrupted process does not remove it: it may still write into the staging directory, which another
+    /// process would clear.
     lock: PathBuf,
 }
 
@@ -157,12 +158,12 @@ impl OutputDir {
         &self.staging
     }
 
-    /// What stays if this process ends now.
+    /// The files that stay if this process ends before it commits.
     pub fn leftovers(&self) -> Leftovers {
         Leftovers { staging: self.staging.clone(), lock: lock_path(&self.target) }
     }
 
-    /// The directory they are in after it.
+    /// The directory that the files are in after [`OutputDir::commit`].
     pub fn target(&self) -> &Path {
         &self.target
     }
@@ -258,8 +259,8 @@ fn refuse_foreign(target: &Path) -> Result<(), OutputError> {
     }
 }
 
-/// Whether hpp-split or hpp-exec makes files of this name in plan directories. A killed hpp-exec leaves a part of the second. Beside a
-/// quantized model lies its configuration.
+/// Whether hpp-split or hpp-exec makes files of this name in plan directories without a record in the plan: their own files, the
+/// configuration beside a quantized model, and the unfinished `VERIFIED_FILE` of a killed hpp-exec.
 fn is_made_without_record(name: &str) -> bool {
     OWN_FILES.contains(&name)
         || CONFIG_FILES.contains(&name)

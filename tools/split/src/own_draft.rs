@@ -48,7 +48,7 @@ impl OwnDraft {
         Self::of(quantized, args, costs, 1)
     }
 
-    /// Plans a quantized model to stay in host memory, in at least so many partitions.
+    /// Plans a quantized model to stay in host memory, in at least this many partitions.
     pub fn of(quantized: Analysis, args: &SplitArgs, costs: &Costs, partitions: usize) -> Result<Self, SplitError> {
         let args = &arguments(args, partitions);
         // A profile and a run hold times of the model's own weights.
@@ -66,7 +66,7 @@ impl OwnDraft {
         Ok(OwnDraft { analysis: quantized, parts, plan, bits, host_memory, sequence_memory })
     }
 
-    /// What it is and takes, for people.
+    /// Text on what the draft is and takes.
     pub fn note(&self) -> String {
         let quantized = self.analysis.quantized.as_ref().map(|quantized| quantize::summary(&quantized.summary));
         let memory = ByteSize(self.host_memory).human();

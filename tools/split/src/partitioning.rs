@@ -54,8 +54,8 @@ pub fn place_blocks(request: &PlanningRequest, args: &SplitArgs) -> Result<Parti
     place(request, args).map_err(|refusal| with_confirmed_budget(request, args, refusal))
 }
 
-/// A refusal names a budget for the placement that did not fit. Within it another placement may be chosen, whose cuts take more: this
-/// raises the budget until planning succeeds.
+/// Raises the budget that a refusal names until planning succeeds with it. The budget is that of the placement that did not fit;
+/// within it the planner may choose another placement, whose cuts take more.
 pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, refusal: SplitError) -> SplitError {
     let mut refusal = with_raised_budget(request, args, refusal);
     if let SplitError::OverBudget { bytes, needed, source, .. } = &mut refusal
@@ -78,7 +78,7 @@ fn with_raised_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: 
         let SplitError::OverBudget { bytes: more, source: other, .. } = &next else { break };
         let is_other_shard = request.divides_rows && other.device != DeviceId::Cpu && source.device != DeviceId::Cpu;
         if other.device != source.device && !is_other_shard {
-            // Perhaps more of this memory alone is enough.
+            // More of this memory alone may be enough.
             let is_enough = place(&request.with_budget(other.device, *more), args).is_ok();
             if is_enough {
                 return next;
@@ -425,8 +425,8 @@ fn disk_streaming(
     Some(DiskStreaming { locked_share, read_level, window, expert_cache, is_table })
 }
 
-/// What stays locked of the weights that the host reads, packed bytes without experts, where blocks have other places in the prompt: each phase alone
-/// counts only its own. 0 where all have the same place in both phases, which the planner counts.
+/// Packed bytes of the weights, without experts, that stay locked on the host if some block has another place for the prompt than for decoding: the
+/// memory use of one phase counts only the weights of that phase. 0 if all blocks have one place: then the planner counts them.
 fn locked_of_both_phases(problem: &Problem, placements: &[BlockPlacement], packed_level: u64) -> u64 {
     let on_host = || (0..placements.len()).filter(|block| placements[*block].on_host() && !problem.reads_rows(*block));
     if on_host().all(|block| placements[block].prefill == placements[block].decode) {
@@ -480,7 +480,7 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
     }
 }
 
-/// Host memory that a plan frees by keeping states on disk, bytes: what they take beside their window.
+/// Host memory that a plan frees by keeping states on disk, bytes: the size of the states less that of their window.
 fn freed_by_kv_on_disk(problem: &Problem, source: &OverBudget) -> u64 {
     if problem.budget.kv != KvHome::Device || problem.budget.host_kv_on_disk {
         return 0;

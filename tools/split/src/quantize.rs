@@ -1,4 +1,4 @@
-//! What quantizing does, in words, and how far measurements for it are.
+//! Text on what quantizing does, and on the progress of measurements for it.
 
 use crate::error::SplitError;
 use crate::lines::Lines;
@@ -32,15 +32,15 @@ pub fn summary(summary: &QuantizeSummary) -> String {
     text
 }
 
-/// The matrices of a model whose formats may be chosen, with the errors of each. Says on stderr before that this takes long, and then every
-/// few seconds how far it is.
+/// The matrices of a model whose formats may be chosen, with the errors of each. Says on stderr that this takes long before it starts, and
+/// then every few seconds how far it is.
 pub fn candidates(analysis: &Analysis, options: &QuantizeOptions) -> Result<Candidates, SplitError> {
     let mut lines = Lines::default();
     Ok(quantization_candidates(analysis, options, &mut |done, total| lines.say(&measuring(done, total)))?)
 }
 
-/// The format of each matrix that the options' budget allows, by squared errors. Says the same on stderr. The model must have logits of all
-/// positions.
+/// The format of each matrix that the options' budget allows, by squared errors. Reports its progress like [`candidates`]. The model must
+/// have logits of all positions.
 pub fn formats(
     analysis: &Analysis,
     options: &QuantizeOptions,
@@ -49,7 +49,7 @@ pub fn formats(
     Ok(quantization_formats(analysis, options, &mut |done, total| lines.say(&measuring(done, total)))?)
 }
 
-/// What takes long before formats are chosen, and how far it is, in bytes.
+/// The line on stderr while errors are measured before formats are chosen: `done` of `total` bytes.
 fn measuring(done: u64, total: u64) -> String {
     let human = |bytes| ByteSize(bytes).human();
     match done {

@@ -58,7 +58,8 @@ pub struct PlanningRequest {
     pub default_margin: bool,
     /// `--allow-unknown-operators`.
     pub allow_unknown_operators: bool,
-    /// Heap of sessions and the tokenizer beyond that of every process, bytes; part of the process's own, too.
+    /// Heap of sessions and the tokenizer beyond that of every process, bytes. The process's part of the budget includes
+    /// it.
     pub heap: u64,
     /// What limits the plan beside its budgets.
     pub limits: Limits,
@@ -83,7 +84,8 @@ pub struct Limits {
     pub shortest_pass: u64,
     /// Bytes of the host budget that something else takes, such as the model's own draft.
     pub reserved: u64,
-    /// Why KV caches of layers on the CPU lie on disk that nobody asked for; `None` if they lie where the arguments say.
+    /// Why KV caches of layers on the CPU lie on disk although no argument asks for it; `None` if they lie where the
+    /// arguments say.
     pub kv_on_disk: Option<WhyOnDisk>,
 }
 
@@ -92,7 +94,7 @@ pub struct Limits {
 pub enum WhyOnDisk {
     /// Memory is too small for them.
     TooLittleMemory,
-    /// The memory that they leave is worth more for something else.
+    /// Another use of the memory that they leave makes the plan faster.
     Faster,
 }
 
@@ -208,21 +210,22 @@ impl PlanningRequest {
         self.shorter_passes(self.limits.shortest_pass).next()
     }
 
-    /// Passes of half as many tokens as this request's longest, of half of that and so on, the last of `shortest`.
+    /// Shorter and shorter lengths of passes: half of this request's longest, half of that and so on; the last is
+    /// `shortest`.
     pub fn shorter_passes(&self, shortest: u64) -> impl Iterator<Item = u64> + use<> {
         let Scenario { prefill_chunk, divides_prompts, .. } = self.scenario;
         let half = move |pass: &u64| (divides_prompts && *pass > shortest).then(|| (pass / 2).max(shortest));
         std::iter::successors(half(&prefill_chunk), half)
     }
 
-    /// Whether there is a GPU, or less host memory than every placement fits in.
+    /// Whether memory may be too small for all weights: there is a GPU, or the host cannot hold every placement.
     pub fn may_be_short_of_memory(&self) -> bool {
         let Problem { gpus, budget, .. } = &self.problem;
         !gpus.is_empty() || budget.ram.is_some_and(|ram| ram < max_host_bytes(&self.problem))
     }
 
-    /// The longest pass whose activations leave the host room for weights, where these placements compute prompts there and passes are
-    /// longer: beside GPUs they are planned for the memory of GPUs first.
+    /// The longest pass whose activations leave the host room for weights, if these placements compute prompts there in longer passes.
+    /// With GPUs, the length of passes is planned for their memory first.
     pub fn shorter_pass_on_host(&self, analysis: &Analysis, placements: &[BlockPlacement]) -> Option<u64> {
         let Scenario { prefill_chunk, divides_prompts, .. } = self.scenario;
         let room = self.problem.budget.ram? / WORKSPACE_DIVISOR;
@@ -285,7 +288,7 @@ fn avoid_gpus(problem: &mut Problem) {
     }
 }
 
-/// Tells the planner where the user places blocks, as far as that is possible. What is not is refused later.
+/// Tells the planner where the user places blocks, as far as that is possible. Impossible places are refused later.
 fn set_assigned(problem: &mut Problem, args: &SplitArgs, mechanisms: Mechanisms) {
     let named = args.assign.iter().filter_map(|assign| assign.placements(&problem.blocks).ok()).next();
     for (block, place) in named.into_iter().flatten().enumerate() {
@@ -375,8 +378,8 @@ fn excludes_gpus(args: &SplitArgs) -> bool {
     matches!(args.vram.as_slice(), [ByteSize(0)])
 }
 
-/// The providers that the user or the table names, and on the host those that the profile found fastest: if host memory holds the model
-/// twice, because another provider keeps a copy of its weights in its own layout.
+/// The providers of partitions: on GPUs those that the user or the table names; on the host those that the profile found fastest, but
+/// only if host memory holds the model twice, because another provider keeps a copy of its weights in its own layout.
 fn providers(
     args: &SplitArgs,
     analysis: &Analysis,
@@ -445,8 +448,8 @@ pub fn with_default_margin(demand: u64) -> u64 {
     u64::try_from(scaled).unwrap_or(u64::MAX).min(demand.saturating_add(MAX_MARGIN))
 }
 
-/// Which experts compute where an exporter wrote them out: those that are selected, unless a GPU may compute them, which takes their weights as
-/// inputs and would wait for each condition. With `--split-mode row` each GPU has a shard of every layer.
+/// How the model computes. Of experts that an exporter wrote out, only the selected ones compute, unless a GPU may compute them: it takes their
+/// weights as inputs and would wait for each condition. With `--split-mode row` each GPU has a shard of every layer.
 pub fn computation(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> Computation {
     let gpus = budget(args, costs, local).0.vram.len();
     let experts = match gpus > 0 && !args.cpu_moe {

@@ -75,7 +75,7 @@ fn on_disk(single: &Problem) -> Option<Problem> {
 }
 
 impl Candidate {
-    /// The first of the fastest, and whether anything fits in the first place.
+    /// The first of the fastest candidates, and whether anything fits with the states in the first of `places`.
     fn best(places: Vec<(Problem, Options)>) -> (Candidate, bool) {
         let mut candidates = places.into_iter().map(|(single, options)| {
             let planned = plan_throughput(&single, &options);

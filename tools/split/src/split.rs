@@ -104,7 +104,8 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
 /// The model and the source of costs.
 struct Inputs {
     analysis: Analysis,
-    /// Settings and the model with experts on the CPU, where an exporter wrote them out and they would compute as exported otherwise.
+    /// Alternative settings, and the model analysed with them: experts on the CPU. Only if an exporter wrote experts out and all of
+    /// them would compute otherwise.
     experts_on_cpu: Option<(SplitArgs, Analysis)>,
     costs: Costs,
     local: LocalMachine,
@@ -116,7 +117,7 @@ struct Inputs {
 /// before it opens the model.
 fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     let mut errors = settings::check(args);
-    // Of a profile that is refused whatever it holds, nothing else is reported.
+    // A profile that is refused whatever it holds is not read, so that nothing else is reported about it.
     let profile = args.planning.profile.clone().filter(|_| !settings::refuses_profile(args));
     let costs = Costs::read(&PlanningArgs { profile, ..args.planning.clone() }, &mut errors);
     errors.into_result()?;
@@ -137,7 +138,7 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     let analysis = analyse(path, args.context, args, quantize.as_ref(), computation)?;
     operators::check(&analysis, args.allow_unknown_operators)?;
     let costs = match quantize {
-        // Of a profile only the sensitivity of blocks counts: its times are of other weights.
+        // Only the sensitivity of blocks in a profile counts: its times are those of unquantized weights.
         Some(_) => costs.without_profile(),
         None => {
             costs.check_origin(&analysis, args.planning.allow_other_machine)?;
@@ -217,7 +218,7 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     }
 }
 
-/// Why KV caches lie on disk that nobody asked for.
+/// Why KV caches lie on disk although no option asks for it.
 fn kv_on_disk_note(request: &PlanningRequest) -> String {
     let (context, sequences) = (request.scenario.context, request.problem.load.sequences);
     match request.limits.kv_on_disk {
@@ -247,7 +248,7 @@ fn kv_in_memory_note(on_disk_ms: f64, in_memory_ms: f64) -> String {
     )
 }
 
-/// What the smallest block needs, where the planner can place none on a GPU and the plan uses none.
+/// The note with the demand of the smallest block, if the planner can place no block on a GPU and the plan uses none.
 fn useless_gpus_note(args: &SplitArgs, request: &PlanningRequest, partitioning: &Partitioning) -> Option<String> {
     let mut placements = partitioning.partitions.iter().map(|partition| partition.placement);
     if args.has_manual_placement() || placements.any(|placement| placement != BlockPlacement::both(Placement::Cpu)) {

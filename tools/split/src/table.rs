@@ -151,7 +151,8 @@ fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, signif
     format!("hpp-exec jobs, time for prompts included: {together}; {free}")
 }
 
-/// The minimised time and its proven lower bound, which is for passes as long as these, and beside a GPU for layers divided as they are.
+/// The minimised time and its proven lower bound. The bound is for passes of the planned length and, with a GPU, for layers divided as
+/// planned.
 fn objective_line(plan: &Plan, objective: &Achieved, significant: i32, undivided: bool) -> String {
     let new_tokens = plan.predictions.new_tokens;
     let new = |tokens| if tokens == 1 { "1 new token".to_owned() } else { format!("{tokens} new tokens") };

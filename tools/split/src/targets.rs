@@ -70,8 +70,8 @@ pub fn enforce(
     Err(refusal(request, targets, &tried).into())
 }
 
-/// A plan for the first token that meets the targets, whose passes are shorter than the planner takes by itself: it takes the longest where
-/// memory is not short, although several passes over a long prompt compute less attention.
+/// A plan for the fastest first token that meets the targets with shorter passes than the planner takes by itself. Where memory is not
+/// short, the planner takes the longest passes, although several passes over a long prompt compute less attention.
 fn with_shorter_passes(
     request: &PlanningRequest,
     inputs: &PlanInputs,
@@ -94,7 +94,7 @@ fn with_shorter_passes(
     })
 }
 
-/// The plan for another objective: with the costs that `--refine` measured, if it did.
+/// The plan for another objective, with the costs that `--refine` measured, if that option was given.
 fn for_objective(request: &PlanningRequest, inputs: &PlanInputs, objective: Objective) -> Result<Chosen, SplitError> {
     if inputs.args.planning.refine.is_some() {
         let mut request = request.clone();

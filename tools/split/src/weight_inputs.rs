@@ -19,7 +19,7 @@ const ALIGN: u64 = 16;
 struct SharedFiles {
     /// Models whose weights are inputs, by file name.
     files: Vec<(String, ModelProto)>,
-    /// VirtualFile of [`SLOTS_FILE`].
+    /// Contents of [`SLOTS_FILE`].
     slots: Vec<u8>,
     /// Notes for the user.
     notes: Vec<String>,

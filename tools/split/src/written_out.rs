@@ -13,8 +13,8 @@ use std::path::Path;
 pub const NOTE: &str = "experts compute on the CPU, as with --cpu-moe, which is expected to be faster: their exporter wrote them out, so a GPU \
                         computes all of them for each token, and the CPU those that a token selects";
 
-/// The settings with `--cpu-moe` and the model as they have it; `None` if the user places blocks, and where these experts cannot be moved.
-/// `exported` is the model with all experts computed.
+/// The settings with `--cpu-moe`, and the model analysed with them. `None` if the user places blocks or experts, if no experts are written
+/// out, or if they cannot be moved. `exported` is the model with all experts computed.
 pub fn on_cpu(
     args: &SplitArgs,
     exported: &Analysis,

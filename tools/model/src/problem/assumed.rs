@@ -10,8 +10,8 @@ const LAUNCH_US: f64 = 60.0;
 /// Read rate of a low-end solid-state disk, 1e9 bytes per second.
 pub const DISK_GB_PER_S: f64 = 2.0;
 
-/// What a read costs beside its bytes, milliseconds, with many under way. A virtual machine's disk measured 0.006 with 64 and 0.013 with
-/// 8 at a time.
+/// What a read costs beside its bytes, milliseconds, with many reads in flight. A virtual machine's disk measured 0.006 with 64 and
+/// 0.013 with 8 in flight.
 pub const DISK_REQUEST_MS: f64 = 0.01;
 
 /// Decompression of weights by one thread, 1e9 uncompressed bytes per second. Server cores of 2.4 GHz measured 7 to 9.

@@ -8,8 +8,8 @@ use hpp_partition::{BlockRole, BlockSpec, Cost, SHORT_PASS_TOKENS, Work, Workloa
 use hpp_schema::{ClassCosts, Finding, Fit, PhaseCosts, Profile, Provider, ProviderCosts};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Measured costs with `gpus` GPUs; reports everything that the profile lacks at once. A profile that only lacks measurements which
-/// `hpp-profile --resume` makes gives one finding.
+/// Measured costs with `gpus` GPUs; reports everything that the profile lacks at once. If it lacks only measurements that
+/// `hpp-profile --resume` makes, these are one finding.
 pub fn costs(
     profile: &Profile,
     blocks: &[BlockSpec],
@@ -164,7 +164,7 @@ impl<'a> ProfileReader<'a> {
         })
     }
 
-    /// The share of a block in the time of the measured one that it belongs to: 1, or for a half of a layer that of its work, at the rates
+    /// The share of a measured block's time that this block takes: 1, or for a half of a layer its share of the layer's work, at the rates
     /// of the machine.
     fn share(&self, block: &BlockSpec, provider: Provider, work: fn(&BlockSpec) -> Work) -> f64 {
         let label = measured_label(block);

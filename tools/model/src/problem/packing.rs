@@ -54,8 +54,9 @@ pub fn session_copies(graph: &Graph, nodes: &[NodeId]) -> u64 {
     copies.fold(0, u64::saturating_add)
 }
 
-/// Bytes of scales that stay in memory beside their packed copy where mapped weights are locked, as those of a draft are: what computes in
-/// integers packs its scales with its weights (`MlasQNBitGemmPackQuantBData`), and ONNX Runtime unmaps only the weights it has packed.
+/// Bytes of scales that stay in memory beside their packed copy if mapped weights are locked, as those of a draft are. Operators that
+/// compute in integers pack their scales with their weights (`MlasQNBitGemmPackQuantBData`), and ONNX Runtime unmaps only the weights that
+/// it has packed.
 pub fn scales_beside_packed(graph: &Graph) -> u64 {
     let ids: Vec<ValueId> = scales(graph, |_| true).into_iter().collect();
     bytes(graph, &ids)
@@ -84,7 +85,7 @@ fn derived(model: &Model, graph: &Graph, limit: u32) -> [Derived; 4] {
     let halves = weights(graph, |id| is_half(graph, id) && is_derivable(id));
     let read = bytes(graph, &wide_scales);
     let stored = if look_widened(model, graph, &wide_scales) { read / 2 } else { read };
-    // The shortest that a region of sums and scales takes.
+    // A region of sums and scales takes at least this share on disk. It is not compressed if that exceeds the limit.
     let with_sums = match limit >= permille_of(stored, read.saturating_mul(2)) {
         true => [Derived { bytes: sums(graph, sums_are_derivable), stored: 0 }, Derived { bytes: read, stored }],
         false => [Derived::default(); 2],
@@ -95,12 +96,12 @@ fn derived(model: &Model, graph: &Graph, limit: u32) -> [Derived; 4] {
     [first, second, coded(model, graph, &halves, (wide_halves, limit)), narrow]
 }
 
-/// Weights that are stored in whole words or with coded exponents, `bytes` of them as float32, as samples say; nothing if one of the
-/// sampled ones would not be.
+/// Estimates from samples what these weights (`bytes` as float32) take if they are stored in 16-bit words or with coded exponents.
+/// Nothing is derived if one of the sampled weights would not be stored so.
 fn coded(model: &Model, graph: &Graph, ids: &[ValueId], (bytes, limit): (u64, u32)) -> Derived {
     let stored = |id: ValueId| {
         let numbers = sample_numbers(model, &graph.value(id).name);
-        // Of a hole only the type is known.
+        // Of a hole in a sparse file only the type is known.
         let unknown = is_half(graph, id).then_some(500);
         let permille = numbers.map_or(unknown, |SampledNumbers { precision, exceptions }| {
             Some(precision.coded_permille(exceptions).min(precision.in_words_permille()))
@@ -122,7 +123,7 @@ fn look_widened(model: &Model, graph: &Graph, ids: &[ValueId]) -> bool {
     !ids.is_empty() && sampled(ids).all(|id| looks_widened(model, &graph.value(id).name))
 }
 
-/// A few evenly spaced ones.
+/// A few of these weights, evenly spaced.
 fn sampled(ids: &[ValueId]) -> impl Iterator<Item = ValueId> {
     let count = ids.len().min(SAMPLED);
     (0..count).map(move |number| ids[number * (ids.len() - 1) / (count - 1).max(1)])

@@ -20,7 +20,7 @@ impl Roofline {
         Roofline { bytes: per_ms(memory_gb_per_s), flops: tflops * 1e9 }
     }
 
-    /// Of the processor of a provider; without its rates only bytes count.
+    /// The rates of the processor of a provider; without its rates only bytes count.
     pub fn of(machine: Option<&Machine>, provider: Provider) -> Self {
         let gpu = machine.and_then(|machine| machine.gpus.iter().find(|gpu| gpu.provider == provider));
         match (gpu, machine) {

@@ -12,8 +12,8 @@ pub(super) fn assign(analysis: &Analysis, blocks: &mut [BlockSpec]) {
     }
 }
 
-/// Gives the first shard's block of each part the longest of the shards' times, and the others none: they compute at the same time, and all that
-/// adds up times of blocks stays a sum.
+/// Gives the first shard's block of each part the longest of the shards' times, and the blocks of other shards no time: shards compute at the
+/// same time, so that everything that adds up the times of blocks stays right.
 pub(super) fn overlap(analysis: &Analysis, costs: &mut DeviceCosts) {
     let parts = rows::parts(&analysis.segmentation);
     for gpu in &mut costs.gpus {
@@ -40,7 +40,7 @@ fn longer(a: &Cost, b: &Cost) -> Cost {
     }
 }
 
-/// No time for as many passes.
+/// No time, with as many passes as `cost` has.
 fn none(cost: &Cost) -> Cost {
     Cost {
         decode_ms: 0.0,
@@ -49,7 +49,7 @@ fn none(cost: &Cost) -> Cost {
     }
 }
 
-/// GPUs that differ: the slowest would decide, and rows are divided equally.
+/// The finding on GPUs that differ: rows are divided equally, so the slowest GPU would determine the time.
 pub(super) fn findings(analysis: &Analysis, source: &CostSource) -> Vec<Finding> {
     let Some(rows) = &analysis.rows else { return Vec::new() };
     let gpus: Vec<&GpuRates> = source.rates().iter().flat_map(|machine| &machine.gpus).take(rows.shards).collect();

@@ -171,7 +171,7 @@ fn hit_rates_of_expert_caches_come_from_the_corpus_of_a_profile() {
     // With room for 0, 1, 2, 3 and 4 of the four.
     let at = [0, 8, 16, 24, 32].map(|step| (found[step] * 160.0).round() as u64);
     assert_eq!((found.len(), at), (33, [0, 34, 42, 110, 144]));
-    // Of 1 to 64 sequences in turn.
+    // With 1, 2, 4, ... 64 sequences in turn.
     assert_eq!(by_sequences.len(), 7);
     let of_two = profile.corpus.as_ref().unwrap().statistics.experts.iter();
     let of_two = of_two.map(|layer| layer.shared_lru_hit_rates(2, &[2]).unwrap()[0] * layer.visits() as f64 / 160.0);

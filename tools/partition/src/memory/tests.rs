@@ -46,7 +46,7 @@ fn with_state_on_the_host_the_gpu_holds_the_state_of_two_blocks() {
     };
     assert_eq!(kv(KvHome::Device, ".000.."), (750, 250));
     assert_eq!(kv(KvHome::Host, ".000.."), (2 * 250, 1000));
-    // Of one block, there is no next one.
+    // With only one block there is no next state to copy ahead.
     assert_eq!(kv(KvHome::Host, ".0...."), (250, 1000));
 }
 
@@ -218,7 +218,7 @@ fn state_on_disk_takes_a_window_for_one_sequence_and_time_to_read() {
     short.load.prompt_tokens = 500;
     // Laid out for 512 tokens, of which three layers hold 250.
     assert_eq!(reads(&short), 512 + 3 * 250 - (3 * 600 - 3 * 512), "what fits beside three of the largest");
-    // 998 of 1262 bytes of four layers.
+    // 998 of 1262 bytes of four layers do not fit.
     assert_eq!(evictions(&short, decode), 4, "four times the share of what does not fit, rounded up");
     // A prompt of one pass reads nothing, and writes what does not stay.
     short.load.passes = vec![500];
@@ -252,7 +252,8 @@ fn widened_weights_are_in_memory_twice_while_a_session_is_created() {
     }
 }
 
-/// What sessions hold beside weights is in memory from their creation on, so that the last one is created beside it.
+/// Sessions hold some memory beside weights from their creation on, so the last session is created beside that of all
+/// others.
 #[test]
 fn what_sessions_hold_takes_memory_while_others_are_created() {
     let packing = Packing { growth_permille: 1000, ..Packing::default() };
@@ -282,15 +283,16 @@ fn what_is_folded_takes_memory_while_a_session_is_created() {
     let usage_with = |ram| usage(&problem(ram, false), &placed("......"), &[]);
     let Demand { weights, kv, workspace, .. } = usage_with(0).host;
     assert_eq!((weights, kv, workspace), (8000, 1000, 100));
-    // All weights, and what is computed of them, once more until it is packed; of that states and activations take 1100 later.
+    // All weights and the folded table, which is in memory a second time until it is packed. Passes need 1100 bytes of that
+    // memory later, for states and activations.
     let needed = |disk: bool| {
         let fits = |ram: u64| fits(&problem(ram, disk), &placed("......"), &[], Mechanisms::All).is_ok();
         (0..20_000).find(|ram| fits(*ram)).unwrap()
     };
     assert_eq!(needed(false), 8000 + 2000 + 2000);
     assert_eq!(needed(true), 2000 + 2000, "of the largest block, one at a time");
-    // With less the embedding's table of 2000 bytes stays on disk. With less than that all weights are locked, and still come from prepared
-    // files, which hold what is computed of them.
+    // With less, the embedding's table of 2000 bytes stays on disk. With still less, all weights are locked, but they come from
+    // prepared files, which hold the folded table too.
     let found = |ram: u64| {
         let (problem, usage) = (problem(ram, true), usage(&problem(ram, true), &placed("......"), &[]));
         let level = usage.read_level(&problem, Phase::Decode);

@@ -59,8 +59,8 @@ pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
     }
 }
 
-/// Size of the second staging buffer for states on the host: `largest`, if more than one block with a state computes on a GPU in a phase, and
-/// on the host in none.
+/// Size of the second staging buffer for states on the host: at least `largest` if, in some phase, the GPU computes several blocks with a
+/// state that the host computes in no phase; else 0.
 fn second_staging_buffer(program: &mut IntegerProgram, gpu: usize, largest: &LinearExpr) -> LinearExpr {
     let most =
         program.problem.blocks.iter().map(|block| block.kv_bytes).max().unwrap_or(0) as f64 / program.memory_unit;
@@ -109,8 +109,8 @@ pub(super) fn state_and_workspace(program: &mut IntegerProgram) -> LinearExpr {
     workspace.plus(&state, 1.0).plus(&sessions, 1.0)
 }
 
-/// The largest activations of the blocks in host memory: those that compute there in both phases or for the prompt only, and those that
-/// decode there only, take different amounts.
+/// The largest activations of the blocks in host memory. Blocks that the host only decodes need less than blocks that it computes for
+/// the prompt, which need attention scores too.
 fn host_workspace(program: &mut IntegerProgram) -> LinearExpr {
     let problem = program.problem;
     let is_for_prompt = |placement: BlockPlacement| placement.prefill == Placement::Cpu;
@@ -140,7 +140,8 @@ impl IntegerProgram<'_> {
         self.sum_over(selects, |i| if includes(i) { self.problem.blocks[i].kv_bytes } else { 0 })
     }
 
-    /// Bytes of the blocks with a selected block placement, those of a class as many as its least.
+    /// Bytes of the blocks with a selected block placement. Every block of a class counts with the smallest number of its
+    /// class.
     fn sum_over(&self, selects: impl Fn(BlockPlacement) -> bool, bytes: impl Fn(usize) -> u64) -> LinearExpr {
         let mut sum = LinearExpr::default();
         for (region, class) in self.classes() {

@@ -1,11 +1,11 @@
 //! Time constraints: the time of a phase is at least each of these, for any order of blocks:
 //!
-//! - the partition sequence: computing, launches, crossings and state swaps except copies ahead one after another; in passes of several sequences without
-//!   what GPUs compute, because devices then compute at the same time;
+//! - the partition sequence: computing, launches, crossings and state swaps, except copies ahead, one after another; in passes of several sequences
+//!   without what GPUs compute, because devices then compute at the same time;
 //! - in passes of several sequences, what each GPU computes;
 //! - each link: all copies to the GPU, and the contention with the host (see [`crate::bound`]);
-//! - slots: while no streamed block computes, at most one ring of copies can be made. So the partition sequence without the streamed
-//!   blocks, and the copies that do not fit into the rings before their runs, follow one another; with one slot copies and streamed blocks do;
+//! - slots: before each run of streamed blocks at most one ring of copies can be done. So the partition sequence without the streamed blocks,
+//!   and all copies beyond one ring for each run, follow one another. With one slot, copies and streamed blocks follow one another;
 //! - the disk, and its contention with the host.
 
 use super::IntegerProgram;
@@ -27,7 +27,7 @@ struct PhaseTime {
     host: LinearExpr,
     /// By GPU: boundaries and state copied to it.
     links: Vec<LinearExpr>,
-    /// The same without copies ahead.
+    /// `links` without copies ahead.
     links_in_sequence: Vec<LinearExpr>,
     /// By GPU: compute time and state swaps of the blocks that are streamed to it.
     streamed: Vec<LinearExpr>,
@@ -251,7 +251,8 @@ fn add_tail_after_copies(program: &mut IntegerProgram, phase: Phase, gpu: usize,
         return;
     }
     let last_pass = problem.passes(phase) - 1;
-    // Of several sequences on several devices only the last one is sure to go through later blocks after the streamed block.
+    // With several sequences on several devices, only the last sequence is sure to go through later blocks after the
+    // streamed block.
     let after_share = if problem.has_pipelines() { 1.0 / problem.load.sequences as f64 } else { 1.0 };
     // Lower bound of the time after the blocks of the current region.
     let mut rest_ms = problem.pass_overhead_ms * after_share;
@@ -282,7 +283,7 @@ fn add_tail_after_copies(program: &mut IntegerProgram, phase: Phase, gpu: usize,
 }
 
 /// Limit from the slots: before each of the `runs` of streamed blocks at most one ring of copies can be complete. `total` is the
-/// partition sequence without streamed blocks and all copies.
+/// time of the partition sequence without streamed blocks, plus that of all copies.
 fn add_slot_limit(
     program: &mut IntegerProgram,
     gpu: usize,

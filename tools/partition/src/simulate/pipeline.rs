@@ -6,12 +6,12 @@
 //! A partition whose state is copied for its runs is never part of a pipeline, and a pipeline has at most one streamed partition of
 //! each GPU.
 //!
-//! State on the host is copied to a GPU for the next run that needs it when the run before has been issued; the GPU waits for it, and weights
-//! pause meanwhile.
+//! State on the host is copied ahead to the GPU that needs it: the copy is issued as soon as the previous run with such a copy has been
+//! issued. The GPU waits for it before the run, and copies of weights pause meanwhile.
 //!
 //! Weights of a streamed partition are copied to a slot once per pass. Copies to a GPU are issued, in order, when a pass starts and when
-//! a partition has issued its last run, as far as slots are free; each starts when the one before is done and the GPU has computed what
-//! was issued before it. A GPU waits for the weights of its next run, the thread does not. Rates are those of
+//! a partition has issued its last run, as far as slots are free. Each starts when the previous copy is done and the GPU has computed
+//! all runs that were issued before the copy. A GPU waits for the weights of its next run, the thread does not. Rates are those of
 //! [`machine`](super::machine).
 
 use super::Machine;
@@ -29,7 +29,7 @@ pub(super) struct QueuedMachine<'a, R: SimulationObserver> {
     /// When the thread goes on, milliseconds.
     now: f64,
     gpus: Vec<Gpu>,
-    /// The copies of states for each run of the pass that have not been issued.
+    /// For each run of the pass that needs states copied ahead: its copies, until they are issued.
     ahead: VecDeque<Vec<ScheduleStep>>,
     /// Sequences of a pass.
     sequences: u64,
@@ -51,8 +51,8 @@ struct Gpu {
     max_copies: u64,
     /// Copies of weights issued and not done, in order; the first is in progress once its slot is free.
     in_flight: VecDeque<InFlight>,
-    /// Copies of states issued and not done, in order. The first is in progress once the weights are copied that runs before wait for: then
-    /// other weights pause.
+    /// Copies of states issued and not done, in order. The first is in progress once the weights that earlier runs wait for are copied;
+    /// copies of other weights pause while it is.
     states: VecDeque<StatesInFlight>,
     /// Numbers of copies issued and done, of copies awaited by runs, and of slots freed.
     issued: u64,
@@ -83,7 +83,7 @@ struct StatesInFlight {
     step: ScheduleStep,
     /// Without contention, milliseconds.
     remaining_ms: f64,
-    /// Copies of weights that are done before.
+    /// Number of copies of weights that must be done before it starts.
     after: u64,
     /// When it started, milliseconds.
     started: Option<f64>,
@@ -94,7 +94,7 @@ struct InFlight {
     block: usize,
     /// Without contention, milliseconds.
     remaining_ms: f64,
-    /// Runs that the GPU computes before.
+    /// Number of runs that the GPU must have computed before it starts.
     after_runs: u64,
     /// When it started, milliseconds.
     started: Option<f64>,
@@ -187,11 +187,12 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
         QueuedMachine { now: 0.0, gpus, ahead: VecDeque::new(), sequences: problem.load.sequences, recorder }
     }
 
-    /// Runs one pass of all sequences, and waits for all GPUs. `steps`: of one sequence. Returns false if it waits forever.
+    /// Runs one pass of all sequences, and waits for all GPUs. `steps` are those of one sequence. Returns false if the pass
+    /// never ends.
     pub fn run_pass(&mut self, steps: &PassSteps, pass: u64) -> bool {
         self.recorder.pass(pass);
         self.gpus.iter_mut().for_each(Gpu::fill_slots);
-        // Each state of each sequence, in the order of their runs.
+        // The copies ahead of every sequence, in the order of runs.
         let ahead = |partition: &&PartitionSteps| partition.swaps_in.iter().any(is_ahead);
         let staged = steps.partitions.iter().filter(ahead);
         let states =
@@ -265,8 +266,8 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
         }
     }
 
-    /// The states of a run: the thread makes the copies that were not issued before, such as those from another GPU, and the GPU waits for the
-    /// others.
+    /// Gets the states of a run to its device: the thread makes the copies that are not made ahead, such as those from another GPU, and the
+    /// GPU waits for the copies ahead.
     fn receive(&mut self, swaps_in: &[ScheduleStep]) {
         let (ahead, now): (Vec<&ScheduleStep>, Vec<&ScheduleStep>) = swaps_in.iter().partition(|step| is_ahead(step));
         self.copy(&now.into_iter().cloned().collect::<Vec<_>>());
@@ -389,7 +390,7 @@ impl<'a, R: SimulationObserver> QueuedMachine<'a, R> {
         passed
     }
 
-    /// Takes what is done from the queues.
+    /// Removes finished work from the queues.
     fn advance_queues(&mut self) {
         let now = self.now;
         let is_done = |remaining_ms: f64| remaining_ms <= ROUNDING_MS * now.max(1.0);
@@ -451,7 +452,7 @@ impl<R: SimulationObserver> Machine for QueuedMachine<'_, R> {
     }
 }
 
-/// Partitions from the first on that are a pipeline.
+/// Number of partitions, counted from the first, that form a pipeline.
 fn pipeline_length(partitions: &[PartitionSteps]) -> usize {
     let is_alone = |partition: &PartitionSteps| !(partition.swaps_in.is_empty() && partition.swaps_out.is_empty());
     let streams = |partition: &PartitionSteps| match partition.compute.kind {

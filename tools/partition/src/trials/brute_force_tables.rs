@@ -28,7 +28,8 @@ struct Sets {
     previous: Option<(BlockPlacement, Set)>,
     /// Bytes of all resident partitions.
     resident_bytes: u64,
-    /// The partition in host memory that the previous block belongs to, and the bytes of all of them, each with its own copies.
+    /// The partition in host memory that the previous block belongs to, and the bytes of all such partitions, each with its own
+    /// copies.
     host_partition: Set,
     host_bytes: u64,
 }

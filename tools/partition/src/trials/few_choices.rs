@@ -1,4 +1,4 @@
-//! Problems of which almost every block is assigned.
+//! Problems in which the user assigned almost every block.
 
 use super::instances::instance;
 use crate::{BlockPlacement, Mechanisms, Objective, Options, Placement, Planner, evaluate, fits, plan};

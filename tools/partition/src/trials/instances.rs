@@ -369,8 +369,9 @@ fn distinct_bytes(blocks: &[BlockSpec], which: impl Iterator<Item = usize>) -> u
     weights.iter().map(|(_, bytes)| bytes).sum()
 }
 
-/// Bytes read from disk of blocks with these packed bytes, some of which are copied to GPUs, if `room` bytes hold what is locked of all and the
-/// rest of one. Of no block more is read than necessary. Unlocked bytes that the host computes with are decompressed bytes first.
+/// Bytes read from disk of `blocks` (packed bytes, whether copied to a GPU) if `room` bytes hold the locked bytes of all blocks and the rest of
+/// one. The most bytes read of one block are as few as possible. Of a block that the host computes with, compressed bytes are the last to be
+/// locked.
 pub fn from_disk(problem: &Problem, blocks: &[(u64, bool)], room: u64) -> u64 {
     let Packing { decompressed_permille, read_permille, .. } = problem.budget.packing;
     let is_enough = |most: u64| blocks.iter().map(|(bytes, _)| bytes.saturating_sub(most)).sum::<u64>() + most <= room;

@@ -108,8 +108,8 @@ proptest! {
             }
             let by_thread = |span: &&Span| span.lane != "disk" && !span.lane.starts_with("gpu") && !is_copied_beside(span);
             assert_disjoint(simulation.timeline.spans.iter().filter(by_thread).collect())?;
-            // Not faster than one sequence, nor slower than one after the other, except that fewer copies of states are hidden: in a pass of one
-            // sequence the host computes meanwhile, where in another pass it has computed for all sequences before.
+            // A pass of several sequences is not faster than a pass of one, nor slower than one pass for each, except that it hides fewer copies
+            // of states: in a pass of one sequence the host computes during such a copy, in this one it has then computed for all sequences.
             let is_ahead = |step: &ScheduleStep| matches!(step.kind, StepKind::Ahead(..));
             let all = (0..one.passes(phase)).flat_map(|pass| steps(&one, &placements, phase, pass)).filter(is_ahead);
             let hidden_ms = all.map(|step| step.ms).sum::<f64>();

@@ -26,7 +26,7 @@ pub enum DivergenceError {
 }
 
 impl DivergenceError {
-    /// Whether a disk is full, as far as the child's words tell.
+    /// Whether the child's message says that a disk is full.
     pub fn is_full_disk(&self) -> bool {
         let full = io::Error::from(io::ErrorKind::StorageFull).to_string();
         match self {
@@ -53,7 +53,7 @@ pub struct DivergenceProbe {
     requests: ChildStdin,
     replies: BufReader<ChildStdout>,
     interrupt: Interrupt,
-    /// Lines of the corpus that cannot be used; the user was told.
+    /// Lines of the corpus that cannot be used and were reported.
     left_out: BTreeSet<u64>,
 }
 
@@ -109,7 +109,8 @@ impl DivergenceProbe {
         }
     }
 
-    /// Sends a request and reads its replies up to the last; what `read` takes of them. Says which prompts cannot be used, each once.
+    /// Sends a request, reads its replies up to the last, and returns what `read` takes of them. Reports each prompt that cannot be
+    /// used, once.
     fn ask<T>(&mut self, request: &Request, read: impl Fn(Reply) -> Option<T>) -> Result<T, DivergenceError> {
         self.send(request)?;
         let mut answer = None;

@@ -16,8 +16,9 @@ use hpp_schema::probe::{MomentsProbe, Prompt};
 use hpp_schema::{Dim, OutputUse, PartitionOutput, Plan};
 use std::collections::BTreeMap;
 
-/// Neighbouring inputs whose products are summed, or a block if that is larger. With spans of 128 a trained model of 2 M parameters keeps
-/// 0.66 of the divergence of plain rounding, with whole rows 0.57; a matrix of 4096 inputs then needs 128 MiB instead of 4.
+/// Number of neighbouring inputs (a span) whose products with each other are summed; a quantization block if that is larger. With spans
+/// of 128 a trained model of 2 M parameters keeps 0.66 of the divergence of plain rounding, with whole rows 0.57; but with whole rows a
+/// matrix of 4096 inputs needs 128 MiB instead of 4.
 const SPAN: usize = 128;
 
 /// An input of matrices that a partition returns.
@@ -29,7 +30,8 @@ struct Tap {
     offset: u64,
 }
 
-/// Runs the prompts and writes the moments into `dir`, which they own. `None` if no product has an input that a partition can return.
+/// Runs the prompts and writes the moments into `dir`; the returned moments own it. `None` if no product has an input that a
+/// partition can return.
 pub fn observe(
     mut model: OwnDraft,
     options: &QuantizeOptions,
@@ -71,8 +73,8 @@ pub fn observe(
     Ok(Some(InputMoments { path, span, offsets, positions, dir }))
 }
 
-/// Makes the partition that computes a value return it; the length of its rows. `None` if no partition computes it, or its type or the
-/// length of its rows is not known.
+/// Adds a value to the outputs of the partition that computes it, and returns the length of its rows. `None` if no partition computes
+/// it, or if its type or the length of its rows is not known.
 fn tap(analysis: &Analysis, parts: &mut [PartitionGraph], plan: &mut Plan, value: ValueId) -> Option<u64> {
     let about = analysis.graph.value(value);
     let producer = analysis.graph.producer(value)?;

@@ -134,7 +134,7 @@ impl<'a> Trials<'a> {
     }
 }
 
-/// What to say about prompts with few positions.
+/// The warning about prompts with few positions.
 fn few_positions(positions: u64, purpose: Purpose) -> Option<String> {
     let half = match purpose {
         Purpose::Sensitivity => "with which it observes the matrices",

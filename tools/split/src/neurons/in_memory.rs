@@ -1,5 +1,5 @@
-//! What `--explain` says about neurons that a ReLU switches off where their weights are in memory: they are computed like all others, and what
-//! leaving inactive ones out could gain.
+//! What `--explain` says about neurons that a ReLU switches off and whose weights are in memory. They are computed like all others; the report
+//! says what leaving inactive ones out could gain.
 
 use super::{Network, gain, gathered, networks, percent};
 use crate::amount::{MEASURED, digits};
@@ -11,7 +11,7 @@ use hpp_model::{Analysis, CostSource};
 use hpp_partition::{NeuronReads, Placement, Problem, ReadCosts};
 use serde::Serialize;
 
-/// Memory has no rows too short to be read alone: a share of the neurons takes as large a share of the time.
+/// Reads from memory cost nothing per request, so reading a share of the neurons takes that share of the time.
 const MEMORY: ReadCosts = ReadCosts { bytes_per_ms: 1.0, request_ms: 0.0 };
 
 /// Neurons that are off in host memory and on GPUs.
@@ -23,7 +23,7 @@ pub struct NeuronsInMemory {
     gpu: Option<OnGpu>,
 }
 
-/// Those that the CPU computes, none of whose weights are read from disk.
+/// Neurons that the CPU computes, none of whose weights are read from disk.
 #[derive(Debug, Serialize)]
 struct OnHost {
     /// The blocks with such neurons.
@@ -36,17 +36,17 @@ struct OnHost {
     /// How many times as fast the host would be at most, with that activity.
     #[serde(skip_serializing_if = "Option::is_none")]
     at_most: Option<f64>,
-    /// The same with no active neuron.
+    /// The same bound with no active neuron.
     with_none: f64,
 }
 
-/// Those that GPUs compute.
+/// Neurons that GPUs compute.
 #[derive(Debug, Serialize)]
 struct OnGpu {
     /// The blocks with such neurons.
     blocks: String,
-    /// How many times as fast a token would be at most if these and those of the host were divided by neurons instead of by layers, as often
-    /// active as each other; absent if the host has none.
+    /// Upper bound of the speedup of a token if GPUs and host shared each layer by neurons instead of dividing the model by layers, with
+    /// equally active neurons on both; absent if the host has none.
     #[serde(skip_serializing_if = "Option::is_none")]
     divided: Option<f64>,
 }

@@ -130,7 +130,8 @@ impl BenchRunner {
         Ok(BenchRunner { exec, prompt, tokens, dir, interrupt })
     }
 
-    /// Writes the plan, runs it, once more if other processes disturbed that, and removes it. The less disturbed run counts.
+    /// Writes the plan, runs it, runs it again if other processes disturbed the run, and removes it. The less disturbed run
+    /// counts.
     pub fn run(
         &self,
         args: &SplitArgs,
@@ -185,11 +186,11 @@ fn least_disturbed(bench: impl Fn() -> Result<BenchResult, RefineError>) -> Resu
     tell!("running this plan again: other processes took {percent} % of the CPU time");
     let second = match bench() {
         Err(RefineError::Interrupted) => return Err(RefineError::Interrupted),
-        // The first was disturbed and is a measurement.
+        // The first run was disturbed, but it is a measurement.
         Err(_) => return Ok(first),
         Ok(second) => second,
     };
-    // None is less than any share.
+    // `None` (not disturbed) is less than any share.
     Ok(if second.others_cpu_percent < first.others_cpu_percent { second } else { first })
 }
 

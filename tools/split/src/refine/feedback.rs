@@ -6,9 +6,9 @@
 //!   would keep preferring placements with unmeasured, optimistic costs.
 //! - Links are scaled by the ratio of measured to predicted copy time.
 //! - The part of a token's time that neither stages nor copies nor waits for the disk account for becomes the overhead of a pass.
-//! - If weights were read, the disk has the rate of those reads, and what the host's stages took longer than expected meanwhile is
-//!   contention, because more tokens in one pass read no more. With a static estimate that is too fast, a slow processor counts as
-//!   contention too, up to a limit.
+//! - If weights were read from disk, the disk gets the rate of those reads. The time by which the host's stages exceeded the
+//!   expectation meanwhile is contention, not slower computing, because more tokens in one pass read no more. If a static estimate
+//!   is too fast, a slow processor counts as contention too, up to a limit.
 
 use super::bench::{BenchResult, MeasuredReads, StageTimes};
 use crate::measured_run::{contention, slowed_by_reads};
@@ -60,7 +60,7 @@ impl CostFeedback {
             (problem.disk_bytes_per_ms, problem.disk_contention) =
                 (Some(reads.bytes_per_ms), Contention::new(slowed, 1.0));
         } else if disk_bytes(problem, partitioning) > 0 {
-            // The measured times are those of computing beside reads that nobody counted.
+            // Without measured reads, the measured times already include the contention with them.
             problem.disk_contention = Contention::NONE;
         }
         problem.cuts.clear();
@@ -365,7 +365,7 @@ mod tests {
         near(partitioning(&model, 2).solution.decode_ms, partitioning(&actual, 2).solution.decode_ms);
     }
 
-    /// What a token waits for the disk is no overhead of a pass, which each of several sequences would have.
+    /// A token's wait for the disk does not count as overhead of a pass, which each of several sequences would have.
     #[test]
     fn waits_for_the_disk_are_the_disks() {
         let reading = |cpu: f64, rate: f64| {
