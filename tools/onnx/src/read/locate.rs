@@ -11,7 +11,7 @@ const KNOWN: [&str; 4] =
 
 /// The file in a directory that hpp-split wrote.
 const PLAN: &str = "plan.yaml";
-/// The unsplit model in such a directory, written where the plan has its own copy of the weights.
+/// The unsplit model in that directory, where the plan holds weights of its own.
 const WHOLE: &str = "whole.onnx";
 
 /// Maximum size of a configuration; real ones have a few kilobytes.
