@@ -39,8 +39,8 @@ pub fn decompressing_threads(cores: usize) -> usize {
 }
 
 /// The maximum of stored bytes per 1000 with which compression saves time where reading is the bottleneck. If the share `s` of the bytes is stored,
-/// `1 - s` need not be read, but everything must be decompressed. That pays if `(1 - s) / disk > 1 / decompress`, so if `s < 1 - disk /
-/// decompress`. The rates are uncompressed bytes per time; `decompress` is that of all threads together.
+/// `1 - s` need not be read, but everything must be decompressed. Compression pays if `(1 - s) / disk > 1 / decompress`, so if
+/// `s < 1 - disk / decompress`. The rates are uncompressed bytes per time; `decompress` is that of all threads together.
 pub fn worth_permille(disk: f64, decompress: f64) -> u32 {
     let most = 1.0 - disk / decompress;
     if most > 0.0 { (most * 1000.0) as u32 } else { 0 }

@@ -301,7 +301,7 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// The part to which a node is counted. In all other parts the node is a duplicate.
+    /// The part that a node counts towards; in all others it is a duplicate.
     fn home(&self, id: NodeId) -> usize {
         let runs = || self.drafts.iter().position(|d| d.nodes.contains(&id));
         let owned = self.owner(id).filter(|o| !self.is_movable_shape_read(id) || self.drafts[*o].nodes.contains(&id));

@@ -25,7 +25,7 @@ pub(super) struct Analysis<'a> {
     /// The state input of each state, with the state's index in the segmentation.
     pub states: BTreeMap<ValueId, usize>,
     pub layouts: BTreeMap<ValueId, ShardLayout>,
-    /// The same, of divided states.
+    /// The same for divided states only.
     pub pasts: BTreeMap<ValueId, usize>,
     flow: Flow<'a>,
 }

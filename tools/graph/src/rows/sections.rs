@@ -134,8 +134,8 @@ impl Analysis<'_> {
         axis == -1 || rank.is_some_and(|rank| axis == rank - 1)
     }
 
-    /// Returns the slice if the weight is stored, divides into `rows` times columns units of equal size, and its divided axis into shards. Refuses
-    /// other weights.
+    /// Checks a slice and returns it: the weight is stored, has the same number of elements for each unit of the slice, and its divided axis is a
+    /// multiple of the number of shards. Refuses other weights.
     pub(super) fn checked(&self, value: ValueId, slice: WeightSlice) -> Result<WeightSlice, RowsReason> {
         self.stored(value)?;
         let elements: Option<u64> = self.sizes(value).map(|sizes| sizes.iter().product());

@@ -132,8 +132,8 @@ impl Candidates {
         self.others + self.matrices.iter().map(|matrix| matrix.forms[0].bytes).sum::<u64>()
     }
 
-    /// The formats that cause the least damage and with which all weights have at most `budget` bytes. The damage of a matrix is its squared error
-    /// times `importance`.
+    /// Formats with which all weights have at most `budget` bytes, chosen for little damage. The damage of a matrix is its squared error times
+    /// `importance`.
     pub fn choose(
         &self,
         budget: u64,

@@ -39,7 +39,7 @@ pub struct QuantizeOptions {
     pub format: BlockFormat,
     /// Maximum bytes of all weights of the model. A format is chosen for each matrix to fit them, and `format` is not used.
     pub budget: Option<u64>,
-    /// The format of each weight by name, used instead of `format`. Weights without a name here or with `None` stay in floats.
+    /// The format of each weight by name, used instead of `format`. Weights that are not named here, or have `None`, stay in floats.
     pub formats: Option<BTreeMap<String, Option<BlockFormat>>>,
     /// What to do with the matrices of the head.
     pub head: Choice,
