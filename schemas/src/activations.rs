@@ -1,4 +1,4 @@
-//! The numbers that products of 4- and 8-bit weights multiply.
+//! The activations by which operators multiply 4- and 8-bit weights.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ impl Activations {
         if wanted { Activations::Int8 } else { Activations::Exported }
     }
 
-    /// Whether they are those that the model states.
+    /// Whether activations stay as the model states for each operator.
     pub fn are_exported(&self) -> bool {
         *self == Activations::Exported
     }

@@ -1,9 +1,9 @@
-//! Lossless compression of weights on disk: what the planner must know of the code that the runtime stores them in.
+//! Lossless compression of weights on disk: facts about the runtime's code that the planner needs.
 
-/// Exponents that have a short code, consecutive ones.
+/// Number of consecutive exponents that have a short code.
 pub const SHORT_EXPONENTS: usize = 7;
 
-/// The precision of float32 numbers: their mantissas end in zeros if they were widened.
+/// The precision of numbers stored as float32. If they were widened from 16 bits, their mantissas end in zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Precision {
     /// The lower 16 bits are 0.
@@ -15,8 +15,8 @@ pub enum Precision {
 }
 
 impl Precision {
-    /// Bytes on disk of 1000 bytes of float32 numbers whose exponents are coded: sign and mantissa, 3 bits for the exponent, and a byte
-    /// for each exponent that is not among [`SHORT_EXPONENTS`]. `exceptions`: the share of those, 0 to 1.
+    /// Bytes on disk per 1000 bytes of float32 numbers whose exponents are coded: sign and mantissa, 3 bits for the exponent, and another byte for
+    /// each exponent that is not among the [`SHORT_EXPONENTS`]. `exceptions` is the share of these exponents, 0 to 1.
     pub fn coded_permille(self, exceptions: f64) -> u32 {
         let mantissa = match self {
             Precision::Bfloat16 => 7.0,
@@ -27,20 +27,20 @@ impl Precision {
         (bits / 32.0 * 1000.0).ceil() as u32
     }
 
-    /// Bytes on disk of 1000 bytes of float32 numbers that are stored in whole words.
+    /// Bytes on disk per 1000 bytes of float32 numbers that are stored as whole words of 16 or 32 bits.
     pub fn in_words_permille(self) -> u32 {
         if self == Precision::Float32 { 1000 } else { 500 }
     }
 }
 
-/// Threads that decompress weights on a host of so many cores: most cores compute.
+/// Number of threads that decompress weights on a host with this many cores. Most cores compute.
 pub fn decompressing_threads(cores: usize) -> usize {
     (cores / 4).clamp(1, 4)
 }
 
-/// The most stored bytes of 1000 with which compression saves time where reading is the bottleneck. Of a byte the share `1 - s` is not
-/// read, and all of it is decompressed: that pays if `(1 - s) / disk > 1 / decompress`, so if `s < 1 - disk / decompress`. Rates in
-/// uncompressed bytes per time, `decompress` of all threads together.
+/// The maximum of stored bytes per 1000 with which compression saves time where reading is the bottleneck. If the share `s` of the bytes is stored,
+/// `1 - s` need not be read, but everything must be decompressed. Compression pays if `(1 - s) / disk > 1 / decompress`, so if
+/// `s < 1 - disk / decompress`. The rates are uncompressed bytes per time; `decompress` is that of all threads together.
 pub fn worth_permille(disk: f64, decompress: f64) -> u32 {
     let most = 1.0 - disk / decompress;
     if most > 0.0 { (most * 1000.0) as u32 } else { 0 }

@@ -96,8 +96,8 @@ pub(crate) struct DocumentFormat {
     pub version: u32,
 }
 
-/// Reads a file of this format. `more` checks rules that the schema cannot express; it gets the parsed value even if
-/// that violates the schema.
+/// Reads a file of this format. `more` checks rules that the schema cannot express. It gets the parsed value even if
+/// the value violates the schema.
 pub(crate) fn read<T>(
     text: &str,
     format: DocumentFormat,

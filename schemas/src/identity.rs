@@ -10,13 +10,12 @@ use std::time::UNIX_EPOCH;
 
 /// Name of the record, beside the plan.
 pub const VERIFIED_FILE: &str = "verified.txt";
-/// Directory beside a plan for weights in the layout that kernels want, which hpp-exec makes.
+/// Directory beside a plan in which hpp-exec keeps weights in the layout that kernels want.
 pub const PREPARED_DIR: &str = "prepared";
-/// First line of the record; changes when its lines do.
+/// First line of the record. It changes when the format of the lines does.
 const FORMAT: &str = "hpp-verified-1";
 
-/// Which file this is and when it last changed. A write changes the times. On systems without inodes only length and modification time
-/// are known.
+/// Which file this is, and when it last changed. A write changes the times. On systems without inodes, only length and modification time are known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileIdentity {
     /// Device number.
@@ -59,8 +58,8 @@ impl FileIdentity {
         FileIdentity { changed: other.changed, ..*self } == *other
     }
 
-    /// Whether a write from `now` on would change the times. It would not within the same step of the clock: the kernel's clock for file
-    /// times advances every 10 ms or faster; some file systems store whole seconds, the coarsest every two.
+    /// Whether a write from `now` on would change the times. A write within the same step of the clock would not: the kernel's clock for file times
+    /// advances every 10 ms or faster, and some file systems store only whole seconds, the coarsest only even ones.
     pub fn is_settled(&self, now: std::time::SystemTime) -> bool {
         const SECOND: i128 = 1_000_000_000;
         const TICK: i128 = 20_000_000;
@@ -93,7 +92,7 @@ impl FromStr for FileIdentity {
     }
 }
 
-/// What was verified of a file.
+/// How a file was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Known {
     /// Its full hash equals the plan's.
@@ -102,7 +101,7 @@ pub enum Known {
     AsSplit,
 }
 
-/// Files that were verified, valid as long as their identities stay.
+/// The files that were verified. An entry is valid as long as the file's identity stays the same.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
     lines: Vec<Line>,
@@ -112,7 +111,7 @@ pub struct Verified {
 struct Line {
     identity: FileIdentity,
     known: Known,
-    /// The plan's hash it was verified against: the full one, or that of samples.
+    /// The hash in the plan against which the file was verified: the full hash, or the hash of samples.
     hash: String,
     path: String,
 }
@@ -127,11 +126,11 @@ impl Verified {
         Verified { lines: lines.filter_map(Line::parse).collect() }
     }
 
-    /// What was verified of the file that this record of a plan means, if it still has this identity.
+    /// How the file of a plan's `record` was verified, if it still has this identity.
     ///
-    /// A full hash counts only while ctime is the same too: it shows a write after which mtime was set back, and a new hard link,
-    /// which changes ctime as well, only costs another hash. Without a full hash there is nothing to compare again, so there a new
-    /// hard link (every plan of the same model makes one) must not look like a write.
+    /// An entry for a full hash is valid only while ctime is the same, too. ctime reveals a write after which mtime was set back. A new hard link
+    /// changes ctime as well, but only costs another hash. Without a full hash there is nothing to compare again, so a new hard link (every plan of
+    /// the same model makes one) must not look like a write; there, ctime may differ.
     pub fn known(&self, record: &FileRecord, identity: &FileIdentity) -> Option<Known> {
         let line = self.lines.iter().find(|line| line.path == record.path)?;
         let (same, hash) = match line.known {
@@ -141,7 +140,7 @@ impl Verified {
         hash.filter(|hash| same && **hash == line.hash).map(|_| line.known)
     }
 
-    /// Whether the record has a line for this file, with whatever identity.
+    /// Whether there is a line for this file, whatever its identity.
     pub fn lists(&self, record: &FileRecord) -> bool {
         self.lines.iter().any(|line| line.path == record.path)
     }

@@ -153,7 +153,7 @@ pub fn machine_json_schema() -> String {
     document::json_schema::<Machine>()
 }
 
-/// Rules that the schema cannot express: memory is neither 0 bytes nor a number without the unit that was meant, and a GPU's provider is not the CPU.
+/// Rules that the schema cannot express: a memory size is not 0 and not a number that lacks its unit, and the provider of a GPU is not the CPU.
 fn beyond_the_schema(machine: &Value) -> Vec<Finding> {
     let mut found = Vec::new();
     let mut memory = |place: String, of: &Value| {

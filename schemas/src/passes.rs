@@ -1,8 +1,8 @@
-//! How a prompt is divided into passes: the planner and the runtime must agree.
+//! Divides prompts into passes. The planner and the runtime must divide them in the same way.
 
-/// How many of `left` tokens of a prompt to compute in the next pass, at most `chunk`. The last pass has at least two tokens, unless `chunk`
-/// is less than three: a single one would count as decoding. Every prompt is divided like this, alone or among others, so that its logits are
-/// the same: products of more or fewer rows may round differently.
+/// How many of the `left` tokens of a prompt the next pass computes, at most `chunk`. The last pass has at least two tokens, unless `chunk` is less
+/// than three, because a pass of a single token would count as decoding. A prompt is divided in the same way whether it runs alone or with others.
+/// So its logits are the same; products with more or fewer rows may round differently.
 pub fn chunk_length(left: u64, chunk: u64) -> u64 {
     match chunk {
         3.. if left.checked_sub(1) == Some(chunk) => chunk - 1,
@@ -35,7 +35,7 @@ mod tests {
         assert_eq!(prompt_passes(1, 96), [1]);
         assert_eq!(prompt_passes(5, u64::MAX), [5]);
         assert_eq!((prompt_passes(3, 2), prompt_passes(2, 0)), (vec![2, 1], vec![1, 1]));
-        // Steps of several chunks are divided as their chunks are.
+        // Steps of several chunks are divided like their chunks.
         for (left, chunk, step) in (1..400).flat_map(|left| [(left, 32, 64), (left, 96, 96), (left, 5, 65)]) {
             let steps: Vec<u64> =
                 prompt_passes(left, step).into_iter().flat_map(|length| prompt_passes(length, chunk)).collect();

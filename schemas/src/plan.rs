@@ -126,18 +126,18 @@ impl SourceModel {
         self.context_length.into_iter().chain(self.positions).min()
     }
 
-    /// Whether its logits are those of the last position of a pass only.
+    /// Whether the model returns logits only for the last position of a pass.
     pub fn gives_one_position(&self) -> bool {
         gives_one_position(&self.outputs)
     }
 
-    /// Tokens of the vocabulary, by the shape of its logits; `None` if that is not fixed.
+    /// Size of the vocabulary, from the shape of the logits. `None` if it is not fixed.
     pub fn vocabulary(&self) -> Option<u64> {
         let logits = self.outputs.iter().find(|output| output.role == OutputRole::Logits)?;
         logits.shape.last()?.as_fixed()
     }
 
-    /// Why a pass cannot verify drafted tokens: why its logits are not those of each token alone. `None` if it can.
+    /// Why a pass cannot verify drafted tokens: it does not return the logits that each token would have alone. `None` if it can.
     pub fn why_drafts_fail(&self) -> Option<&'static str> {
         if self.gives_one_position() {
             return Some(
@@ -151,7 +151,7 @@ impl SourceModel {
     }
 }
 
-/// Whether the logits among these outputs of a model are those of the last position of a pass only.
+/// Whether a model with these outputs returns logits only for the last position of a pass.
 pub fn gives_one_position(outputs: &[ModelOutput]) -> bool {
     let mut logits = outputs.iter().filter(|output| output.role == OutputRole::Logits);
     logits.any(|output| matches!(output.shape.as_slice(), [_, positions, _] if positions.as_fixed() == Some(1)))
@@ -319,8 +319,8 @@ impl Plan {
 }
 
 impl Plan {
-    /// The inputs that the user must give: those that the runtime cannot fill, and for a model that runs once every input
-    /// and the past of every state, which has length 0 on its growing axis at the beginning.
+    /// The inputs that the user must give: those that the runtime cannot fill. For a model that runs once, these are all inputs and the past of
+    /// every state; at the beginning, a past has length 0 on its growing axis.
     pub fn user_inputs(&self) -> Vec<ModelInput> {
         let runs_once = self.model.kind == ModelKind::SingleRun;
         let is_user_input = |input: &&ModelInput| match input.role {

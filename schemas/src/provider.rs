@@ -1,7 +1,7 @@
 //! Execution providers by name, and what is known about each.
 //!
-//! A name is open: any provider that is installed or named by the user can be planned for and run. [`ProviderFacts`] says what is
-//! known about a provider; those that are not in the table get [safe defaults](ProviderFacts::UNKNOWN). docs/PROVIDERS.md shows the table.
+//! A name is open: any provider that is installed or that the user names can be planned for and run. [`ProviderFacts`] holds what is known about a
+//! provider. Providers that are not in the table get [safe defaults](ProviderFacts::UNKNOWN). docs/PROVIDERS.md shows the table.
 
 mod arguments;
 
@@ -21,7 +21,7 @@ const LONGEST_NAME: usize = 31;
 /// Lower-case letters, digits, `-` and `_`, at most 31 characters, beginning with a letter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Provider {
-    /// The name, and zeros after it.
+    /// The name, padded with zeros.
     letters: [u8; LONGEST_NAME],
 }
 
@@ -72,8 +72,8 @@ impl Provider {
         self.facts().tensors == TensorMemory::Host
     }
 
-    /// The providers to try for a partition on a GPU, best first, the CPU last. One that takes no weights as inputs is left out where
-    /// partitions of that GPU have such weights (`weights_are_inputs`), because all partitions of a GPU share its memory.
+    /// The providers to try for a partition on a GPU, best first, the CPU last. All partitions of a GPU share its memory. So if some of them have
+    /// weights as inputs (`weights_are_inputs`), providers that do not accept such weights are left out.
     pub fn for_gpus(weights_are_inputs: bool) -> Vec<Provider> {
         let mut ranked: Vec<(u8, Provider)> = PROVIDER_FACTS
             .iter()
@@ -141,7 +141,7 @@ impl JsonSchema for Provider {
     }
 }
 
-/// The memory in which sessions of a provider take and leave their tensors.
+/// The memory in which sessions of a provider expect their inputs and leave their outputs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorMemory {
     /// Host memory. If the provider computes elsewhere, it copies by itself in each run.
@@ -155,9 +155,9 @@ pub enum TensorMemory {
 pub enum Evidence {
     /// Every run of the test suite.
     InCi,
-    /// Test runs where its plug-in offers a device; the suite says where it does not.
+    /// Test runs on machines where the plug-in offers a device. Elsewhere, the suite says that it does not.
     WhereOffered,
-    /// By hand on one machine; the test suite has no such device.
+    /// By hand on one machine. The test suite has no such device.
     ByHand,
     /// Never run.
     NeverRun,
@@ -177,47 +177,45 @@ pub enum ProviderLibrary {
         /// The library without the system's prefix and suffix.
         library: &'static str,
     },
-    /// Only where the user names it, or in a Python package `onnxruntime_ep_NAME`.
+    /// Only where the user says, or in a Python package `onnxruntime_ep_NAME`.
     Named,
 }
 
 /// What is known about a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProviderFacts {
-    /// The provider; `None` for those that are not in the table.
+    /// The provider. `None` in the defaults for providers that are not in the table.
     pub provider: Option<Provider>,
     /// Its name in messages.
     pub title: Option<&'static str>,
     /// ONNX Runtime's name for it.
     pub ort_name: Option<&'static str>,
-    /// Where its tensors lie.
+    /// Where its sessions expect tensors.
     pub tensors: TensorMemory,
     /// Whether weights may be inputs of a session, so that they can be streamed.
     pub weights_as_inputs: bool,
     /// Whether sessions take a stream of the caller, so that runs are asynchronous.
     pub user_streams: bool,
-    /// Whether one thread of a process may use it at a time.
+    /// Whether only one thread of a process may use it at a time.
     pub exclusive: bool,
     /// Its library.
     pub library: ProviderLibrary,
     /// The package on PyPI that has the library.
     pub package: Option<&'static str>,
-    /// Its place among the providers to try for a GPU, 0 first; `None` if plans name it only where the user asks for it or a profile
-    /// measured it.
+    /// Its rank among the providers to try for a GPU, 0 first. `None` if plans name it only where the user asks for it or a profile measured it.
     pub rank_on_gpus: Option<u8>,
-    /// A word in the names of the only devices for which it is tried.
+    /// A word in device names. The provider is tried only for devices whose name has it.
     pub only_on: Option<&'static str>,
-    /// Options that HPP gives it, which the user's replace.
+    /// Options that HPP passes to it. The user's options replace them.
     pub default_options: &'static [(&'static str, &'static str)],
-    /// Whether it takes options in the session's provider options; the others are configured by HPP.
+    /// Whether it takes the user's options in the session's provider options. HPP configures other providers itself.
     pub takes_options: bool,
     /// How far its use was tested.
     pub evidence: Evidence,
 }
 
 impl ProviderFacts {
-    /// What is assumed of a provider that is not in the table: no device tensors, no weights as inputs, whole partitions through host
-    /// memory, no streams, one thread at a time.
+    /// What is assumed of a provider that is not in the table: tensors in host memory, no weights as inputs, no streams, one thread at a time.
     pub const UNKNOWN: ProviderFacts = ProviderFacts {
         provider: None,
         title: None,

@@ -58,13 +58,13 @@ impl PlanError {
     }
 }
 
-/// The field that every version has; ignores all others.
+/// The header field, which every version has. All other fields are ignored.
 #[derive(Deserialize)]
 struct Header {
     hpp_plan: Option<u64>,
 }
 
-/// The records of files of any version; ignores all other fields.
+/// The file records of a plan of any version. All other fields are ignored.
 #[derive(Deserialize)]
 struct Files {
     files: Vec<FilePath>,
@@ -76,7 +76,8 @@ struct FilePath {
 }
 
 impl Plan {
-    /// The paths of a plan's files, relative to it, also of a plan of another version. `None` if the text names none.
+    /// The paths of a plan's files, relative to the plan, even if the plan has another version. `None` if the text
+    /// names none.
     pub fn file_paths(text: &str) -> Option<Vec<String>> {
         let files: Files = serde_saphyr::from_str(text).ok()?;
         Some(files.files.into_iter().map(|file| file.path).collect())

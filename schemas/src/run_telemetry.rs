@@ -1,4 +1,4 @@
-//! What a run of a plan measured, as far as plans are made from it: a part of the JSON object that `hpp-exec bench PLAN --json` prints.
+//! What a run of a plan measured, as far as the planner uses it: a part of the JSON object that `hpp-exec bench PLAN --json` prints.
 
 use serde::Deserialize;
 
@@ -44,7 +44,7 @@ pub struct StageTelemetry {
     pub decode_ms_median: Option<f64>,
 }
 
-/// A decoded token, the median over all.
+/// Where the time of a decoded token goes: medians over all decoded tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct TokenTelemetry {
     /// Its time outside of partitions, copies and waits, milliseconds.

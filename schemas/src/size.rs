@@ -27,7 +27,7 @@ pub enum SizeError {
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 impl ByteSize {
-    /// Rounded up, with a unit: a size that suffices suffices as it is printed.
+    /// Rounded up, with a unit. If a budget must be at least this size, the printed number is enough.
     pub fn human_rounded_up(self) -> String {
         match UNITS.iter().find(|(_, unit)| self.0 >= *unit) {
             Some((name, unit)) if !self.0.is_multiple_of(*unit) => {
@@ -38,7 +38,7 @@ impl ByteSize {
         }
     }
 
-    /// Like [`human`](Self::human), but never more: beside a demand that is rounded up, a smaller limit shows as smaller.
+    /// Rounded down, with a unit. Printed beside a demand that is rounded up, a limit below the demand looks smaller than it.
     pub fn human_rounded_down(self) -> String {
         match UNITS.iter().find(|(_, unit)| self.0 >= *unit) {
             Some((name, unit)) if !self.0.is_multiple_of(*unit) => {
@@ -49,7 +49,7 @@ impl ByteSize {
         }
     }
 
-    /// Rounded, with a unit: `12.3 MiB`.
+    /// Rounded to two decimals, with a unit: `12.30 MiB`.
     pub fn human(self) -> String {
         match UNITS.iter().find(|(_, unit)| self.0 >= *unit) {
             Some((name, unit)) if self.0.is_multiple_of(*unit) => format!("{} {name}", self.0 / unit),
@@ -66,8 +66,8 @@ impl fmt::Display for ByteSize {
     }
 }
 
-/// A number without a unit below this is a forgotten G or M, not bytes. The smallest budgets that errors print, for
-/// test models, are larger.
+/// A number without a unit below this probably lacks a G or M. The smallest budgets that errors print, for test models,
+/// are larger.
 pub(crate) const MIN_UNITLESS_BYTES: u64 = 100_000;
 
 impl ByteSize {

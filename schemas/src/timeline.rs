@@ -77,7 +77,7 @@ impl Timeline {
         let names = lanes.iter().enumerate().map(|(tid, lane)| TraceEvent::lane(tid, lane));
         let thread = |lane: &str| lanes.iter().position(|known| *known == lane).unwrap_or_default();
         let spans = self.spans.iter().map(|span| TraceEvent::span(thread(&span.lane), span));
-        // Events are written one by one: as a tree of JSON values, those of a long run take several times the memory of the text.
+        // Events are written one by one: the JSON tree of all events of a long run would take several times the memory of the text.
         let mut text = String::from(TRACE_START);
         for (number, event) in names.chain(spans).enumerate() {
             if number > 0 {

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 pub enum Whole {
     /// The model as exported.
     Source,
-    /// The model with all boundary tensors as outputs; a plan need not have it.
+    /// The model with all boundary tensors as outputs. A plan may lack it.
     Tapped,
 }
 
@@ -32,8 +32,8 @@ impl Plan {
         if whole == Whole::Tapped {
             outputs.extend(self.boundaries());
         }
-        // Splitting adds the input for logit positions and chooses a branch: the source model has no logit positions, and
-        // the tapped model no inputs of the other branch.
+        // Splitting adds the input for logit positions and may choose a branch. So the source model has no logit positions, and the tapped model
+        // has no inputs of the other branch.
         let is_absent = |role: InputRole| match whole {
             Whole::Source => role == InputRole::LogitPositions,
             Whole::Tapped => role.is_of_source_only(),
@@ -58,7 +58,7 @@ impl Plan {
             file,
             weights_dir: match whole {
                 Whole::Source => self.model.weights_dir.clone(),
-                // In the plan directory, with the partitions' weights.
+                // The tapped model is in the plan's directory and uses the weights of the partitions.
                 Whole::Tapped => self.partitions.first().map_or(".".into(), |first| first.weights_dir.clone()),
             },
             device: device.name.clone(),
@@ -99,8 +99,8 @@ impl Plan {
         partition.outputs.iter().find(|output| output.name == state.present && output.to == OutputUse::State).cloned()
     }
 
-    /// The tensors of the model that cross between partitions, in the order in which they are computed, with the partition that computes each.
-    /// Predictions of experts are none: the model lacks them.
+    /// The model's tensors that cross between partitions, each with the partition that computes it, in the order of computation. Predictions of
+    /// experts are left out, because the model does not have them.
     pub fn crossing_tensors(&self) -> impl Iterator<Item = (&Partition, &PartitionOutput)> {
         let experts = self.partitions.iter().filter_map(|partition| partition.experts.as_ref()?.next.as_ref());
         let predictions: BTreeSet<&str> = experts.map(|next| &*next.router).collect();
@@ -141,7 +141,7 @@ fn state_input(state: &State) -> PartitionInput {
     PartitionInput { name: state.past.clone(), dtype: state.dtype, shape: state.shape.clone(), from: "state".into() }
 }
 
-/// The output that gives a state of a model that no partition of the plan computes as it is.
+/// The output for a state of the model that no partition of the plan computes in this form.
 fn next(state: &State) -> PartitionOutput {
     let State { present, dtype, shape, .. } = state.clone();
     PartitionOutput { name: present, dtype, shape, to: OutputUse::State }

@@ -66,12 +66,12 @@ fn providers(found: &mut Findings, place: &str, providers: &[Provider], device: 
     }
 }
 
-/// Most options of a provider, and most bytes of one.
+/// Maximum options of a provider, and maximum bytes of a key or a value.
 const MOST_OPTIONS: usize = 64;
 const LONGEST_OPTION: usize = 4096;
 
-/// Options belong to a provider of the device's partitions, and name no file: a plan is not trusted, and a provider would load or write
-/// what it names.
+/// Checks that options belong to a provider of the device's partitions and name no file. A plan is not trusted, and a provider would load or write
+/// the file that an option names.
 fn provider_options(found: &mut Findings, place: &str, plan: &Plan, device: &Device) {
     let variants =
         || plan.partitions.iter().flat_map(|partition| partition.variants()).filter(|v| v.device == device.name);

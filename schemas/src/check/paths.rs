@@ -50,7 +50,7 @@ fn partition_paths(plan: &Plan, found: &mut Findings, place: &str, partition: &P
     upward(found, &format!("{place}.weights_dir"), &partition.weights_dir);
     for (variant, field) in partition.variants().zip(["", ".prefill"]) {
         let file_place = format!("{place}{field}.file");
-        // The partition of an unsplit plan is the source model itself.
+        // In the plan of an unsplit model, the file of the only partition is the source model.
         match field.is_empty() && variant.file == plan.model.source {
             true => upward(found, &file_place, variant.file),
             false => inside(found, &file_place, variant.file),
@@ -67,14 +67,14 @@ fn partition_paths(plan: &Plan, found: &mut Findings, place: &str, partition: &P
     }
 }
 
-/// The path stays in the plan's directory.
+/// Checks that the path stays in the plan's directory.
 fn inside(found: &mut Findings, place: &str, path: &str) {
     let climbs = path.split('/').any(|part| part == "..");
     found.require(!climbs, place, format!("{path:?} leads out of the plan's directory"));
     upward(found, place, path);
 }
 
-/// The path is relative, and has `..` only at its start.
+/// Checks that the path is relative and has `..` only at its start.
 fn upward(found: &mut Findings, place: &str, path: &str) {
     let mut parts = path.split('/').skip_while(|part| matches!(*part, ".." | "."));
     found.require(!parts.any(|part| part == ".."), place, format!("{path:?} has .. after a name"));
@@ -85,7 +85,7 @@ fn upward(found: &mut Findings, place: &str, path: &str) {
     found.require(clean, place, format!("{path:?} is not a path: give names separated by /"));
 }
 
-/// The path is among the plan's file records.
+/// Checks that the plan has a record of the file.
 fn recorded(plan: &Plan, found: &mut Findings, place: &str, path: &str) {
     let known = plan.files.iter().any(|file| file.path == path);
     found.require(known, place, format!("{path:?} is missing from files, so it cannot be verified"));

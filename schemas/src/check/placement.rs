@@ -72,7 +72,8 @@ fn streamed(plan: &Plan, found: &mut Findings, place: &str, variant: &PartitionV
     found.require(is_possible, place, why);
 }
 
-/// The router is an input with one row of numbers for each token, and the device has a cache for experts.
+/// Checks the experts of a partition: the router is an input with one row of numbers for each token, and the device has
+/// a cache for the experts.
 fn experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, experts: &Experts) {
     let Experts { router: name, count, active, weights, apart, bytes, next, .. } = experts;
     router(plan, found, place, partition, name, experts);
@@ -94,7 +95,7 @@ fn experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition
     found.require(cache.is_some_and(|cache| cache.0 >= bytes.0), place, why);
 }
 
-/// An input of a partition has what selects these experts, of this partition or another.
+/// Checks that an input of `partition` selects `experts`, which may be those of another partition.
 fn router(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, name: &str, experts: &Experts) {
     let Some(input) = partition.inputs.iter().find(|input| input.name == name) else {
         return found.error(place, format!("{name:?} is not an input of the partition"));
@@ -110,7 +111,7 @@ fn router(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition,
     found.require(width.is_none_or(|width| width == wanted), place, why);
 }
 
-/// Predicted experts are those of a later partition, in the order of logits.
+/// Checks that a prediction is for the experts of a later partition that selects them by logits.
 fn next_experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, next: &NextExperts) {
     let later = plan.partitions.iter().skip_while(|other| other.name != partition.name).skip(1);
     let Some(experts) = later.filter(|other| other.name == next.partition).find_map(|other| other.experts.as_ref())
@@ -122,7 +123,7 @@ fn next_experts(plan: &Plan, found: &mut Findings, place: &str, partition: &Part
     router(plan, found, place, partition, &next.router, experts);
 }
 
-/// Weight inputs are on a GPU, have unique names, and are within files that the plan records.
+/// Checks that weight inputs are on a GPU, have unique names, and are within files that the plan records.
 fn weights(plan: &Plan, found: &mut Findings, place: &str, partition: &Partition, variant: &PartitionVariant<'_>) {
     let on_host = names::device(plan, variant.device).is_some_and(|device| device.kind == DeviceKind::Cpu);
     found.require(

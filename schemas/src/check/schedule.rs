@@ -1,5 +1,5 @@
-//! A schedule runs each partition once, after the partitions that it reads from and before one whose experts it predicts, and copies values
-//! that change device.
+//! A schedule runs each partition once: after the partitions that it reads from, and before the partition whose experts it predicts. It copies
+//! values that change device.
 
 use super::{Findings, names};
 use crate::{CopyStep, ModelKind, OutputUse, Partition, Plan, Step};
@@ -30,7 +30,7 @@ fn phase(plan: &Plan, found: &mut Findings, place: &str, steps: &[Step], device:
     }
 }
 
-/// The effect of the steps so far.
+/// What the steps so far have done.
 struct ScheduleProgress<'a> {
     device: DeviceOf,
     ran: BTreeSet<&'a str>,

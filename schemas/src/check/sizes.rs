@@ -58,8 +58,8 @@ fn totals(plan: &Plan, found: &mut Findings) {
 fn needed(plan: &Plan, device: &str) -> Option<u64> {
     let computes = |partition: &&Partition| partition.device == device || partition.prefill_device() == device;
     let computing = || plan.partitions.iter().filter(computes);
-    // State kept elsewhere in both phases is copied here for one run; state that moves between phases stays here during
-    // one of them.
+    // A partition whose state is kept elsewhere in both phases has it here only during its run. State that moves
+    // between the phases is here during one whole phase.
     let visits = |partition: &Partition| {
         let at_home = |state: &&crate::State| partition.variants().any(|variant| variant.device == state.device);
         plan.states.iter().filter(|state| state.partition == partition.name).any(|state| !at_home(&state))

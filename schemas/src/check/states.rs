@@ -80,7 +80,7 @@ fn size(plan: &Plan, found: &mut Findings, place: &str, state: &State, batch: &B
     }
 }
 
-/// The symbols that stand for the number of sequences: the first axis of inputs that have a row for each sequence, and of states.
+/// The symbols that stand for the number of sequences: the axis for sequences of the model's inputs, and the first axis of states.
 fn batch_symbols(plan: &Plan) -> BTreeSet<&str> {
     let inputs = plan.model.inputs.iter().filter_map(|input| match input.role {
         InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::AttentionMask if input.shape.len() < 2 => None,
@@ -95,7 +95,7 @@ fn batch_symbols(plan: &Plan) -> BTreeSet<&str> {
     inputs.chain(plan.states.iter().filter_map(|state| state.shape.first())).filter_map(Dim::as_symbol).collect()
 }
 
-/// Elements for one sequence.
+/// Number of elements of a state for one sequence.
 fn elements(state: &State, axis: Option<usize>, length: u64, batch: &BTreeSet<&str>) -> Result<u64, String> {
     let mut product = 1u64;
     for (at, dim) in state.shape.iter().enumerate() {
@@ -110,7 +110,7 @@ fn known(dim: &Dim, batch: &BTreeSet<&str>) -> Option<u64> {
     dim.as_fixed().or_else(|| batch.contains(dim.as_symbol()?).then_some(1))
 }
 
-/// Every input and output that says it is a state is one, once.
+/// Checks that every input and output that is declared as a state belongs to exactly one state.
 fn claimed(plan: &Plan, found: &mut Findings) {
     for (at, partition) in plan.partitions.iter().enumerate() {
         let mine = || plan.states.iter().filter(|state| state.partition == partition.name);

@@ -164,7 +164,7 @@ fn schedules() {
     warns("schedule.decode[2]", "already", |p| p.schedule.decode.insert(2, p.schedule.decode[1].clone()));
 }
 
-/// Of two partitions with experts the first predicts those of the second.
+/// The first of two partitions with experts predicts the experts of the second.
 #[test]
 fn experts_are_predicted_before_they_run() {
     let experts = |next| Experts {

@@ -62,7 +62,7 @@ impl<'a> Conform<'a> {
 
     fn definition(&self, target: &str, value: &Value, place: &str, found: &mut Vec<Finding>) {
         let name = target.rsplit('/').next().unwrap_or_default();
-        // Types that read text by rules of their own.
+        // Types that parse text with their own rules.
         let read = match name {
             "ByteSize" => ByteSize::deserialize(value).map(|_| ()),
             "Provider" => Provider::deserialize(value).map(|_| ()),

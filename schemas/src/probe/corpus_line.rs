@@ -4,11 +4,11 @@ use super::{ChatTurn, PromptContent};
 use serde_json::{Map, Value};
 
 impl PromptContent {
-    /// The prompt of a line such as `{"prompt": "..."}`: text (`prompt` or `text`), a conversation (`messages`, or by the fields `chat` and
-    /// `system` that `hpp-exec jobs` reads), or token ids (`tokens`). Other fields do not matter, and a null is as no field.
+    /// The prompt of a line such as `{"prompt": "..."}`: text (`prompt` or `text`), a conversation (`messages`, or the fields `chat` and `system`
+    /// that `hpp-exec jobs` reads), or token ids (`tokens`). Other fields are ignored. A field that is null counts as absent.
     ///
     /// # Errors
-    /// Why the line is no prompt, as a sentence about it that does not end with a full stop.
+    /// The reason why the line is not a prompt, as a sentence without a full stop.
     pub fn of_json_line(text: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(text).map_err(|e| format!("it is not JSON: {}", reason(&e)))?;
         let Value::Object(mut fields) = value else { return Err("it is not a JSON object".into()) };
@@ -32,7 +32,8 @@ impl PromptContent {
     }
 }
 
-/// Whether a prompt is a user's message, by the fields that `hpp-exec jobs` reads: `chat`, or else whether there is a `system` message.
+/// Whether the prompt is a user's message, by the fields that `hpp-exec jobs` reads. `chat` decides; without it, a `system` message makes the
+/// prompt one.
 fn is_chat(fields: &Map<String, Value>, has_system: bool) -> Result<bool, String> {
     match fields.get("chat") {
         None => Ok(has_system),
@@ -54,7 +55,7 @@ fn reason(error: &serde_json::Error) -> String {
     format!("{words} at byte {}", error.column())
 }
 
-/// The first fields that it has.
+/// Names the first fields of the line.
 fn instead(fields: &Map<String, Value>) -> String {
     match fields.keys().take(4).map(|name| format!("`{name}`")).collect::<Vec<_>>() {
         names if names.is_empty() => String::new(),

@@ -74,7 +74,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// Every class has one entry, or every block with `all_blocks`; each entry has all providers.
+    /// Checks that every class has one entry (with `all_blocks`, every block), and that each entry has all providers.
     fn classes(&mut self, profile: &Value) {
         let each_block = profile["settings"]["all_blocks"] == true;
         let mut seen = BTreeSet::new();
@@ -178,7 +178,8 @@ fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
 }
 
-/// Parses a part that has its own checks; `None` if it violates the schema, which reports that.
+/// Parses a part of the profile that has its own checks. `None` if the part violates the schema; the schema check then
+/// reports it.
 fn nested<T: DeserializeOwned>(value: &Value) -> Option<T> {
     if value.is_null() { None } else { serde_json::from_value(value.clone()).ok() }
 }

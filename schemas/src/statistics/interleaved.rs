@@ -1,30 +1,31 @@
-//! Hit rates of a cache of experts that several sequences share, from the statistics of one sequence after the other.
+//! Computes hit rates of an expert cache that several sequences share, from the statistics of single sequences.
 //!
-//! Nothing is recorded of several sequences at once: that would depend on which run together. A sequence hits more often than the
-//! popularity of its experts explains, because consecutive tokens select alike; the others help it only as far as all like the same experts.
-//! So a window of tokens is described by two numbers of independent draws by popularity p: those that visit as many distinct experts,
-//! and those that would have visited the next one as often. With `n` sequences and a cache of `c` experts,
+//! Statistics of several sequences at once are not recorded, because they would depend on which sequences run together. A sequence hits more often
+//! than the popularity of its experts explains, because consecutive tokens select similar experts. Other sequences help it only as far as all
+//! prefer the same experts. So a window of tokens is described by two numbers of independent draws by popularity p: how many draws visit as many
+//! distinct experts as the window, and after how many draws the next expert has been visited as often (`recent`). With `n` sequences and a cache of
+//! `c` experts,
 //!
-//! - all their windows together visit `c` experts: `sum(1 - (1 - p)^draws) = c`, of which each has `draws / n`;
-//! - a window of that size of one sequence visits `c_1 = sum(1 - (1 - p)^(draws / n))` experts, and an LRU cache for so many hits
-//!   `H(c_1)` of its visits, as recorded: as often as `recent` draws would, `sum(w (1 - p)^recent) = 1 - H(c_1)`, with `w` the share of
-//!   an expert in all visits;
-//! - a visit misses if neither its own sequence nor one of the others visited the expert: `sum(w (1 - p)^(recent + draws (n - 1) / n))`.
+//! - the windows of all sequences together visit `c` experts: `sum(1 - (1 - p)^draws) = c`. The window of one sequence has `draws / n` draws;
+//! - the window of one sequence visits `c_1 = sum(1 - (1 - p)^(draws / n))` experts. An LRU cache of `c_1` experts hits the recorded share `H(c_1)`
+//!   of the visits of one sequence. `recent` draws would hit as often: `sum(w (1 - p)^recent) = 1 - H(c_1)`, with `w` the share of an expert in all
+//!   visits;
+//! - a visit misses if neither its own sequence nor another one visited the expert: `sum(w (1 - p)^(recent + draws (n - 1) / n))`.
 //!
-//! Windows are what relates the size of an LRU cache to its hits in Denning's working sets and in Che's approximation (Che, Tung and Wang,
-//! "Hierarchical web caching systems", IEEE JSAC 20, 2002). If tokens select independently, `recent` is `draws / n`, and any number of
-//! sequences hits as often as one.
+//! Denning's working sets and Che's approximation relate the size of an LRU cache to its hits by such windows (Che, Tung and Wang, "Hierarchical
+//! web caching systems", IEEE JSAC 20, 2002). If tokens select independently, `recent` is `draws / n`, and any number of sequences hits as often as
+//! one.
 
 use super::ExpertStatistics;
 
-/// More draws than any window has: every expert with a measurable popularity is among them.
+/// More draws than any window has: they visit every expert with a measurable popularity.
 const MOST_DRAWS: f64 = 1e9;
-/// Halvings of the interval in which a number of draws is searched: to less than a ten-thousandth of it.
+/// How often the interval in which a number of draws is searched is halved: to less than a ten-thousandth of it.
 const HALVINGS: usize = 14;
 
 impl ExpertStatistics {
-    /// Share of the visits that hit an LRU cache of `experts` experts which several sequences use together, their tokens in turn: an entry
-    /// for each number of `sequences`. `None` without visits.
+    /// The hit rate of an LRU cache of `experts` experts that several sequences share, their tokens in turn: one entry for each number in
+    /// `sequences`. `None` without visits.
     pub fn shared_lru_hit_rates(&self, experts: usize, sequences: &[u64]) -> Option<Vec<f64>> {
         let alone = self.lru_hit_rate(experts)?;
         let visited = self.counts.iter().filter(|count| **count > 0).count();
@@ -45,7 +46,7 @@ impl ExpertStatistics {
         sequences.iter().map(shared).collect()
     }
 
-    /// Between the hit rates of caches for whole numbers of experts.
+    /// The hit rate of a cache of `experts` experts, interpolated between whole numbers.
     fn interpolated_hit_rate(&self, experts: f64) -> Option<f64> {
         let below = experts as usize;
         let (less, more) = (self.lru_hit_rate(below)?, self.lru_hit_rate(below + 1)?);
@@ -64,23 +65,23 @@ struct Popularity {
 impl Popularity {
     fn of(statistics: &ExpertStatistics) -> Self {
         let share = |whole: u64| statistics.counts.iter().map(move |count| *count as f64 / whole.max(1) as f64);
-        // Not minus infinity for an expert of all tokens: 0 draws miss it, and 0 times that would be no number.
+        // Never minus infinity: for an expert that all tokens select, 0 draws times minus infinity would be NaN.
         let log_unselected = share(statistics.tokens).map(|selected| (1.0 - selected).max(f64::MIN_POSITIVE).ln());
         Popularity { log_unselected: log_unselected.collect(), of_visits: share(statistics.visits()).collect() }
     }
 
-    /// Expected number of distinct experts among so many draws.
+    /// Expected number of distinct experts among this many draws.
     fn distinct(&self, draws: f64) -> f64 {
         self.log_unselected.iter().map(|log| 1.0 - (draws * log).exp()).sum()
     }
 
-    /// The probability that the expert of a visit is not among so many draws.
+    /// The probability that the expert of a visit is not among this many draws.
     fn unvisited(&self, draws: f64) -> f64 {
         let both = self.of_visits.iter().zip(&self.log_unselected);
         both.map(|(share, log)| share * (draws * log).exp()).sum()
     }
 
-    /// The number of draws up to which a condition holds.
+    /// The number of draws up to which `holds` is true.
     fn draws(&self, holds: impl Fn(f64) -> bool) -> f64 {
         let (mut low, mut high) = (0.0, 1.0);
         while holds(high) && high < MOST_DRAWS {
@@ -111,8 +112,8 @@ mod tests {
     const EXPERTS: usize = 32;
     const TOKENS: usize = 400;
 
-    /// Sequences whose tokens select one expert each. With a probability of `local` in 16 it is one of four that the sequence prefers, else any of
-    /// all; `skewed` prefers those with small numbers in both.
+    /// Sequences whose tokens select one expert each. With a probability of `local` in 16, a token selects one of four experts that its sequence
+    /// prefers, else any expert. With `skewed`, experts with small numbers are more likely in both cases.
     fn sequences(local: usize, skewed: bool, count: usize) -> Vec<Vec<usize>> {
         let mut random = Random(7);
         let any = |random: &mut Random| match skewed {
@@ -131,7 +132,7 @@ mod tests {
             .collect()
     }
 
-    /// Visits in order: their number by reuse distance, the most recently used first.
+    /// The number of visits by reuse distance, and the number of first visits.
     fn reuse_distances(visits: impl Iterator<Item = usize>) -> (Vec<u64>, u64) {
         let (mut stack, mut distances, mut first) = (Vec::<usize>::new(), vec![0; EXPERTS], 0);
         for expert in visits {
@@ -166,7 +167,7 @@ mod tests {
         statistics
     }
 
-    /// The hit rate of a cache of so many experts that groups of `count` sequences use together.
+    /// The hit rate of a cache of this many experts that groups of `count` sequences share.
     fn replayed(sequences: &[Vec<usize>], count: usize, experts: usize) -> f64 {
         let (mut hits, mut visits) = (0, 0);
         for group in sequences.chunks_exact(count) {

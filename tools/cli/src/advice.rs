@@ -96,21 +96,21 @@ pub const OPTIONS_OF: [(&str, &[&str]); 3] = [
     ),
 ];
 
-/// A word that users try because another program has it, and what to write instead.
+/// A word that users know from another program, and what to write instead.
 pub type Habit = (&'static str, &'static str);
 
-/// What a command says of arguments that it does not have.
+/// How a command answers arguments that it does not have.
 #[derive(Clone, Copy, Debug)]
 pub struct Advice {
-    /// Words of other programs.
+    /// Words that users know from other programs.
     pub habits: &'static [Habit],
-    /// What to write instead of a second word, which clap takes for a subcommand.
+    /// What to write instead of a second word after the model, which clap takes for a subcommand.
     pub second_word: &'static str,
 }
 
 impl Advice {
-    /// The error with advice where the refused argument is a negative value, a value near to others, a mistyped subcommand, a second
-    /// word, a habit, or an option of a subcommand or of another command. `arguments` without the program name.
+    /// Adds advice to the error where it can: for a negative value, a value near to a valid one, a mistyped subcommand, a second word, a habit, or
+    /// an option of a subcommand or of another command. `arguments` are without the program name.
     pub fn explain(&self, error: clap::Error, command: &Command, arguments: &[String]) -> clap::Error {
         use ErrorKind::{ArgumentConflict, InvalidSubcommand, InvalidValue, MissingRequiredArgument, UnknownArgument};
         if error.kind() == InvalidValue {
@@ -127,7 +127,7 @@ impl Advice {
             return fresh(InvalidSubcommand, why);
         }
         if let Some(word) = second_word(&error) {
-            // One of an option that comes before it is taken for a path, too.
+            // A subcommand after options is taken for a path, too, so the words before this one are searched as well.
             let before = arguments.iter().take_while(|argument| **argument != word).map(String::as_str);
             let subcommand = [&*word].into_iter().chain(before).find(|word| command.find_subcommand(word).is_some());
             let why = match subcommand {
@@ -143,8 +143,8 @@ impl Advice {
         }
     }
 
-    /// What to write instead of a word that was taken for a path and names none: the subcommand that it may be mistyped for, or what
-    /// replaces a word of other programs. `None` if it resembles neither.
+    /// What to write instead of a word that was taken for a path but names none: the subcommand that was probably meant, or the replacement for a
+    /// word of another program. `None` if the word resembles neither.
     pub fn instead_of(&self, word: &str, command: &Command) -> Option<String> {
         match command.find_subcommand(word) {
             Some(_) => Some(write_first(command, word)),
@@ -153,7 +153,7 @@ impl Advice {
     }
 }
 
-/// Where a subcommand belongs.
+/// Says where to write a subcommand.
 fn write_first(command: &Command, subcommand: &str) -> String {
     format!("write the subcommand first, before its options: {} {subcommand}", command.get_name())
 }
@@ -161,7 +161,7 @@ fn write_first(command: &Command, subcommand: &str) -> String {
 /// The usage of a command, or of a subcommand of it.
 fn usage(command: &Command, subcommand: Option<&str>) -> StyledStr {
     let mut command = command.clone();
-    // Gives subcommands their whole names.
+    // `build` gives subcommands their full names.
     command.build();
     match subcommand.and_then(|name| command.find_subcommand_mut(name)) {
         Some(subcommand) => subcommand.render_usage(),
@@ -178,8 +178,8 @@ fn with_advice(mut error: clap::Error, usage: StyledStr, advice: String) -> clap
     error
 }
 
-/// The error without clap's tips that nobody meant: to write an unknown option after `--`, where it would be a model or a prompt, and options
-/// with names that have little in common.
+/// Removes clap's tips that never help: to write an unknown option after `--`, where it would be a model or a prompt, and to use options whose
+/// names have little in common.
 fn without_useless_tips(mut error: clap::Error, usage: StyledStr) -> clap::Error {
     let text = |kind: ContextKind| match error.get(kind) {
         Some(ContextValue::String(text)) => text.split('=').next().map(str::to_owned),
@@ -200,8 +200,8 @@ fn without_useless_tips(mut error: clap::Error, usage: StyledStr) -> clap::Error
     error
 }
 
-/// The error with the values that may be meant first, then all values. Of several that are equally near clap suggests one, and none for
-/// a mere number.
+/// Lists the values that were probably meant first, then all values. clap suggests only one of several equally near values, and none for a mere
+/// number.
 fn with_similar_values(mut error: clap::Error) -> clap::Error {
     let similar = similar_values(&error);
     if !similar.is_empty() {
@@ -210,14 +210,14 @@ fn with_similar_values(mut error: clap::Error) -> clap::Error {
     if error.get(ContextKind::SuggestedValue).is_some()
         && let Some(ContextValue::Strings(all)) = error.remove(ContextKind::ValidValue)
     {
-        // clap prints this after the similar values, and its own list before them.
+        // clap prints `Suggested` after the similar values. It would print its own list before them.
         let list = format!("all possible values: {}", all.join(", "));
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![list.into()]));
     }
     error
 }
 
-/// The valid values with the number of the refused one, as of `4` or `q4` in place of `int4`; else those that are nearest to it.
+/// The valid values with the same number as the refused one (`int4` for `4` or `q4`); without such values, the nearest ones.
 fn similar_values(error: &clap::Error) -> Vec<String> {
     let Some(ContextValue::String(refused)) = error.get(ContextKind::InvalidValue) else { return vec![] };
     let Some(ContextValue::Strings(valid)) = error.get(ContextKind::ValidValue) else { return vec![] };
@@ -238,7 +238,7 @@ fn second_word(error: &clap::Error) -> Option<String> {
     Some(text.split_once("the subcommand '")?.1.split('\'').next()?.to_owned())
 }
 
-/// An option and its negative value, which clap took for a short option.
+/// An option and its negative value, if clap took the value for a short option.
 fn negative_value<'a>(error: &clap::Error, arguments: &'a [String]) -> Option<(&'a str, &'a str)> {
     let ContextValue::String(refused) = error.get(ContextKind::InvalidArg)? else { return None };
     let is_number = refused.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
@@ -246,7 +246,7 @@ fn negative_value<'a>(error: &clap::Error, arguments: &'a [String]) -> Option<(&
     is_number.then(|| (pair[0].as_str(), pair[1].as_str()))
 }
 
-/// Advice for a first argument that is no path and looks like a subcommand.
+/// Advice for a first argument that is not a path and looks like a subcommand.
 fn mistyped_subcommand(command: &Command, arguments: &[String], habits: &[Habit]) -> Option<String> {
     let first = arguments.first().filter(|word| !word.starts_with('-') && !Path::new(word).exists())?;
     let names = || command.get_subcommands().filter(|known| !known.is_hide_set()).map(Command::get_name);
@@ -268,7 +268,7 @@ pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
     (distance(nearest) <= allowed).then_some(nearest)
 }
 
-/// Advice for an option that `habits`, the command itself, another subcommand or another command has, and not the subcommand that was given.
+/// Advice for an option that the given subcommand does not have, but `habits`, the command itself, another subcommand or another command has.
 fn elsewhere(error: &clap::Error, command: &Command, subcommand: Option<&str>, habits: &[Habit]) -> Option<String> {
     let ContextValue::String(option) = error.get(ContextKind::InvalidArg)? else { return None };
     let option = option.split('=').next()?;

@@ -31,9 +31,9 @@ impl NeededBy {
 
 /// The block of each node; `None` for globals and weight-only nodes.
 ///
-/// A node on the spine belongs to the block at its position, and a shape read to the block of the value. Any other node
-/// belongs to the only block that needs it. If several need it, it is a global, or, if it must run only once, it
-/// belongs to the first of them.
+/// A node on the spine belongs to the block at its position. A node that reads only a shape belongs to the block that
+/// produces the value. Any other node belongs to the only block that needs it. A node that several blocks need is a
+/// global, unless it must run only once: then it belongs to the first of these blocks.
 pub(crate) fn assign(graph: &Graph, weights: &WeightUse, spine: Option<&Spine>, cuts: &Cuts) -> Vec<Option<usize>> {
     let position = |id: NodeId| match spine {
         Some(spine) => spine.positions[id.0 as usize],

@@ -74,15 +74,16 @@ fn has_node_at(spine: &Spine, position: usize) -> bool {
     spine.positions.contains(&SpinePosition::At(position))
 }
 
-/// The last cut with the fewest live values before the first mixer; 0 if no cut has as few as the start of the spine.
+/// The start of the first layer: the last cut with the fewest live values before the first mixer. 0 if every cut has more live values than the
+/// start of the spine.
 fn first_layer_start(spine: &Spine, mixer: usize) -> usize {
     let found = candidates(spine, 0..=mixer);
     let best = found.iter().rev().min_by_key(|c| c.live);
     best.filter(|c| c.live <= spine.live[0]).map_or(0, |c| c.at)
 }
 
-/// The start of the head. In the last layer, as many weighted nodes follow the mixer as in a similar earlier layer. With
-/// a single layer, the head begins at the last weighted dominator.
+/// The start of the head. It leaves as many weighted nodes after the mixer of the last layer as a similar earlier layer has. With a single layer,
+/// the head begins at the last weighted dominator.
 fn head_start(spine: &Spine, mixers: &[Mixer], layer_starts: &[usize]) -> Option<usize> {
     let last = mixers.last()?.last;
     let end = spine.dominators.last().and_then(|n| spine.position(*n))?;
@@ -112,12 +113,13 @@ fn tails(mixers: &[Mixer], layer_starts: &[usize]) -> Vec<Range<usize>> {
     mixers.iter().zip(layer_starts).map(|(mixer, next)| mixer.last + 1..*next).collect()
 }
 
-/// The tail of an earlier layer that the tail of the last layer, from position `from`, resembles. Where dense layers and
-/// mixtures of experts alternate, it is not the previous layer's.
+/// Finds the earlier layer whose tail resembles the tail of the last layer, which begins at position `from`. Returns that layer's tail. It is not
+/// always the layer before the last: dense layers and mixtures of experts may alternate.
 ///
-/// A tail qualifies if its matrices have the shapes of the first ones after `from` and a cut follows them; the previous
-/// layer's also if a cut in front of further weights leaves as many weighted nodes (weights may be quantized differently). Of
-/// several, the one with the most weighted nodes, then the latest; if none qualifies, the previous layer's.
+/// A tail qualifies if its matrices have the same shapes as the first matrices after `from`, and a cut follows these matrices. The tail of the
+/// layer before the last also qualifies if a cut follows as many weighted nodes, with further weights after the cut (layers may be quantized
+/// differently). Of several, the tail with the most weighted nodes is returned, then the latest. If none qualifies, it is the tail of the layer
+/// before the last.
 fn similar_tail(
     spine: &Spine,
     weighted: &WeightedPositions,
@@ -219,8 +221,8 @@ fn path_length(spine: &Spine, from: usize, to: usize) -> usize {
     (from..to).filter(|p| spine.on_path.get(*p) == Some(&true)).count()
 }
 
-/// Of the cuts with the fewest live values, the one after about `length` nodes, so that the tail of the last block is
-/// as long as the tails of the others.
+/// The cut that ends the tail of the last block: among the cuts with the fewest live values, the one after about `length` nodes, so that this tail
+/// is as long as the tails of the other blocks.
 fn cut_after(spine: &Spine, gap: RangeInclusive<usize>, length: usize) -> usize {
     let found = candidates(spine, gap.clone());
     let off = |c: &CutCandidate| path_length(spine, *gap.start(), c.at).abs_diff(length);

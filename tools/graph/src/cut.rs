@@ -15,7 +15,7 @@ pub struct PartitionGraph {
     pub blocks: Range<usize>,
     /// Every node that the part runs, in execution order, including the weight-only nodes that it reads.
     pub nodes: Vec<NodeId>,
-    /// Those of `nodes` that belong to another part and run here too, without weight-only nodes.
+    /// The nodes of `nodes` that belong to another part and run here too. Weight-only nodes are not listed.
     pub duplicated: Vec<NodeId>,
     /// Graph inputs: inputs of the model in its order, then states in the model's order, then values of earlier parts.
     pub inputs: Vec<ValueId>,
@@ -28,9 +28,9 @@ pub struct PartitionGraph {
     /// Replacements for shape reads: where the model reads the shape of the key, this part reads the shape of the
     /// value, a state of its own with the same symbolic shape.
     pub same_shape: BTreeMap<ValueId, ValueId>,
-    /// A router of a later part that this part computes too; its logits are a further output, the last.
+    /// The router of a later part, which this part computes too. Its logits are this part's last output.
     pub early_router: Option<EarlyRouter>,
-    /// Logits of an [`EarlyRouter`] of an earlier part that are a further input, the last, which no node reads: the runtime does.
+    /// The logits of an [`EarlyRouter`] in an earlier part. They are this part's last input; no node reads them, only the runtime.
     pub prediction: Option<Prediction>,
 }
 
@@ -45,9 +45,8 @@ impl PartitionGraph {
         &self.inputs[self.model_inputs..self.model_inputs + self.state_inputs]
     }
 
-    /// States of other parts that this part also reads. This happens only where the part needs the shape of a later
-    /// part's state and has no state of the same shape (an embedding that derives positions from the length of the
-    /// cache). A planner should not cut between the two.
+    /// States of other parts that this part also reads. This happens where the part needs the shape of a later part's state and has no state of the
+    /// same shape itself: an embedding that derives positions from the length of the cache. A planner should not cut between these two parts.
     pub fn foreign_states(&self, segmentation: &Segmentation) -> Vec<ValueId> {
         let owns =
             |v: &ValueId| segmentation.states.iter().any(|s| s.pair.past == *v && self.blocks.contains(&s.block));
@@ -144,8 +143,7 @@ impl<'a> Cutter<'a> {
         self.owner[id.0 as usize]
     }
 
-    /// Whether a node reads only the shape of a value that one part owns. Such a node runs in any part that has the
-    /// value.
+    /// Whether a node reads only the shape of a value that one part owns. Such a node can run in any part that has the value.
     fn is_movable_shape_read(&self, id: NodeId) -> bool {
         let node = self.graph.node(id);
         let source = node.inputs.first().copied().flatten().filter(|_| ops::reads_shape_only(node));
@@ -175,7 +173,7 @@ impl<'a> Cutter<'a> {
         }
     }
 
-    /// Makes a value available in a part. Returns its producer if the part has to run that too.
+    /// Makes a value available in a part. Returns the producer of the value if the part has to run it too.
     fn require(&mut self, part: usize, value: ValueId) -> Option<NodeId> {
         let producer = match self.graph.value(value).origin {
             Origin::Weight(_) => return None,
@@ -197,7 +195,7 @@ impl<'a> Cutter<'a> {
                 self.send(owner, part, value);
                 None
             }
-            // Owned by this part, a global, weight-only, or owned by a later part whose shape this one needs.
+            // The node belongs to this part, is a global, is weight-only, or belongs to a later part whose shape this part needs.
             _ => Some(producer),
         }
     }

@@ -14,8 +14,8 @@ pub(crate) struct CutCandidate {
     pub bytes: u64,
 }
 
-/// The cuts next to each dominator within a range of positions, in order: one per dominator, or those that lie in the
-/// range. Cuts that a value of unknown element type would cross are left out.
+/// The cuts next to each dominator within a range of positions, in order. If both cuts next to a dominator are in the range, only the better one is
+/// returned. A cut that a value of unknown element type would cross is left out.
 pub(crate) fn candidates(spine: &Spine, range: RangeInclusive<usize>) -> Vec<CutCandidate> {
     let mut found = vec![];
     for position in spine.dominators.iter().filter_map(|n| spine.position(*n)) {

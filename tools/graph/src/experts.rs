@@ -1,5 +1,6 @@
-//! Mixtures of experts whose experts can be read one by one: the operators `QMoE` and, for floating-point weights, `MoE`, whose weights hold
-//! one slice for each expert, and experts that are computed under a condition; and the division of a block before them.
+//! Mixtures of experts whose experts can be read one by one, and the division of a block before its mixture. There are two forms: the operators
+//! `QMoE` and, for floating-point weights, `MoE`, whose weights hold one slice for each expert; and experts that each run under a condition (an
+//! `If`).
 
 mod conditional;
 mod early_router;
@@ -20,42 +21,43 @@ use std::collections::BTreeSet;
 
 /// The input with the router's logits; the hidden states come before it and weights after it.
 const ROUTER: usize = 1;
-/// The optional input with the weights of the selected experts, which select nothing.
+/// The optional input with the factors for the selected experts' results. It does not select experts.
 const AGGREGATION: usize = 14;
 
-/// Slices with fewer bytes (biases) are not worth reads of their own: their weights belong to what every pass needs. hpp-backend has the
-/// same limit.
+/// Slices with fewer bytes (biases) are not worth a read of their own: their weights stay in memory like all weights that every pass needs.
+/// hpp-backend has the same limit.
 const MIN_SLICE: u64 = 16 << 10;
 
 /// A mixture of experts: one operator, or an `If` for each expert.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mixture {
-    /// What must not run before it is known which experts are selected: the operator, or the nodes that read the scores.
+    /// The nodes that must not run before the selection is known: the operator, or the nodes that read the scores.
     pub nodes: Vec<NodeId>,
-    /// The router's logits, one for each token and expert, or the scores or numbers of the experts that tokens select.
+    /// What the experts are selected from: the router's logits, one for each token and expert; or the scores or the numbers of the experts that
+    /// tokens select.
     pub router: ValueId,
     /// How many experts there are.
     pub count: u64,
     /// How many of them each token selects.
     pub active: u64,
-    /// How the values of `router` select them.
+    /// How the values of `router` select experts.
     pub selected_by: SelectedBy,
-    /// Weights of at least 16 KiB for each expert: those whose first dimension counts experts, or those of the first expert, then those of
-    /// the second, as many of each.
+    /// The experts' weights of at least 16 KiB per expert. If `is_apart`, all weights of the first expert come first, then as many of the second,
+    /// and so on. Otherwise each weight holds all experts along its first dimension.
     pub weights: Vec<ValueId>,
-    /// Whether each expert has weights of its own.
+    /// Whether each expert has its own weights.
     pub is_apart: bool,
 }
 
 impl Mixture {
-    /// The first mixture of a block whose experts can be read one by one: the router's logits are computed before them, in this
-    /// block or another, and the weights are constants. `None` if the block has none.
+    /// The first mixture of a block whose experts can be read one by one. Its weights are constants, and a node in this block or another one
+    /// computes the router's logits. `None` if the block has no such mixture.
     pub fn of(graph: &Graph, block: &Block) -> Option<Mixture> {
         let operator = block.nodes.iter().find_map(|id| mixture(graph, *id));
         operator.or_else(|| of_conditional(graph, block))
     }
 
-    /// Whether the router's logits enter the block, so that it needs no division.
+    /// Whether another block computes the router's logits, so that this block needs no division.
     pub fn is_routed_before(&self, graph: &Graph, block: &Block) -> bool {
         graph.producer(self.router).is_some_and(|router| !block.nodes.contains(&router))
     }
@@ -84,7 +86,7 @@ pub struct ExpertCounts {
 }
 
 impl ExpertCounts {
-    /// The experts of the first mixture of a block; `None` without an operator for mixtures and without experts under a condition.
+    /// Counts the experts of the first mixture of a block. `None` if the block has neither a mixture operator nor experts under a condition.
     pub fn of(graph: &Graph, block: &Block) -> Option<ExpertCounts> {
         let Some(operator) = operator(graph, block) else {
             let mixture = of_conditional(graph, block)?;
@@ -100,7 +102,7 @@ impl ExpertCounts {
     }
 }
 
-/// Whether a block computes a mixture, also one of which nothing else is known.
+/// Whether a block computes a mixture, even one whose number of experts is unknown.
 pub fn has_mixture(graph: &Graph, block: &Block) -> bool {
     operator(graph, block).is_some() || of_conditional(graph, block).is_some()
 }
@@ -117,7 +119,7 @@ pub(crate) fn share(active: u64, count: u64, tokens: u64) -> f64 {
     1.0 - unvisited.powf(tokens as f64)
 }
 
-/// What selects an expert that is computed under a condition; `None` for other nodes.
+/// What decides whether `node`, an expert under a condition, runs. `None` for other nodes.
 pub(crate) fn selection_of(graph: &Graph, node: &Node) -> Option<Selection> {
     conditional::column(graph, node).map(|column| column.selection)
 }
@@ -130,7 +132,7 @@ fn of_conditional(graph: &Graph, block: &Block) -> Option<Mixture> {
     let weights: Vec<Vec<ValueId>> = experts.iter().map(|id| conditional::weights(graph, *id)).collect();
     let is_alike = weights.iter().all(|of_one| !of_one.is_empty() && of_one.len() == weights[0].len());
     let weights = weights.concat();
-    // What something else reads too must be in memory whichever experts are selected.
+    // A weight that another node reads too must be in memory whichever experts are selected, so it rules out reading experts one by one.
     let is_apart = weights.iter().all(|id| graph.value(*id).consumers.len() == 1);
     let is_possible = is_alike && is_apart && (1..count).contains(&active) && graph.producer(router).is_some();
     let nodes: Vec<NodeId> =
@@ -139,13 +141,13 @@ fn of_conditional(graph: &Graph, block: &Block) -> Option<Mixture> {
     is_possible.then_some(Mixture { nodes, router, count, active, selected_by, weights, is_apart })
 }
 
-/// Those of these values that are weights of at least [`MIN_SLICE`] bytes, in order, each once.
+/// The weights of at least [`MIN_SLICE`] bytes among these values, in order, each once.
 fn large_weights(graph: &Graph, values: impl Iterator<Item = ValueId>) -> Vec<ValueId> {
     let is_large = |id: &ValueId| graph.weight(*id).is_some_and(|weight| weight.bytes >= MIN_SLICE);
     values.filter(is_large).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
-/// What must not run before the experts of a block are known.
+/// The nodes of a block's mixture that must not run before the selection of experts is known.
 fn first_nodes(graph: &Graph, block: &Block) -> Option<Vec<NodeId>> {
     match operator(graph, block) {
         Some(operator) => Some(vec![operator]),
@@ -160,7 +162,7 @@ fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
         "MoE" => SelectedBy::Probabilities,
         _ => return None,
     };
-    // The sparse mixer selects experts by another rule.
+    // With the sparse mixer, the operator selects experts by another rule.
     if node.domain != "com.microsoft" || node.int("use_sparse_mixer").unwrap_or(0) != 0 {
         return None;
     }
@@ -180,7 +182,7 @@ fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
     is_possible.then_some(Mixture { nodes, router, count, active, selected_by, weights, is_apart: false })
 }
 
-/// The first size of the first weight.
+/// The number of experts: the first dimension of the first weight.
 fn count(graph: &Graph, node: &Node) -> Option<u64> {
     let first = node.inputs.get(ROUTER + 1).copied().flatten()?;
     graph.weight(first).and_then(|_| first_size(graph, first))
@@ -191,8 +193,8 @@ fn first_size(graph: &Graph, id: ValueId) -> Option<u64> {
 }
 
 impl Segmentation {
-    /// This segmentation with those of the first `layers` layers that have a mixture divided before it, and how many these
-    /// are. The second half of `layers.3` is called `layers.3.experts` and is of the same kind.
+    /// Divides those of the first `layers` layers that have a mixture, each before its mixture. Returns the new segmentation and the number of
+    /// layers divided. The second half of `layers.3` is called `layers.3.experts` and has the same kind.
     pub fn with_experts_apart(&self, graph: &Graph, layers: u32) -> (Segmentation, usize) {
         let layer = |(index, block): (usize, &Block)| match block.kind {
             BlockKind::Layer(layer) if layer < layers => Some((index, first_nodes(graph, block)?)),
@@ -204,12 +206,12 @@ impl Segmentation {
         (divided, mixtures.len())
     }
 
-    /// This segmentation with each of these blocks divided in two: before its mixture, and the mixture with all that depends on it.
-    /// The second half has no states of its own unless a node behind the mixture reads one. Classes are not computed again.
+    /// Divides each of these blocks in two. The second half is the mixture and all nodes of the block that depend on it; the first half is the
+    /// rest. A state belongs to the second half only if the node that reads it does. Classes are not computed again.
     pub fn divided_at_experts(&self, graph: &Graph, mixtures: &[(usize, Vec<NodeId>)]) -> Segmentation {
         let mut divided = self.clone();
         let mut block_of = self.block_of.clone();
-        // From the last to the first, so that the numbers of the blocks before stay.
+        // From the last block to the first, so that the indices of earlier blocks stay valid.
         let mut sorted: Vec<_> = mixtures.to_vec();
         sorted.sort_unstable_by(|a, b| b.cmp(a));
         for (block, first) in sorted {
@@ -249,7 +251,7 @@ impl Segmentation {
         divided
     }
 
-    /// These nodes of a block and all nodes of it that depend on them.
+    /// These nodes of a block, and all nodes of the block that depend on them.
     fn behind(&self, graph: &Graph, block: usize, first: &[NodeId]) -> BTreeSet<NodeId> {
         let mut behind: BTreeSet<NodeId> = first.iter().copied().collect();
         for id in &self.blocks[block].nodes {

@@ -76,8 +76,8 @@ impl<'a> Flow<'a> {
             && self.graph.node(id).reads().any(|v| self.weights.is_matrix(self.graph, v))
     }
 
-    /// Whether a node has a body that captures a matrix weight and computes with it: any body that is repeated, and large ones.
-    /// The small bodies of an `If` usually choose between constants.
+    /// Whether a node has a body that captures a matrix weight and computes with it. Assumed of a body that is repeated and of a large body. The
+    /// small bodies of an `If` usually choose between constants.
     fn has_heavy_body(&self, id: NodeId) -> bool {
         let node = self.graph.node(id);
         let bodies = node.attributes.values().filter_map(|a| match a {
@@ -115,9 +115,8 @@ impl<'a> Flow<'a> {
         reached
     }
 
-    /// The node that depends on most of the model: the producer of an output, or a node without readers where an
-    /// exporter left the end of the model unconnected. Producers of states are candidates only if no other node has as
-    /// many heavy ancestors.
+    /// The node that depends on most of the model: the producer of an output, or, where an exporter left the end of the model unconnected, a node
+    /// without readers. The producer of a state is chosen only if no other candidate has as many heavy ancestors.
     pub fn sink(&self, states: &[StatePair]) -> Option<NodeId> {
         let presents: BTreeSet<ValueId> = states.iter().filter_map(|s| s.present).collect();
         let computed = self.graph.node_ids().filter(|n| !self.weights.is_weight_only(*n));
@@ -125,7 +124,7 @@ impl<'a> Flow<'a> {
             |n: NodeId| self.graph.node(n).writes().any(|v| self.graph.outputs.contains(&v) && !presents.contains(&v));
         let (main, others): (Vec<NodeId>, Vec<NodeId>) =
             computed.filter(|n| is_main(*n) || self.has_no_reader(*n)).partition(|n| is_main(*n));
-        // A node that depends on another candidate has more ancestors, so it is enough to look at the last ones.
+        // If one candidate depends on another, it comes later and has more ancestors, so looking at the last 16 is enough.
         let last_16 = |mut nodes: Vec<NodeId>| nodes.split_off(nodes.len().saturating_sub(16));
         let heavy_ancestors = |n: &NodeId| {
             let up = self.upstream(*n);
@@ -222,8 +221,8 @@ pub(crate) fn find_entry(flow: &Flow, to_sink: &PostDominators) -> Option<ValueI
     Some(common_source(flow, found, &feeds_heavy))
 }
 
-/// The last value that all light values derived from the same embeddings as `entry` and feeding heavy nodes depend on.
-/// Where residual and norm read the embedding through separate casts, it is the embedding.
+/// The last value on which all light values depend that come from the same embeddings as `entry` and feed heavy nodes. Where residual and norm read
+/// the embedding through separate casts, it is the embedding.
 fn common_source(flow: &Flow, entry: ValueId, feeds_heavy: &impl Fn(ValueId) -> bool) -> ValueId {
     let sources = real_sources(flow, entry);
     let below = |v: ValueId| flow.downstream(&flow.data_consumers(v).collect::<Vec<_>>());
@@ -256,7 +255,7 @@ fn real_sources(flow: &Flow, value: ValueId) -> Vec<ValueId> {
     sources
 }
 
-/// Numbers of weighted and of heavy nodes among these nodes and those that depend on them.
+/// Counts the weighted and the heavy nodes among these nodes and the nodes that depend on them.
 fn count_downstream(flow: &Flow, nodes: &[NodeId]) -> (usize, usize) {
     let below = flow.downstream(nodes);
     let heavy = flow.graph.node_ids().filter(|n| below[n.0 as usize] && flow.heavy[n.0 as usize]);

@@ -142,8 +142,8 @@ pub struct Body {
     pub weight_bytes: u64,
     /// Number of nodes inside, nested bodies included.
     pub nodes: usize,
-    /// Of the quantized matrices inside, by position among the captures: how many elements of a matrix each stored number holds, which is 0
-    /// for scales and zero points.
+    /// The quantized matrices inside, by their position among the captures, with the number of matrix elements that each stored number holds. That
+    /// number is 0 for scales and zero points.
     pub packed: BTreeMap<usize, u64>,
 }
 

@@ -5,8 +5,8 @@ use crate::{CutError, Graph, PartitionGraph, cut};
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-/// The index of a part to join with the next one, so that some part comes closer to a part whose state it reads, before or after this
-/// pass's tokens are in it; `None` if every part reads only its own states.
+/// The index of a part to join with its successor, because some part reads a state (before or after this pass's tokens were added) that another
+/// part owns. The join brings the two parts closer; call again until the result is `None`: every part reads only its own states.
 pub fn join_for_state(segmentation: &Segmentation, parts: &[PartitionGraph]) -> Option<usize> {
     (0..parts.len()).find_map(|reader| join_for_reader(segmentation, parts, reader))
 }
@@ -23,7 +23,7 @@ fn join_for_reader(segmentation: &Segmentation, parts: &[PartitionGraph], reader
     Some(if owner > reader { reader } else { reader - 1 })
 }
 
-/// Cuts a model into as many parts as possible without a part that reads a state of another: mostly one per block.
+/// Cuts a model into as many parts as possible such that no part reads a state of another part. Usually this gives one part per block.
 pub fn cut_finely(graph: &Graph, segmentation: &Segmentation) -> Result<Vec<PartitionGraph>, CutError> {
     let mut groups: Vec<Range<usize>> = (0..segmentation.blocks.len()).map(|at| at..at + 1).collect();
     loop {

@@ -1,4 +1,4 @@
-//! Networks in which a ReLU switches neurons off: which weights are multiplied by exactly zero for a token, and how they are stored.
+//! Finds the weights that are multiplied by exactly zero for a token because a ReLU switched their neuron off, and how these weights are stored.
 
 use crate::ops::is_standard;
 use crate::segmentation::Block;
@@ -17,14 +17,14 @@ pub struct ReluProduct {
     pub neurons: u64,
     /// Bytes of the matrix.
     pub bytes: u64,
-    /// Bytes of a matrix whose product the ReLU's output is multiplied with (a gate), and nothing else: its columns of inactive neurons are
-    /// not needed either. 0 if there is none.
+    /// Bytes of a second matrix (of a gate) whose product is multiplied with the ReLU's output and has no other reader: its columns for inactive
+    /// neurons are not needed either. 0 if there is no such matrix.
     pub gated_bytes: u64,
-    /// Where the numbers of one neuron lie.
+    /// Where the weights of one neuron are in the matrix.
     pub layout: NeuronLayout,
 }
 
-/// Where the numbers of one neuron lie in a stored matrix.
+/// Where the weights of one neuron are in a stored matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NeuronLayout {
     /// Side by side: the matrix is `[neurons, hidden]`.
@@ -36,13 +36,13 @@ pub enum NeuronLayout {
 }
 
 impl ReluProduct {
-    /// The products of a block that a ReLU switches off in part, in order of execution. Matrices that another node reads too are left out.
+    /// The products of a block of which a ReLU switches neurons off, in execution order. Products whose matrix another node reads too are left out.
     pub fn of(graph: &Graph, block: &Block) -> Vec<ReluProduct> {
         let inside: BTreeSet<NodeId> = block.nodes.iter().copied().collect();
-        // What is 0 for inactive neurons, and the bytes of matrices that were multiplied with it.
+        // Values that are 0 for inactive neurons, with the bytes of the matrices whose products were multiplied with them.
         let mut zeros = BTreeMap::new();
         let mut found = Vec::new();
-        // Nodes are in execution order.
+        // Node ids are in execution order.
         for id in &inside {
             let node = graph.node(*id);
             let is_relu = is_standard(node) && node.op_type == "Relu";
@@ -62,25 +62,25 @@ impl ReluProduct {
         found
     }
 
-    /// Bytes that belong to neurons which may be off.
+    /// Bytes of all weights that belong to neurons which may be off.
     pub fn all_bytes(&self) -> u64 {
         self.bytes + self.gated_bytes
     }
 
-    /// Bytes of one neuron.
+    /// Bytes of the weights of one neuron.
     pub fn row_bytes(&self) -> u64 {
         self.all_bytes() / self.neurons.max(1)
     }
 }
 
-/// Bytes of the matrix of a product that nothing but a gate reads.
+/// Bytes of the matrix whose product is `value`, if the gate is the only reader of `value`; else 0.
 fn gated_bytes(graph: &Graph, value: ValueId) -> u64 {
     let producer = graph.producer(value).filter(|_| is_read_once(graph, value));
     producer.and_then(|id| product(graph, id)).map_or(0, |found| found.bytes)
 }
 
-/// Whether an output is 0 wherever an input of `zeros` is: conversions, a square, a product with a gate. The exponent of a power is not
-/// known; activation functions raise to positive ones.
+/// Whether the node's output is 0 wherever its input is, for an input in `zeros`: conversions, a square, a product with a gate. The exponent of a
+/// `Pow` is not checked; activation functions use positive ones.
 fn keeps_zeros(graph: &Graph, node: &Node, zeros: &BTreeMap<ValueId, u64>) -> bool {
     let first = node.inputs.first().copied().flatten();
     let has = |input: Option<ValueId>| input.is_some_and(|id| zeros.contains_key(&id));
@@ -98,12 +98,12 @@ fn keeps_zeros(graph: &Graph, node: &Node, zeros: &BTreeMap<ValueId, u64>) -> bo
         }
 }
 
-/// The last size of a value, if it is the same in every pass.
+/// The last dimension of a value, if it is fixed.
 fn last(graph: &Graph, id: ValueId) -> Option<u64> {
     graph.value(id).shape.as_ref()?.last()?.as_fixed()
 }
 
-/// A product whose first input has zeros and whose second is a constant matrix that nothing else reads.
+/// The product that a node computes, if its second input is a constant matrix that nothing else reads.
 fn product(graph: &Graph, id: NodeId) -> Option<ReluProduct> {
     let node = graph.node(id);
     let second = node.inputs.get(1).copied().flatten()?;
@@ -129,7 +129,7 @@ fn product(graph: &Graph, id: NodeId) -> Option<ReluProduct> {
     }
 }
 
-/// The stored matrix behind a product's input, through conversions and transpositions; `layout` is that of the input.
+/// Finds the stored matrix behind a product's input, through conversions and transpositions. `layout` is the layout of that input.
 fn matrix(graph: &Graph, node: NodeId, input: ValueId, layout: NeuronLayout) -> Option<ReluProduct> {
     if !is_read_once(graph, input) {
         return None;

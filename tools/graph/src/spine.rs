@@ -12,8 +12,8 @@ use std::ops::Range;
 /// Where a node is relative to the spine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SpinePosition {
-    /// Computes the entry value (the first hidden state), looks up another table by token id (per-layer embeddings), or computes
-    /// on such a lookup what the entry value depends on.
+    /// At the entry: computes the entry value (the first hidden state), looks up another table by token id (per-layer embeddings), or computes,
+    /// from such a lookup, something that the entry value depends on.
     Entry,
     /// At this position in execution order: a cut after it has the node on its left.
     At(usize),
@@ -34,15 +34,15 @@ pub(crate) struct Spine<'a> {
     pub depends_on_entry: Vec<bool>,
     /// Post-dominators of the entry: nodes that every path from it to the main output passes, in order.
     pub dominators: Vec<NodeId>,
-    /// Number of values that cross a cut just before each position.
+    /// For each position, the number of values that cross a cut just before it.
     pub live: Vec<u64>,
-    /// Number of those values that grow faster than the entry value, such as attention scores, which grow with the square of
-    /// the sequence.
+    /// For each position, how many of these values grow faster than the entry value, such as attention scores, which grow with the square of the
+    /// sequence.
     pub live_fast_growing: Vec<u64>,
-    /// Number of those values whose element type is unknown, such as sequences: no partition can receive them. 0 if the entry
-    /// value's type is unknown too, because types were not inferred.
+    /// For each position, how many of these values have an unknown element type, such as sequences: no partition can receive them. 0 if the entry
+    /// value's type is unknown too, because then no types were inferred.
     pub live_untyped: Vec<u64>,
-    /// Bytes that cross it, with a nominal size for symbols.
+    /// For each position, the bytes that cross, with a nominal size for symbols.
     pub live_bytes: Vec<u64>,
 }
 
@@ -114,7 +114,7 @@ impl<'a> Spine<'a> {
         }
     }
 
-    /// The position from which a value exists; `None` for values that need not cross a cut (those of unpositioned nodes, and weights).
+    /// The position from which a value exists. `None` for values that need not cross a cut: weights and the outputs of unpositioned nodes.
     fn first_position(&self, value: ValueId, entry: ValueId) -> Option<usize> {
         match self.graph().value(value).origin {
             Origin::Input => (value == entry).then_some(0),
@@ -149,7 +149,7 @@ impl<'a> Spine<'a> {
     }
 }
 
-/// For each position, the sum of the weights of the spans that cover it.
+/// For each position, the sum over all spans that cover it. Each span comes with the number to add.
 fn covering_sums(positions: usize, spans: impl Iterator<Item = (Range<usize>, u64)>) -> Vec<u64> {
     let mut change = vec![0i128; positions + 1];
     for (span, weight) in spans {
@@ -185,8 +185,8 @@ fn nominal_bytes(graph: &Graph, value: ValueId) -> u64 {
     value.dtype.and_then(|t| t.bytes_for(elements)).unwrap_or(elements).min(1 << 40)
 }
 
-/// Light nodes that only the entry value depends on: the lookup, its scaling, position embeddings, a norm. `before_entry` are the nodes
-/// that it depends on.
+/// Light nodes that only the entry value needs: the lookup, its scaling, position embeddings, a norm. `before_entry` are the nodes that the entry
+/// value depends on.
 fn entry_nodes(flow: &Flow, entry: ValueId, before_entry: &[bool]) -> Vec<bool> {
     let mut inside = vec![false; flow.graph.nodes.len()];
     let Some(producer) = flow.graph.producer(entry) else { return inside };

@@ -260,8 +260,8 @@ fn permuted(axes: &[usize], node: &crate::Node) -> Option<Vec<usize>> {
     }
 }
 
-/// Read-only states (cross-attention caches): inputs of the same type and rank as a found state that only data movement
-/// and elementwise operators separate from an attention.
+/// Finds read-only states (cross-attention caches): inputs that have type and rank of a state already found, and that
+/// reach an attention through nothing but data movement and elementwise operators.
 fn find_read_only(graph: &Graph, weights: &WeightUse, pairs: &BTreeMap<ValueId, StatePair>) -> Vec<StatePair> {
     let resembles_state = |v: ValueId| {
         let value = graph.value(v);

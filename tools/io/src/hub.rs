@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// What to do with a path to which there is no file, if it looks like OWNER/NAME on the Hugging Face Hub.
+/// A hint for a missing path that looks like OWNER/NAME on the Hugging Face Hub.
 pub fn hub_hint(missing: &Path) -> Option<String> {
     let text = missing.to_str()?;
     if text.to_lowercase().contains("gguf") {

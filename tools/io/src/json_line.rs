@@ -1,7 +1,7 @@
 //! Why a line of a file of JSON lines cannot be read.
 
-/// The mistake, if the line is not JSON; `None` if it is JSON with other contents than expected. A line of such a file has no line numbers of
-/// its own, so only the character is named.
+/// Describes the mistake if the line is not JSON. `None` if it is JSON with other contents than expected. Names only the character, because the
+/// parser counts lines within the one line.
 pub fn json_line_mistake(error: &serde_json::Error) -> Option<String> {
     if error.is_eof() {
         return Some("not JSON: it ends too early".to_owned());

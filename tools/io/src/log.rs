@@ -33,8 +33,8 @@ impl LogFilterError {
     }
 }
 
-/// Logs to `print`, which gets lines without a line end, from any thread. The filter is `HPP_LOG`; if that is not set, `-v`, given
-/// `verbose` times, selects info, debug or trace. Without both it does nothing.
+/// Sends log lines to `print`, without line ends, from any thread. `HPP_LOG` is the filter. If it is not set, `verbose`, the number of `-v`,
+/// selects info, debug or trace. Without both, nothing is logged.
 pub fn log_to(verbose: u8, print: impl Fn(&str) + Send + Sync + 'static) -> Result<(), LogFilterError> {
     let targets = match (std::env::var_os(VARIABLE).filter(|filter| !filter.is_empty()), verbose) {
         (Some(filter), _) => parse(&filter.to_string_lossy())?,
@@ -57,7 +57,7 @@ fn parse(filter: &str) -> Result<Targets, LogFilterError> {
     let error = |why| LogFilterError { filter: filter.to_owned(), why };
     let targets: Targets =
         filter.parse().map_err(|cause: tracing_subscriber::filter::ParseError| error(cause.to_string()))?;
-    // `Targets` takes a word that is no level for a target: HPP_LOG=verbose would silently log nothing.
+    // `Targets` takes an unknown level for a target, so that HPP_LOG=verbose would silently log nothing.
     let unknown = targets.iter().find(|(target, _)| !TARGETS.iter().any(|known| target.starts_with(known)));
     match unknown {
         Some((target, _)) => Err(error(format!("{target:?} is neither a level nor a target of HPP"))),

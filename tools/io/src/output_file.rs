@@ -47,8 +47,8 @@ impl OutputFile {
         Ok(Self { path: path.to_owned(), sink: sink(path).map_err(error)? })
     }
 
-    /// Like [`create`](Self::create), but replaces an existing file only if that begins with `start`, as every result of its kind does: a
-    /// wrong path must cost nobody a model or a plan.
+    /// Like [`create`](Self::create), but replaces an existing file only if it begins with `start`, as every result of this kind does. So a
+    /// mistyped path cannot overwrite a model or a plan.
     pub fn create_as(path: &Path, start: &[u8]) -> Result<Self, FileWriteError> {
         check_replaceable(path, start)?;
         Self::create(path)
@@ -99,7 +99,7 @@ pub fn check_replaceable(path: &Path, start: &[u8]) -> Result<(), FileWriteError
     match read {
         Ok(_) if found.is_empty() || found == start => Ok(()),
         Ok(_) => Err(FileWriteError { path: path.to_owned(), source: io::Error::other(OTHER_KIND) }),
-        // Of a file that cannot be read nobody knows what it is.
+        // What kind of file this is cannot be known without reading it.
         Err(source) => Err(FileWriteError { path: path.to_owned(), source }),
     }
 }
@@ -252,7 +252,7 @@ fn temporary_beside(target: &Path) -> io::Result<NamedTempFile> {
     }
 }
 
-/// Why there can be no new file in a directory. The error of a temporary file names that file, which nobody asked for.
+/// Why no file can be created in a directory. The original error names the temporary file, which the user does not know.
 fn not_created(error: &io::Error, directory: &Path) -> io::Error {
     let place = directory.display();
     let why = match error.kind() {

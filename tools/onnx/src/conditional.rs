@@ -1,8 +1,8 @@
-//! Computes experts only for tokens that selected them: puts each expert of a mixture that an exporter wrote out into the branch of an `If`.
+//! Computes experts only for tokens that selected them: each expert that an exporter wrote out moves into a branch of an `If`.
 //!
-//! The sum with an expert's result becomes `If(one of its scores is not 0) { sum } else { the sum before }`, where a mask may take the place of
-//! scores. That has the same bits: the branch that is not computed would add zeros, or 0 times the expert's result, which is 0 unless the
-//! expert computes infinities.
+//! The sum with an expert's result becomes `If(one of the expert's scores is not 0) { sum } else { the sum before }`. Where the model has a mask of
+//! tokens instead of scores, the condition tests the mask. The bits of the result do not change: for an expert that no token selects, the sum would
+//! add zeros, or 0 times the expert's result, which is 0 unless the expert computes infinities.
 
 use crate::flatten::Fresh;
 use crate::model::Model;
@@ -14,7 +14,7 @@ use hpp_graph::{Graph, NodeId, ValueId, WrittenExpert, written_out};
 use hpp_schema::DType;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-/// A model whose written-out experts are computed under conditions, and how many experts these are; `None` if it has none.
+/// The model with each written-out expert under a condition, and the number of these experts. `None` if there are none.
 ///
 /// `graph` must be the model's graph with inferred shapes. Node ids change, so use the graph of the result afterwards.
 pub fn compute_selected_experts(model: &Model, graph: &Graph) -> Option<(Model, usize)> {
@@ -44,7 +44,7 @@ pub fn compute_selected_experts(model: &Model, graph: &Graph) -> Option<(Model, 
     Some((model, experts.len()))
 }
 
-/// The condition of an expert in two nodes, and the `If`.
+/// The nodes that replace an expert: two that compute its condition, and the `If`.
 fn under_condition(graph: &Graph, proto: &GraphProto, expert: &WrittenExpert, fresh: &mut Fresh) -> [NodeProto; 3] {
     let name = |id: ValueId| graph.value(id).name.clone();
     let after = name(expert.after);
@@ -68,7 +68,7 @@ fn under_condition(graph: &Graph, proto: &GraphProto, expert: &WrittenExpert, fr
     let identity = node("Identity", name(expert.before), &before, vec![]);
     let branches =
         vec![branch("then_branch", body(computed, &sum)), branch("else_branch", body(vec![identity], &before))];
-    // A sum keeps what is not a number, which a maximum may lose. The scores are not negative, nor is a mask.
+    // `ReduceL1`, a sum, keeps NaN, which a maximum may lose. Neither scores nor masks are negative.
     let is_float = graph.value(expert.column).dtype.is_some_and(DType::is_float);
     let reduction = if is_float { "ReduceL1" } else { "ReduceMax" };
     [

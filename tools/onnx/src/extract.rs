@@ -104,7 +104,7 @@ impl<'a> Extractor<'a> {
         nodes
     }
 
-    /// The nodes of a router under other names, which read what the part has.
+    /// Copies of a router's nodes with other names. They read the part's own hidden state.
     fn copies(&self, router: &EarlyRouter) -> Vec<NodeProto> {
         let name = |id: ValueId| self.graph.value(id).name.as_str();
         let EarlyRouter { nodes, replaced, prediction } = router;
@@ -189,8 +189,8 @@ impl<'a> Extractor<'a> {
     }
 }
 
-/// `source` with another graph: the operator sets and functions that its nodes use, and all metadata but training
-/// information.
+/// `source` with another graph. Keeps the operator sets and functions that the nodes of `graph` use, and all metadata
+/// but training information.
 fn with_graph(source: &ModelProto, graph: GraphProto) -> ModelProto {
     let functions: Vec<_> = needed_functions(&graph.node, &source.functions).cloned().collect();
     let mut domains = HashSet::from([""]);

@@ -21,7 +21,7 @@ pub struct HashError {
 }
 
 impl HashError {
-    /// The number that cannot be quantized, if that is the cause: then the file is virtual, and its path names nothing.
+    /// The number that cannot be quantized, if that is the cause. Then the file is virtual and its path does not exist.
     pub fn not_finite(&self) -> Option<NotFiniteError> {
         self.source.get_ref()?.downcast_ref::<NotFiniteError>().cloned()
     }

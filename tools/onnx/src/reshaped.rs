@@ -1,7 +1,8 @@
-//! Weights that a model reshapes: a weight of another shape with the same bytes takes the place of the node.
+//! Replaces `Reshape` nodes on weights: a weight of the other shape with the same bytes takes the place of the node.
 //!
-//! Exporters store one weight for embedding and head, in the shape that the head wants, and reshape it for the embedding. ONNX Runtime computes that
-//! when it creates a session, and keeps the result in memory beside the weight, all of it, where the embedding reads a few rows from the file.
+//! Exporters store one weight for embedding and head, in the shape that the head needs, and reshape it for the embedding. ONNX Runtime computes the
+//! reshaped weight when it creates a session, and keeps all of it in memory beside the original, although the embedding would read only a few rows
+//! from the file.
 
 use crate::model::Model;
 use crate::proto::{GraphProto, NodeProto, TensorProto};
@@ -9,7 +10,7 @@ use crate::weights::Storage;
 use crate::{tensor, walk};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Replaces each node that gives an external weight another shape by a weight of that shape. Returns how many.
+/// Replaces each node that only reshapes an external weight by a weight of the new shape. Returns the number of nodes replaced.
 pub fn store_reshaped(model: &mut Model) -> usize {
     let Some(graph) = model.proto.graph.as_mut() else { return 0 };
     let outputs: BTreeSet<&str> = graph.output.iter().map(|output| output.name()).collect();
@@ -36,7 +37,7 @@ pub fn store_reshaped(model: &mut Model) -> usize {
     found.len()
 }
 
-/// The dimensions that a node gives a weight; `None` if it does something else, or if they are not constant.
+/// The dimensions to which a node reshapes a weight. `None` if it does something else, or if the dimensions are not constant.
 fn shape_wanted(graph: &GraphProto, node: &NodeProto, weight: &TensorProto) -> Option<Vec<i64>> {
     let is_reshape = matches!(node.domain(), "" | "ai.onnx") && node.op_type() == "Reshape";
     let keeps_zeros = node.attribute.iter().any(|attribute| attribute.name() == "allowzero" && attribute.i() != 0);
@@ -68,7 +69,7 @@ fn integers(graph: &GraphProto, name: &str) -> Option<Vec<i64>> {
     tensor::ints_of(shape.dtype, &tensor::embedded_bytes(tensor, &shape).ok()??)
 }
 
-/// Removes those of these weights and constants that nothing reads.
+/// Removes the initializers with these names that nothing reads.
 fn remove_unused(graph: &mut GraphProto, storage: &mut Vec<Storage>, names: BTreeSet<String>) {
     let mut read: BTreeSet<&str> = graph.output.iter().map(|output| output.name()).collect();
     let mut graphs = vec![&*graph];

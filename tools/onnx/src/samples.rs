@@ -1,4 +1,4 @@
-//! Samples weights to find out how short they can be stored, without reading all of them.
+//! Samples weights to find out in how few bits they can be stored, without reading all of them.
 
 use crate::model::Model;
 use crate::proto::TensorProto;
@@ -15,7 +15,7 @@ const PIECE: u64 = 4096;
 /// Maximum number of samples of one weight.
 const PIECES: u64 = 16;
 
-/// What samples of a floating-point weight say about all of its numbers, as float32.
+/// What the samples of a floating-point weight, as float32, suggest about all of its numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampledNumbers {
     /// The precision that represents all of them.
@@ -24,8 +24,8 @@ pub struct SampledNumbers {
     pub exceptions: f64,
 }
 
-/// Samples a float32, float16 or bfloat16 weight. `None` for other weights, for one that cannot be read, and if all samples are 0: that is
-/// not evidence, because a hole in a sparse file reads as zeros.
+/// Samples a float32, float16 or bfloat16 weight. `None` for other weights and for a weight that cannot be read. Also `None` if all samples are 0,
+/// because a hole in a sparse file reads as zeros too.
 pub fn sample_numbers(model: &Model, name: &str) -> Option<SampledNumbers> {
     let tensor = model.graph_proto().initializer.iter().find(|tensor| tensor.name() == name)?;
     let dtype = DType::from_onnx(tensor.data_type())?;
@@ -85,7 +85,7 @@ fn samples(model: &Model, tensor: &TensorProto) -> Option<Vec<u8>> {
     Some(samples)
 }
 
-/// Evenly spaced samples of `bytes` bytes, as `(offset, length)`; one sample of everything if that is not more.
+/// Evenly spaced samples of `bytes` bytes, as `(offset, length)`. A single sample of everything if the samples would cover all bytes.
 fn pieces(bytes: u64) -> Vec<(u64, u64)> {
     if bytes <= PIECE * PIECES {
         return vec![(0, bytes)];
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn exceptions_are_outside_of_the_best_seven_exponents() {
-        // Powers of two from 2^-9 to 1, the smallest and largest 1 and 2 times, the others 10 times.
+        // Powers of two from 2^-9 to 1. The smallest occurs once, the largest twice, the others 10 times.
         let numbers = (0..10)
             .flat_map(|power: i32| vec![0.5f32.powi(power); [2, 10, 10, 10, 10, 10, 10, 10, 1, 1][power as usize]]);
         let numbers: Vec<u32> = numbers.map(f32::to_bits).collect();

@@ -4,7 +4,7 @@ use crate::Model;
 use crate::proto::{AttributeProto, attribute_proto::AttributeType};
 use std::collections::HashSet;
 
-/// Sets an integer attribute of the nodes whose first outputs have these names. Nodes in the bodies of others stay as they are.
+/// Sets an integer attribute of the nodes whose first outputs have these names. Does not change nodes inside bodies.
 pub fn set_int_attribute(model: &mut Model, first_outputs: &HashSet<String>, name: &str, value: i64) {
     let nodes = model.proto.graph.iter_mut().flat_map(|graph| &mut graph.node);
     for node in nodes.filter(|node| node.output.first().is_some_and(|output| first_outputs.contains(output))) {

@@ -1,4 +1,4 @@
-//! Keeps the first rows of weights. Their bytes stay where they are; those of the other rows are not read any more.
+//! Shortens weights to their first rows. The bytes of these rows stay where they are; the bytes of the other rows are not read any more.
 
 use crate::model::Model;
 use crate::proto::TensorProto;
@@ -7,8 +7,8 @@ use crate::tensor;
 use crate::weights::Storage;
 use std::collections::BTreeMap;
 
-/// Keeps the first rows (axis 0) of weights, by name. A weight that has no more rows, or whose elements are stored one by one in the
-/// model file, stays as it is. Returns the names of the shortened weights.
+/// Shortens weights, by name, to this many first rows (along axis 0). A weight that has no more rows, or whose elements are stored one by one in
+/// the model file, does not change. Returns the names of the shortened weights.
 pub fn keep_rows(model: &mut Model, rows: &BTreeMap<String, u64>) -> Vec<String> {
     let Some(graph) = model.proto.graph.as_mut() else { return vec![] };
     let weights = graph.initializer.iter_mut().zip(&mut model.weights.storage);
@@ -16,7 +16,7 @@ pub fn keep_rows(model: &mut Model, rows: &BTreeMap<String, u64>) -> Vec<String>
     wanted.filter_map(|(rows, tensor, storage)| shorten(tensor, storage, rows)).collect()
 }
 
-/// Keeps the first rows of one weight; its name, if it had more.
+/// Shortens one weight to its first rows. Returns its name if it had more.
 fn shorten(tensor: &mut TensorProto, storage: &mut Storage, rows: u64) -> Option<String> {
     let shape = tensor::shape_of(tensor).ok()?;
     let all = shape.dims.first().copied().filter(|all| rows < *all)?;

@@ -1,5 +1,5 @@
-//! The contents of a file without writing it: ranges of memory and of other files, and computed ranges, with zeros between
-//! them.
+//! A virtual file: the contents of a file that is not written. It consists of ranges of memory and of other files, and computed ranges, with zeros
+//! between them.
 
 use bytes::Bytes;
 use std::collections::BTreeMap;

@@ -12,10 +12,12 @@ use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 use std::{fs, io};
 
-/// Location of the quantized weights in a rewritten model. No file of that name is written: `pack` copies its contents.
+/// Location of the quantized weights in a rewritten model. No file of this name is written: `pack` copies its contents
+/// into another file.
 pub const QUANTIZED_FILE: &str = "hpp.quantized.bin";
 
-/// Location of the parts of weights in a model whose layers are divided by rows. No file of that name is written either.
+/// Location of the parts of weights in a model whose layers are divided by rows. No file of this name is written
+/// either.
 pub const ROWS_FILE: &str = "hpp.rows.bin";
 
 /// A file that holds weights.
@@ -172,7 +174,7 @@ impl<'a> Resolver<'a> {
         Ok(storage)
     }
 
-    /// The end of the last weight in a file, bytes from its beginning.
+    /// The end of the last weight in a file, in bytes from the beginning of the file.
     fn end_of_weights(&self, model: &ModelProto, file: &Path) -> u64 {
         let mut end = 0;
         let _ = walk::tensors::<WeightError>(model, &mut |tensor| {
@@ -184,7 +186,7 @@ impl<'a> Resolver<'a> {
         end
     }
 
-    /// The end of a tensor in this file; `None` if it lies elsewhere.
+    /// The end of a tensor in this file. `None` if the tensor is in another file.
     fn end_in(&self, tensor: &TensorProto, file: &Path) -> Option<u64> {
         let external = tensor::is_external(tensor).ok()?.then(|| parse_external(tensor).ok())??;
         let is_here = self.by_location.get(external.location).is_some_and(|known| self.files[*known].path == file);

@@ -1,4 +1,5 @@
-//! Temporary directories. The owner removes its directory when it finishes; if it was killed, the next program does.
+//! Temporary directories. The owner removes its directory when it finishes. If the owner was killed, the next process
+//! that creates one removes it.
 //!
 //! The owner locks a file in the directory. The operating system releases the lock when the process ends for any
 //! reason, so a directory whose lock is free is abandoned.
@@ -80,7 +81,7 @@ mod tests {
     #[test]
     fn directories_of_killed_processes_are_removed_at_the_next_start() {
         let parent = tempfile::tempdir().unwrap();
-        // One killed while it worked, and one between making the directory and locking it.
+        // One whose owner was killed while it worked, and one whose owner was killed between creating and locking it.
         fs::create_dir_all(parent.path().join(".work-abc123/stage-1")).unwrap();
         fs::write(parent.path().join(".work-abc123/lock"), "").unwrap();
         fs::create_dir(parent.path().join(".work-ABCDEF")).unwrap();

@@ -60,8 +60,8 @@ pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<(), WriteError> {
     write_whole(path, bytes).map_err(|source| WriteError::new(path, source))
 }
 
-/// An existing file stays until the new one is complete. For directories that this program created: paths that a user
-/// names go through `hpp-io`, which handles symbolic links and devices.
+/// Writes a file; an existing one stays until the new one is complete. Only for directories that this program created:
+/// paths that a user names go through `hpp-io`, which handles symbolic links and devices.
 fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let partial = partial_of(path);
     let written = File::create(&partial).and_then(|mut file| {

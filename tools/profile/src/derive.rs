@@ -8,9 +8,9 @@ use crate::fit::{CurveTerms, Sample, fit};
 use hpp_partition::Phase;
 use hpp_schema::{ClassCosts, CostPoint, PhaseCosts, Profile, ProfiledBlock, Provider, ProviderCosts};
 
-/// Passes of fewer tokens are short.
+/// Passes of fewer tokens are short and left out of a fit.
 const SHORTEST_FITTED: u64 = 32;
-/// Samples that determine a curve, and one to show how far it is off.
+/// Enough samples to determine a curve, and one more to show its error.
 const ENOUGH_FITTED: usize = 4;
 
 /// Both phases, in the order in which they are measured and shown.
@@ -88,8 +88,8 @@ impl Singles<'_> {
     }
 }
 
-/// The launch cost at one point. It may be negative, because caches are warmer for a single block than for a run; the time of a
-/// block still follows from the run.
+/// The launch cost at one point. It may be negative, because caches are warmer for a single block than for a run. The time of a block that follows
+/// from the run is still right.
 struct Launch {
     phase: Phase,
     tokens: u64,
@@ -118,14 +118,14 @@ impl LaunchCosts {
     }
 }
 
-/// Sets block times and fits. A block that was measured only alone gets the launch cost of the other classes.
+/// Sets block times and fits. For a block that was measured only alone, `typical`, the median launch cost of the other classes, is subtracted.
 fn finish(costs: &mut ProviderCosts, launched: &LaunchCosts, typical: Option<f64>) {
     let usual = launched.median().or(typical).unwrap_or(0.0);
     for phase in PHASES {
         let costs = phase_costs_mut(costs, phase);
         for point in &mut costs.points {
             let Some(single) = point.single else { continue };
-            // With noise a run may take less time than one of its blocks.
+            // Because of noise, a run may take less time than one of its blocks.
             let told = launched.at(phase, point.tokens).map(|launch| single.median_ms - launch).filter(|ms| *ms > 0.0);
             point.ms = Some(told.unwrap_or((single.median_ms - usual).max(0.0)));
         }
@@ -136,8 +136,8 @@ fn finish(costs: &mut ProviderCosts, launched: &LaunchCosts, typical: Option<f64
     }
 }
 
-/// The samples that a curve is fitted to. Kernels compute short passes differently, so that no parabola goes through them and long ones:
-/// they are left out if there are enough others. Precondition: sorted by tokens.
+/// The samples to which a curve is fitted. Kernels compute short passes differently, so no parabola fits short and long passes. Short passes are
+/// left out if enough samples remain. Precondition: sorted by tokens.
 fn fitted(shape: CurveTerms, samples: &[Sample]) -> &[Sample] {
     let long = &samples[samples.partition_point(|sample| sample.tokens < SHORTEST_FITTED)..];
     if shape == CurveTerms::Prefill && long.len() >= ENOUGH_FITTED { long } else { samples }

@@ -31,12 +31,13 @@ const USUAL_CACHE: u64 = 32 << 20;
 /// Memory that measuring may always use, even for a small model, bytes.
 const MINIMUM_HELD: u64 = 256 << 20;
 
-/// Last-level caches that must be read so that nothing else stays in them: replacement is not exactly least-recently-used.
+/// How many times the last-level cache is read to evict everything else from it. One time is not enough, because replacement is not exactly
+/// least-recently-used.
 const CACHES_TO_EVICT: u64 = 4;
 
-/// Bytes to read between two runs so that caches are as cold as in a pass of the whole model: the weights and states that the rest
-/// of the model reads, but no more than evicts `last_level_cache` for certain. Together with the bytes of the piece, which pass through
-/// the caches too, at most the size of the model's weights, which bounds memory.
+/// Bytes to read between two runs so that caches are as cold as in a pass of the whole model: as many as the rest of the model reads, weights and
+/// states, but no more than surely evict `last_level_cache`. Together with the bytes of the piece itself, which pass through the caches too, at
+/// most the size of the model's weights, which bounds memory.
 pub fn evict_bytes(read_by_rest: u64, all_weights: u64, held_by_piece: u64, last_level_cache: u64) -> u64 {
     let enough = last_level_cache.saturating_mul(CACHES_TO_EVICT);
     read_by_rest.min(all_weights.saturating_sub(held_by_piece)).min(enough)
@@ -46,8 +47,8 @@ pub fn evict_bytes(read_by_rest: u64, all_weights: u64, held_by_piece: u64, last
 /// (ONNX Runtime 1.31.1, CPU).
 const PROCESS: u64 = 160 << 20;
 
-/// Bytes that a run of blocks may hold in a case: 1.25 times the model's weights, and with [`PROCESS`] at most 1.5 times. A long prompt
-/// can be timed with one block, because its launch cost is negligible; a long context needs a run, because caches matter there.
+/// Limit on the bytes that a run of blocks may hold in a case: 1.25 times the model's weights, and together with [`PROCESS`] 1.5 times. For a long
+/// prompt, one block is enough, because its launch cost is negligible; for a long context, a run is needed, because caches matter.
 pub fn most_held(all_weights: u64) -> u64 {
     let beside_process = all_weights.saturating_add(all_weights / 2).saturating_sub(PROCESS);
     all_weights.saturating_add(all_weights / 4).min(beside_process).max(MINIMUM_HELD)

@@ -25,7 +25,7 @@ const SESSION: f64 = 0.05;
 pub struct RooflineEstimator<'a> {
     analysis: &'a Analysis,
     effort: Effort,
-    /// Bytes of the model's weights: about the bytes read between two runs.
+    /// Bytes of the model's weights; about as many are read between two runs.
     all_weights: u64,
     /// Work of all blocks by token count.
     blocks: RefCell<BTreeMap<u64, Rc<[BlockSpec]>>>,

@@ -1,8 +1,8 @@
 //! Fits curves to measured times: least squares of the relative error with non-negative coefficients.
 //!
-//! With at most three coefficients the non-negative solution is found by trying every set of coefficients that may be
-//! positive: the best of those whose plain least-squares solution has no negative one (the Karush-Kuhn-Tucker conditions
-//! of Lawson and Hanson, "Solving Least Squares Problems", 1974, chapter 23, leave no other candidates).
+//! With at most three coefficients, the non-negative solution is found by trying every set of coefficients that may be positive. It is the best of
+//! the plain least-squares solutions without a negative coefficient: the Karush-Kuhn-Tucker conditions leave no other candidates (Lawson and
+//! Hanson, "Solving Least Squares Problems", 1974, chapter 23).
 
 use hpp_schema::Fit;
 
@@ -197,7 +197,7 @@ mod tests {
         assert!(fit.ms(128) < 1e-5 && fit.r2.is_finite() && fit.worst_relative_error.is_finite());
     }
 
-    /// The sum the fit makes small.
+    /// The sum that the fit minimises.
     fn cost(fit: &Fit, samples: &[Sample]) -> f64 {
         samples.iter().map(|s| (fit.ms(s.tokens) / s.ms - 1.0).powi(2)).sum()
     }
@@ -205,7 +205,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// No coefficient is negative, and no small step in any direction that keeps them so makes the error smaller.
+        /// No coefficient is negative, and no small step that keeps all of them non-negative makes the error smaller.
         #[test]
         fn nothing_nearby_is_better(
             times in proptest::collection::btree_map(1u64..4096, 0.01f64..1000.0, 1..8),
@@ -233,7 +233,7 @@ mod tests {
             }
         }
 
-        /// What was made from a curve is described by it.
+        /// Samples computed from a curve give back that curve.
         #[test]
         fn curves_are_found_again(c in 0.0f64..10.0, l in 0.0f64..0.1, q in 0.0f64..1e-4) {
             prop_assume!(c + l + q > 1e-3);

@@ -1,4 +1,4 @@
-//! Hotness of a block: milliseconds saved on a device per byte of device memory; and whether layers differ in it.
+//! Hotness of a block: milliseconds that a device saves per byte of device memory. Also decides whether layers differ in hotness.
 
 use crate::derive::{costs_of, median, phase_costs};
 use crate::estimate::{RooflineEstimator, blocks_at};
@@ -9,8 +9,8 @@ use hpp_schema::{BlockHotness, ByteSize, HotnessTerms, Profile, Provider};
 /// Layers are equally hot if their spread is at most this part of the median.
 const FLAT: f64 = 0.15;
 
-/// `(cpu_ms - gpu_ms) / (weight_bytes + kv_bytes)` with its terms, of each block on each measured device: decoding at the longest
-/// context, prefill of the most tokens. Skips blocks without times in both phases on both devices.
+/// The hotness, `(cpu_ms - gpu_ms) / (weight_bytes + kv_bytes)`, and its terms for each block on each measured device: decoding at the longest
+/// context, and prefill of the most tokens. Skips blocks without times in both phases on both devices.
 pub fn hotness(profile: &Profile, roofline: &RooflineEstimator) -> Vec<BlockHotness> {
     let longest = |tokens: &[u64]| tokens.iter().max().copied();
     let (context, pass) = (longest(&profile.settings.contexts), longest(&profile.settings.prefill_tokens));
@@ -54,7 +54,7 @@ pub enum Evenness {
 /// Whether layers differ in hotness, and what decides a placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HotnessVerdict {
-    /// The device's provider; `None` if no device was measured, then host time per byte is compared.
+    /// The device's provider. `None` if no device was measured; then layers are compared by host time per byte.
     pub provider: Option<Provider>,
     pub evenness: Evenness,
     /// Difference of the hottest and the coldest layer, as a part of the median.
@@ -120,7 +120,7 @@ fn is_layer(label: &str) -> bool {
     label.starts_with("layers.") || label.starts_with("blocks.")
 }
 
-/// What decides a placement if all layers are equally hot.
+/// Says what decides a placement if all layers are equally hot.
 fn decides(profile: &Profile) -> Vec<String> {
     let weights = profile.model.weight_bytes;
     let mut lines = vec![format!("every layer gains the same: it matters how many are on a device, not which ones")];

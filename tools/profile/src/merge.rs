@@ -1,4 +1,4 @@
-//! `hpp-profile merge`: one profile of a whole corpus, of which several machines have run a part each.
+//! `hpp-profile merge`: makes one profile of a whole corpus from the profiles of several machines, each of which ran a part.
 
 use crate::cli::MergeArgs;
 use crate::corpus::{Corpus, MOST_NAMED, PromptsHash};
@@ -42,7 +42,7 @@ fn part(path: &Path) -> Result<Profile, ProfileError> {
     })
 }
 
-/// Checks that the parts ran these prompts, in order. Profiles of older versions do not tell which prompts they ran.
+/// Checks that the parts ran these prompts, in order. Profiles of older versions do not record which prompts they ran and are not checked.
 fn check_prompts(parts: &[(&Path, Profile)], whole: &Corpus) -> Result<(), ProfileError> {
     let mut prompts = whole.prompts_after(0)?;
     let mut before = 0;
@@ -62,7 +62,8 @@ fn check_prompts(parts: &[(&Path, Profile)], whole: &Corpus) -> Result<(), Profi
     Ok(())
 }
 
-/// The first profile with the statistics of all parts. `hash`: of the file of the whole corpus. An error if they are not all of its parts, for one model.
+/// The first profile, with the statistics of all parts. `hash` is that of the whole corpus's file. Fails if the parts are of different models or do
+/// not add up to the corpus.
 fn merged(parts: &[(&Path, Profile)], whole: &Corpus, hash: String) -> Result<Profile, ProfileError> {
     let Some((first_path, first)) = parts.first() else {
         return Err(ProfileError::setting("there is nothing to merge", "name the profiles of the parts"));

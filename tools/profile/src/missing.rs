@@ -5,7 +5,7 @@ use hpp_partition::Phase;
 use hpp_schema::{CostPoint, Profile, Provider, ProviderCosts};
 use std::ops::Range;
 
-/// How many blocks a measurement times: one alone, or a run of several that begins with it.
+/// How many blocks a measurement times: one block alone, or a run of blocks that begins with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum BlockCount {
     One,
@@ -22,9 +22,9 @@ pub struct ProbeJob {
     pub blocks: Range<usize>,
     /// The cases, in the order of tokens.
     pub cases: Vec<(Phase, u64)>,
-    /// Expected seconds, up to a constant factor that the progress display learns while measuring.
+    /// Expected seconds, except for a constant factor that the progress display learns while measuring.
     pub seconds: f64,
-    /// Blocks of the model whose time it determines.
+    /// Number of blocks of the model whose time this job determines.
     represented_blocks: usize,
 }
 

@@ -115,7 +115,7 @@ fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Estimates the remaining time: expected seconds of the remaining work, scaled by actual over expected seconds of the finished work.
+/// Estimates the remaining time: the expected seconds of the remaining work, times actual over expected seconds of the finished work.
 #[derive(Debug, Default)]
 pub struct Remaining {
     expected: f64,
@@ -152,7 +152,7 @@ impl Remaining {
         if self.expected > 0.0 { (self.done / self.expected).clamp(0.0, 1.0) } else { 0.0 }
     }
 
-    /// Remaining time; `None` until some work is done, and while a measurement takes longer than everything was expected to.
+    /// Remaining time. `None` until some work is done, and once the current measurement has taken longer than was estimated for all remaining work.
     pub fn left(&self, now: Instant) -> Option<Duration> {
         if self.done <= 0.0 {
             return None;

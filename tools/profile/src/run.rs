@@ -269,8 +269,8 @@ fn host_differences(host: &Host, before: &Host) -> Vec<String> {
     differences
 }
 
-/// Refuses providers that neither HPP's table nor this machine has: a mistyped name. One of the table that is not here costs its own
-/// measurements only.
+/// Refuses providers that neither HPP's table nor this machine has, because the name is probably mistyped. A provider of the table that is not on
+/// this machine is accepted: only its own measurements fail.
 fn refuse_unknown_providers(cli: &Cli, host: &Host) -> Result<(), ProfileError> {
     let is_unknown = |provider: &&Provider| provider.facts().provider.is_none() && unusable(**provider, host).is_some();
     let Some(unknown) = cli.providers.iter().find(is_unknown) else { return Ok(()) };

@@ -11,7 +11,7 @@ const USUAL_TOKENS: [u64; 6] = [16, 64, 128, 512, 1024, 2048];
 /// Default token counts with `--quick`.
 const QUICK_CONTEXTS: [u64; 2] = [128, 2048];
 const QUICK_PREFILL: [u64; 4] = [32, 128, 512, 2048];
-/// Short passes, added to the default ones of models that generate: drafts that are verified.
+/// Short passes such as those that verify drafts. Added to the default token counts of models that generate.
 const SHORT_PASSES: [u64; 5] = [2, 4, 8, 16, 32];
 /// Longest context if the model does not declare one.
 const USUAL_CONTEXT: u64 = 8192;
@@ -21,7 +21,7 @@ const QUICK_PROMPTS: u64 = 8;
 /// The resolved settings, with notes for the user.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settled {
-    /// As the profile records it.
+    /// The settings as the profile records them.
     pub settings: ProfileSettings,
     /// What was left out and why.
     pub notes: Vec<String>,

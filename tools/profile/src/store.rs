@@ -83,7 +83,7 @@ impl Store {
         &self.path
     }
 
-    /// Refuses a directory, which neither `--resume` nor `--force` makes a profile, and a path where no file can be created.
+    /// Refuses a directory, and a path where no file can be created. Neither `--resume` nor `--force` could help there.
     pub fn check_creatable(&self) -> Result<(), ProfileStoreError> {
         check_creatable(&self.path)
     }

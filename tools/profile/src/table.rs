@@ -36,7 +36,8 @@ fn of_layers(verdict: &HotnessVerdict) -> String {
         Evenness::Flat => "flat",
         Evenness::Uneven => "not flat",
     };
-    // Where the hottest is many times the coldest, the times below say more than a part of the median.
+    // If the hottest layer is many times as hot as the coldest, a percentage of the median says less than the times
+    // below.
     let apart = match verdict.spread <= 1.0 {
         true => format!(" ({:.0} % between the coldest and the hottest)", verdict.spread * 100.0),
         false => String::new(),
@@ -83,7 +84,7 @@ fn row(profile: &Profile, class: &ClassCosts, costs: &ProviderCosts) -> Vec<Stri
             let point = phase_costs(costs, phase).points.iter().find(|point| point.tokens == *tokens);
             row.push(match point {
                 None => "-".to_owned(),
-                // What the launch of a partition takes hides the block's own time.
+                // The block's own time is hidden by the launch cost of a partition.
                 Some(CostPoint { ms: Some(0.0), .. }) => "< launch".to_owned(),
                 Some(point) => point.ms.map_or("failed".to_owned(), ms),
             });

@@ -4,16 +4,16 @@
 use hpp_graph::{BlockKind, Segmentation};
 use std::ops::Range;
 
-/// Blocks in a run; more if the weights of these fit into a cache.
+/// Number of blocks in a run. It is larger if the weights of this many blocks fit into a cache.
 const USUAL_RUN: usize = 4;
 
 /// Limits on the weights of a run, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunBytes {
-    /// A run has at most this.
+    /// A run has at most this many bytes.
     pub most: u64,
-    /// A run grows until it has this: several times the caches, because a run that fits into a cache is faster than the same
-    /// blocks in a pass of the whole model.
+    /// A run grows until it has this many bytes: several times the caches, because a run that fits into a cache is faster than the same blocks in a
+    /// pass of the whole model.
     pub enough: u64,
 }
 
@@ -45,8 +45,8 @@ pub fn facts(segmentation: &Segmentation, weight_bytes: impl Fn(usize) -> u64) -
     segmentation.blocks.iter().enumerate().map(fact).collect()
 }
 
-/// One block of each class, or every block. Runs have equal blocks; if no class has two neighbours (layers of two kinds that
-/// alternate), they have different blocks.
+/// Selects one block of each class, or every block. A run has equal blocks. If no class has two neighbours (because layers of two kinds alternate),
+/// runs have different blocks.
 pub fn targets(blocks: &[BlockFacts], each_block: bool, bytes: RunBytes) -> Vec<BlockTarget> {
     let mut targets: Vec<BlockTarget> = Vec::new();
     for (at, block) in blocks.iter().enumerate() {
@@ -81,7 +81,7 @@ fn equal_run(blocks: &[BlockFacts], class: u32, bytes: RunBytes) -> Range<usize>
     runs.reduce(|best, run| if run.len() > best.len() { run } else { best }).unwrap_or(0..0)
 }
 
-/// Consecutive layers from `start` on that are `alike` and within the limits.
+/// Consecutive layers from `start` on for which `alike` holds, within the limits.
 fn fitting(blocks: &[BlockFacts], start: usize, alike: impl Fn(&BlockFacts) -> bool, limits: RunBytes) -> Range<usize> {
     let mut end = start + 1;
     let mut bytes = blocks[start].weight_bytes;

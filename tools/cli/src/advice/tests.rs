@@ -55,7 +55,7 @@ fn values_that_may_be_meant_are_named() {
     assert!(said("m --bits lots").contains("[possible values: int4, int8, none]"));
 }
 
-/// After `--` it would be the model, which nobody means by an option.
+/// After `--` the option would be taken for the model, which is never meant.
 #[test]
 fn an_unknown_option_is_not_suggested_as_a_value() {
     for line in ["m --lora x", "--lora", "--lora x"] {

@@ -1,4 +1,4 @@
-//! Experts that are computed only if a token selected them: an `If` on whether a part of the selection is other than zero.
+//! Experts under a condition: an `If` runs the expert only if its part of the selection has a value other than zero.
 
 use super::large_weights;
 use super::scores::{Column, Selection};
@@ -15,7 +15,7 @@ pub(super) struct Conditional {
 }
 
 impl Conditional {
-    /// The first mixture among these nodes whose every expert has an `If`.
+    /// The first mixture among these nodes of which every expert has an `If`.
     pub fn of(graph: &Graph, nodes: &[NodeId]) -> Option<Conditional> {
         let mut mixtures: BTreeMap<Selection, BTreeMap<u64, NodeId>> = BTreeMap::new();
         for id in nodes {
@@ -35,14 +35,14 @@ pub(super) fn weights(graph: &Graph, expert: NodeId) -> Vec<ValueId> {
     large_weights(graph, graph.node(expert).captures.iter().copied())
 }
 
-/// What decides whether an `If` computes an expert.
+/// The part of the selection that decides whether an `If` runs its expert. `None` for other nodes.
 pub(super) fn column(graph: &Graph, node: &Node) -> Option<Column> {
     let before = |value: ValueId, operators: &[&str]| {
         let node = graph.node(graph.producer(value)?);
         node.inputs.first().copied().flatten().filter(|_| operators.contains(&node.op_type.as_str()))
     };
     let condition = node.inputs.first().copied().flatten().filter(|_| node.op_type == "If")?;
-    // The sum before it, as it is.
+    // The other branch returns the sum before, unchanged.
     let Some(Attribute::Body(otherwise)) = node.attributes.get("else_branch") else { return None };
     if otherwise.nodes != 1 {
         return None;

@@ -1,26 +1,26 @@
-//! A prediction of the experts that a later layer selects: its router, computed early with the hidden state of an earlier layer.
+//! Predicts which experts a later layer selects: an earlier layer computes the later layer's router with its own hidden state.
 //!
-//! Hidden states change little from layer to layer, so that the later router selects mostly the same experts with the hidden state of the layer
-//! before. Nothing is computed with the prediction: it only says which experts to read ahead.
+//! Hidden states change little from layer to layer, so the later router selects mostly the same experts from the earlier hidden state. The
+//! prediction only says which experts to read ahead; no result of the model depends on it.
 
 use super::Mixture;
 use crate::{Graph, Node, NodeId, ValueId, ops};
 use hpp_schema::SelectedBy;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// More nodes than any router has. A longer path to a router is no router alone.
+/// The most nodes that a router and its normalisation have. A longer path computes more than a router.
 const MOST_NODES: usize = 16;
-/// The weights of a router are a smaller part of those of its experts than one in this many.
+/// The router's weights must be smaller than the experts' weights divided by this.
 const ROUTER_DIVISOR: u64 = 16;
-/// What the names of copied values begin with.
+/// Prefix of the names of copied values.
 const PREFIX: &str = "hpp.predicted.";
 
-/// The router of a later mixture and the normalisation before it, which an earlier part computes with its own hidden state.
+/// The router of a later mixture with the normalisation before it. An earlier part computes a copy of them with its own hidden state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EarlyRouter {
     /// The nodes to copy, in execution order.
     pub nodes: Vec<NodeId>,
-    /// The hidden states that these nodes read, and what the copies read instead.
+    /// The hidden states that these nodes read, each with the hidden state that the copy reads instead.
     pub replaced: BTreeMap<ValueId, ValueId>,
     /// What the copies compute.
     pub prediction: Prediction,
@@ -36,9 +36,8 @@ pub struct Prediction {
 }
 
 impl EarlyRouter {
-    /// The router of `later`, computed with the hidden state that the router of `earlier` reads before its normalisation. `None` if the graph
-    /// has other forms than a normalisation, followed by a router with constant weights that are small beside the experts, or if it has predictions
-    /// already.
+    /// The router of `later`, computed with the hidden state that the normalisation before `earlier` reads. `None` if the graph has predictions
+    /// already, or has another form than a normalisation followed by a router with constant weights that are small beside the experts' weights.
     pub fn of(graph: &Graph, earlier: &Mixture, later: &Mixture) -> Option<EarlyRouter> {
         let is_ranked = matches!(later.selected_by, SelectedBy::Logits | SelectedBy::Probabilities);
         let hidden = hidden_state(graph, norm_before(graph, earlier)?)?;
@@ -60,7 +59,7 @@ impl EarlyRouter {
         weight_bytes(graph, &self.nodes)
     }
 
-    /// The part's value that the copies read.
+    /// The hidden state of the earlier part that the copies read.
     pub fn hidden_state(&self) -> Option<ValueId> {
         self.replaced.values().next().copied()
     }
@@ -72,7 +71,7 @@ fn weight_bytes(graph: &Graph, nodes: &[NodeId]) -> u64 {
     read.iter().filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).sum()
 }
 
-/// The normalisation whose output a mixture in one operator computes with.
+/// The normalisation whose output a mixture operator reads.
 fn norm_before(graph: &Graph, mixture: &Mixture) -> Option<NodeId> {
     let mut value = graph.node(*mixture.nodes.first()?).inputs.first().copied().flatten()?;
     loop {
@@ -90,30 +89,31 @@ fn is_norm(node: &Node) -> bool {
         || matches!(node.op_type.as_str(), "SimplifiedLayerNormalization" | "LayerNormalization" | "RMSNormalization")
 }
 
-/// Whether a normalisation adds its first two inputs before.
+/// Whether the normalisation first adds its first two inputs.
 fn adds(node: &Node) -> bool {
     matches!(node.op_type.as_str(), "SkipSimplifiedLayerNormalization" | "SkipLayerNormalization")
 }
 
-/// Whether a normalisation that adds two inputs adds a bias to them, too.
+/// Whether a normalisation that adds its first two inputs also adds a bias.
 fn has_bias(norm: &Node) -> bool {
     let bias = if norm.op_type == "SkipLayerNormalization" { 4 } else { 3 };
     norm.inputs.get(bias).is_some_and(Option::is_some)
 }
 
-/// The hidden states that a normalisation reads. The sum of a state with itself is normalised as the state is, so both may be the same.
+/// The hidden states that a normalisation reads. In the copy of a normalisation that adds two of them, both are replaced by the same hidden state:
+/// the sum of a state with itself has the same normalisation as the state.
 fn hidden_inputs(norm: &Node) -> Vec<ValueId> {
     norm.inputs.iter().take(if adds(norm) { 2 } else { 1 }).copied().flatten().collect()
 }
 
-/// The hidden state that a normalisation normalises: its input, or the sum that it also gives.
+/// The hidden state that a normalisation normalises: its input, or, if it adds two inputs, their sum, which is its fourth output.
 fn hidden_state(graph: &Graph, norm: NodeId) -> Option<ValueId> {
     let node = graph.node(norm);
     if adds(node) { node.outputs.get(3).copied().flatten() } else { node.inputs.first().copied().flatten() }
 }
 
-/// All nodes between the inputs of a normalisation and the logits of a router, itself included, in execution order. `None` if the logits
-/// depend on anything else than these inputs and constants.
+/// All nodes from a normalisation to the logits of a router, the normalisation included, in execution order. `None` if the logits depend on
+/// anything but the normalisation's hidden states and constants.
 fn router_nodes(graph: &Graph, router: ValueId, norm: NodeId) -> Option<Vec<NodeId>> {
     let mut nodes = BTreeSet::new();
     let mut open = vec![graph.producer(router)?];

@@ -5,15 +5,15 @@ use crate::{Attribute, Graph, Node, ValueId, ops};
 use hpp_schema::{DType, SelectedBy};
 use std::collections::BTreeSet;
 
-/// How many nodes lead from the choice of experts to their scores at most.
+/// The search from the scores back to the `TopK` that chooses experts looks at this many nodes at most.
 const MAX_STEPS: usize = 64;
 
 /// What selects the experts of a mixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Selection {
-    /// One row for each token: the scores of all experts, or the numbers of those that it selects.
+    /// A table with one row for each token. The row has the scores of all experts, or the numbers of the experts that the token selects.
     pub value: ValueId,
-    /// Which of the two.
+    /// Whether `value` has scores or numbers.
     pub by: SelectedBy,
 }
 
@@ -26,7 +26,7 @@ pub(super) struct Column {
 }
 
 impl Column {
-    /// What a value says about an expert, in whatever shape.
+    /// The expert that a value is about, and its selection. The value may have any shape.
     pub fn of(graph: &Graph, value: ValueId) -> Option<Column> {
         let mut value = value;
         loop {
@@ -43,7 +43,7 @@ impl Column {
     }
 }
 
-/// The column of scores, or the row of a mask, that a node takes.
+/// The column of scores, or the row of a mask, that a `Slice` or `Gather` takes.
 fn part(graph: &Graph, node: &Node) -> Option<Column> {
     let all = input(node, 0)?;
     let (axis, index) = if node.op_type == "Slice" { sliced(graph, node)? } else { gathered(graph, node)? };
@@ -57,7 +57,7 @@ fn part(graph: &Graph, node: &Node) -> Option<Column> {
     Some(Column { selection: Selection { value, by: SelectedBy::Numbers }, expert })
 }
 
-/// The numbers of the selected experts that a mask, whose first axis counts experts, is made from with `OneHot`.
+/// The numbers of the selected experts from which `OneHot` makes this mask. The first axis of the mask counts experts.
 fn numbers_of_mask(graph: &Graph, mask: ValueId) -> Option<ValueId> {
     let transpose = graph.node(graph.producer(mask)?);
     let one_hot = graph.node(graph.producer(input(transpose, 0)?)?);
@@ -88,7 +88,7 @@ impl Selection {
         graph.ints(depth?)?.first().and_then(|depth| u64::try_from(*depth).ok())
     }
 
-    /// How many of them a token selects: the number of the last `TopK` that the selection is computed from. `None` without one.
+    /// How many experts a token selects: `k` of the last `TopK` before the selection. `None` if there is no `TopK`.
     pub fn active(self, graph: &Graph) -> Option<u64> {
         let mut open = BTreeSet::from([graph.producer(self.value)?]);
         for _ in 0..MAX_STEPS {
@@ -109,7 +109,7 @@ fn input(node: &Node, at: usize) -> Option<ValueId> {
     node.inputs.get(at).copied().flatten()
 }
 
-/// Axis and index of a slice of one index.
+/// Axis and index of a `Slice` that takes a single index.
 fn sliced(graph: &Graph, node: &Node) -> Option<(i64, i64)> {
     let single = |at: usize| match graph.ints(input(node, at)?)? {
         [single] => Some(*single),
@@ -119,7 +119,7 @@ fn sliced(graph: &Graph, node: &Node) -> Option<(i64, i64)> {
     (end == start + 1 && (input(node, 4).is_none() || single(4) == Some(1))).then_some((axis, start))
 }
 
-/// Axis and index of a gather of one index.
+/// Axis and index of a `Gather` that takes a single index.
 fn gathered(graph: &Graph, node: &Node) -> Option<(i64, i64)> {
     match graph.ints(input(node, 1)?)? {
         [index] => Some((node.int("axis").unwrap_or(0), *index)),

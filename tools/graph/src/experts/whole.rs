@@ -1,6 +1,6 @@
-//! Mixtures in forms whose experts cannot be read one by one: one product with the weights of all experts, a gather from them, or an expert
-//! after the other in a form that [`super::written_out`] does not know. They are found by what their routers select among. Nothing is done
-//! with them; the user is told.
+//! Mixtures whose experts cannot be read one by one: one product with the weights of all experts, a gather from these weights, or experts one after
+//! the other in a form that [`super::written_out`] does not know. A mixture is recognised by its router and by what the router chooses among. HPP
+//! does not change such a mixture; it tells the user.
 
 use super::{has_mixture, written_out};
 use crate::segmentation::{Block, Segmentation};
@@ -8,7 +8,7 @@ use crate::{Graph, Node, NodeId, ValueId, WeightUse, ops, weight_bytes};
 use hpp_schema::Dim;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A mixture whose experts are read all or none.
+/// A mixture of which all experts are read, or none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WholeMixture {
     /// The index of its block.
@@ -21,9 +21,9 @@ pub struct WholeMixture {
     pub bytes: u64,
 }
 
-/// What looks like a mixture in blocks without one whose experts can be told apart: a `TopK` over the scores of experts, which a matrix with a
-/// row or column for each gives, and behind the scores weights with as many slices, or as many matrices of one shape, whose products meet what
-/// was selected. One for each block at most, the one with most bytes.
+/// Finds what looks like a mixture in blocks in which no mixture was recognised. The signs are: a `TopK` over scores; a matrix before it with a row
+/// or column for each score; and weights with as many slices, or at least as many matrices of one shape, whose products are combined with the
+/// selection. At most one mixture per block, the one with the most bytes.
 pub fn whole_mixtures(graph: &Graph, segmentation: &Segmentation) -> Vec<WholeMixture> {
     let candidates = segmentation.blocks.iter().enumerate().filter(|(_, block)| !has_mixture(graph, block));
     let found: Vec<WholeMixture> = candidates
@@ -35,7 +35,7 @@ pub fn whole_mixtures(graph: &Graph, segmentation: &Segmentation) -> Vec<WholeMi
     if found.is_empty() {
         return found;
     }
-    // Those that can be put under conditions may be there as exported.
+    // Experts that [`written_out`] finds can be put under conditions. The graph may still have them as they were exported.
     let separable: BTreeSet<NodeId> =
         written_out(graph).into_iter().flat_map(|mixture| mixture.experts).flat_map(|expert| expert.nodes).collect();
     let is_whole = |found: &WholeMixture| {
@@ -45,7 +45,7 @@ pub fn whole_mixtures(graph: &Graph, segmentation: &Segmentation) -> Vec<WholeMi
     found.into_iter().filter(is_whole).collect()
 }
 
-/// A node that selects some of a fixed number of scores for each token.
+/// A `TopK` that selects some of a fixed number of scores for each token.
 struct Router {
     node: NodeId,
     count: u64,
@@ -80,7 +80,7 @@ impl Router {
         Some(WholeMixture { block: index, count: self.count, active: self.active, bytes })
     }
 
-    /// Those with a slice for each expert.
+    /// The matrices of `read` that have a slice for each expert.
     fn sliced(&self, graph: &Graph, read: &BTreeSet<ValueId>) -> Option<Vec<ValueId>> {
         let is_sliced = |id: &&ValueId| {
             let shape = graph.value(**id).shape.as_deref().unwrap_or_default();
@@ -90,7 +90,8 @@ impl Router {
         (!sliced.is_empty()).then_some(sliced)
     }
 
-    /// Those of a shape that at least as many have as there are experts. Another of this shape is that of an expert that all tokens use.
+    /// The matrices of `read` that are one per expert: at least as many of one shape as there are experts. If a shape has more, the surplus
+    /// matrices belong to an expert that all tokens use, and are left out.
     fn apart(&self, graph: &Graph, read: &BTreeSet<ValueId>) -> Option<Vec<ValueId>> {
         let mut alike: BTreeMap<Vec<u64>, Vec<ValueId>> = BTreeMap::new();
         for id in read {
@@ -104,10 +105,10 @@ impl Router {
     }
 }
 
-/// These nodes of a block and all of it that they depend on.
+/// These nodes of a block, and all nodes of the block that they depend on.
 fn before(graph: &Graph, block: &Block, nodes: BTreeSet<NodeId>) -> BTreeSet<NodeId> {
     let mut found = nodes;
-    // Nodes are in execution order.
+    // Node ids are in execution order.
     for id in block.nodes.iter().collect::<BTreeSet<_>>().into_iter().rev() {
         let node = graph.node(*id);
         let is_needed = |value: ValueId| graph.value(value).consumers.iter().any(|reader| found.contains(reader));
@@ -118,8 +119,8 @@ fn before(graph: &Graph, block: &Block, nodes: BTreeSet<NodeId>) -> BTreeSet<Nod
     found
 }
 
-/// The nodes of a block whose results meet what a router selected: those that depend on it, and what they depend on, without what the router
-/// itself does (`before`).
+/// The nodes of a block whose results are combined with what a router selected: the nodes that depend on the router, and the nodes that these
+/// depend on. `before_it`, the nodes that compute the router's result, are left out.
 fn meeting(graph: &Graph, block: &Block, router: NodeId, before_it: &BTreeSet<NodeId>) -> BTreeSet<NodeId> {
     let mut behind = BTreeSet::from([router]);
     for id in block.nodes.iter().collect::<BTreeSet<_>>() {

@@ -1,8 +1,8 @@
-//! Mixtures that exporters write out, expert by expert, where each adds its result to that of the experts before.
+//! Mixtures that exporters write out expert by expert: each expert adds its result to the sum of the experts before it.
 //!
-//! Two forms, both Optimum's: every expert computes all tokens, and its result is multiplied with its scores, which are zero for tokens that
-//! did not select it (Mixtral); or an expert computes the tokens that a mask says, and their results are scattered into zeros (Qwen3-MoE).
-//! Either way an expert that no token selects adds zero.
+//! Optimum exports two forms. In Mixtral, every expert computes all tokens and multiplies its result with its scores, which are zero for tokens
+//! that did not select it. In Qwen3-MoE, an expert computes only the tokens that a mask selects, and scatters their results into zeros. In both, an
+//! expert that no token selects adds zero.
 
 use super::large_weights;
 use super::scores::{Column, Selection};
@@ -10,30 +10,30 @@ use crate::{Attribute, Graph, NodeId, ValueId, WeightUse, ops};
 use hpp_schema::{DType, Dim};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How many nodes lead from a mask to the indices that are scattered at most.
+/// At most this many nodes lead from a mask to the indices of the scatter.
 const MAX_STEPS: usize = 16;
 
 /// A mixture that computes its experts one after the other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenOut {
-    /// Its experts, by number.
+    /// The experts, by number.
     pub experts: Vec<WrittenExpert>,
 }
 
-/// One of its experts.
+/// An expert of a mixture that is written out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WrittenExpert {
-    /// Its scores, one for each token, or a mask. Where all are zero, the expert adds zero.
+    /// The expert's scores, one for each token, or the mask of its tokens. If all are zero, the expert adds zero.
     pub column: ValueId,
-    /// The nodes that nothing else needs, in execution order: those of the expert, and last the sum.
+    /// The nodes that only this expert needs, in execution order. The last one adds the expert's result to the sum.
     pub nodes: Vec<NodeId>,
-    /// The sum before it.
+    /// The sum of the experts before this one.
     pub before: ValueId,
-    /// The sum with it.
+    /// The sum with this expert's result.
     pub after: ValueId,
 }
 
-/// Every mixture that a graph writes out, with all of its experts, of which a token selects some.
+/// Every mixture that a graph writes out and of which all experts are found. A token selects only some of the experts.
 pub fn written_out(graph: &Graph) -> Vec<WrittenOut> {
     let weights = WeightUse::of(graph);
     let mut mixtures: BTreeMap<Selection, BTreeMap<u64, WrittenExpert>> = BTreeMap::new();
@@ -51,13 +51,13 @@ pub fn written_out(graph: &Graph) -> Vec<WrittenOut> {
     whole.map(|(_, experts)| WrittenOut { experts: experts.into_values().collect() }).collect()
 }
 
-/// The expert whose result this node adds to that of the experts before.
+/// The expert whose result the node `sum` adds to the sum of the experts before.
 fn expert(graph: &Graph, weights: &WeightUse, sum: NodeId) -> Option<(Column, WrittenExpert)> {
     let (added, before, column) = operands(graph, sum, "Add")?.into_iter().find_map(|(added, before)| {
         Some((added, before, weighted(graph, added).or_else(|| scattered(graph, added))?))
     })?;
     let after = graph.node(sum).outputs.first().copied().flatten()?;
-    // The sum has the shape of what it adds to: nothing is broadcast.
+    // Nothing is broadcast: the new sum has the shape of the sum before.
     let shape = graph.value(before).shape.as_ref().filter(|shape| !shape.contains(&Dim::Unknown))?;
     if added == before || graph.value(after).dtype.is_none() || graph.value(after).shape.as_ref() != Some(shape) {
         return None;
@@ -67,13 +67,13 @@ fn expert(graph: &Graph, weights: &WeightUse, sum: NodeId) -> Option<(Column, Wr
     // The CPU provider widens 16-bit weights of branches into memory of its own, which cannot be read from a file.
     let is_wide = |id: &ValueId| !matches!(graph.value(*id).dtype, Some(DType::Float16 | DType::Bfloat16));
     let is_large = !large.is_empty() && large.iter().all(is_wide);
-    // Nothing else reads what is added.
+    // Only this sum reads the expert's result.
     let is_alone = nodes.contains(&graph.producer(added)?);
     let part = Column::of(graph, column)?;
     (is_large && is_alone).then_some((part, WrittenExpert { column, nodes, before, after }))
 }
 
-/// Both orders of the two inputs of such a node.
+/// The two inputs of a node of type `op_type`, in both orders.
 fn operands(graph: &Graph, id: NodeId, op_type: &str) -> Option<[(ValueId, ValueId); 2]> {
     let node = graph.node(id);
     match node.inputs[..] {
@@ -82,7 +82,7 @@ fn operands(graph: &Graph, id: NodeId, op_type: &str) -> Option<[(ValueId, Value
     }
 }
 
-/// The scores that a value is multiplied with.
+/// The scores with which a value was multiplied.
 fn weighted(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let operands = operands(graph, graph.producer(value)?, "Mul")?;
     let factors = operands.into_iter().map(|(factor, _)| factor);
@@ -91,7 +91,7 @@ fn weighted(graph: &Graph, value: ValueId) -> Option<ValueId> {
     })
 }
 
-/// The mask of the tokens whose results are scattered into zeros.
+/// The mask of the tokens whose results this value scatters into zeros.
 fn scattered(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let scatter = graph.node(graph.producer(value)?);
     let input = |at: usize| scatter.inputs.get(at).copied().flatten();
@@ -105,7 +105,7 @@ fn scattered(graph: &Graph, value: ValueId) -> Option<ValueId> {
     if !is_scatter || zeros.op_type != "ConstantOfShape" || !is_zero {
         return None;
     }
-    // Where no token selects the expert, `NonZero` finds nothing, and reshaping nothing leaves nothing to scatter.
+    // Where no token selects the expert, `NonZero` finds no index, and nothing is scattered.
     let mut indices = input(1)?;
     for _ in 0..MAX_STEPS {
         let node = graph.node(graph.producer(indices)?);
@@ -119,17 +119,16 @@ fn scattered(graph: &Graph, value: ValueId) -> Option<ValueId> {
     None
 }
 
-/// The part of a mask that a value is, before its element type was changed.
+/// The row of a mask that `value` is, without the cast behind it.
 fn uncast(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let node = graph.node(graph.producer(value)?);
     let value = if node.op_type == "Cast" { node.inputs.first().copied().flatten()? } else { value };
-    // Of other types there may be no maximum.
+    // `ReduceMax`, which the condition uses, may not exist for other element types.
     let is_integer = matches!(graph.value(value).dtype, Some(DType::Int64 | DType::Int32));
     Column::of(graph, value).filter(|_| is_integer).map(|_| value)
 }
 
-/// The node and those that only it needs, in execution order. What computes `given` is not among them, and nothing that computes on
-/// weights alone.
+/// The node `last` and all nodes that only it needs, in execution order. Nodes that compute a value of `given` and weight-only nodes are left out.
 fn only_for(graph: &Graph, weights: &WeightUse, last: NodeId, given: &[ValueId]) -> Vec<NodeId> {
     let mut found = BTreeSet::from([last]);
     let mut open: BTreeSet<NodeId> = graph.producers_of(last).into_iter().collect();

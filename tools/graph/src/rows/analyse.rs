@@ -1,4 +1,4 @@
-//! Decides node by node what a shard has of each value, and how the copies of the nodes differ.
+//! Decides for each node which part of each value a shard has, and how the shards' copies of the node differ from it.
 
 use super::error::{RowsError, RowsReason};
 use super::{InputDivision, NodeDivision, ShardLayout};
@@ -7,7 +7,7 @@ use crate::segmentation::Segmentation;
 use crate::{Graph, Node, NodeId, ValueId, ops};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What is known of the divided nodes.
+/// The result of the analysis of the divided nodes.
 pub(super) struct Analysed {
     pub shards: usize,
     pub nodes: BTreeMap<NodeId, NodeDivision>,
@@ -15,22 +15,22 @@ pub(super) struct Analysed {
     pub pasts: BTreeMap<ValueId, usize>,
 }
 
-/// Analyses a graph, of which the nodes of some blocks are divided.
+/// The analysis of a graph in which the nodes of some blocks are divided.
 pub(super) struct Analysis<'a> {
     pub graph: &'a Graph,
     pub segmentation: &'a Segmentation,
     pub shards: u64,
     /// Whether each block is divided.
     divided: Vec<bool>,
-    /// States by their inputs, as indices of the segmentation's.
+    /// The state input of each state, with the state's index in the segmentation.
     pub states: BTreeMap<ValueId, usize>,
     pub layouts: BTreeMap<ValueId, ShardLayout>,
-    /// Divided states.
+    /// The same for divided states only.
     pub pasts: BTreeMap<ValueId, usize>,
     flow: Flow<'a>,
 }
 
-/// A node's division and the layouts of its outputs, or why it has none.
+/// How a node is divided and the layouts of its outputs, or the reason why the node cannot be divided.
 pub(super) type Divided = Result<(NodeDivision, Vec<ShardLayout>), RowsReason>;
 
 pub(super) fn analyse(
@@ -90,7 +90,7 @@ impl Analysis<'_> {
         self.graph.value(id).shape.as_ref()?.iter().map(|dim| dim.as_fixed()).collect()
     }
 
-    /// What a reader sees of a value: of summands, their sum.
+    /// What a node that reads the value gets: for summands, that is their sum.
     pub fn seen(&self, id: ValueId) -> &ShardLayout {
         match self.layouts.get(&id) {
             None | Some(ShardLayout::Partial) => &ShardLayout::Replicated,
@@ -98,12 +98,12 @@ impl Analysis<'_> {
         }
     }
 
-    /// The first input of which a shard has a part.
+    /// The first input of which a shard has only a part.
     pub fn first_part(&self, node: &Node) -> Option<ValueId> {
         node.reads().find(|value| *self.seen(*value) != ShardLayout::Replicated)
     }
 
-    /// Refuses mixtures of experts, whatever their router is.
+    /// Refuses layers with mixtures of experts, whatever the router is.
     fn check_mixtures(&self, blocks: &[usize]) -> Result<(), RowsError> {
         for block in blocks.iter().map(|block| &self.segmentation.blocks[*block]) {
             if crate::experts::has_mixture(self.graph, block) {
@@ -115,7 +115,7 @@ impl Analysis<'_> {
         Ok(())
     }
 
-    /// Refuses nodes that cannot be copied, and states that are not divided, whatever else the layer has.
+    /// Refuses nodes that cannot be copied and nodes that read a state which cannot be divided.
     fn check_kind(&self, id: NodeId) -> Result<(), RowsReason> {
         let node = self.graph.node(id);
         let is_cache = node.op_type == "GroupQueryAttention";
@@ -145,7 +145,7 @@ impl Analysis<'_> {
         }
     }
 
-    /// A node that every shard computes as it is.
+    /// A node that every shard computes unchanged. Refuses products with a matrix.
     fn replicated(&self, id: NodeId) -> Divided {
         let node = self.graph.node(id);
         let weights = &self.segmentation.weights;
@@ -156,7 +156,7 @@ impl Analysis<'_> {
         }
     }
 
-    /// A node that is no matrix product, with parts of values.
+    /// Divides a node that is not a matrix product and reads a value of which a shard has only a part.
     fn on_parts(&self, node: &Node, part: ValueId) -> Divided {
         match node.op_type.as_str() {
             _ if *self.seen(part) == ShardLayout::State => Err(RowsReason::Operator { value: self.name(part) }),
@@ -170,7 +170,8 @@ impl Analysis<'_> {
         }
     }
 
-    /// Refuses readers of parts outside the divided layers, and model outputs that are parts but not states.
+    /// Refuses nodes outside the divided layers that read a value of which a shard has only a part, and model outputs
+    /// that are such values. States may be such outputs.
     fn check_readers(&self) -> Result<(), RowsError> {
         let is_part = |value: &ValueId| *self.seen(*value) != ShardLayout::Replicated || self.pasts.contains_key(value);
         for id in self.graph.node_ids().filter(|id| !self.is_divided(*id)) {
@@ -197,7 +198,7 @@ pub(super) fn is_elementwise(node: &Node) -> bool {
     super::elementwise::OPERATORS.contains(&node.op_type.as_str())
 }
 
-/// A division that changes nothing but names.
+/// The division of a node whose copies differ from it only in names.
 pub(super) fn unchanged(node: &Node) -> NodeDivision {
     let inputs = vec![InputDivision::Own; node.inputs.len()];
     NodeDivision { inputs, attributes: vec![], is_partial: false }

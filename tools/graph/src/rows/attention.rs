@@ -4,14 +4,14 @@ use super::analyse::{Analysis, Divided, unchanged};
 use super::{InputDivision, RowsReason, ShardLayout, WeightSlice};
 use crate::{Node, NodeId, ValueId};
 
-/// Inputs by position. The others are of all heads: lengths, rotary caches, positions.
+/// Inputs by position. Inputs not listed here (lengths, rotary caches, positions) are the same for all heads.
 const QUERY: usize = 0;
 const VALUE: usize = 2;
 const PASTS: [usize; 2] = [3, 4];
 const BIAS: usize = 10;
 const SINK: usize = 11;
 const SCALES: [usize; 2] = [12, 13];
-/// Number of inputs that this build knows.
+/// Number of inputs that this code knows.
 const KNOWN: usize = 16;
 
 impl Analysis<'_> {
@@ -44,13 +44,13 @@ impl Analysis<'_> {
         Ok((division, vec![ShardLayout::Columns(vec![width]), ShardLayout::State, ShardLayout::State]))
     }
 
-    /// Heads of queries, and of keys and values.
+    /// Number of heads of queries, and of keys and values.
     pub(super) fn head_counts(&self, node: &Node) -> Result<(u64, u64), RowsReason> {
         let count = |name: &str| node.int(name).and_then(|count| u64::try_from(count).ok()).filter(|count| *count > 0);
         count("num_heads").zip(count("kv_num_heads")).ok_or(RowsReason::Form("does not say how many heads it has"))
     }
 
-    /// Elements of all queries of a token. Refuses inputs whose parts are not heads.
+    /// Number of elements of a token's queries of all heads. Refuses inputs that are not divided at heads.
     fn query_width(&self, node: &Node, heads: u64, kv_heads: u64) -> Result<u64, RowsReason> {
         let unknown = || RowsReason::Form("reads queries, keys and values whose columns are not those of its heads");
         let columns = |at: usize| match self.seen(node.inputs.get(at).copied().flatten()?) {
@@ -69,7 +69,7 @@ impl Analysis<'_> {
         is_known.then_some(widths[0]).ok_or_else(unknown)
     }
 
-    /// An input behind the states.
+    /// How an input after the states is divided.
     fn other_input(&self, at: usize, value: ValueId, heads: u64) -> Result<InputDivision, RowsReason> {
         if *self.seen(value) != ShardLayout::Replicated {
             return Err(RowsReason::Operator { value: self.name(value) });
@@ -90,7 +90,7 @@ impl Analysis<'_> {
     }
 }
 
-/// Columns of queries, keys and values with heads of this many elements.
+/// Numbers of columns of queries, keys and values, for heads of `head` elements.
 pub(super) fn packed_widths(heads: u64, kv_heads: u64, head: u64) -> Option<[u64; 3]> {
     let (queries, keys) = (heads.checked_mul(head)?, kv_heads.checked_mul(head)?);
     Some([queries, keys, keys])

@@ -42,7 +42,7 @@ pub(super) const OPERATORS: [&str; 33] = [
 ];
 
 impl Analysis<'_> {
-    /// An elementwise operator, of whose inputs `part` is one that shards have a part of.
+    /// Divides an elementwise operator. `part` is one of its inputs of which shards have a part.
     pub(super) fn elementwise(&self, node: &Node, part: ValueId) -> Divided {
         let layout = self.seen(part).clone();
         let mut division = unchanged(node);
@@ -54,7 +54,8 @@ impl Analysis<'_> {
         Ok((division, vec![layout; node.outputs.len()]))
     }
 
-    /// How an input is read beside a part of this layout: a constant that broadcasts, or a slice of a vector.
+    /// How the copies read an input that is combined with a part of this layout: unchanged if it broadcasts, else a
+    /// slice of a vector.
     fn beside(&self, layout: &ShardLayout, part: ValueId, value: ValueId) -> Result<InputDivision, RowsReason> {
         let mixed = || RowsReason::Mixed { part: self.name(part), whole: self.name(value) };
         let shape = self.graph.value(value).shape.as_ref().filter(|_| *self.seen(value) == ShardLayout::Replicated);
@@ -74,7 +75,7 @@ impl Analysis<'_> {
         }
     }
 
-    /// Refuses what is not a stored weight.
+    /// Refuses a value that is not a stored weight.
     pub(super) fn stored(&self, value: ValueId) -> Result<(), RowsReason> {
         let weight = || self.name(value);
         match self.graph.weight(value) {
@@ -124,14 +125,15 @@ impl Analysis<'_> {
         Ok((division, vec![ShardLayout::Columns(sections)]))
     }
 
-    /// Elements of a head that the caches of an operator without a number of heads rotate, all of it.
+    /// Number of elements in a head, from the width of the cosine cache: an operator without `num_heads` rotates whole
+    /// heads.
     fn rotated(&self, node: &Node) -> Option<u64> {
         let at = if node.domain == "com.microsoft" { 2 } else { 1 };
         let cache = node.inputs.get(at).copied().flatten()?;
         self.graph.value(cache).shape.as_ref()?.last()?.as_fixed().map(|half| half * 2)
     }
 
-    /// Refuses shards that would have a part of a head.
+    /// Refuses a division that would give a shard a part of a head.
     pub(super) fn whole_heads(&self, width: u64, head: Option<u64>) -> Result<(), RowsReason> {
         let head = head.filter(|head| *head > 0 && width.is_multiple_of(*head));
         let head = head.ok_or(RowsReason::Form("has heads of an unknown size"))?;

@@ -1,9 +1,9 @@
 //! Divides layers by rows: each of several devices computes a part of every matrix product of a layer.
 //!
-//! The nodes of a layer are copied once for each shard. The matrices that begin a path are divided by columns, so that a shard has
-//! some of the heads or neurons; those that end it are divided by rows, so that each shard has one summand of the result. The
-//! summands are all that shards exchange. This module decides how each value, weight and node is divided, or why that is not possible,
-//! and where the copies are; `hpp-onnx` rewrites the model. Does not know protobuf or files.
+//! The nodes of a layer are copied once for each shard. Matrices at the start of a path are divided by columns: each shard gets some of the heads
+//! or neurons. Matrices at its end are divided by rows: each shard gets one summand of the result. Shards exchange nothing but summands. This
+//! module decides how each value, weight and node is divided, or why it cannot be, and to which block each copy belongs; `hpp-onnx` rewrites the
+//! model. Does not know protobuf or files.
 
 mod analyse;
 mod attention;
@@ -22,10 +22,10 @@ use crate::segmentation::{BlockKind, Segmentation};
 use crate::{Graph, NodeId, ValueId};
 use std::collections::BTreeMap;
 
-/// Which part of a divided layer a block is, and whose.
+/// The part of a divided layer that a block computes, and the shard that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shard {
-    /// The part of the layer, from 0: parts end where shards exchange summands.
+    /// The part of the layer, from 0. A part ends where shards exchange summands.
     pub part: usize,
     /// The shard, from 0.
     pub index: usize,
@@ -40,8 +40,8 @@ pub enum ShardLayout {
     Replicated,
     /// A summand of the same shape. Nodes read the sum, which every shard computes.
     Partial,
-    /// A part of the last axis, which has these sections (elements in all shards): of each section one of as many equal ranges as there
-    /// are shards.
+    /// A part of the last axis. The numbers are the sizes of its sections, over all shards. Each section is divided into as many equal ranges as
+    /// there are shards, and a shard has one range of each section.
     Columns(Vec<u64>),
     /// Some of the heads. The last axis is one head; the heads are in the axis before it, alone or multiplied with tokens.
     Heads {
@@ -54,11 +54,12 @@ pub enum ShardLayout {
     State,
 }
 
-/// A weight of which each shard has a part: a matrix of `rows` times `columns` units of equal size, in the order in which it is stored.
-/// The columns have `sections`, and of each a shard has one of as many equal ranges as there are shards.
+/// The part of a weight that each shard has. The weight is treated as a matrix of `rows` times `columns` units of equal size, in the order in which
+/// it is stored. The columns form `sections`; each section is divided into as many equal ranges as there are shards, and a shard has one range of
+/// each.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WeightSlice {
-    /// Rows, of each of which every shard has a part.
+    /// Number of rows. Every shard has a part of every row.
     pub rows: u64,
     /// Widths of the sections of a row, in units. Each is a multiple of the number of shards.
     pub sections: Vec<u64>,
@@ -72,7 +73,7 @@ impl WeightSlice {
         self.sections.iter().sum()
     }
 
-    /// First unit and number of units of each range of a row that belongs to a shard.
+    /// The ranges of a row that belong to a shard: first unit and number of units of each.
     pub fn ranges(&self, shard: usize, shards: usize) -> Vec<(u64, u64)> {
         let (shard, shards) = (shard as u64, shards as u64);
         let starts = self.sections.iter().scan(0, |end, width| {
@@ -83,16 +84,16 @@ impl WeightSlice {
     }
 }
 
-/// What a shard's copy of a node reads in the place of an input.
+/// What a shard's copy of a node reads for one input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum InputDivision {
-    /// The shard's own value, or what is not divided.
+    /// The shard's own value, or a value that is not divided.
     Own,
     /// The shard's part of a weight.
     Slice(WeightSlice),
-    /// The input, only in shard 0: a bias that is added to one summand.
+    /// The input in shard 0, nothing in the others: a bias, which must be added to one summand only.
     FirstOnly,
-    /// These integers (sizes, starts, ends) in the place of other constants.
+    /// These integers (sizes, starts, ends) instead of the constants of the original node.
     Ints(Vec<i64>),
 }
 
@@ -114,7 +115,7 @@ pub enum RowNode {
     Whole(NodeId),
     /// A shard's copy of a node.
     Copy(NodeId, usize),
-    /// A node by which a shard adds the summands that the copies of a node produce.
+    /// A node with which a shard adds up the summands that the copies of a node produce.
     Sum(NodeId, usize),
 }
 
@@ -124,12 +125,13 @@ pub struct RowDivision {
     shards: usize,
     nodes: BTreeMap<NodeId, NodeDivision>,
     layouts: BTreeMap<ValueId, ShardLayout>,
-    /// Inputs that are divided states.
+    /// Inputs that are divided states, with the state's index.
     pasts: BTreeMap<ValueId, usize>,
     parts: parts::Parts,
 }
 
-/// Decides how these blocks, indices of layers in the segmentation, are divided into `shards` parts. `graph` must have inferred shapes.
+/// Decides how these blocks are divided among `shards` shards. `blocks` are indices of layers in the segmentation. `graph` must have inferred
+/// shapes.
 ///
 /// # Errors
 /// The first node that cannot be divided, with its reason.
@@ -173,7 +175,7 @@ impl RowDivision {
         self.pasts.contains_key(&id)
     }
 
-    /// Whether a node of the rewritten graph is needed: not behind the last summands of a run of divided layers, where only shard 0 goes on.
+    /// Whether a node of the rewritten graph is needed. After the last summands of a run of divided layers, only the nodes of shard 0 are.
     pub fn is_kept(&self, node: RowNode) -> bool {
         self.parts.place(node).is_some()
     }

@@ -1,4 +1,4 @@
-//! The order of the parts: where shards exchange summands, one part of a layer ends and the next begins.
+//! The order of the parts of divided layers. A part of a layer ends where shards exchange summands; then the next part begins.
 
 use super::analyse::Analysed;
 use super::error::{RowsError, RowsReason};
@@ -7,13 +7,13 @@ use crate::segmentation::{Block, Segmentation};
 use crate::{ClassId, Graph, NodeId};
 use std::collections::BTreeMap;
 
-/// The blocks of the rewritten graph, and where its nodes are.
+/// The blocks of the rewritten graph, and the block of each of its nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Parts {
     pub blocks: Vec<NewBlock>,
-    /// For each block of the original: the index of its first block, and how many parts it has if it is divided.
+    /// For each original block: the index of its first new block, and its number of parts if it is divided.
     ranges: Vec<OldBlock>,
-    /// For each divided node: its block, and how many sums within the block lie before it.
+    /// For each divided node: its original block, and the number of sums before it within that block.
     levels: BTreeMap<NodeId, Level>,
     shards: usize,
 }
@@ -21,18 +21,18 @@ pub(super) struct Parts {
 /// A block of the rewritten graph.
 #[derive(Clone, Debug)]
 pub(super) struct NewBlock {
-    /// Index of the original.
+    /// Index of the original block.
     pub of: usize,
-    /// `None` if it is not divided.
+    /// `None` if the block is not divided.
     pub shard: Option<Shard>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct OldBlock {
     first: usize,
-    /// 0 if it is not divided.
+    /// Number of parts; 0 if the block is not divided.
     parts: usize,
-    /// Consecutive divided blocks have the same number.
+    /// Number of the run. Consecutive divided blocks are one run and have the same number.
     run: Option<usize>,
 }
 
@@ -45,7 +45,7 @@ struct Level {
 }
 
 impl Parts {
-    /// The parts of these blocks.
+    /// Divides these blocks into parts.
     pub fn of(
         graph: &Graph,
         segmentation: &Segmentation,
@@ -87,7 +87,7 @@ impl Parts {
         }
     }
 
-    /// The block of a divided node's copy or of a sum, for whole nodes that of the original; `None` if nothing needs the node.
+    /// The place of a node of the rewritten graph: for a copy or a sum, its new block. `None` if nothing needs the node.
     pub fn place(&self, node: RowNode) -> Option<Place> {
         let (id, shard, behind) = match node {
             RowNode::Whole(id) => return (!self.levels.contains_key(&id)).then_some(Place::AsBefore),
@@ -101,23 +101,23 @@ impl Parts {
         }
         let next = *self.ranges.get(block + 1)?;
         match next.parts {
-            // Only shard 0 goes on.
+            // After divided layers, only shard 0 continues.
             0 => (shard == 0).then_some(Place::Block(next.first)),
             _ => Some(Place::Block(next.first + shard)),
         }
     }
 
-    /// The block that a block of the original has become, if it is not divided.
+    /// The new index of a block that is not divided.
     pub fn whole(&self, block: usize) -> usize {
         self.ranges[block].first
     }
 
-    /// The run of consecutive divided layers in which a node is.
+    /// The run of consecutive divided layers that a node is in.
     pub fn run(&self, id: NodeId) -> Option<usize> {
         self.ranges[self.levels.get(&id)?.block].run
     }
 
-    /// Blocks without nodes, weights and states, in order. Divided ones have new labels.
+    /// All new blocks in order, without nodes, weights and states. Divided blocks have new labels.
     pub fn empty_blocks(&self, old: &Segmentation) -> Vec<Block> {
         let empty = |block: &NewBlock| Block {
             label: self.label(old, block),
@@ -131,7 +131,8 @@ impl Parts {
         self.blocks.iter().map(empty).collect()
     }
 
-    /// `layers.3.attention.0` and `layers.3.mlp.0` if only the first of two parts has states, else `layers.3.part1.0`.
+    /// The label of a new block: `layers.3.attention.0` and `layers.3.mlp.0` if the layer has two parts and only the first has states, else
+    /// `layers.3.part1.0`.
     fn label(&self, old: &Segmentation, block: &NewBlock) -> String {
         let label = &old.blocks[block.of].label;
         let Some(Shard { part, index, .. }) = block.shard else { return label.clone() };
@@ -145,16 +146,16 @@ impl Parts {
     }
 }
 
-/// Where a node is.
+/// Where a node of the rewritten graph is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// In the block that its block has become, or in none.
+    /// In the new block of its original block; in no block if it had none.
     AsBefore,
     /// In this block of the rewritten graph.
     Block(usize),
 }
 
-/// How many sums lie before each divided node, on the longest path within its block.
+/// For each divided node, how many sums lie before it on the longest path within its block.
 fn levels(graph: &Graph, segmentation: &Segmentation, analysed: &Analysed) -> BTreeMap<NodeId, Level> {
     let mut levels: BTreeMap<NodeId, Level> = BTreeMap::new();
     for (id, division) in &analysed.nodes {

@@ -1,15 +1,15 @@
-//! Matrix products with weights: by columns where the input is whole, by rows where shards have parts of it.
+//! Divides matrix products with weights: by columns where every shard has the whole input, by rows where each shard has a part of it.
 
 use super::analyse::{Analysis, Divided, unchanged};
 use super::{InputDivision, NodeDivision, RowsReason, ShardLayout, WeightSlice};
 use crate::{Node, ValueId};
 use hpp_schema::DType;
 
-/// How a product is divided.
+/// The direction in which a product is divided.
 enum Way {
-    /// By columns, which have these sections.
+    /// By columns. These are the sizes of their sections.
     Columns(Vec<u64>),
-    /// By rows, which have these sections.
+    /// By rows. These are the sizes of their sections.
     Rows(Vec<u64>),
 }
 
@@ -21,13 +21,13 @@ impl Way {
         }
     }
 
-    /// A division without changed inputs.
+    /// The division of a node before its inputs are divided.
     fn division(&self, node: &Node) -> NodeDivision {
         NodeDivision { is_partial: matches!(self, Way::Rows(_)), ..unchanged(node) }
     }
 }
 
-/// Sizes of a quantized matrix: `N` columns of `K` rows, in blocks along the rows.
+/// Sizes of a quantized matrix with `N` columns of `K` rows, in quantization blocks along the rows.
 struct BlockSizes {
     rows: u64,
     columns: u64,
@@ -41,7 +41,7 @@ impl BlockSizes {
         let [rows, columns, block_size] = ["K", "N", "block_size"].map(|name| positive(node.int(name)));
         let bits = positive(Some(node.int("bits").unwrap_or(4))).filter(|bits| *bits <= 8)?;
         let sizes = BlockSizes { rows: rows?, columns: columns?, bits, block_size: block_size? };
-        // Products of these numbers stay below 64 bits.
+        // Refused if the sizes are so large that products of them could overflow 64 bits.
         sizes.rows.checked_mul(sizes.columns)?.checked_mul(64)?;
         Some(sizes)
     }
@@ -57,7 +57,7 @@ impl BlockSizes {
 }
 
 impl Analysis<'_> {
-    /// The division of a product with a weight. `None` if every input is whole and no input is a weight.
+    /// Divides a product with a weight. `None` if no shard has only a part of an input and no input is a weight.
     pub(super) fn product(&self, node: &Node) -> Result<Option<(NodeDivision, Vec<ShardLayout>)>, RowsReason> {
         let input = |at: usize| node.inputs.get(at).copied().flatten();
         let weights = &self.segmentation.weights;
@@ -76,7 +76,8 @@ impl Analysis<'_> {
         divided.map(Some)
     }
 
-    /// By rows if shards have parts of the input, whose last axis has this size; else by columns.
+    /// The direction of the division: by rows if shards have parts of the input and its last axis has `rows` elements; by columns if they have all
+    /// of it.
     fn way(&self, node: &Node, input: ValueId, rows: u64, columns: u64) -> Result<Way, RowsReason> {
         match self.seen(input) {
             ShardLayout::Columns(sections) if sections.iter().sum::<u64>() == rows => Ok(Way::Rows(sections.clone())),
@@ -89,7 +90,7 @@ impl Analysis<'_> {
         }
     }
 
-    /// `MatMul`, `FusedMatMul` and `Gemm`: the weight is `[rows, columns]`, or transposed.
+    /// Divides `MatMul`, `FusedMatMul` and `Gemm`. The weight is `[rows, columns]`, or transposed.
     fn plain(&self, node: &Node, input: ValueId, weight: ValueId) -> Divided {
         let is_gemm = node.op_type == "Gemm";
         let others = if is_gemm { vec!["transA"] } else { vec!["transA", "transBatchA", "transBatchB"] };
@@ -105,7 +106,7 @@ impl Analysis<'_> {
             Way::Columns(sections) => (false, sections),
             Way::Rows(sections) => (true, sections),
         };
-        // The divided axis is the tensor's first one, of which ranges are contiguous, or its second.
+        // A range of the tensor's first axis is contiguous. A range of the second axis is in every row.
         let slice = match is_by_rows != is_transposed {
             true => WeightSlice { rows: 1, sections: sections.clone(), axis: 0 },
             false => WeightSlice { rows: sizes[0], sections: sections.clone(), axis: 1 },
@@ -118,7 +119,7 @@ impl Analysis<'_> {
         Ok((division, vec![way.layout()]))
     }
 
-    /// A vector that is added to the result: a slice of it, or in one summand.
+    /// Divides a vector that is added to the result: by columns, each shard adds its slice; by rows, only shard 0 adds the vector.
     fn bias(&self, bias: ValueId, way: &Way) -> Result<InputDivision, RowsReason> {
         self.stored(bias)?;
         let sizes = self.sizes(bias).unwrap_or_default();
@@ -134,8 +135,8 @@ impl Analysis<'_> {
         Ok(InputDivision::Slice(self.checked(bias, slice)?))
     }
 
-    /// `MatMulNBits`: numbers `[columns, blocks, bytes of a block]`, scales `[columns, blocks]`, zero points likewise or packed, each
-    /// perhaps with fewer dimensions.
+    /// Divides `MatMulNBits`. The numbers are `[columns, blocks, bytes of a block]`, the scales `[columns, blocks]`, the zero points like the
+    /// scales or packed. Exporters may merge dimensions.
     fn quantized(&self, node: &Node, input: ValueId) -> Divided {
         let unknown = RowsReason::Form("has quantized weights in a form that this build does not know how to divide");
         let sizes = BlockSizes::of(node).ok_or(unknown.clone())?;
@@ -172,13 +173,13 @@ impl Analysis<'_> {
         Ok((division, vec![way.layout()]))
     }
 
-    /// A part of the blocks of every column.
+    /// A slice that has some of the quantization blocks of every column.
     fn of_columns(&self, value: ValueId, sizes: &BlockSizes, sections: Vec<u64>) -> Result<WeightSlice, RowsReason> {
         let rank = self.graph.value(value).shape.as_ref().map_or(0, Vec::len);
         self.checked(value, WeightSlice { rows: sizes.columns, sections, axis: usize::from(rank > 1) })
     }
 
-    /// Sections of rows as numbers of blocks, of which a shard has whole ones.
+    /// Converts sections of rows to numbers of quantization blocks. Refuses a shard that would get a part of a block.
     fn sections_in_blocks(&self, sizes: &BlockSizes, sections: &[u64]) -> Result<Vec<u64>, RowsReason> {
         let in_blocks = |rows: &u64| {
             let of_shard = rows / self.shards;
@@ -189,7 +190,7 @@ impl Analysis<'_> {
         sections.iter().map(in_blocks).collect()
     }
 
-    /// Sections of blocks as units of the zero points: bytes where they are packed.
+    /// Converts sections in blocks to units of the zero points, which are bytes if zero points are packed.
     fn zero_point_sections(&self, value: ValueId, sizes: &BlockSizes, blocks: &[u64]) -> Result<Vec<u64>, RowsReason> {
         let elements: u64 = self.sizes(value).unwrap_or_default().iter().product();
         let is_packed =

@@ -1,11 +1,11 @@
-//! Operators that take the last axis apart or put it together: `Reshape`, `Split`, `Slice`.
+//! Divides operators that split the last axis into several axes or merge it again: `Reshape`, `Split`, `Slice`.
 
 use super::analyse::{Analysis, Divided, unchanged};
 use super::{InputDivision, NodeDivision, RowsReason, ShardLayout};
 use crate::{Node, ValueId};
 
 impl Analysis<'_> {
-    /// Takes the last axis apart into heads, or puts heads together again.
+    /// Divides a `Reshape` that splits the last axis into heads, or merges heads into it.
     pub(super) fn reshape(&self, node: &Node) -> Divided {
         let unknown = RowsReason::Form("reshapes values in a form that this build does not know how to divide");
         let input = |at: usize| node.inputs.get(at).copied().flatten();
@@ -20,7 +20,7 @@ impl Analysis<'_> {
         Ok((with_ints(node, &[(1, sizes)]), vec![layout]))
     }
 
-    /// `[.., width]` as `[.., heads, head]`, or as `[.., tokens x heads, head]`.
+    /// Splits the last axis: `[.., width]` becomes `[.., heads, head]` or `[.., tokens x heads, head]`.
     fn apart(&self, value: ValueId, width: u64, mut wanted: Vec<i64>) -> Result<(Vec<i64>, ShardLayout), RowsReason> {
         let unknown = RowsReason::Form("reshapes heads in a form that this build does not know how to divide");
         let head = wanted.last().and_then(|size| u64::try_from(*size).ok()).filter(|head| *head > 0);
@@ -29,18 +29,18 @@ impl Analysis<'_> {
         let (heads, rank) = (width / head, self.graph.value(value).shape.as_ref().map(Vec::len));
         let before = wanted.len() - 2;
         match wanted[before] {
-            // Tokens and heads in one axis, or only heads where the axes before are kept.
+            // -1 is tokens and heads in one axis, or heads alone where the axes before keep their sizes.
             -1 => {}
             size if size == heads as i64 && rank == Some(before + 1) => wanted[before] = (heads / self.shards) as i64,
             _ => return Err(unknown),
         }
-        // Heads stay behind the tokens only if the axes before are the batch and perhaps the tokens.
+        // Each token keeps its heads only if the axes before are the batch and perhaps the tokens.
         let is_kept = wanted[..before].iter().enumerate().all(|(at, size)| *size == 0 || (*size == -1 && at < 2));
         let is_known = is_kept && before >= 1 && (wanted.len() == 3 || rank == Some(before + 1));
         is_known.then_some((wanted, ShardLayout::Heads { width, head })).ok_or(unknown)
     }
 
-    /// `[.., heads, head]`, or `[.., tokens x heads, head]`, as `[.., width]`.
+    /// Merges heads: `[.., heads, head]` or `[.., tokens x heads, head]` becomes `[.., width]`.
     fn together(
         &self,
         value: ValueId,
@@ -52,7 +52,7 @@ impl Analysis<'_> {
         let has_heads_alone = self.graph.value(value).shape.as_ref().is_some_and(|shape| shape.len() == 4);
         match wanted.last().copied() {
             Some(size) if size == width as i64 => wanted[rank - 1] = (width / self.shards) as i64,
-            // Only the heads of a token are left for it.
+            // The other axes keep their sizes, so -1 can only be the heads of a token.
             Some(-1) if rank == 3 && wanted[..2] == [0, 0] && has_heads_alone => {}
             _ => return Err(unknown),
         }
@@ -60,7 +60,7 @@ impl Analysis<'_> {
         (is_kept && rank >= 2).then_some((wanted, ShardLayout::Columns(vec![width]))).ok_or(unknown)
     }
 
-    /// A `Split` of the last axis where its sections end.
+    /// Divides a `Split` of the last axis that cuts only where sections end.
     pub(super) fn split(&self, node: &Node) -> Divided {
         let Some((_, sections)) = self.columns_of(node) else { return Err(not_columns()) };
         let sizes = self.split_sizes(node, sections.iter().sum())?;
@@ -71,7 +71,7 @@ impl Analysis<'_> {
         Ok((division, layouts))
     }
 
-    /// A `Slice` of the last axis that takes whole sections.
+    /// Divides a `Slice` of the last axis that takes whole sections.
     pub(super) fn slice(&self, node: &Node) -> Divided {
         let Some((_, sections)) = self.columns_of(node) else { return Err(not_columns()) };
         let width = sections.iter().sum();
@@ -114,7 +114,7 @@ fn parted(sections: &[u64], sizes: &[u64]) -> Option<Vec<ShardLayout>> {
     Some(layouts)
 }
 
-/// A division that gives inputs at these positions other integers.
+/// A division in which the inputs at these positions get other integers.
 fn with_ints(node: &Node, ints: &[(usize, Vec<i64>)]) -> NodeDivision {
     let mut division = unchanged(node);
     for (at, ints) in ints {

@@ -1,14 +1,14 @@
-//! Finds what the columns of a matrix are for: a packed matrix gives queries, keys and values, or gate and up projection, side by side.
+//! Finds the sections of a matrix's columns: a packed matrix gives queries, keys and values, or gate and up projection, side by side.
 
 use super::analyse::{Analysis, is_elementwise};
 use super::attention::packed_widths;
 use super::{RowsReason, WeightSlice};
 use crate::{Node, NodeId, ValueId, ops};
 
-/// Most readers that are followed from a matrix product. Models of exporters have a handful of them.
+/// The most readers that are followed from a matrix product. Exported models have a handful.
 const MOST_READERS: u32 = 1000;
 
-/// A slice of a value's last axis: first element, and the element after the last.
+/// A range of a value's last axis: its first element, and the element after its last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ColumnRange {
     pub start: u64,
@@ -16,7 +16,7 @@ pub(super) struct ColumnRange {
 }
 
 impl Analysis<'_> {
-    /// The sections of a value's last axis, of `width` elements, as its readers take it apart.
+    /// The sections of a value's last axis, which has `width` elements. They follow from how readers take the value apart.
     pub(super) fn sections(&self, value: ValueId, width: u64) -> Result<Vec<u64>, RowsReason> {
         let mut left = MOST_READERS;
         self.sections_of(value, width, &mut left)
@@ -69,7 +69,8 @@ impl Analysis<'_> {
         }
     }
 
-    /// Queries, keys and values in one input; all queries if keys and values are other inputs.
+    /// The sections of an attention's first input: queries, keys and values if it has all of them; one section of queries if keys and values are
+    /// other inputs.
     fn packed_heads(&self, node: &Node, width: u64) -> Result<Vec<u64>, RowsReason> {
         if node.inputs.get(1).copied().flatten().is_some() {
             return Ok(vec![width]);
@@ -81,7 +82,7 @@ impl Analysis<'_> {
         widths.map(|widths| widths.to_vec()).ok_or(unknown)
     }
 
-    /// The ranges between the ends of all slices of a value.
+    /// The sections of a value that `Slice` nodes read: every bound of a slice ends a section.
     fn slices(&self, value: ValueId, width: u64) -> Vec<u64> {
         let readers = self.graph.value(value).consumers.iter().map(|id| self.graph.node(*id));
         let ranges = readers.filter_map(|node| self.slice_range(node, width));
@@ -91,7 +92,7 @@ impl Analysis<'_> {
         ends.windows(2).map(|pair| pair[1] - pair[0]).collect()
     }
 
-    /// The range of the last axis that a `Slice` takes; `None` if it takes something else.
+    /// The range of the last axis that a `Slice` takes. `None` if the node is something else.
     pub(super) fn slice_range(&self, node: &Node, width: u64) -> Option<ColumnRange> {
         if node.op_type != "Slice" || !ops::is_standard(node) {
             return None;
@@ -133,7 +134,8 @@ impl Analysis<'_> {
         axis == -1 || rank.is_some_and(|rank| axis == rank - 1)
     }
 
-    /// Whether a stored weight has as many elements as `rows` times the columns of this slice. Refuses other weights.
+    /// Checks a slice and returns it: the weight is stored, has the same number of elements for each unit of the slice, and its divided axis is a
+    /// multiple of the number of shards. Refuses other weights.
     pub(super) fn checked(&self, value: ValueId, slice: WeightSlice) -> Result<WeightSlice, RowsReason> {
         self.stored(value)?;
         let elements: Option<u64> = self.sizes(value).map(|sizes| sizes.iter().product());

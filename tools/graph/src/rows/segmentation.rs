@@ -1,4 +1,4 @@
-//! The segmentation of the rewritten graph: the blocks in the order of the parts, with states and boundaries.
+//! Builds the segmentation of the rewritten graph: blocks in the order of the parts, with states and boundaries.
 
 use super::parts::Place;
 use super::{RowDivision, RowNode};
@@ -15,14 +15,14 @@ struct NewState<'a> {
     reader: RowNode,
 }
 
-/// The name of what a shard has of a value or a state.
+/// The name of a shard's part or copy of a value or state.
 pub fn shard_name(name: &str, shard: usize) -> String {
     format!("{name}.shard{shard}")
 }
 
 impl RowDivision {
-    /// The segmentation of the rewritten graph. `old` is that of the original graph `before`; `nodes` says what each node of `graph` is, in order.
-    /// Each shard's part of a divided state has the name of the state with `.shard` and the number of the shard.
+    /// The segmentation of the rewritten graph `graph`, whose nodes `nodes` describes in order. `old` is the segmentation of the original graph,
+    /// `before`. A shard's part of a divided state is named like the state, with `.shard` and the shard's number appended.
     pub fn segmentation(&self, before: &Graph, old: &Segmentation, graph: &Graph, nodes: &[RowNode]) -> Segmentation {
         let weights = WeightUse::of(graph);
         let block_of = self.blocks_of(old, &weights, nodes);
@@ -72,7 +72,7 @@ impl RowDivision {
         pairs
     }
 
-    /// A state, or one for each shard.
+    /// The state unchanged, or one state for each shard.
     fn new_states<'a>(&self, before: &Graph, pair: &'a StatePair) -> Vec<NewState<'a>> {
         let name = |id: ValueId| before.value(id).name.clone();
         let (past, present) = (name(pair.past), pair.present.map(name));

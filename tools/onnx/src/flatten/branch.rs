@@ -1,6 +1,7 @@
 //! Merged decoders: an `If` on a boolean graph input holds the model twice. Keeps the branch for generation.
 //!
-//! That is the branch that reads states: graph inputs that the other branch does not read. Names do not matter.
+//! The branch for generation is the one that reads states: graph inputs that the other branch does not read. Names do
+//! not matter.
 
 use super::functions::identity;
 use super::rename::{Fresh, Renamer};
@@ -122,8 +123,8 @@ impl BranchInliner<'_> {
     }
 }
 
-/// Outer names of the branch's outputs: new names for values that its nodes produce, and, for values that keep their
-/// name (outer values, weights, repeated outputs), the index of the output and its outer name.
+/// The outer names of the branch's outputs. First, new names for values that nodes of the branch produce. Second, for
+/// values that keep their name (outer values, weights, repeated outputs), the index of the output and its outer name.
 fn outputs(node: &NodeProto, body: &GraphProto) -> (HashMap<String, String>, Vec<(usize, String)>) {
     let produced: HashSet<&str> = names::produced(&body.node).collect();
     let mut decided = HashMap::new();

@@ -46,7 +46,8 @@ pub enum FunctionError {
 /// Domain, name and overload of a function.
 type FunctionKey = (String, String, String);
 
-/// Inlines every possible function. Only the others, and the functions that they call, stay in the model.
+/// Inlines every function that can be inlined. Functions that cannot be, and the functions that they call, stay in the
+/// model.
 pub fn inline(model: &mut ModelProto) -> Result<Vec<Note>, FunctionError> {
     if model.functions.is_empty() {
         return Ok(vec![]);
@@ -215,8 +216,8 @@ fn check_arity(f: &FunctionProto, what: &'static str, takes: usize, given: usize
     }
 }
 
-/// One node of a function, renamed, with attribute references replaced by the call's attributes or the defaults. These
-/// already use the caller's names, so they are added after renaming.
+/// Renames one node of a function and replaces references to attributes by the call's attributes or the defaults. These
+/// attributes already use the caller's names, so they are added after renaming.
 fn bind_attributes(
     inner: &NodeProto,
     call: &NodeProto,

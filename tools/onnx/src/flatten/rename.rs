@@ -38,7 +38,7 @@ impl Fresh {
     }
 }
 
-/// Renames the definitions of a graph and all reads of them. Names from outside stay; the first one is recorded.
+/// Renames the definitions of a graph and all reads of them. Names from outside stay; the first of them is remembered.
 pub struct Renamer<'a> {
     fresh: &'a mut Fresh,
     prefix: &'a str,
@@ -47,7 +47,7 @@ pub struct Renamer<'a> {
 }
 
 impl<'a> Renamer<'a> {
-    /// Starts with a scope of assigned names. New names get `prefix`.
+    /// Starts with a scope in which the names of `decided` are assigned. New names get `prefix`.
     pub fn new(fresh: &'a mut Fresh, prefix: &'a str, decided: HashMap<String, String>) -> Self {
         Renamer { fresh, prefix, scopes: vec![decided], first_outer: None }
     }

@@ -35,7 +35,7 @@ pub fn find(graph: &Graph, logits: ValueId) -> Result<Chain, HeadReason> {
     }
 }
 
-/// Checks that only the next node on the path reads a value: other readers would get fewer positions.
+/// Checks that only the next node on the path reads a value. Any other reader would get fewer positions.
 fn check_private(graph: &Graph, v: ValueId, logits: ValueId, next: Option<ValueId>) -> Result<(), HeadReason> {
     let value = graph.value(v);
     let readers = usize::from(next.is_some());
@@ -94,7 +94,7 @@ fn position_wise(graph: &Graph, node: &Node) -> Result<ValueId, HeadReason> {
     }
 }
 
-/// The single operand of an elementwise operator that is not a constant equal for all positions.
+/// The single operand of an elementwise operator that differs between positions.
 fn varying_operand(graph: &Graph, node: &Node) -> Result<ValueId, HeadReason> {
     let operands: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
     let varying: Vec<ValueId> = operands.into_iter().filter(|v| !is_position_independent(graph, *v)).collect();

@@ -128,7 +128,7 @@ fn outputs(graph: &GraphProto, namer: &Namer) -> Vec<String> {
     made.into_iter().chain(unchanged).collect()
 }
 
-/// Sorts records into this order and renames them.
+/// Sorts records in the order of `order` and renames them.
 fn arrange(infos: &mut Vec<ValueInfoProto>, order: &[String], namer: &Namer) {
     let mut known: HashMap<String, ValueInfoProto> =
         infos.drain(..).map(|info| (info.name().to_owned(), info)).collect();

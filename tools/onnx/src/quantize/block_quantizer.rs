@@ -51,7 +51,7 @@ impl Bits {
 pub enum ScaleRule {
     /// From the extremes, as ONNX Runtime's own quantizer does.
     Extremes,
-    /// The one with the least squared error among some around that one.
+    /// The scale with the least squared error among some scales around that of the extremes.
     Fitted,
 }
 
@@ -74,7 +74,7 @@ impl BlockFormat {
         self.block_size * self.bits.count() / 8
     }
 
-    /// Whether scales are searched for, and do not follow from the extremes alone.
+    /// Whether scales are searched for instead of computed from the extremes.
     pub(super) fn fits_scales(self) -> bool {
         self.scale == ScaleRule::Fitted && !self.asymmetric
     }
@@ -96,7 +96,7 @@ impl ScaleType {
         }
     }
 
-    /// A scale as it is stored.
+    /// Rounds a scale as it is rounded when it is stored.
     pub fn round(self, scale: f32) -> f32 {
         match self {
             ScaleType::Float32 => scale,
@@ -120,7 +120,7 @@ pub(super) struct BlockScale {
     pub zero_point: u8,
 }
 
-/// What of a block is infinite or NaN.
+/// What is infinite or NaN in a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum NotFinite {
     /// The number at this position.
@@ -130,7 +130,7 @@ pub(super) enum NotFinite {
 }
 
 impl NotFinite {
-    /// The position to report, in a block of `length` numbers: the last one for a scale.
+    /// The position to report, in a block of `length` numbers. For a scale it is the last one.
     pub fn position(self, length: usize) -> usize {
         match self {
             NotFinite::Value(at) => at,
@@ -139,10 +139,10 @@ impl NotFinite {
     }
 }
 
-/// Numbers that are rounded before they are packed, so that both loops are vectorized.
+/// Numbers that are rounded together before they are packed, so that both loops are vectorized.
 const AT_ONCE: usize = 64;
 
-/// Quantizes a block. A block shorter than `format.block_size`, the last one of a row, is filled up with zeros.
+/// Quantizes a block. The last block of a row may be shorter than `format.block_size`; it is padded with zeros.
 pub(super) fn quantize_block(
     values: &[f32],
     format: BlockFormat,
@@ -161,7 +161,7 @@ pub(super) fn quantize_block(
     Ok(scale)
 }
 
-/// The scale of a block whose errors cost `cost` per square, by position. Symmetric scales are fitted.
+/// The scale of a block in which the squared error of the number at each position counts `cost` times. Symmetric scales are fitted.
 pub(super) fn compensated_scale(
     values: &[f32],
     format: BlockFormat,
@@ -171,7 +171,7 @@ pub(super) fn compensated_scale(
     block_scale(values, format, scales, (!format.asymmetric).then_some(|at: usize| cost[at]))
 }
 
-/// The scale of a block as it is stored: from the extremes, or with `cost` the fitted one.
+/// The scale of a block as it is stored: computed from the extremes, or fitted if there is a `cost`.
 fn block_scale(
     values: &[f32],
     format: BlockFormat,
@@ -196,14 +196,14 @@ pub(super) struct Levels {
 }
 
 impl Levels {
-    /// With the scale of the block.
+    /// Levels for a block with this scale.
     pub fn new(scale: BlockScale, bits: Bits) -> Self {
-        // Numbers so small that the inverse of their scale is infinite become zeros.
+        // Where the scale is so small that its inverse is infinite, all numbers become zeros.
         let inverse = Some(1.0 / scale.scale).filter(|inverse| inverse.is_finite()).unwrap_or(0.0);
         Levels { inverse, zero: f32::from(scale.zero_point), top: bits.top() }
     }
 
-    /// Factor and summand that make of a number what is rounded to its level.
+    /// Factor and summand: `number * factor + summand` is rounded to the number's level.
     pub fn line(&self) -> (f32, f32) {
         (self.inverse, self.zero)
     }
@@ -214,7 +214,7 @@ impl Levels {
     }
 }
 
-/// Writes levels, filled up with zeros.
+/// Writes levels, padded with the level of zero.
 pub(super) fn pack(levels: &[u8], zero_point: u8, bits: Bits, out: &mut [u8]) {
     match bits {
         Bits::Four => {
@@ -230,11 +230,12 @@ pub(super) fn pack(levels: &[u8], zero_point: u8, bits: Bits, out: &mut [u8]) {
     }
 }
 
-/// Steps from the scale of the extremes to those that are tried, each way; a step is a tenth of a level.
+/// How many scales are tried on each side of the scale of the extremes. A step from one to the next is a tenth of a level.
 const STEPS: i8 = 9;
 
-/// The scale with the least squared error: `first`, or one that is up to [`STEPS`] steps larger or smaller and then fitted to the levels
-/// that it gives by least squares. No worse than `first`. A squared error counts `cost` times, by position.
+/// The scale with the least squared error. Candidates are `first`, and for each of up to [`STEPS`] steps up and down the scale that fits, by least
+/// squares, the levels which the stepped scale gives. Never worse than `first`. The squared error of the number at each position counts `cost`
+/// times.
 fn fitted(values: &[f32], first: f32, bits: Bits, scales: ScaleType, cost: impl Fn(usize) -> f64) -> f32 {
     let (half, top) = (f32::from(bits.symmetric_zero_point()), bits.top());
     let level_of = |value: f32, inverse: f32| f32::from(level(value * inverse + half, top)) - half;
@@ -264,7 +265,7 @@ fn fitted(values: &[f32], first: f32, bits: Bits, scales: ScaleType, cost: impl 
     best
 }
 
-/// The number that a quantized one stands for.
+/// The number that a level stands for.
 pub(super) fn dequantize(level: u8, BlockScale { scale, zero_point }: BlockScale) -> f32 {
     (f32::from(level) - f32::from(zero_point)) * scale
 }
@@ -273,7 +274,7 @@ const LANES: usize = 8;
 
 /// The smallest and the largest number.
 fn range(values: &[f32]) -> Result<(f32, f32), NotFinite> {
-    // Several at a time: one chain of comparisons would wait for each.
+    // Several lanes at a time: in a single chain, each comparison would wait for the one before.
     let (mut mins, mut maxs, mut are_finite) = ([f32::MAX; LANES], [f32::MIN; LANES], [true; LANES]);
     for values in values.chunks(LANES) {
         for (lane, value) in values.iter().enumerate() {
@@ -290,13 +291,13 @@ fn range(values: &[f32]) -> Result<(f32, f32), NotFinite> {
     let min = mins.into_iter().fold(f32::MAX, |least, min| if min < least { min } else { least });
     let max = maxs.into_iter().fold(f32::MIN, |most, max| if max > most { max } else { most });
     match values {
-        // The sign of the first of only zeros is that of the scale.
+        // If all numbers are zeros, the first one's sign becomes the sign of the scale.
         [first, ..] if min == 0.0 && max == 0.0 => Ok((*first, *first)),
         _ => Ok((min, max)),
     }
 }
 
-/// The scale of a block with these extremes, before it is stored.
+/// Scale and zero point of a block with these extremes. The scale is not yet rounded to its stored type.
 pub(super) fn scale_of(min: f32, max: f32, format: BlockFormat) -> BlockScale {
     let top = format.bits.top();
     if !format.asymmetric {
@@ -310,9 +311,8 @@ pub(super) fn scale_of(min: f32, max: f32, format: BlockFormat) -> BlockScale {
     BlockScale { scale, zero_point }
 }
 
-/// Rounds to `0..=top`, halves away from zero. `f32::round` is a function call on x86-64 without SSE 4.1; this is a few vectorizable
-/// instructions, and exact for numbers of this size: the sum with 2^23 is rounded to a whole number, halves to an even one, which is in its
-/// last bits.
+/// Rounds to `0..=top`, halves away from zero. `f32::round` is a function call on x86-64 without SSE 4.1; this is a few instructions that
+/// vectorize. It is exact for numbers of this size: adding 2^23 rounds to a whole number (halves to an even one), which the lowest bits then hold.
 pub(super) fn level(value: f32, top: f32) -> u8 {
     const WHOLE: f32 = 8_388_608.0;
     let limited = value.clamp(0.0, top);
@@ -458,8 +458,7 @@ mod tests {
             let (bytes, scale) = quantize(&values, format(bits, 32, asymmetric));
             for (level, value) in levels(&bytes, bits).iter().zip(&values) {
                 let error = (dequantize(*level, scale) - value).abs();
-                // A symmetric block has one level less on the far side of zero; a rounded zero point moves all levels by up
-                // to half a step.
+                // A symmetric block has one level fewer on one side of zero. A rounded zero point moves all levels by up to half a step.
                 prop_assert!(error <= scale.scale.abs() * 1.001, "{} of {}", error, scale.scale);
             }
         }

@@ -1,9 +1,9 @@
 //! Chooses a format for each matrix so that all weights of a model fit a number of bytes: `--quantize auto`.
 //!
-//! The choice is a knapsack over a proxy of the damage: the relative squared error of a matrix times its energy (the sum of
-//! its squares), which is the sum of the squared errors of its weights. It knows nothing of how much a matrix matters to the
-//! answers. Upgrades are taken in the order of error removed per byte, along the lower convex hull of each matrix's choices,
-//! as long as they fit: the result is at most one upgrade away from the best choice.
+//! The choice is a knapsack over an estimate of the damage: the relative squared error of a matrix times its energy (the sum of its squares), which
+//! is the sum of the squared errors of its weights. The estimate does not know how much a matrix matters to the answers. Upgrades are taken in the
+//! order of error removed per byte, along the lower convex hull of each matrix's choices, as long as they fit. The result is at most one upgrade
+//! away from the best choice.
 
 use super::block_quantizer::{Bits, BlockFormat, ScaleRule};
 use super::rewrite::make_job;
@@ -22,13 +22,13 @@ pub(super) const FORMATS: [BlockFormat; 5] = [
     BlockFormat { bits: Bits::Eight, block_size: 32, asymmetric: false, scale: ScaleRule::Extremes },
 ];
 
-/// Hears how many bytes of weights are measured, of how many.
+/// Called with the bytes of weights measured so far, and the bytes of all weights to measure.
 pub type MeasureProgress<'a> = &'a mut dyn FnMut(u64, u64);
 
 /// One way to store a matrix.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Form {
-    /// `None`: as floats.
+    /// `None` for a matrix that stays in floats.
     pub format: Option<BlockFormat>,
     /// Bytes.
     pub bytes: u64,
@@ -41,7 +41,7 @@ pub struct Form {
 pub struct Candidate {
     /// The weight's name.
     pub name: String,
-    /// The operators that read it in blocks.
+    /// The operators that will read the quantized matrix.
     pub nodes: Vec<NodeId>,
     /// The ways to store it, the smallest first.
     pub forms: Vec<Form>,
@@ -52,15 +52,15 @@ pub struct Candidate {
 pub struct Candidates {
     /// The matrices.
     pub matrices: Vec<Candidate>,
-    /// Bytes of all weights as they are.
+    /// Bytes of all weights before quantizing.
     pub all: u64,
     /// Bytes of the weights that are not among the matrices.
     pub others: u64,
 }
 
 impl Candidates {
-    /// Measures the errors of all formats; reads each weight once. `graph` must be the model's graph with inferred shapes. Calls `progress`
-    /// with the bytes of weights that are measured and of all that will be: with 0 before the first is read.
+    /// Measures the errors of all formats. Reads each weight once. `graph` must be the model's graph with inferred shapes. Calls `progress` first
+    /// with 0 bytes measured, then after each part of a weight.
     pub fn measure(
         model: &Model,
         graph: &Graph,
@@ -73,7 +73,7 @@ impl Candidates {
         Self::find(model, graph, &selection, options.budget, progress)
     }
 
-    /// A `budget` below the smallest formats is refused before any weight is read.
+    /// Measures the matrices of a selection. Refuses a `budget` below the smallest formats before it reads any weight.
     pub(super) fn find(
         model: &Model,
         graph: &Graph,
@@ -84,7 +84,7 @@ impl Candidates {
         let initializers = model.graph_proto().initializer.iter().enumerate();
         let sources: HashMap<&str, usize> = initializers.map(|(index, tensor)| (tensor.name(), index)).collect();
         let mut matrices: BTreeMap<ValueId, Matrix> = BTreeMap::new();
-        // Operators that read the same weight in the same form share its quantized bytes.
+        // Operators that read the same weight with the same orientation and format share its quantized bytes.
         let (mut fixed, mut fixed_bytes) = (HashSet::new(), 0);
         for chosen in &selection.chosen {
             let name = graph.value(chosen.weight).name.as_str();
@@ -132,7 +132,8 @@ impl Candidates {
         self.others + self.matrices.iter().map(|matrix| matrix.forms[0].bytes).sum::<u64>()
     }
 
-    /// Formats with which all weights have at most `budget` bytes. `importance` is the damage of a matrix for each unit of squared error.
+    /// Formats with which all weights have at most `budget` bytes, chosen for little damage. The damage of a matrix is its squared error times
+    /// `importance`.
     pub fn choose(
         &self,
         budget: u64,
@@ -168,7 +169,7 @@ pub(super) fn weight_bytes(graph: &Graph, ids: impl Iterator<Item = ValueId>) ->
     ids.filter_map(|id| graph.weight(id)).map(|weight| weight.bytes).sum()
 }
 
-/// Refuses a budget that all weights fit as they are.
+/// Refuses a budget into which all weights fit without quantizing.
 pub(super) fn check_choice(all: u64, budget: u64) -> Result<(), QuantizeError> {
     match all <= budget {
         true => {
@@ -179,7 +180,7 @@ pub(super) fn check_choice(all: u64, budget: u64) -> Result<(), QuantizeError> {
     }
 }
 
-/// Sets the formats of a selection, and drops what stays in floats.
+/// Sets the formats of a selection. Removes the matrices that stay in floats.
 pub(super) fn apply(graph: &Graph, selection: &mut Selection, formats: &BTreeMap<String, Option<BlockFormat>>) {
     for chosen in std::mem::take(&mut selection.chosen) {
         let name = &graph.value(chosen.weight).name;
@@ -199,12 +200,12 @@ struct Matrix {
     job: Job,
     nodes: Vec<NodeId>,
     formats: Vec<BlockFormat>,
-    /// Bytes of its floats.
+    /// Bytes of the matrix in floats.
     floats: u64,
 }
 
 impl Matrix {
-    /// The matrix of a job. With `is_kept`, its floats stay whatever is chosen.
+    /// The matrix of a job. `is_kept`: its floats stay in the file, whatever format is chosen.
     fn new(job: Job, readers: &[&Chosen], is_kept: bool) -> Self {
         let fits = |format: &BlockFormat| {
             let is_whole = job.matrix.depth.is_multiple_of(format.block_size);
@@ -213,17 +214,17 @@ impl Matrix {
         let formats: Vec<BlockFormat> = FORMATS.into_iter().filter(fits).collect();
         let floats = job.matrix.bytes();
         let nodes = readers.iter().map(|reader| reader.node).collect();
-        // Floats that stay for another operator need no bytes of their own.
+        // Floats that another operator needs anyway do not count as bytes of this matrix.
         Matrix { job, nodes, formats, floats: if is_kept { 0 } else { floats } }
     }
 
-    /// Bytes of its smallest form.
+    /// Bytes of the smallest form.
     fn smallest(&self) -> u64 {
         let quantized = self.formats.iter().map(|format| bytes_of(&self.job, *format));
         quantized.chain([self.floats]).min().unwrap_or(self.floats)
     }
 
-    /// With the errors of all formats: reads the weight. Calls `report` with the bytes of each part of it.
+    /// Reads the weight and measures the errors of all formats. Calls `report` with the bytes of each part that was read.
     fn measured(self, report: &mut dyn FnMut(u64)) -> Result<Candidate, QuantizeError> {
         let Matrix { job, nodes, formats, floats } = self;
         let largest = formats.iter().map(|format| format.block_size).max().unwrap_or(FORMATS[0].block_size);
@@ -261,12 +262,12 @@ fn keeps_floats(graph: &Graph, weight: ValueId, readers: &[&Chosen]) -> bool {
     false
 }
 
-/// The index of the form of each matrix; the first ones if nothing fits.
+/// The index of the form of each matrix. The smallest forms if no upgrade fits.
 fn pick(matrices: &[Vec<Form>], budget: u64) -> Vec<usize> {
     let mut picks = vec![0; matrices.len()];
     let mut left = budget.saturating_sub(matrices.iter().map(|forms| forms[0].bytes).sum());
     let mut upgrades: Vec<Upgrade> = matrices.iter().enumerate().flat_map(|(at, forms)| hull(at, forms)).collect();
-    // Along a hull the rates fall, so the upgrades of a matrix stay in order.
+    // Along a hull, rates fall, so the upgrades of one matrix stay in order.
     upgrades.sort_by(|a, b| b.rate.total_cmp(&a.rate).then(a.matrix.cmp(&b.matrix)).then(a.to.cmp(&b.to)));
     let mut is_stuck = vec![false; matrices.len()];
     for Upgrade { matrix, to, bytes, .. } in upgrades {

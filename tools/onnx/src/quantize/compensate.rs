@@ -1,10 +1,10 @@
-//! Error-compensated rounding (GPTQ, Frantar et al., arXiv 2210.17323): the levels of a matrix are chosen so that its products with
-//! observed inputs change least, not its weights.
+//! Error-compensated rounding (GPTQ, Frantar et al., arXiv 2210.17323): chooses the levels of a matrix so that its products with observed inputs
+//! change least. Plain rounding changes the weights least instead.
 //!
-//! With `H = X^T X` over observed inputs `X` `[positions, length]`, rounding weight `i` of a column with the error `e` is compensated in the
-//! weights `j > i` of that column by `-e U[i][j] / U[i][i]`, where `U` is the upper triangular factor of `(H + damping I)^-1 = U^T U`.
-//! Inputs are taken in spans of some neighbours, with no compensation between spans: memory is `depth * span` instead of `depth * depth`,
-//! and a column is rounded slab by slab. Every sum has a fixed order and columns are independent, so the number of threads changes no bit.
+//! Let `H = X^T X` over observed inputs `X` `[positions, length]`, and `U` the upper triangular factor of `(H + damping I)^-1 = U^T U`. If rounding
+//! changes weight `i` of a column by the error `e`, each weight `j > i` of that column is changed by `-e U[i][j] / U[i][i]`. Inputs are divided
+//! into spans of neighbours, and errors are compensated only within a span. So memory is `depth * span` instead of `depth * depth`, and a column is
+//! rounded slab by slab. Every sum has a fixed order and columns are independent, so the number of threads changes no bit.
 
 use super::block_quantizer::{
     BlockFormat, BlockScale, Levels, NotFinite, ScaleType, compensated_scale, dequantize, pack,
@@ -19,7 +19,7 @@ pub(super) struct Factor {
 }
 
 impl Factor {
-    /// From second moments `[length, length]`, symmetric. `None` if a moment is infinite or NaN, or `damping` is not positive.
+    /// Computes the factor from symmetric second moments `[length, length]`. `None` if a moment is infinite or NaN, or `damping` is not positive.
     pub fn new(moments: &[f64], length: usize, damping: f64) -> Option<Self> {
         if !(damping.is_finite() && damping > 0.0 && moments.iter().all(|moment| moment.is_finite())) {
             return None;
@@ -32,7 +32,7 @@ impl Factor {
                 let [a, b] = [i, j].map(|row| &root[row * length + j + 1..(row + 1) * length]);
                 a.iter().zip(b).map(|(a, b)| a * b).sum()
             };
-            // Positive but for rounding: the damped matrix is positive definite.
+            // Positive except for rounding errors, because the damped matrix is positive definite.
             let square = (moments[j * length + j] + damping - dot(&root, j)).max(damping * 1e-6);
             root[j * length + j] = square.sqrt();
             for i in 0..j {
@@ -42,7 +42,7 @@ impl Factor {
         Some(Factor { length, upper: inverse(&root, length) })
     }
 
-    /// Rounds to the nearest.
+    /// A factor that compensates nothing.
     pub fn uncompensated(length: usize) -> Self {
         let diagonal = |at: usize| if at.is_multiple_of(length + 1) { 1.0 } else { 0.0 };
         Factor { length, upper: (0..length * length).map(diagonal).collect() }
@@ -52,7 +52,7 @@ impl Factor {
         self.upper[at * self.length + at]
     }
 
-    /// What the error of a weight adds to those behind it, per unit of `error / pivot`.
+    /// What the error of a weight adds to the weights after it, per unit of `error / pivot`.
     fn shares(&self, at: usize) -> &[f64] {
         &self.upper[at * self.length + at + 1..(at + 1) * self.length]
     }
@@ -76,8 +76,8 @@ fn inverse(upper: &[f64], length: usize) -> Vec<f64> {
     result
 }
 
-/// Quantizes the weights of a column that a span of inputs meets, block by block, to `out`. `put` takes the scale of each block, by its
-/// number in the span. `values` are at most as many as the factor's inputs.
+/// Quantizes, block by block, the weights of a column that belong to a span of inputs, and writes the levels to `out`. Calls `put` with the index
+/// of each block in the span and its scale. There are at most as many `values` as the factor has inputs.
 pub(super) fn quantize_span(
     values: &[f32],
     factor: &Factor,
@@ -95,7 +95,7 @@ pub(super) fn quantize_span(
         let start = number * format.block_size;
         let end = (start + format.block_size).min(left.len());
         let block: Vec<f32> = left[start..end].iter().map(|value| *value as f32).collect();
-        // An error in a weight whose pivot is small costs more.
+        // The error of a weight with a small pivot costs more.
         let cost: Vec<f64> = (start..end).map(|at| factor.pivot(at).powi(-2)).collect();
         let scale = compensated_scale(&block, format, scales, &cost).map_err(|_| NotFinite::Scale)?;
         let rounding = Levels::new(scale, format.bits);
@@ -199,7 +199,7 @@ mod tests {
 
     #[test]
     fn inputs_that_were_always_zero_change_nothing() {
-        // Without moments there is damping only: `U` is diagonal.
+        // With zero moments only the damping remains, so `U` is diagonal.
         let factor = Factor::new(&[0.0; 32 * 32], 32, 1.0).unwrap();
         let format = BlockFormat { bits: Bits::Four, block_size: 16, asymmetric: false, scale: ScaleRule::Fitted };
         let weights: Vec<f32> = numbers(27, 5).into_iter().map(|value| value as f32).collect();

@@ -1,8 +1,8 @@
 //! The contents of quantized weights, computed when they are read.
 //!
-//! Numbers, scales and zero points of a weight are read one after another, several times each (hash, copy). So the results
-//! of the last weight stay in memory; of a weight larger than [`WINDOW_BYTES`], those of some of its columns. While they are
-//! written, a thread computes the next ones, because weights are mostly read in the order of the model.
+//! Numbers, scales and zero points of a weight are read one after another, each several times (to hash and to copy them). So the results of the
+//! last weight stay in memory; for a weight larger than [`WINDOW_BYTES`], the results of some of its columns. While a caller reads them, a thread
+//! computes the next window, because weights are mostly read in the order of the model.
 
 use super::matrix::{Job, Window};
 use crate::virtual_file::Computed;
@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Most bytes of the results that are kept, and as many again of those that are computed ahead.
+/// Maximum bytes of the results in memory. The results that are computed ahead may take as many again.
 const WINDOW_BYTES: usize = 384 << 20;
 
 /// All weights that are quantized.
@@ -25,23 +25,23 @@ pub(super) struct Jobs {
 /// The windows in memory.
 #[derive(Debug, Default)]
 struct Windows {
-    /// The last one, and the index of its job.
+    /// The window that was read last, and the index of its job.
     last: Option<(usize, Window)>,
     ahead: Option<Ahead>,
 }
 
-/// A window that a thread computes. Waits for the thread when dropped: what it reads may be in a temporary directory, which this process must
-/// remove before it ends.
+/// A window that a thread is computing. Dropping it waits for the thread, because the thread may read files in a temporary directory, which this
+/// process must remove before it ends.
 #[derive(Debug)]
 struct Ahead {
     job: usize,
     columns: Range<usize>,
-    /// `None` once it was taken.
+    /// `None` after it was joined.
     thread: Option<JoinHandle<io::Result<Window>>>,
 }
 
 impl Ahead {
-    /// Waits for the window; `None` if the thread has ended without it.
+    /// Waits for the window. `None` if the thread panicked.
     fn computed(mut self) -> Option<io::Result<Window>> {
         self.thread.take()?.join().ok()
     }
@@ -53,7 +53,7 @@ impl Drop for Ahead {
     }
 }
 
-/// What of a quantized weight.
+/// The tensors of a quantized weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Part {
     Numbers,
@@ -61,7 +61,7 @@ pub(super) enum Part {
     ZeroPoints,
 }
 
-/// A part of a quantized weight, computed when it is read.
+/// One tensor of a quantized weight, computed when it is read.
 #[derive(Debug)]
 pub(super) struct PartContents {
     pub jobs: Arc<Jobs>,
@@ -74,7 +74,7 @@ impl Jobs {
         Jobs { jobs: Arc::new(jobs), ..Jobs::default() }
     }
 
-    /// With a smaller window, to test that it changes nothing.
+    /// Like [`Self::new`] with smaller windows, to test that the window size changes nothing.
     #[cfg(test)]
     pub fn with_window(jobs: Vec<Job>, bytes: usize) -> Self {
         Jobs { jobs: Arc::new(jobs), window_bytes: Some(bytes), ..Jobs::default() }
@@ -97,7 +97,7 @@ impl Jobs {
         let columns = self.columns(job, column);
         let ahead = windows.ahead.take();
         let is_expected = ahead.as_ref().is_some_and(|ahead| ahead.job == job && ahead.columns == columns);
-        // Another window is waited for, too: no more than two are ever in memory.
+        // Waits even for a window that is not needed, so that never more than two windows are in memory.
         let computed = ahead.and_then(Ahead::computed);
         let window = match computed.filter(|_| is_expected) {
             Some(window) => window?,
@@ -117,8 +117,8 @@ impl Jobs {
         start..(start + columns).min(job.matrix.columns)
     }
 
-    /// Starts to compute the window after this one. `None` if there is none, or no thread for it, and after the last of several, behind
-    /// which the first is read again for another part.
+    /// Starts a thread that computes the window after this one. `None` if this is the last window of all weights or the thread cannot be started.
+    /// Also `None` after the last of several windows of a weight: there, its first window is read next, for another tensor.
     fn compute_after(&self, job: usize, columns: &Range<usize>) -> Option<Ahead> {
         let (job, column) = match columns.end == self.jobs[job].matrix.columns {
             true if columns.start > 0 => return None,

@@ -16,7 +16,7 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::PathBuf;
 
-/// Bytes of a slab, at most, unless a single block of rows has more.
+/// Maximum bytes of a slab. A single block of rows may be larger.
 const SLAB_BYTES: usize = 16 << 20;
 /// Columns that one task quantizes at a time.
 const GROUP: usize = WIDTH;
@@ -28,11 +28,11 @@ const AT_ONCE: usize = 64;
 pub(super) enum Place {
     /// In a file, from this offset on.
     File(PathBuf, u64),
-    /// In memory: small ones, stored as typed fields of a model file.
+    /// In memory. For small matrices that a model file stores as typed fields.
     Memory(Bytes),
 }
 
-/// A matrix of floats that is multiplied from the right: `depth` numbers are summed for each of `columns` results.
+/// A matrix of floats by which inputs are multiplied from the right: each of `columns` results is a sum over `depth` numbers.
 #[derive(Clone, Debug)]
 pub(super) struct Matrix {
     pub name: String,
@@ -79,12 +79,12 @@ pub(super) struct Job {
     pub matrix: Matrix,
     pub format: BlockFormat,
     pub scales: ScaleType,
-    /// Of the inputs that the matrix multiplies: its errors are compensated ([`super::compensate`]).
+    /// Second moments of the inputs that the matrix multiplies. With them, errors are compensated ([`super::compensate`]).
     pub moments: Option<WeightMoments>,
 }
 
 impl Job {
-    /// Numbers of a column that are rounded at once: a block, or a span of inputs.
+    /// How many numbers of a column are rounded together: a block, or a span of inputs if errors are compensated.
     fn unit(&self) -> usize {
         self.moments.as_ref().map_or(self.format.block_size, WeightMoments::span)
     }
@@ -114,7 +114,7 @@ impl Job {
         (self.matrix.columns * (self.number_bytes() + self.scale_bytes() + self.zero_point_bytes())) as u64
     }
 
-    /// Quantizes a range of columns. An [`io::Error`] of a number that is not finite wraps a [`NotFiniteError`].
+    /// Quantizes a range of columns. If a number is not finite, the [`io::Error`] wraps a [`NotFiniteError`].
     pub fn window(&self, columns: Range<usize>) -> io::Result<Window> {
         let factors = self.moments.as_ref().map(|moments| moments.factors(self.matrix.depth)).transpose()?;
         let mut result = Results::new(self, &columns, factors.as_deref());
@@ -133,8 +133,8 @@ impl Job {
         Ok(result.into_window(columns))
     }
 
-    /// The sum of the squared differences that quantizing in each format makes. Their blocks must divide the job's own. The sums do
-    /// not depend on the number of threads. Calls `measured` with the bytes of each part of the weight that is done.
+    /// For each format, the sum of the squared errors of quantizing in it. Its block size must divide the job's. The sums do not depend on the
+    /// number of threads. Calls `measured` with the bytes of each part of the weight that is done.
     pub fn squared_errors(&self, formats: &[BlockFormat], measured: &mut dyn FnMut(u64)) -> io::Result<Vec<f64>> {
         let mut source = Source::open(&self.matrix)?;
         let mut sums = vec![0.0; formats.len()];
@@ -154,7 +154,7 @@ impl Job {
         Ok(sums)
     }
 
-    /// The squared differences of some columns of a slab, counted from its first column.
+    /// The same for some columns of a slab, counted from the slab's first column.
     fn errors_of(
         &self,
         slab: &Slab,
@@ -206,7 +206,7 @@ struct Slab {
     columns: Range<usize>,
 }
 
-/// Position of a number: how deep, which column.
+/// Position of a number in the matrix: depth and column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Position {
     depth: usize,
@@ -280,7 +280,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Results of a window under construction.
+/// The results of a window that is being computed.
 struct Results<'a> {
     job: &'a Job,
     /// One for each span of inputs, if errors are compensated.
@@ -314,7 +314,7 @@ impl<'a> Results<'a> {
         }
     }
 
-    /// Rounds a slab. Fails with the first position, in stored order, of a number that is not finite.
+    /// Rounds a slab. If a number is not finite, returns the first such position in stored order.
     fn round(&mut self, slab: &Slab, bytes: &[u8]) -> Result<(), Position> {
         let (job, factors) = (self.job, self.factors);
         let before = slab.columns.start - self.first_column;
@@ -348,7 +348,7 @@ impl<'a> Results<'a> {
 }
 
 impl Group<'_> {
-    /// Rounds the columns of a slab from `first` on, counted from the slab's first column.
+    /// Rounds the columns of a slab from column `first` of the slab on.
     fn round(&mut self, slab: &Slab, bytes: &[u8], first: usize) -> Result<(), Position> {
         let is_simple = self.factors.is_none() && !self.job.matrix.transposed && !self.job.format.fits_scales();
         if is_simple && self.round_rows(slab, bytes, first) {
@@ -357,7 +357,7 @@ impl Group<'_> {
         self.round_columns(slab, bytes, first)
     }
 
-    /// Rounds them row by row. `false`, with nothing promised of the results, if a number or a scale is infinite or NaN.
+    /// Rounds the columns row by row. Returns `false` if a number or a scale is infinite or NaN; then the results are undefined.
     fn round_rows(&mut self, slab: &Slab, bytes: &[u8], first: usize) -> bool {
         let Group { job, numbers, scales: scale_bytes, zero_points, .. } = self;
         let Job { matrix, format, scales, .. } = job;
@@ -383,7 +383,7 @@ impl Group<'_> {
         true
     }
 
-    /// Rounds them column by column, which finds the first number that is not finite.
+    /// Rounds the columns one by one. Finds the first number that is not finite.
     fn round_columns(&mut self, slab: &Slab, bytes: &[u8], first: usize) -> Result<(), Position> {
         let Group { job, factors, numbers, scales: scale_bytes, zero_points } = self;
         let Job { matrix, format, scales, .. } = job;
@@ -413,8 +413,8 @@ impl Group<'_> {
 }
 
 impl Job {
-    /// Calls `use_unit` with each [unit](Job::unit) of some columns of a slab: column, counted from the first of these; depth of the first
-    /// number; numbers. `columns` are counted from the slab's first.
+    /// Calls `use_unit` with each [unit](Job::unit) of some columns of a slab: the column's index in `columns`, the depth of the unit's first
+    /// number, and the unit's numbers. `columns` are counted from the slab's first column.
     fn each_unit(
         &self,
         slab: &Slab,
@@ -443,7 +443,8 @@ fn squared_error(values: &[f32], levels: &[u8], format: BlockFormat, scale: Bloc
     values.iter().enumerate().map(difference).map(|difference| difference * difference).sum()
 }
 
-/// Copies `depth` of each column, as float32, to `values`, each column from a multiple of `unit` on. `columns` are counted from the slab's first.
+/// Copies the range `depth` of each column to `values` as float32. Each column begins at a multiple of `unit`. `columns` are counted from the
+/// slab's first column.
 fn gather(
     matrix: &Matrix,
     slab: &Slab,
@@ -480,7 +481,7 @@ fn each_number(dtype: DType, bytes: &[u8], mut put: impl FnMut(usize, f32)) {
     }
 }
 
-/// Converts up to [`AT_ONCE`] numbers, together: one by one, 16-bit numbers take a function call each.
+/// Converts up to [`AT_ONCE`] numbers together. One by one, each 16-bit number would take a function call.
 fn to_floats(dtype: DType, bytes: &[u8], floats: &mut [f32]) {
     match dtype {
         DType::Float32 => floats.iter_mut().zip(bytes.as_chunks().0).for_each(|(to, b)| *to = f32::from_le_bytes(*b)),

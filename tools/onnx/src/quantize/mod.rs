@@ -1,9 +1,9 @@
 //! Quantizes the weight matrices of a model: `MatMul` and `Gemm` become `MatMulNBits`, lookups of embeddings
 //! `GatherBlockQuantized`, both operators of ONNX Runtime.
 //!
-//! Only the graph is rewritten at first. The new weights are a virtual file, whose bytes are computed from the model's own
-//! weights when they are copied; so the planner sees the quantized graph before any weight is read. Weights are rounded to the nearest
-//! level, or with second moments of their inputs so that errors compensate each other. Does not run models.
+//! Quantizing rewrites only the graph. The new weights are a virtual file: their bytes are computed from the model's own weights when they are
+//! copied, so the planner sees the quantized graph before any weight is read. Weights are rounded to the nearest level, or, if second moments of
+//! their inputs are given, so that errors compensate each other. Does not run models.
 
 mod block_quantizer;
 mod budget;
@@ -35,26 +35,26 @@ use std::sync::Arc;
 /// How a model is quantized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuantizeOptions {
-    /// Of all matrices that have no choice of their own.
+    /// The format of all matrices that nothing below chooses otherwise.
     pub format: BlockFormat,
-    /// Bytes that all weights of the model may have: the format of each matrix is chosen, instead of `format`.
+    /// Maximum bytes of all weights of the model. A format is chosen for each matrix to fit them, and `format` is not used.
     pub budget: Option<u64>,
-    /// The formats of weights by name, instead of `format`; the weights that are not named, or have none, stay in floats.
+    /// The format of each weight by name, used instead of `format`. Weights that are not named here, or have `None`, stay in floats.
     pub formats: Option<BTreeMap<String, Option<BlockFormat>>>,
-    /// Of the matrices of the head.
+    /// What to do with the matrices of the head.
     pub head: Choice,
-    /// Of the tables that token ids index.
+    /// What to do with the tables that token ids index.
     pub embedding: Choice,
-    /// Observed inputs, to compensate the errors of weights of 4 bits.
+    /// Second moments of observed inputs, with which the errors of 4-bit weights are compensated.
     pub moments: Option<Arc<InputMoments>>,
 }
 
-/// Bits of a part of the model.
+/// Whether a part of the model is quantized, and to how many bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// Those of all other matrices.
+    /// To the bits of all other matrices.
     Same,
-    /// These.
+    /// To these bits.
     Bits(Bits),
     /// Not quantized.
     None,
@@ -121,20 +121,20 @@ pub struct Quantized {
     pub model: Model,
     /// The contents of that file.
     pub contents: VirtualFile,
-    /// What was done.
+    /// What was quantized and what was left.
     pub summary: QuantizeSummary,
 }
 
-/// What quantizing does to a model.
+/// Counts of what quantizing changed in a model.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct QuantizeSummary {
     /// Number of quantized weights of each format, each counted once however many operators read it.
     pub formats: BTreeMap<BlockFormat, usize>,
     /// Number of quantized weights whose errors are compensated.
     pub compensated: usize,
-    /// Positions of the observed inputs that they are compensated for.
+    /// Number of positions of the observed inputs that were used for compensation.
     pub positions: u64,
-    /// Bytes of these weights before.
+    /// Bytes of the quantized weights before.
     pub bytes_before: u64,
     /// Bytes of numbers, scales and zero points after.
     pub bytes_after: u64,
@@ -148,7 +148,7 @@ pub struct QuantizeSummary {
 }
 
 impl QuantizeSummary {
-    /// What was left, in words; empty if nothing was.
+    /// Describes which matrices were left and why; empty if none was.
     pub fn left_text(&self) -> String {
         left_text(&self.left)
     }
@@ -159,8 +159,8 @@ fn left_text(left: &BTreeMap<LeftReason, usize>) -> String {
     left.iter().map(text).collect::<Vec<_>>().join(", ")
 }
 
-/// The input that each weight to quantize multiplies, by the weight's name. Without weights that a lookup reads too, or that multiply
-/// several inputs: their errors have several costs. `graph` must be the model's graph with inferred shapes.
+/// The input that each weight to quantize multiplies, by the weight's name. Weights that a lookup reads too or that multiply several inputs are
+/// left out: no single input determines the cost of their errors. `graph` must be the model's graph with inferred shapes.
 pub fn product_inputs(graph: &Graph, roles: &Roles, options: &QuantizeOptions) -> BTreeMap<String, ValueId> {
     let mut inputs: BTreeMap<ValueId, Option<ValueId>> = BTreeMap::new();
     for chosen in select::select(graph, roles, options).chosen {
@@ -173,7 +173,7 @@ pub fn product_inputs(graph: &Graph, roles: &Roles, options: &QuantizeOptions) -
     inputs.into_iter().filter_map(|(weight, input)| Some((graph.value(weight).name.clone(), input?))).collect()
 }
 
-/// Refuses a model of which these options quantize no weight, whatever the budget. Reads no weight. `graph` must be the model's graph with
+/// Refuses a model in which these options quantize no weight, whatever the budget is. Reads no weight. `graph` must be the model's graph with
 /// inferred shapes.
 ///
 /// # Errors
@@ -182,11 +182,12 @@ pub fn check_quantizable(graph: &Graph, roles: &Roles, options: &QuantizeOptions
     select::select(graph, roles, options).check_any()
 }
 
-/// The format of each matrix that `budget` of the options, bytes of all weights, allows: those that [`quantize`] chooses with these options,
-/// chosen once for several calls of it. `progress` as in [`Candidates::measure`]. `graph` must be the model's graph with inferred shapes.
+/// Chooses the format of each matrix within `options.budget`, as [`quantize`] does with the same options. The result serves several calls of
+/// [`quantize`] (as `formats`). `progress` is called as in [`Candidates::measure`]. `graph` must be the model's graph with inferred shapes.
 ///
 /// # Errors
-/// As of [`quantize`]: a budget that all weights fit as they are, or that none fit, is refused before any weight is read.
+/// The errors of [`quantize`]. A budget into which all weights fit without quantizing, or which is below the smallest formats, is refused before
+/// any weight is read.
 pub fn choose_formats(
     model: &Model,
     graph: &Graph,

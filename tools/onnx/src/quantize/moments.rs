@@ -1,4 +1,4 @@
-//! Second moments of the inputs of matrix products, observed while a model ran prompts: a file that the observer wrote.
+//! Second moments of the inputs of matrix products, in a file that an observer wrote while the model ran prompts.
 
 use super::compensate::Factor;
 use crate::work_dir::WorkDir;
@@ -9,20 +9,21 @@ use std::io::{self, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Share of the mean square of a matrix's inputs that is added to the square of each: few positions determine no inverse.
+/// Damping, as a share of the mean square of a matrix's inputs: added to the square of each input, because few positions do not determine an
+/// inverse.
 const DAMPING: f64 = 0.1;
 
-/// Second moments of the inputs of weights. Of each weight's inputs `X` `[positions, depth]`, for each span of `span` neighbouring inputs
-/// (the last one may be shorter), the sums of products `[span, span]` as little-endian float64.
+/// Second moments of the inputs of weights. The inputs `X` `[positions, depth]` of a weight are divided into spans of `span` neighbours (the last
+/// may be shorter). The file has the sums of products `[span, span]` of each span, as little-endian float64.
 #[derive(Debug)]
 pub struct InputMoments {
     /// The file.
     pub path: PathBuf,
     /// Inputs of a span: a multiple of the block size.
     pub span: usize,
-    /// Position in the file of the first span, by weight.
+    /// For each weight, the position of its first span in the file.
     pub offsets: BTreeMap<String, u64>,
-    /// Positions that were summed.
+    /// Number of positions that were summed.
     pub positions: u64,
     /// The directory of the file, removed after the last use.
     pub dir: WorkDir,
@@ -50,7 +51,7 @@ pub(super) struct WeightMoments {
 }
 
 impl WeightMoments {
-    /// Those of a weight, if its inputs were observed.
+    /// The moments for a weight. `None` if its inputs were not observed.
     pub fn of(moments: &Arc<InputMoments>, weight: &str) -> Option<Self> {
         let offset = *moments.offsets.get(weight)?;
         Some(WeightMoments { moments: Arc::clone(moments), offset })
@@ -75,11 +76,11 @@ impl WeightMoments {
         let spans: Vec<(usize, Vec<f64>)> = lengths.map(&mut read).collect::<io::Result<_>>()?;
         let squares: f64 = spans.iter().map(|(length, moments)| moments.iter().step_by(length + 1).sum::<f64>()).sum();
         let mean = squares / depth.max(1) as f64;
-        // Inputs that were always zero say nothing: any damping gives plain rounding.
+        // Inputs that were always zero carry no information: with any damping, rounding is then plain.
         let damping = if mean > 0.0 { DAMPING * mean } else { 1.0 };
         let factor = |(length, moments): &(usize, Vec<f64>)| Factor::new(moments, *length, damping);
         let factors: Option<Vec<Factor>> = spans.par_iter().map(factor).collect();
-        // Nor do moments of infinite inputs.
+        // Moments that are not finite carry none either: then rounding is plain.
         Ok(factors.unwrap_or_else(|| spans.iter().map(|(length, _)| Factor::uncompensated(*length)).collect()))
     }
 }

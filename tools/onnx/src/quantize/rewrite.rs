@@ -1,5 +1,4 @@
-//! Rewrites the graph of a model: operators on quantized weights, references to the quantized weights, and no weights that
-//! nobody reads any more.
+//! Rewrites the graph of a model: operators on quantized weights, references to these weights, and no weights that nothing reads any more.
 
 use super::block_quantizer::{Bits, ScaleType};
 use super::contents::{Jobs, Part, PartContents};
@@ -42,7 +41,7 @@ pub(super) fn rewrite(
     let mut rewriter = Rewriter { moments, ..Rewriter::new(model, graph) };
     let mut nodes: Vec<Vec<NodeProto>> = model.graph_proto().node.iter().map(|node| vec![node.clone()]).collect();
     for chosen in &selection.chosen {
-        // A sparse weight is no initializer that can be read in slabs.
+        // A sparse weight is not an initializer that can be read in slabs.
         let Some(weight) = rewriter.weight(chosen)? else { continue };
         let at = chosen.node.0 as usize;
         nodes[at] = rewriter.replace(&model.graph_proto().node[at], chosen, weight);
@@ -54,7 +53,7 @@ pub(super) fn rewrite(
 pub(super) fn make_job(model: &Model, name: &str, source: usize, chosen: &Chosen) -> Result<Job, QuantizeError> {
     let size = |size: u64| usize::try_from(size).ok();
     let elements = chosen.depth.saturating_mul(chosen.columns);
-    // Offsets of bytes are computed in this type.
+    // Checked, because offsets in bytes are computed as `usize`.
     let sizes = size(chosen.depth).zip(size(chosen.columns)).filter(|_| size(elements.saturating_mul(8)).is_some());
     let (depth, columns) = sizes.ok_or_else(|| QuantizeError::TooLarge { name: name.to_owned(), elements })?;
     let place = place(model, source)?;
@@ -94,9 +93,9 @@ enum Identity {
 
 /// The initializers of a quantized weight.
 struct Names {
-    /// As `MatMulNBits` takes the numbers: `[columns, blocks, bytes of a block]`.
+    /// The numbers in the shape for `MatMulNBits`: `[columns, blocks, bytes of a block]`.
     product: Option<String>,
-    /// As `GatherBlockQuantized` does: `[rows, bytes of a row]`.
+    /// The numbers in the shape for `GatherBlockQuantized`: `[rows, bytes of a row]`.
     table: Option<String>,
     scales: String,
     zero_points: Option<String>,
@@ -136,7 +135,7 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    /// The job of a weight: an existing one if an operator before reads the same weight in the same format.
+    /// The job of a weight. If an earlier operator reads the same weight in the same format, it is that operator's job.
     fn weight(&mut self, chosen: &Chosen) -> Result<Option<usize>, QuantizeError> {
         let name = self.graph.value(chosen.weight).name.as_str();
         let Some(source) = self.sources.get(name).copied() else { return Ok(None) };
@@ -150,7 +149,7 @@ impl<'a> Rewriter<'a> {
             return Ok(Some(*job));
         }
         let mut job = make_job(self.model, name, source, chosen)?;
-        // With 8 bits there is nothing left to compensate.
+        // With 8 bits, errors are too small to compensate.
         let moments = self.moments.filter(|_| chosen.format.bits == Bits::Four);
         job.moments = moments.and_then(|moments| WeightMoments::of(moments, name));
         self.jobs.push(job);
@@ -168,7 +167,7 @@ impl<'a> Rewriter<'a> {
         Ok(Some(self.jobs.len() - 1))
     }
 
-    /// The nodes that take the place of a node.
+    /// The nodes that replace a node.
     fn replace(&mut self, node: &NodeProto, chosen: &Chosen, job: usize) -> Vec<NodeProto> {
         match chosen.operator {
             Operator::Gather => vec![self.lookup(node, chosen, job)],
@@ -335,15 +334,15 @@ impl<'a> Rewriter<'a> {
     }
 }
 
-/// The quantized file.
+/// The quantized file and the tensors in it.
 #[derive(Default)]
 struct LaidOut {
     contents: VirtualFile,
-    /// Bytes without those between the weights.
+    /// Bytes of the weights, without the gaps between them.
     bytes: u64,
-    /// Those that both a lookup and a product read.
+    /// Bytes of the weights that both a lookup and a product read.
     bytes_tied: u64,
-    /// New initializers by the index of the one they come from.
+    /// New initializers, by the index of the initializer that was quantized.
     tensors: BTreeMap<usize, Vec<(TensorProto, FileRange)>>,
 }
 
@@ -351,7 +350,7 @@ fn stored(tensor: &TensorProto) -> u64 {
     tensor::shape_of(tensor).ok().and_then(|shape| shape.bytes).unwrap_or_default()
 }
 
-/// The nodes without transpositions and copies of weights that nobody reads any more.
+/// Removes transpositions and copies of weights that nothing reads any more.
 fn live(nodes: Vec<NodeProto>, graph: &GraphProto) -> Vec<NodeProto> {
     let mut read: HashSet<String> = graph.output.iter().map(|output| output.name().to_owned()).collect();
     let mut kept: Vec<NodeProto> = Vec::with_capacity(nodes.len());

@@ -49,7 +49,7 @@ pub(super) enum Operator {
 pub enum LeftReason {
     /// Fewer than [`MIN_ELEMENTS`] elements.
     Small,
-    /// The sum is shorter than a block.
+    /// The depth is less than a block.
     Short,
     /// More than two dimensions.
     ThreeDimensional,
@@ -81,7 +81,7 @@ impl LeftReason {
     }
 }
 
-/// The blocks of a graph that have options of their own.
+/// The parts of a graph that have options of their own.
 #[derive(Clone, Debug, Default)]
 pub struct Roles {
     /// Nodes of the head.
@@ -90,17 +90,17 @@ pub struct Roles {
     pub tokens: BTreeSet<ValueId>,
 }
 
-/// What was found.
+/// The result of the selection.
 #[derive(Debug, Default)]
 pub(super) struct Selection {
     pub chosen: Vec<Chosen>,
     /// Weights that are left, by name.
     pub left: BTreeMap<String, LeftReason>,
-    /// Weights that one of their operators leaves as asked, by name.
+    /// Weights, by name, that the user's options leave for one of the operators that read them.
     pub asked: BTreeSet<String>,
     /// Number of operators whose weights are quantized already.
     pub quantized_already: usize,
-    /// Whether a table that token ids index could be quantized, and is left as asked.
+    /// Whether a table that token ids index could be quantized, but the user's options leave it.
     pub embedding_is_left: bool,
 }
 
@@ -132,14 +132,14 @@ pub(super) fn select(graph: &Graph, roles: &Roles, options: &QuantizeOptions) ->
             }
         }
     }
-    // A weight that one operator left and another one took is counted as taken.
+    // A weight that is quantized for one operator and left for another counts as quantized.
     let taken: BTreeSet<&str> = selection.chosen.iter().map(|c| graph.value(c.weight).name.as_str()).collect();
     selection.left.retain(|name, _| !taken.contains(name.as_str()));
     selection
 }
 
 impl Selection {
-    /// Says why nothing was chosen, if so.
+    /// Returns the reason as an error if nothing was chosen.
     pub fn check_any(&self) -> Result<(), QuantizeError> {
         if !self.chosen.is_empty() {
             return Ok(());
@@ -160,7 +160,7 @@ impl Selection {
     }
 }
 
-/// The operator, its weight, and whether the weight is transposed, if the node multiplies by a weight or looks up rows of one.
+/// If the node multiplies by a weight or looks up its rows: the operator, the weight, and whether the weight is transposed.
 fn operand(graph: &Graph, node: &Node, roles: &Roles) -> Option<(Operator, ValueId, bool)> {
     let input = |slot: usize| node.inputs.get(slot).copied().flatten();
     let found = |operator, slot| {

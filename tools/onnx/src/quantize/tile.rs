@@ -1,10 +1,10 @@
-//! Quantizes neighbouring columns of a matrix that is stored row by row, without transposing it: what [`super::block_quantizer`] does with
-//! the numbers of one block, this does with those of one row, so that the loops run over neighbouring numbers and are vectorized. The bytes
-//! are the same. Scales are those of the extremes.
+//! Quantizes neighbouring columns of a matrix that is stored row by row, without transposing it. [`super::block_quantizer`] loops over the numbers
+//! of a block; this module loops over the numbers of a row, which are neighbours in memory, so the loops are vectorized. The bytes are the same.
+//! Scales are computed from the extremes.
 
 use super::block_quantizer::{Bits, BlockFormat, BlockScale, Levels, ScaleType, level, scale_of};
 
-/// Most columns of a tile: enough for whole cache lines of a row.
+/// Maximum columns of a tile: enough for whole cache lines of a row.
 pub(super) const WIDTH: usize = 64;
 
 /// One block of each of up to [`WIDTH`] columns.
@@ -22,13 +22,13 @@ pub(super) struct TileScales {
 }
 
 impl Tile {
-    /// A tile of so many columns.
+    /// A tile of this many columns.
     pub fn new(columns: usize) -> Self {
         assert!(columns <= WIDTH, "a tile has at most {WIDTH} columns");
         Tile { rows: vec![], columns }
     }
 
-    /// Replaces the numbers by those of so many rows: `fill` writes the columns of one, by index.
+    /// Replaces the numbers by those of `rows` rows. `fill` gets the index of a row and writes its columns.
     pub fn fill(&mut self, rows: usize, mut fill: impl FnMut(usize, &mut [f32])) {
         self.rows.resize(rows, [0.0; WIDTH]);
         self.rows.iter_mut().enumerate().for_each(|(index, row)| fill(index, &mut row[..self.columns]));
@@ -50,7 +50,7 @@ impl Tile {
             zero: [0.0; WIDTH],
         };
         for column in 0..self.columns {
-            // Of only zeros, both are the first, whose sign is that of the scale.
+            // Where all numbers are zeros, min and max are the first zero, whose sign becomes that of the scale.
             let BlockScale { scale, zero_point } = scale_of(mins[column], maxs[column], format);
             let scale = BlockScale { scale: types.round(scale), zero_point };
             are_finite &= scale.scale.is_finite();
@@ -60,7 +60,7 @@ impl Tile {
         are_finite.then_some(found)
     }
 
-    /// Writes the numbers of each column to its block of bytes, which is filled up with zeros.
+    /// Writes the numbers of each column to its block of bytes. The rest of a block is filled with the level of zero.
     pub fn quantize<'a>(&self, scales: &TileScales, bits: Bits, blocks: impl Iterator<Item = &'a mut [u8]>) {
         let packed: Vec<[u8; WIDTH]> = match bits {
             Bits::Four => self.rows.chunks(2).map(|pair| self.pair(pair, scales)).collect(),
@@ -74,7 +74,7 @@ impl Tile {
         }
     }
 
-    /// The bytes of two rows of 4-bit numbers; a missing second one is filled up with zeros.
+    /// The bytes of two rows of 4-bit numbers. If the second row is missing, the level of zero takes its place.
     fn pair(&self, pair: &[[f32; WIDTH]], scales: &TileScales) -> [u8; WIDTH] {
         let mut bytes = scales.levels(&pair[0], Bits::Four);
         match pair.get(1) {

@@ -64,7 +64,8 @@ fn count_nodes(body: &GraphProto) -> usize {
     body.node.len() + body.node.iter().flat_map(walk::bodies).map(count_nodes).sum::<usize>()
 }
 
-/// Of the captures that `MatMulNBits` reads as numbers, scales or zero points: how many elements of a matrix each of their numbers holds.
+/// The captures that `MatMulNBits` reads as numbers, scales or zero points, each with the number of matrix elements that a stored number holds: 0
+/// for scales and zero points.
 fn packed(body: &GraphProto, captures: &[&str]) -> BTreeMap<usize, u64> {
     let mut packed = BTreeMap::new();
     for node in body.node.iter().filter(|node| node.op_type() == "MatMulNBits") {

@@ -113,12 +113,12 @@ impl Format {
         }
         let is_json = matches!(begin.trim_ascii_start(), [b'{' | b'[', ..]);
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        // What stands in the place of a model is a failed download, whatever it is.
+        // A file with a model's name that holds text is a failed download, even if the text is JSON.
         let in_place_of_a_model = path.extension().is_some_and(|extension| extension == "onnx");
         Some(if is_json && !in_place_of_a_model { Format::Json(JsonFile::of_name(&name)) } else { Format::Text })
     }
 
-    /// The format of a file with weights, or of what stands for one.
+    /// The format of a file with weights, or of a Git LFS pointer to it.
     fn of_weights(path: &Path, begin: &[u8]) -> Option<Format> {
         if begin.starts_with(LFS) {
             return Some(Format::LfsPointer);
@@ -151,13 +151,13 @@ impl Format {
         }
     }
 
-    /// The format of a directory without an ONNX file: a checkpoint as a whole, even without weights, or else its first recognised file
-    /// with weights. Texts are in every directory of a model.
+    /// The format of a directory without an ONNX file: a checkpoint as a whole, even without weights, or else its first recognised file with
+    /// weights. Text files are ignored, because every model directory has some.
     pub fn of_directory(dir: &Path) -> Option<(PathBuf, Format)> {
         let mut files: Vec<PathBuf> = fs::read_dir(dir).ok()?.flatten().map(|entry| entry.path()).collect();
         files.sort();
         let found = files.iter().filter_map(|path| Some((path, Format::of_weights(path, &first_bytes(path)?)?)));
-        // These may lie beside any model.
+        // Files of these formats may lie beside any model.
         let mut found = found.filter(|(_, format)| !matches!(format, Format::Numpy | Format::Archive));
         let has_config = dir.join("config.json").is_file();
         let Some((path, format)) = found.next() else {

@@ -97,7 +97,8 @@ impl<'a> Builder<'a> {
             return Ok(None);
         }
         let raw = match at {
-            // Zero points that are computed when they are packed: no shape depends on them.
+            // In a virtual file, whose contents are computed when they are packed (zero points). No shape depends on
+            // them.
             Storage::External(span)
                 if [QUANTIZED_FILE, ROWS_FILE].contains(&self.weights.files[span.file].location.as_str()) =>
             {

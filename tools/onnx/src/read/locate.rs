@@ -73,7 +73,7 @@ impl LocateError {
     }
 }
 
-/// What to give instead of a file that lies beside a model.
+/// A hint for a file that lies beside a model: which path to give instead.
 fn hint_beside(file: &Path) -> Option<String> {
     let dir = directory_of(file);
     match in_directory(dir) {
@@ -132,7 +132,7 @@ fn is_of_plan(name: &str) -> bool {
     number.is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-/// The other ONNX files beside the one that [`locate`] chose in a directory by its name. None where a configuration names the file.
+/// The other ONNX files in the directory in which [`locate`] chose `chosen` by its name. Empty if a configuration names the file.
 pub fn passed_over(path: &Path, chosen: &Path) -> Vec<String> {
     let dir = directory_of(chosen);
     if !path.is_dir() || dir.join("genai_config.json").is_file() {

@@ -52,7 +52,7 @@ fn definitions(graph: &GraphProto) -> Result<HashMap<&str, Option<usize>>, Order
             return Err(twice(name, &first, "another input".into()));
         }
     }
-    // An initializer may share its name with the input it is the default of, but with no other initializer.
+    // An initializer may have the name of an input, whose default it then is, but not that of another initializer.
     let mut initializers = HashSet::new();
     for name in names::weights(graph) {
         if name.is_empty() {

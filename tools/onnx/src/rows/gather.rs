@@ -1,4 +1,4 @@
-//! Bytes that lie at regular distances in a weight: some ranges of each row of a matrix, one after another.
+//! Gathers bytes that lie at regular distances in a weight: the same ranges of each row of a matrix, one after another.
 
 use crate::virtual_file::{Computed, VirtualFile};
 use bytes::Bytes;
@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::PathBuf;
 
-/// Most bytes that are read at once, where ranges lie close together.
+/// Maximum bytes of one read that covers several ranges close together.
 const SPAN_BYTES: u64 = 1 << 20;
 
 /// Where the bytes of a weight are.
@@ -70,7 +70,7 @@ impl Gather {
         self.ranges.iter().map(|range| range.length).sum()
     }
 
-    /// What the result has from `offset` on, range by range.
+    /// The pieces of the source that make up the result from `offset` on, in order.
     fn pieces(&self, offset: u64) -> impl Iterator<Item = Piece> + '_ {
         let (first_row, mut skipped) = (offset / self.row_bytes(), offset % self.row_bytes());
         let all = (first_row..self.rows).flat_map(|row| self.ranges.iter().map(move |range| (row, range)));
@@ -82,7 +82,7 @@ impl Gather {
         })
     }
 
-    /// The first pieces that fill a buffer of this length and lie close together: at least one.
+    /// The first of these pieces, at least one, that lie close together, up to `length` bytes.
     fn close_pieces(&self, offset: u64, length: u64) -> Vec<Piece> {
         let (mut taken, mut pieces) = (0, Vec::<Piece>::new());
         for mut piece in self.pieces(offset) {

@@ -1,4 +1,4 @@
-//! Inputs and outputs of the model, and the recorded types of values, where shards have parts of them.
+//! Rewrites the model's inputs and outputs and the recorded types of values for division by rows.
 
 use super::RowSplitError;
 use crate::names;
@@ -8,7 +8,8 @@ use hpp_graph::{Graph, RowDivision, ShardLayout, ValueId, shard_name};
 use hpp_schema::Dim;
 use std::collections::{HashMap, HashSet};
 
-/// Replaces each divided state by one for each shard, and drops what is not known of divided values.
+/// Replaces each divided state by one state for each shard, and drops recorded types that divided values no longer
+/// have.
 pub(super) fn rewrite(graph: &Graph, division: &RowDivision, proto: &mut GraphProto) -> Result<(), RowSplitError> {
     let ids: HashMap<&str, ValueId> = graph.value_ids().map(|id| (graph.value(id).name.as_str(), id)).collect();
     let used: HashSet<&str> = ids.keys().copied().collect();
@@ -22,7 +23,7 @@ pub(super) fn rewrite(graph: &Graph, division: &RowDivision, proto: &mut GraphPr
     };
     proto.input = replaced(std::mem::take(&mut proto.input))?;
     proto.output = replaced(std::mem::take(&mut proto.output))?;
-    // Types of the other parts are inferred.
+    // Types of divided values are inferred again.
     let is_whole =
         |id: &ValueId| matches!(division.layout(*id), None | Some(ShardLayout::Replicated | ShardLayout::Partial));
     let known: HashSet<&str> = names::produced(&proto.node).collect();
@@ -30,12 +31,12 @@ pub(super) fn rewrite(graph: &Graph, division: &RowDivision, proto: &mut GraphPr
     Ok(())
 }
 
-/// Whether shards have some heads of this state, before or after a pass.
+/// Whether this value is a divided state, before or after a pass.
 fn is_state(division: &RowDivision, id: ValueId) -> bool {
     division.is_divided_past(id) || division.layout(id) == Some(&ShardLayout::State)
 }
 
-/// The record of a state for each shard.
+/// The records of a divided state: one for each shard.
 fn of_shards(
     graph: &Graph,
     division: &RowDivision,

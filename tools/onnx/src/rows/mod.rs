@@ -1,7 +1,8 @@
-//! Divides layers by rows, as `hpp_graph::divide_rows` decides: copies their nodes for each shard, gives each copy its part of the weights
-//! and adds the summands of the shards.
+//! Divides layers by rows, as `hpp_graph::divide_rows` decides: copies the nodes of these layers for each shard, gives each copy its part of the
+//! weights, and adds the summands of the shards.
 //!
-//! Only the graph is rewritten. The parts of the weights are a virtual file, gathered from the model's own weights when they are copied.
+//! Only the graph is rewritten. The parts of the weights are a virtual file: its bytes are gathered from the model's own weights when they are
+//! copied.
 
 mod gather;
 mod interface;
@@ -23,7 +24,7 @@ pub struct RowSplit {
     pub model: Model,
     /// The contents of that file.
     pub contents: VirtualFile,
-    /// What each node of the model is, in order.
+    /// For each node of the model, in order, which node of the original it comes from.
     pub nodes: Vec<RowNode>,
 }
 

@@ -1,4 +1,4 @@
-//! Rewrites the graph of a model: nodes of divided layers for each shard, sums of what shards compute, parts of weights.
+//! Rewrites the graph of a model: copies of the nodes of divided layers for each shard, sums of the shards' summands, parts of weights.
 
 use super::weights::PartWeights;
 use super::{RowSplit, RowSplitError, interface};
@@ -29,10 +29,10 @@ pub(super) fn rewrite(
     rewriter.finish()
 }
 
-/// What of a value a name stands for.
+/// Which tensor of a shard a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Of {
-    /// What nodes of the shard read.
+    /// The value that the shard's nodes read.
     Shard(usize),
     /// The shard's summand.
     Summand(usize),
@@ -51,7 +51,7 @@ struct Rewriter<'a> {
 impl<'a> Rewriter<'a> {
     fn new(model: &'a Model, graph: &'a Graph, division: &'a RowDivision, virtual_files: &'a VirtualFiles) -> Self {
         let mut used = names::all(model.graph_proto());
-        // States have the names that the segmentation expects.
+        // Names of divided states are reserved: the segmentation expects them.
         let states = graph.inputs.iter().chain(&graph.outputs).map(|id| &graph.value(*id).name);
         used.extend(states.flat_map(|name| (0..division.shards()).map(move |shard| shard_name(name, shard))));
         Rewriter {
@@ -65,7 +65,7 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    /// Adds the copies of a node, and the sums of what they compute.
+    /// Adds the copies of a node and, if it computes summands, the sums.
     fn divide(&mut self, id: NodeId, node: &NodeProto, divided: &NodeDivision) -> Result<(), RowSplitError> {
         let shards = 0..self.division.shards();
         for shard in shards.clone().filter(|shard| self.division.is_kept(RowNode::Copy(id, *shard))) {
@@ -113,7 +113,7 @@ impl<'a> Rewriter<'a> {
         Ok(copy)
     }
 
-    /// What a shard's copy of a node reads.
+    /// The name that a shard's copy of a node reads for an input.
     fn input(
         &mut self,
         reader: NodeId,
@@ -135,7 +135,8 @@ impl<'a> Rewriter<'a> {
         })
     }
 
-    /// A value as a shard's copy of a node reads it. Values from before the divided layers are the same for all shards.
+    /// The name under which a shard's copy of a node reads a value that is not sliced. Values from before the divided layers are the same for all
+    /// shards.
     fn own(&mut self, reader: NodeId, value: ValueId, shard: usize) -> String {
         if self.division.is_divided_past(value) {
             return shard_name(&self.graph.value(value).name, shard);
@@ -146,7 +147,8 @@ impl<'a> Rewriter<'a> {
         }
     }
 
-    /// The name of what a shard has of a value of a divided layer. What shard 0 has whole keeps the value's name, so that later blocks read it.
+    /// The name of a shard's tensor for a value of a divided layer. If shard 0 has the whole value, its tensor keeps the value's name, so that
+    /// later blocks read it.
     fn name(&mut self, value: ValueId, of: Of) -> String {
         if let Some(known) = self.names.get(&(value, of)) {
             return known.clone();

@@ -1,4 +1,4 @@
-//! The parts of weights: where their bytes come from, their names and their places in the virtual file.
+//! The shards' parts of weights: where their bytes come from, their names, and their places in the virtual file.
 
 use super::RowSplitError;
 use super::gather::{Gather, Range, Source};
@@ -25,7 +25,7 @@ struct Part {
     shard: usize,
 }
 
-/// The initializers that copies of nodes read instead of the model's own.
+/// The new initializers that copies of nodes read instead of the model's own.
 pub(super) struct PartWeights<'a> {
     model: &'a Model,
     virtual_files: &'a VirtualFiles,
@@ -90,7 +90,7 @@ impl<'a> PartWeights<'a> {
         let offset = self.layout.place(length);
         self.contents.put_computed(offset, Arc::new(gather), length);
         refer(&mut new, ROWS_FILE, offset, length);
-        // Its file comes after those of the model.
+        // The virtual file comes after the files of the model.
         let range = FileRange { file: self.model.weights.files.len(), offset, length };
         self.tensors.push((new, Storage::External(range)));
         Ok(())
@@ -128,7 +128,7 @@ impl<'a> PartWeights<'a> {
         })
     }
 
-    /// Names of the weights of which there are parts.
+    /// Names of the weights that were divided into parts.
     pub fn sliced(&self) -> HashSet<&'a str> {
         let initializers = &self.model.graph_proto().initializer;
         self.names.keys().map(|part| initializers[part.source].name()).collect()

@@ -47,7 +47,7 @@ pub fn refer(tensor: &mut TensorProto, location: &str, offset: u64, length: u64)
     };
 }
 
-/// Makes a reference to a range of a file one to this many of its bytes.
+/// Changes a reference to a range of a file so that it covers `length` bytes.
 pub fn refer_to_length(tensor: &mut TensorProto, length: u64) {
     tensor.external_data.retain(|entry| entry.key() != "length");
     tensor.external_data.push(StringStringEntryProto { key: Some("length".into()), value: Some(length.to_string()) });

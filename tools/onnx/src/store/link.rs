@@ -22,7 +22,7 @@ pub enum LinkOutcome {
     },
 }
 
-/// The reason why a weight file cannot be linked, although it might be with another directory.
+/// The reason why a weight file cannot be linked, although linking into another directory might succeed.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum LinkError {
@@ -52,8 +52,8 @@ pub fn link(file: &WeightFile, dir: &Path) -> Result<LinkOutcome, LinkError> {
     Ok(LinkOutcome::NotLinkable { why: format!("no hard link ({no_link}) and no clone ({no_clone})") })
 }
 
-/// Predicts the outcome of linking `file` into a directory that may not exist yet: possible on the same file system.
-/// Does not detect file systems without hard links.
+/// Predicts the outcome of linking `file` into a directory that may not exist yet: linking succeeds on the same file
+/// system. Does not detect file systems without hard links.
 pub fn predict_link(file: &WeightFile, dir: &Path) -> LinkOutcome {
     let existing = dir.ancestors().find(|ancestor| ancestor.exists()).unwrap_or(dir);
     match same_file_system(&file.path, existing) {

@@ -66,8 +66,8 @@ struct RangeCopy {
 
 /// Packs the external weights of `models` into `dir/location`, and updates their references.
 ///
-/// `weights` resolves the locations of the models; those of `virtual_files` are read from there. The models change only after
-/// the file is complete.
+/// `weights` resolves the locations of the models. Locations in `virtual_files` are read from there. The models change only after the file is
+/// complete.
 pub fn pack(
     models: &mut [ModelProto],
     weights: &Weights,
@@ -149,7 +149,7 @@ fn write(
     Ok(stats)
 }
 
-/// The source files. Only the last one used stays open: there may be thousands.
+/// The source files. Only the one used last stays open, because there may be thousands.
 struct SourceFiles<'a> {
     files: &'a [WeightFile],
     virtual_files: &'a VirtualFiles,
@@ -225,7 +225,7 @@ impl<'a> Target<'a> {
         hash.map_err(|source| PackError::Write(WriteError::new(self.path, source)))
     }
 
-    /// Copies a range: in the kernel, which shares blocks if the file system supports it, if the source is a real file.
+    /// Copies a range. From a real file, the kernel copies, which shares blocks if the file system supports it.
     fn copy(&mut self, sources: &mut SourceFiles, from: FileRange, to: u64) -> Result<(), PackError> {
         let start = SeekFrom::Start(from.offset);
         let mut copy = || {

@@ -1,4 +1,4 @@
-//! Writes the weights of a model to one file, some of them rounded to fewer bits: simulates quantization without
+//! Writes the weights of a model to one file and rounds some of them to fewer bits. This simulates quantization without
 //! changing element types.
 //!
 //! Rounding is symmetric with one scale per group of neighbours along an axis: `scale = max |w| / (2^(bits-1) - 1)`,
@@ -158,7 +158,7 @@ impl<'a> WeightReader<'a> {
         Ok(self.file.read_exact(bytes).map_err(|source| RangeReadError::new(self.from, self.range, source))?)
     }
 
-    /// Copies the range. The inner error is one of reading, the outer one of writing.
+    /// Copies the range. The outer error is one of writing, the inner one of reading.
     fn copy(&mut self, out: &mut impl Write) -> io::Result<Result<(), RoundError>> {
         let copied = io::copy(&mut (&mut self.file).take(self.range.length), out)?;
         let short = || RangeReadError::short(self.from, self.range).into();

@@ -21,7 +21,7 @@ pub struct CorpusRun<'a> {
     pub corpus: &'a Corpus,
     /// BLAKE3 of its file.
     pub hash: String,
-    /// Whether its prompts were limited without being asked to.
+    /// Whether the number of prompts was limited although the user did not ask for it.
     pub is_cut: bool,
     /// What to observe.
     pub wanted: Wanted,
@@ -56,7 +56,7 @@ impl ProfilingRun<'_> {
         if run.corpus.prompts >= done {
             begun.prompts_hash = Some(run.corpus.prompts_hash.clone());
         } else if in_all != Some(done) {
-            // It was the hash of more prompts than now run.
+            // The recorded hash covers more prompts than run now.
             begun.prompts_hash = None;
         }
         if done >= run.corpus.prompts {
@@ -87,8 +87,7 @@ impl ProfilingRun<'_> {
         Ok(())
     }
 
-    /// Runs a batch of prompts; if it fails, each prompt by itself, so that one prompt cannot fail the others. False if the corpus
-    /// is given up.
+    /// Runs a batch of prompts. If it fails, runs each prompt alone, so that one prompt cannot fail the others. False if the corpus is given up.
     fn batch(&mut self, tapped: &Tapped, batch: Vec<Prompt>) -> Result<bool, ProfileError> {
         match self.observe(tapped, &batch)? {
             Ok(()) => self.taken(batch.len() as u64)?,
@@ -104,7 +103,7 @@ impl ProfilingRun<'_> {
         Ok(true)
     }
 
-    /// Counts prompts as done, whether they ran or were unusable.
+    /// Counts prompts as done, whether they ran or could not be used.
     fn taken(&mut self, prompts: u64) -> Result<(), ProfileError> {
         if let Some(corpus) = &mut self.profile.corpus {
             corpus.prompts_done += prompts;

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 const MODEL: &str = "genai/llama3-fp32-cpu";
 const READY: &str = r#"echo '{"reply":"ready","version":4,"host":{"cpu":"c","cores":1,"memory":"1 GiB","system":"s","threads":1,"onnxruntime":"1","hpp":"0","devices":[]}}'"#;
 
-/// Measures with a child that does this with each line it reads.
+/// Measures with a child that runs this script for each line that it reads.
 struct Bench {
     dir: TempDir,
     analysis: Analysis,
@@ -190,7 +190,7 @@ fn times_that_cannot_be_are_no_times() {
     measure.blocks().unwrap();
     assert!(failures(&measure.profile).iter().all(|failure| failure.contains("cannot have been measured")));
     assert_eq!(measure.profile.check(), []);
-    // A child that answers nothing is not asked for ever.
+    // A child that never answers is not asked forever.
     let silent = Bench::new(DONE);
     let mut measure = silent.measure(&[Provider::CPU]);
     measure.blocks().unwrap();
@@ -261,7 +261,7 @@ fn the_machine_is_measured_once_and_what_fails_is_said() {
     assert_eq!(asked(), 7, "nothing is measured twice");
 }
 
-/// Counts a request's prompts as its statistics, and dies of poison.
+/// Returns the number of a request's prompts as its statistics; crashes at a prompt with the word poison.
 const OBSERVE: &str = r#"
     case $line in *poison*) kill -KILL $$;; esac
     n=$(echo "$line" | grep -o '"content":' | wc -l)

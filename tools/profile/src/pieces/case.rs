@@ -84,7 +84,7 @@ impl<'a> Sizes<'a> {
         };
         let growing: Vec<State> = states_of_kind(false).cloned().collect();
         let mut sizes = Sizes { pieces, pass, symbols: symbol_values(&pieces.analysis.inputs, &growing, pass) };
-        // A buffer that is updated in place is bound whole, however much of it is filled.
+        // A buffer that is updated in place is bound as a whole, however much of it is filled.
         for state in states_of_kind(true) {
             if let Some(first) = state.shape.first().and_then(Dim::as_symbol) {
                 sizes.symbols.entry(first.to_owned()).or_insert(pass.batch);
@@ -150,8 +150,8 @@ impl<'a> Sizes<'a> {
         state.shape.iter().enumerate().map(size).collect()
     }
 
-    /// Tokens along a state's axis. A buffer with the capacity of the planned context gets the capacity that the longest case
-    /// needs; shorter buffers are sliding windows and keep theirs.
+    /// Number of tokens along a state's axis. If a buffer has the capacity of the planned context, it gets the capacity that the longest case
+    /// needs. A smaller buffer is a sliding window and keeps its capacity.
     fn length(&self, state: &State, moment: Moment) -> u64 {
         match (state.update, moment) {
             (StateUpdate::InPlace { capacity, .. }, _) if capacity == self.pieces.analysis.context => {
@@ -194,8 +194,7 @@ impl<'a> Sizes<'a> {
         }
     }
 
-    /// Contents of a state before this pass. Of an in-place buffer only the part of the past tokens is filled, so that only that part
-    /// occupies memory.
+    /// Contents of a state before this pass. Only the past tokens of an in-place buffer are filled, so that the rest occupies no memory.
     fn past(&self, state: &State, dtype: DType, seed: u64) -> Fill {
         match state.update {
             StateUpdate::InPlace { axis, .. } if dtype.is_float() => {

@@ -1,4 +1,4 @@
-//! Every block of every model here can be measured by itself, with inputs that fit it.
+//! Every block of every model here can be measured alone, with inputs that fit it.
 
 use super::*;
 use crate::derive::PHASES;
@@ -52,7 +52,7 @@ fn every_block_of_every_model_has_inputs() {
             }
         }
     }
-    // A paged cache is the caller's to bring; nothing says how many pages there are.
+    // The caller brings a paged cache, and nothing says how many pages it has.
     without.retain(|line| !line.contains("paged"));
     assert!(without.is_empty(), "{}", without.join("\n"));
 }

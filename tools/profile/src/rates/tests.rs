@@ -60,7 +60,7 @@ fn a_device_is_described_by_its_link_and_by_what_blocks_get_there() {
     assert!((gpu.link.latency_us - 10.0).abs() < 0.1, "{:?}", gpu.link);
     assert!((gpu.link.to_device_gb_per_s - 5.0).abs() < 0.1, "{:?}", gpu.link);
     assert!(gpu.memory_gb_per_s > 0.0 && gpu.tflops > 0.0);
-    // Pinned memory counts where there is some.
+    // Rates of pinned memory are used if they were measured.
     profile.machine.curves.insert(
         1,
         curve_of(

@@ -31,9 +31,9 @@ pub struct ReportInput<'a> {
 pub struct BlockWork {
     /// Its label.
     pub block: String,
-    /// Decoding one token, by tokens of context.
+    /// Work of decoding one token, by the number of context tokens.
     pub decode: Vec<(u64, Work)>,
-    /// Prefill into an empty context, by tokens.
+    /// Work of a prefill into an empty context, by the number of tokens.
     pub prefill: Vec<(u64, Work)>,
 }
 

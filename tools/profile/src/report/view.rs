@@ -91,7 +91,8 @@ impl<'a> ReportView<'a> {
         self.blocks().iter().map(|block| block.label.as_str()).collect()
     }
 
-    /// What entries say of blocks, as (position, value); entries of unknown blocks are left out.
+    /// The values of entries that name blocks, as (position of the block, value). Entries of unknown blocks are left
+    /// out.
     pub fn along<'e, T: 'e>(
         &self,
         entries: impl IntoIterator<Item = &'e T>,

@@ -112,8 +112,8 @@ fn operands(graph: &Graph, node: &Node) -> Vec<(usize, usize)> {
     }
 }
 
-/// Stacked expert weights, `[experts, out, in]` or `[experts, in, out]`; the hidden size tells which, and the former is taken if
-/// both match. The second projection has the hidden size as output, the others have it as input.
+/// Stacked expert weights are `[experts, out, in]` or `[experts, in, out]`. The hidden size tells which; if both axes have it, the former is
+/// assumed. The second projection has the hidden size as output, the others have it as input.
 fn experts(graph: &Graph, node: &Node) -> Vec<(usize, usize)> {
     let hidden = node.inputs.first().copied().flatten().and_then(|value| size(graph, value, None));
     let axis = |slot: usize, starts_from_hidden: bool| {

@@ -1,4 +1,4 @@
-//! What is measured where people say, and where they do not.
+//! What is measured with explicit settings, and without.
 
 use super::*;
 use crate::sample;

@@ -1,4 +1,4 @@
-//! Streams and links as the place of a profile.
+//! Profiles written to streams and through links.
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn streams_get_one_profile_and_links_stay() {
     assert_eq!(reader.join().unwrap(), fs::read_to_string(link).unwrap());
 }
 
-/// Advice to resume or to replace a directory would lead to another error.
+/// The hint for a directory must not be to resume or to replace it: that would fail, too.
 #[test]
 fn a_directory_is_refused_as_one() {
     let dir = tempfile::tempdir().unwrap();

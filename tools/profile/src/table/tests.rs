@@ -1,4 +1,4 @@
-//! What people read at the end.
+//! The table that the user reads at the end.
 
 use super::*;
 use crate::derive::derive;
@@ -56,7 +56,7 @@ fn times_that_contradict_each_other_are_doubted() {
     let block = profile.classes[1].block.clone();
     let text = summary(&profile);
     assert!(text.contains(&format!("warning: the times of {block} on cpu vary")), "{text}");
-    // What takes no time cannot be timed.
+    // A block whose time is within the launch cost cannot be timed.
     profile.classes[1].providers[0].decode.points.iter_mut().for_each(|point| point.ms = Some(0.001));
     assert!(!summary(&profile).contains("contradict"));
 }
@@ -88,7 +88,7 @@ fn times_that_vary_from_run_to_run_are_doubted() {
     assert!(summary(&profile).contains("vary from run to run"), "{}", summary(&profile));
 }
 
-/// A percentage of the median that is larger than 100 tells nobody anything.
+/// A percentage of the median that is larger than 100 helps nobody.
 #[test]
 fn layers_that_differ_much_have_no_percentage() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");

@@ -41,8 +41,8 @@ impl<'a> GraphView<'a> {
         ops::is_product(node) && self.data_inputs(node).count() >= 2
     }
 
-    /// Whether, backwards from a value over operators that neither contract nor normalise, at least one product is reached and `is`
-    /// accepts every product that is reached.
+    /// Follows a value backwards over operators that neither contract nor normalise. Whether at least one product is reached and `is` accepts every
+    /// product that is reached.
     pub fn comes_from(&self, value: ValueId, is: impl Fn(NodeId) -> bool) -> bool {
         let mut found = false;
         let mut seen = BTreeSet::new();
@@ -63,7 +63,7 @@ impl<'a> GraphView<'a> {
         found
     }
 
-    /// Whether a projection is reached forwards from a value over operators that neither contract nor normalise.
+    /// Whether a projection is reached from a value, forwards over operators that neither contract nor normalise.
     pub fn leads_to_projection(&self, value: ValueId) -> bool {
         let mut seen = BTreeSet::new();
         let mut todo = vec![(value, 0)];

@@ -41,7 +41,8 @@ fn carriers(view: GraphView, segmentation: &Segmentation, index: usize) -> Resul
     }
 }
 
-/// If the head starts with a Gather of the positions whose logits are requested, the tensor of all tokens before it.
+/// If the head starts with a `Gather` of the requested logit positions, the tensor of all tokens before this `Gather`;
+/// else the value itself.
 fn before_choosing(view: GraphView, value: ValueId) -> ValueId {
     let chosen_from = || {
         let node = view.node(view.graph.producer(value)?);
@@ -60,7 +61,7 @@ fn is_hidden(view: GraphView, value: ValueId) -> bool {
     rows_vary && view.is_counted(value) && view.width(value).is_some_and(|width| width > 1)
 }
 
-/// Pairs of these values that a node adds directly.
+/// The pairs of these values that some node adds directly.
 fn added(view: GraphView, values: &[ValueId]) -> Vec<(ValueId, ValueId)> {
     let mut pairs = Vec::new();
     for (at, a) in values.iter().enumerate() {
@@ -98,7 +99,7 @@ fn norm(view: GraphView, value: ValueId) -> Option<NodeId> {
 /// The input of a norm.
 fn before_norm(view: GraphView, node: &Node) -> Option<Vec<ValueId>> {
     let values = if node.op_type.starts_with("Skip") {
-        // With a bias the sum is known only if the node returns it.
+        // With a bias, the sum is known only if the node returns it.
         let bias = if node.op_type == "SkipLayerNormalization" { 4 } else { 3 };
         match node.inputs.get(bias).copied().flatten() {
             None => addends(node)?.to_vec(),

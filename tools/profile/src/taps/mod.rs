@@ -214,7 +214,7 @@ fn is_inside(kind: TapKind) -> bool {
     kind != TapKind::Boundary
 }
 
-/// Keeps the axis that determines the size of a row; the operator determines the number of rows.
+/// Keeps the axis that determines the size of a row. How many rows there are is left to the operator.
 fn forget_rows(output: &mut PartitionOutput, kind: TapKind) {
     let keep = match kind {
         TapKind::Attention => 1,

@@ -88,7 +88,8 @@ fn multi_head(s: &Sizes, past: usize) -> Option<Extent> {
     })
 }
 
-/// The lengths of the sequences are in a tensor, so the symbol `total_sequence_length` gives the number of keys.
+/// The lengths of the sequences are in a tensor, so the number of keys is taken from the symbol
+/// `total_sequence_length`.
 fn paged(s: &Sizes) -> Option<Extent> {
     let heads = s.attribute("num_heads")?;
     let packed = heads.checked_add(s.attribute("kv_num_heads")?.checked_mul(2)?)?;
@@ -136,7 +137,8 @@ fn projected(s: &Sizes) -> Option<Extent> {
     })
 }
 
-/// Two products with the state per token and head, write and read; a delta rule adds a third for the correction.
+/// Per token and head, one product writes the state and another reads it. A delta rule adds a third one for the
+/// correction.
 pub(super) fn linear(s: &Sizes) -> Option<u64> {
     let delta = match s.node.attributes.get("update_rule") {
         Some(crate::Attribute::String(rule)) => rule.ends_with(b"delta"),

@@ -29,20 +29,21 @@ fn one_expert(s: &Sizes, at: usize, bits: &str) -> Option<u64> {
     stored.checked_mul(8)?.checked_div(bits)
 }
 
-/// Probability that a pass selects the expert of a conditional node, every expert as likely as any other; `None` for another node, or if
-/// the number of tokens is unknown.
+/// Probability that a pass selects the expert of an `If`, if every expert is equally likely. `None` for other nodes, or if the number of tokens is
+/// unknown.
 pub(super) fn visited_share(s: &Sizes) -> Option<f64> {
     let selection = selection_of(s.graph, s.node)?;
     Some(share(selection.active(s.graph)?, selection.count(s.graph)?, selecting_tokens(s, selection)?))
 }
 
-/// Tokens that select experts.
+/// Number of tokens that select experts.
 fn selecting_tokens(s: &Sizes, selection: Selection) -> Option<u64> {
     s.elements(selection.value)?.checked_div(s.dim_of(selection.value, -1)?)
 }
 
-/// `2 * tokens * (elements of the expert's matrices)`, times the probability that it computes them: it computes all tokens if one selects it
-/// by its score, and those that select it by its number. A packed byte counts as the elements that it holds.
+/// Expected operations of an expert under a condition: `2 * tokens * (elements of the expert's matrices)`, times a probability. An expert selected
+/// by scores computes all tokens if one token selects it. An expert selected by number computes only the tokens that select it. A packed byte
+/// counts as the elements that it holds.
 pub(super) fn conditional_flops(s: &Sizes) -> Option<u64> {
     let selection = selection_of(s.graph, s.node)?;
     let tokens = selecting_tokens(s, selection)?;
@@ -59,7 +60,7 @@ pub(super) fn conditional_flops(s: &Sizes) -> Option<u64> {
     Some((times(&[2, tokens, sum])? as f64 * computed) as u64)
 }
 
-/// Elements of a matrix that each number of a captured weight holds.
+/// Number of matrix elements that each stored number of a captured weight holds.
 fn packed(s: &Sizes, capture: usize) -> u64 {
     let held = s.node.attributes.values().find_map(|attribute| match attribute {
         Attribute::Body(body) => body.packed.get(&capture),
@@ -73,15 +74,15 @@ pub(super) fn selected(s: &Sizes) -> Option<u64> {
     s.tokens()?.checked_mul(s.attribute("k").unwrap_or(1))
 }
 
-/// Bytes that the CPU kernel allocates for one run, beside its operands: for each of its `threads`, one float for each element of the
-/// gathered tokens, both projections' results and the output, for as many tokens as one expert can get (all of them); and the expert's
-/// weights as floats, where the kernel has no product for them. Source: `moe_quantization_cpu.cc` of ONNX Runtime 1.31.
+/// Bytes that the CPU kernel allocates for one run beside its operands. Each of its `threads` holds floats for the gathered tokens, the results of
+/// both projections and the output, with room for all tokens, because all may select the same expert. If the kernel has no product for the stored
+/// weights, it also holds the expert's weights as floats. Source: `moe_quantization_cpu.cc` of ONNX Runtime 1.31.
 pub(super) fn scratch(s: &Sizes, threads: u64) -> Option<u64> {
     let [(first, bits), (second, _), _] = projections(s);
     let (tokens, hidden) = (s.tokens()?, s.dim(0, -1)?);
     let features = s.dim(first, 1)?;
     let inner = one_expert(s, second, "fc2_expert_weight_bits")?.checked_div(hidden)?;
-    // The gathered tokens, the expert's result and the thread's output; what the activation takes and gives.
+    // `3 * hidden`: the gathered tokens, the expert's result and the thread's output. `features` and `inner`: input and output of the activation.
     let widths = times(&[3, hidden])?.checked_add(features)?.checked_add(inner)?;
     let has_product = s.node.op_type != "QMoE" || (s.attribute("block_size").is_some() && is_byte_or_half(s, bits));
     let widened = match has_product {

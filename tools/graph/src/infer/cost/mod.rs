@@ -68,8 +68,8 @@ pub fn expert_scratch(graph: &Graph, node: NodeId, symbols: &Symbols, threads: u
     }
 }
 
-/// Bytes of the scores that an attention operator holds on the CPU; 0 for other operators, and `None` if a size is missing. On
-/// devices, kernels compute scores in tiles.
+/// Bytes of the attention scores that a CPU kernel holds at once; 0 for operators without attention, `None` if a size is missing. Kernels of
+/// devices compute scores in tiles instead.
 pub fn score_bytes(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64> {
     let sizes = Sizes { graph, node: graph.node(node), symbols };
     match sizes.node.op_type.as_str() {
@@ -149,7 +149,7 @@ enum WeightAccess {
     /// One row per token: tables of cosines and sines.
     Positions,
     Experts,
-    /// All if a token selects the expert.
+    /// The whole weight, if a token selects the expert.
     Conditional,
 }
 

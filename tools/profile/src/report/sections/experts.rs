@@ -95,8 +95,7 @@ fn heat_panel(layers: &[ExpertStatistics]) -> Panel {
     Panel { height, ..Panel::new("Layers by experts", text, x, y, marks) }
 }
 
-/// Runs of cells with one heat level in a layer: (first expert, end, level). A cell shows the mean of `together`
-/// experts.
+/// Runs of neighbouring cells of a layer with the same heat level: (first expert, end, level). A cell shows the mean of `together` experts.
 fn runs(layer: &ExpertStatistics, together: usize) -> Vec<(f64, f64, usize)> {
     let mut runs: Vec<(f64, f64, usize)> = Vec::new();
     for (at, cell) in relative(layer).chunks(together).enumerate() {
@@ -178,8 +177,8 @@ fn fixed(layer: &ExpertStatistics) -> Vec<u64> {
     sums(&counts)
 }
 
-/// Hit rate over all layers with 1, 2, ... up to `widest` cached experts per layer. A cache larger than the statistics cover hits
-/// as often as the largest covered one.
+/// Hit rate over all layers with 1, 2, ... up to `widest` cached experts per layer. For a cache larger than the statistics cover, it is the rate of
+/// the largest one that they cover.
 fn rates(layers: &[ExpertStatistics], policy: &Policy, widest: usize) -> Vec<f64> {
     let visits: f64 = layers.iter().flat_map(|layer| &layer.counts).map(|count| *count as f64).sum();
     let mut hits = vec![0.0; widest];

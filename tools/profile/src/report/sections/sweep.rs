@@ -59,7 +59,8 @@ fn per_second(plan: &Solution) -> f64 {
 const HELD: Ink = GREEN;
 const ON_CPU: Ink = BLUE;
 
-/// Blocks that the device computes in decode. The sweep plans without streaming, so that it holds them.
+/// Number of blocks that the device computes in decode. It holds all of them, because the sweep plans without
+/// streaming.
 fn held(plan: &Solution) -> usize {
     plan.placements.iter().filter(|placement| placement.in_phase(Phase::Decode) != Placement::Cpu).count()
 }
@@ -101,7 +102,7 @@ impl<'a> Plans<'a> {
         Panel::new("Where blocks compute in decode", text, x, y, marks)
     }
 
-    /// `refused` budgets have no plan.
+    /// `refused` is the number of budgets without a plan.
     fn findings(&self, refused: usize) -> Vec<String> {
         let mut findings = Vec::new();
         let unit = self.unit;

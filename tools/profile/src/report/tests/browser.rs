@@ -66,13 +66,13 @@ fn browser(test: &str) -> Option<PathBuf> {
     path
 }
 
-/// What the browser left: the page after it ran, and what it had to say.
+/// What a run of the browser produced: the page after its script ran, and what the browser printed.
 struct Run {
     dom: String,
     log: String,
 }
 
-/// Opens a page in a browser that keeps to itself: no name resolves, nothing is updated, its folder is new.
+/// Opens a page in an isolated browser: no name resolves, nothing is updated, its profile directory is new.
 fn open(browser: &Path, html: &str, flags: &[&str]) -> Run {
     let dir = tempfile::tempdir().expect("a temporary folder can be made");
     let path_of = |name: &str| dir.path().join(name);
@@ -104,7 +104,7 @@ fn open(browser: &Path, html: &str, flags: &[&str]) -> Run {
     Run { dom: read("dom"), log: read("log") }
 }
 
-/// Lines the page itself put on the console: errors, and what the policy refused.
+/// Lines that the page itself caused on the console: errors, and what the policy blocked.
 fn console(run: &Run) -> Vec<&str> {
     run.log.lines().filter(|line| line.contains("CONSOLE")).collect()
 }
@@ -122,7 +122,7 @@ fn measure(browser: &Path, html: &str, flags: &[&str]) -> Seen {
     serde_json::from_str(&seen).expect("the script writes what is read here")
 }
 
-/// Everything that must hold of a page in a browser, whatever it shows.
+/// Checks what must hold for every page in a browser, whatever it shows.
 fn assert_whole(seen: &Seen) {
     for drawing in seen.figures.iter().flat_map(|figure| &figure.drawings) {
         assert!(drawing.marks > 0 && drawing.area > 10.0, "{} shows nothing: {drawing:?}", drawing.id);
@@ -175,7 +175,7 @@ fn the_page_asks_for_nothing_and_complains_of_nothing() {
     let clean = open(&browser, &html, &[]);
     assert!(clean.dom.contains("</figure>"), "the page was opened");
     assert_eq!(console(&clean), [""; 0]);
-    // The same eyes see a request and a script where there are some.
+    // The checks notice a request and a script if the page has one.
     let image = html.replacen("<main>", "<main><img src=\"http://localhost:9/x.png\">", 1);
     assert_eq!(console(&open(&browser, &image, &[])).len(), 1);
     let script = html.replacen("<main>", "<main><script>document.title = ''</script>", 1);

@@ -1,4 +1,4 @@
-//! The page as a whole: what it holds, what it leaves out and says so, how large it grows.
+//! The page as a whole: what it contains, what it says it leaves out, how large it may become.
 
 mod browser;
 mod nonsense;
@@ -28,7 +28,7 @@ const FIGURES: [&str; 16] = [
     "fig-sweep",
 ];
 
-/// A dense model with a device, its attention not asked for.
+/// A dense model with a device, without attention entropy.
 const DENSE: Sample = Sample { experts: 0, relu: false, attention: false, ..FULL };
 
 fn page(sample: &Sample) -> String {
@@ -126,7 +126,7 @@ fn a_rate_above_its_bound_is_explained() {
     assert_eq!(page.matches("caches hold what is read").count(), 2, "in the summary and under the roofline");
 }
 
-/// Caches explain reads, and no products.
+/// Caches can explain a bandwidth above its bound, but not an arithmetic rate.
 #[test]
 fn arithmetic_above_its_bound_has_its_own_explanation() {
     let mut profile = BARE.profile();

@@ -1,4 +1,4 @@
-//! Profiles edited into nonsense: the page says what it can and never panics.
+//! Profiles edited into nonsense: the page shows what it can and never panics.
 
 use super::sample::{FULL, Sample};
 use crate::report::{ReportInput, render};
@@ -9,7 +9,7 @@ use serde_json::Value;
 const ODD: [f64; 10] = [0.0, -1.0, 1.0, 1e-320, 1e300, -1e300, f64::MAX, f64::MIN_POSITIVE, 0.5, 1e9];
 const ODD_COUNTS: [u64; 5] = [0, 1, 2, 1 << 20, u32::MAX as u64];
 
-/// Replaces numbers by odd ones and drops entries of lists, as `choices` says in turn.
+/// Replaces numbers by odd ones and drops entries of lists. `choices` decides which.
 fn spoil(value: &mut Value, choices: &mut impl Iterator<Item = u32>) {
     match value {
         Value::Number(number) => {

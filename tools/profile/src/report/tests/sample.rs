@@ -1,4 +1,4 @@
-//! Profiles as they come out of real runs, in numbers that hang together, without a run.
+//! Profiles as real runs would produce them, with numbers that fit together, made without a run.
 
 use crate::report::{BlockWork, Sweep};
 use hpp_partition::{BlockPlacement, DeviceId, OverBudget, Phase, Placement, Solution, SweepPoint, Work, Workload};
@@ -6,7 +6,7 @@ use hpp_schema::*;
 
 pub mod corpus;
 
-/// What the profile is to hold beside times.
+/// What the profile contains besides times.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     /// Repeated layers.
@@ -286,7 +286,7 @@ impl Sample {
         self.labels().into_iter().enumerate().map(block_work).collect()
     }
 
-    /// Plans of 1 to 8 GiB in quarters, the first of which holds nothing.
+    /// Plans for 1 to 8 GiB in steps of a quarter. The first one holds no block on the device.
     pub fn sweep(&self) -> Sweep {
         if !self.device {
             return Sweep::Absent("This machine has no device to plan for.".into());
@@ -324,7 +324,7 @@ fn solution(blocks: usize, held: usize) -> Solution {
     }
 }
 
-/// The line through the first and the last point, with its distance from the others.
+/// The line through the first and the last point, with its largest distance from the others.
 fn fit(points: &[CostPoint]) -> Option<Fit> {
     let known: Vec<(f64, f64)> = points.iter().filter_map(|p| Some((p.tokens as f64, p.ms?))).collect();
     let ([first, .., last], true) = (known.as_slice(), known.len() > 2) else { return None };

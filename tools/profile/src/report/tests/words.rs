@@ -1,9 +1,9 @@
-//! What a profile says is shown and never obeyed.
+//! Words of a profile are shown as text and never interpreted.
 
 use super::sample::FULL;
 use crate::report::{ReportInput, Sweep, render};
 
-/// Words that try to leave the place where they are put.
+/// Words that try to break out of the place where they are shown.
 const HOSTILE: [&str; 6] = [
     "<script>window.changed = 1</script>",
     "\"><img src=x onerror=\"window.changed = 2\">",

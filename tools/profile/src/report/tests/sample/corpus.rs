@@ -1,4 +1,4 @@
-//! What a corpus would have shown of the sample model.
+//! Corpus statistics that fit the sample model.
 
 use super::{Sample, noise};
 use hpp_schema::*;
@@ -69,7 +69,7 @@ fn attention((at, block): (usize, String)) -> AttentionEntropy {
     AttentionEntropy { block, rows: TOKENS * 16, mean: 1.2 + 2.0 * noise(at, 4) }
 }
 
-/// Visits that fall with the rank of the expert, which experts being where depending on the layer.
+/// Visits that fall with an expert's rank. Which expert has which rank depends on the layer.
 fn routed(experts: usize, layer: usize, block: String) -> ExpertStatistics {
     let top_k = 4;
     let rank = |expert: usize| (expert * 37 + layer * 11) % experts;
