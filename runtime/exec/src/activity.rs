@@ -18,10 +18,10 @@ pub struct Activity {
     progress: Option<ListPosition>,
     output: Option<PathBuf>,
     started: Instant,
-    /// When this step began, of a list the step alone.
+    /// When this step began. In a list: when the current item began, while `started` is the start of the list.
     began: Instant,
     next_line: Instant,
-    /// The line before, and since when it is true.
+    /// The text of the last line, and when the step that it describes began.
     said: Option<(String, Instant)>,
 }
 
@@ -57,14 +57,14 @@ impl Activity {
         Self { progress: Some(ListPosition { index, count }), ..Self::step(what) }
     }
 
-    /// This step while it writes the prepared weights of a partition to `dir`, where those of all partitions are.
+    /// The same step while it writes the prepared weights of a partition to `dir`, the directory of all prepared weights.
     pub fn preparing(self, partition: &str, dir: &Path) -> Self {
         let position = self.progress.as_ref().map(|at| format!(", partition {} of {}", at.index + 1, at.count));
         let what = format!("writing prepared weights for {partition}{}", position.unwrap_or_default());
         Self { what, output: Some(dir.to_owned()), ..self }
     }
 
-    /// The step as successor of another: keeps the interval between lines, and the start of a list.
+    /// This step after a previous one: takes over the time of the next line, and the start time if both belong to a list.
     pub fn after(self, previous: Self) -> Self {
         let same_list = self.progress.is_some() && previous.progress.is_some();
         let started = if same_list { previous.started } else { self.started };
@@ -76,7 +76,7 @@ impl Activity {
         self.started.elapsed() >= MIN_SHOWN
     }
 
-    /// A line about it, at most once per interval. One that says the same as the line before adds how long that has been so.
+    /// A line about the step, at most once per interval. If the text has not changed, the line adds for how many seconds that has been so.
     pub fn line_if_due(&mut self) -> Option<String> {
         let now = Instant::now();
         if now < self.next_line {

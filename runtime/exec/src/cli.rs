@@ -58,7 +58,7 @@ pub fn explained(error: clap::Error, arguments: &[OsString]) -> clap::Error {
     ADVICE.explain(error, &<Cli as clap::CommandFactory>::command(), &arguments)
 }
 
-/// What to write instead of a path at which there is no plan, if it looks like a subcommand.
+/// The hint for a path at which there is no plan: what to write instead, if the path looks like a subcommand.
 pub fn instead_of(path: &Path) -> Option<String> {
     ADVICE.instead_of(path.to_str()?, &<Cli as clap::CommandFactory>::command())
 }

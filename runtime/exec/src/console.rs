@@ -33,7 +33,7 @@ pub struct Console {
 struct Display {
     activity: Option<Activity>,
     bar: Option<ProgressBar>,
-    /// Whether a thread updates it.
+    /// Whether a thread updates the display.
     has_thread: bool,
 }
 
@@ -131,7 +131,7 @@ impl Console {
         self.display.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Prints a line above the progress bar, also if the console is quiet: a part of an error message, or of the log.
+    /// Prints a line above the progress bar, even if the console is quiet. For parts of error messages and for the log.
     pub fn line(&self, text: &str) {
         let write = || hpp_io::line_to_stderr(text);
         match &self.display().bar {
@@ -155,7 +155,7 @@ impl Reporter for Console {
     }
 
     fn comparing(&self, file: &str, bytes: u64) {
-        // Takes half a second from the page cache and several from a disk.
+        // Checking large files takes half a second from the page cache and several seconds from a disk.
         if bytes >= 2 << 30 {
             let bytes = ByteSize(bytes).human();
             self.info(&format!("comparing all {bytes} of {file} with the plan: the file is new or was modified"));

@@ -164,7 +164,7 @@ impl ExecError {
         Some(hint.to_owned())
     }
 
-    /// Why a result could not be written.
+    /// The I/O error, if a result could not be written.
     fn failed_write(&self) -> Option<&io::Error> {
         match self {
             ExecError::Write(error) | ExecError::Npz(NpzError::Write(error)) => Some(&error.source),
@@ -179,11 +179,11 @@ impl ExecError {
     }
 }
 
-/// What to do about a file of a schema that cannot be read.
+/// The hint for a schema file that cannot be read.
 fn schema_hint(error: &io::Error) -> Option<&'static str> {
     match error.kind() {
         io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => Some(SCHEMA_HINT),
-        // Other programs take the schema itself, which is no path.
+        // Other programs take the schema itself as the argument; as a path it does not exist or is too long.
         io::ErrorKind::NotFound | io::ErrorKind::InvalidFilename => {
             Some("--json-schema takes a file: save the schema in one, and give its path")
         }

@@ -26,7 +26,7 @@ pub const GRACE_PERIOD: Duration = Duration::from_millis(250);
 /// Interval between two checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Whether Ctrl-C was pressed or another signal asked the process to end, and whether the next one ends it.
+/// The state of Ctrl-C and other signals: whether a stop was requested, and whether the next signal ends the process.
 #[derive(Clone, Debug)]
 pub struct Interrupt {
     requested: Arc<AtomicBool>,
@@ -41,12 +41,12 @@ impl Interrupt {
     pub fn install() -> io::Result<Self> {
         let this = Self::never();
         this.immediate();
-        // Each Ctrl-C runs these in order: exit if the flag is set; record the request; exit on the next one.
+        // For each Ctrl-C these handlers run in order: exit if `exit_on_next` is set; set `requested`; set `exit_on_next`.
         flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&this.exit_on_next))?;
         flag::register(SIGINT, Arc::clone(&this.requested))?;
         flag::register(SIGINT, Arc::clone(&this.exit_on_next))?;
         for signal in terminating() {
-            // What a shell says of a process that this signal ended.
+            // 128 + signal is the exit code that a shell reports for a process ended by this signal.
             flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&this.nothing_to_keep))?;
             flag::register(signal, Arc::clone(&this.requested))?;
             flag::register(signal, Arc::clone(&this.terminated))?;
@@ -54,7 +54,7 @@ impl Interrupt {
         Ok(this)
     }
 
-    /// Without a signal handler: never requested, except through [`request`](Self::request).
+    /// An interrupt without signal handlers. Only [`request`](Self::request) requests a stop.
     pub fn never() -> Self {
         Self {
             requested: Arc::default(),
@@ -64,7 +64,8 @@ impl Interrupt {
         }
     }
 
-    /// Makes the next signal only request a stop, because there is something to keep now. Clears an earlier Ctrl-C.
+    /// Makes the next signal request a stop instead of ending the process, because there is something to keep. Forgets an earlier Ctrl-C, but not
+    /// SIGTERM.
     pub fn stop_gracefully(&self) {
         self.nothing_to_keep.store(false, Ordering::SeqCst);
         self.exit_on_next.store(false, Ordering::SeqCst);
@@ -77,12 +78,12 @@ impl Interrupt {
         self.nothing_to_keep.store(true, Ordering::SeqCst);
     }
 
-    /// Whether Ctrl-C requested a stop.
+    /// Whether a stop was requested, by Ctrl-C, another signal or [`request`](Self::request).
     pub fn is_requested(&self) -> bool {
         self.requested.load(Ordering::SeqCst)
     }
 
-    /// Whether the process is to end, and not only what it does now.
+    /// Whether the whole process is to end, not only the current answer: SIGTERM or SIGHUP has come.
     pub fn is_terminated(&self) -> bool {
         self.terminated.load(Ordering::SeqCst)
     }
@@ -92,7 +93,7 @@ impl Interrupt {
         self.requested.store(true, Ordering::SeqCst);
     }
 
-    /// Starts a thread that cancels what runs under `cancel` once a stop was requested [`GRACE_PERIOD`] ago.
+    /// Starts a thread that cancels what runs under `cancel` when [`GRACE_PERIOD`] has passed since a stop was requested.
     pub fn cancel_on_request(&self, cancel: &CancelHandle) -> InterruptWatch {
         let (end, ended) = channel::<()>();
         let (interrupt, handle) = (self.clone(), cancel.clone());
@@ -109,8 +110,8 @@ impl Interrupt {
     }
 }
 
-/// The signals that end a process, other than Ctrl-C. `nohup` has a process ignore the closed terminal, and so it stays; also where
-/// the system does not tell.
+/// The signals other than Ctrl-C that end the process. SIGHUP is left out if the process ignores it, as under `nohup`, or if the system does not tell
+/// whether it does.
 fn terminating() -> Vec<i32> {
     #[cfg(unix)]
     if hangs_up(&std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
@@ -119,7 +120,7 @@ fn terminating() -> Vec<i32> {
     vec![SIGTERM]
 }
 
-/// Whether this status of a process (`/proc/PID/status`) says that it does not ignore SIGHUP.
+/// Whether a process does not ignore SIGHUP, according to its `/proc/PID/status`.
 #[cfg(unix)]
 fn hangs_up(status: &str) -> bool {
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -40,7 +40,7 @@ pub fn run(cli: Cli) -> u8 {
     let args = library_args(&cli);
     let console = Console::new(args.level());
     let outcome = log(args.verbose, &console).and_then(|()| perform(cli, &console));
-    // A failed load may have fallen back before it failed: print every fallback, as any may be the cause.
+    // A load that failed may have fallen back to other devices first. All fallbacks are printed, because any of them may be the cause.
     console.loading_done(|_| true);
     match outcome {
         Ok(code) => code,
@@ -74,7 +74,7 @@ fn perform(cli: Cli, console: &Arc<Console>) -> Result<u8, ExecError> {
     outcome.map_err(|error| with_subcommand(error, first.as_deref()))
 }
 
-/// The error; of a missing plan that was the `first` word and looks like a subcommand, with what to write instead.
+/// Adds a hint to the error of a missing plan: if the plan was the `first` word and looks like a subcommand, what to write instead.
 fn with_subcommand(error: ExecError, first: Option<&Path>) -> ExecError {
     let ExecError::Plan(PlanFileError::Missing { path }) = &error else { return error };
     match first.filter(|first| *first == path).and_then(cli::instead_of) {
@@ -83,7 +83,7 @@ fn with_subcommand(error: ExecError, first: Option<&Path>) -> ExecError {
     }
 }
 
-/// Replaces models that the task names by their plans. The caller must keep the plans until the task is done.
+/// Replaces the paths of models in the task by the paths of their plans. The caller must keep the returned plans until the task is done.
 fn plan_models(task: &mut Task, console: &Console) -> Result<Vec<CachedPlan>, ExecError> {
     let mut plans = Vec::new();
     let mut replace = |path: &mut PathBuf, runtime: &RuntimeArgs| {

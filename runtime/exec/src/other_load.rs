@@ -2,9 +2,9 @@
 
 use hpp_io::CpuMonitor;
 
-/// Percent of the machine's CPU time from which on other processes disturb a measurement.
+/// Other processes disturb a measurement if they take at least this percent of the machine's CPU time.
 const DISTURBING_PERCENT: u64 = 10;
-/// Clock ticks below which a share means nothing: one second of two cores. In a shorter run the end of whatever ran before dominates.
+/// Fewest clock ticks for a meaningful share: one second of two cores. In a shorter run, work that began before the run dominates.
 const MIN_TICKS: u64 = 200;
 
 /// CPU time of other processes since a moment.
@@ -16,8 +16,8 @@ impl OtherLoad {
         Self(CpuMonitor::start(None))
     }
 
-    /// Percent of the machine's CPU time that other processes took since the start, if so much that it disturbs. `None` also if the
-    /// system does not report it.
+    /// Percent of the machine's CPU time that other processes took since the start. `None` if too little to disturb, or if the system does not report
+    /// it.
     pub fn disturbing_percent(&self) -> Option<u64> {
         let time = self.0.since_start(None).filter(|time| time.total >= MIN_TICKS)?;
         Some(time.others * 100 / time.total).filter(|percent| *percent >= DISTURBING_PERCENT)

@@ -61,7 +61,7 @@ impl PromptSource {
         matches!(self, PromptSource::Text(TextSource::Stdin | TextSource::StdinThenArgument(_)))
     }
 
-    /// A note if the text is the name of a file after `@`, by which other programs read the file.
+    /// A note if the text is `@` and the name of a file, a form by which other programs read the file.
     pub fn file_note(&self) -> Option<String> {
         let PromptSource::Text(TextSource::Argument(text) | TextSource::StdinThenArgument(text)) = self else {
             return None;
@@ -72,7 +72,7 @@ impl PromptSource {
 }
 
 impl TextSource {
-    /// Reads a message: as [`read`](Self::read), without the line break at the end of a file or of piped text.
+    /// Reads a message: like [`read`](Self::read), but removes the line break at the end of a file or of piped text.
     pub fn read_message(&self) -> Result<String, PromptReadError> {
         let mut text = self.read()?;
         if !matches!(self, TextSource::Argument(_)) && text.ends_with('\n') {
@@ -112,14 +112,14 @@ pub fn stdin_is_piped() -> bool {
     file_type.is_ok_and(|file_type| file_type.is_fifo() || file_type.is_file())
 }
 
-/// Whether stdin is something else than a terminal.
+/// Whether stdin is anything but a terminal.
 #[cfg(not(unix))]
 pub fn stdin_is_piped() -> bool {
     use std::io::IsTerminal;
     !io::stdin().is_terminal()
 }
 
-/// Piped text, a line break and then the prompt: the question follows what it is about, as in `ollama run`.
+/// Joins piped text, a line break and the prompt: the question follows the text that it is about, as in `ollama run`.
 fn join(piped: String, prompt: &str) -> String {
     let separator = if piped.is_empty() || piped.ends_with('\n') { "" } else { "\n" };
     piped + separator + prompt

@@ -32,7 +32,7 @@ impl OnnxRuntime {
         Ok(Self { backend: OrtBackend::open(options, Arc::clone(console) as _)? })
     }
 
-    /// [`open`](Self::open) with the settings that suit a plan.
+    /// [`open`](Self::open) with the library settings for a plan: whether idle threads spin or sleep, and the directory of compiled models.
     pub fn open_for(plan: &Plan, args: &RuntimeArgs, console: &Arc<Console>) -> Result<Self, ExecError> {
         let is_limited_by_disk = is_limited_by_disk(plan, args.engine_options().weights);
         let waiting = if is_limited_by_disk { IdleThreads::Sleep } else { IdleThreads::Spin };
@@ -44,8 +44,7 @@ impl OnnxRuntime {
         Self::open_with(&args.library, &options, console)?.check_providers(plan, args, console)
     }
 
-    /// Refuses providers that do not exist here. Providers, and options of providers, that no partition would try are a warning, with
-    /// --strict an error.
+    /// Refuses providers that do not exist here. If no partition would try a provider that was named or given options, warns; with --strict, refuses.
     fn check_providers(self, plan: &Plan, args: &RuntimeArgs, console: &Console) -> Result<Self, ExecError> {
         let with_options = args.library.ep_option.iter().map(|option| option.provider);
         let mut named = args.providers.iter().copied().chain(with_options.clone());
@@ -88,7 +87,7 @@ impl OnnxRuntime {
         without_missing_gpus(&with_providers(plan, &args.providers), finds)
     }
 
-    /// [`plan_here`](Self::plan_here) without a library that is open for the plan: says nothing, and leaves the cache of compiled models as it is.
+    /// [`plan_here`](Self::plan_here) if ONNX Runtime is not open for the plan. Prints nothing and does not touch the cache of compiled models.
     pub fn planned_here(plan: &Plan, args: &RuntimeArgs) -> Result<Plan, ExecError> {
         Ok(Self::open(&args.library, &Console::new(Level::Quiet))?.plan_here(plan, args))
     }
@@ -125,7 +124,7 @@ impl OnnxRuntime {
     }
 }
 
-/// A warning about more threads than processors, of which each pass waits for the slowest.
+/// A warning if there are more threads than processors: each pass waits for the slowest thread.
 fn too_many_threads(threads: Option<u16>) -> Option<String> {
     let processors = std::thread::available_parallelism().ok()?.get();
     let threads = usize::from(threads?);

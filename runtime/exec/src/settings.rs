@@ -54,7 +54,7 @@ pub struct GenerateSettings {
 }
 
 impl GenerateSettings {
-    /// Drafts of the length that the user gave, if one was given; warns if there are none.
+    /// Sets the length of drafts that the user gave, if any. Warns if no tokens are drafted.
     pub fn with_fixed_length(&self, drafts: Drafts<OrtBackend>, console: &Console) -> Drafts<OrtBackend> {
         let Some(tokens) = self.run.draft_tokens else { return drafts };
         if matches!(drafts.origin, DraftOrigin::None) {
@@ -150,8 +150,8 @@ impl Task {
         }
     }
 
-    /// The path of another model or plan that the task runs beside the first, and how to load it: the draft model, to which options that
-    /// plan the model itself do not apply, or the model of `--against`, which is compared as it was exported.
+    /// The path of a second model or plan that the task runs, and how to load it. It is the draft model, which options for planning the first model
+    /// do not apply to; or the model of `--against`, which is compared as it was exported.
     pub fn second(&mut self) -> Option<(&mut PathBuf, RuntimeArgs)> {
         let settings = match self {
             Task::Generate(settings) | Task::Chat(settings) => settings,
@@ -177,7 +177,7 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
         if source.is_some() {
             return Err(usage("--outputs runs a model once and reads no prompt", "leave --outputs or the prompt out"));
         }
-        // The file would be an archive under a name by which numpy.load and people expect one array.
+        // The file would be an archive, but numpy.load and people expect one array under this name.
         if outputs.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("npy")) {
             let message = format!("--outputs writes an archive of named arrays (.npz), not {}", outputs.display());
             return Err(usage(&message, "give it a name that ends in .npz"));
@@ -241,7 +241,7 @@ impl PromptArgs {
 }
 
 impl SamplingArgs {
-    /// Whether an option was given that only random choices use.
+    /// Whether an option was given that has a meaning only if tokens are drawn at random.
     pub fn asks_for_random_choices(&self) -> bool {
         self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.seed.is_some()
     }
@@ -269,7 +269,7 @@ impl LibraryArgs {
 impl RuntimeArgs {
     /// The options for loading an engine, without a cancel handle.
     pub fn engine_options(&self) -> EngineOptions {
-        // With the CPU first in the list, running there is no fallback.
+        // If the CPU is first in the list, running there is no fallback.
         let strict = self.strict && self.providers.first() != Some(&Provider::CPU);
         EngineOptions {
             fallback: if strict { Fallback::Refuse } else { Fallback::Report },

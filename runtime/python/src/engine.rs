@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 pub struct Engine {
     plan: Arc<PlanFile>,
     encoder: PromptEncoder,
-    /// Read when the first conversation comes: a model whose template is broken still continues texts.
+    /// Opened for the first conversation, so that a model whose template is broken can still continue texts.
     template: Mutex<Option<Arc<ChatTemplate>>>,
     loaded: Loaded,
     warnings: Arc<Warnings>,
@@ -71,7 +71,7 @@ impl Engine {
         let providers = providers.iter().map(|name| provider(name)).collect::<Result<Vec<_>, Failure>>()?;
         let libraries = parsed::<ProviderLibraryArg>(&ep_lib)?;
         let options = parsed::<ProviderOptionArg>(&ep_option)?;
-        // With the CPU first in the list, running there is no fallback.
+        // If the CPU is first in the list, running there is no fallback.
         let is_strict = strict && providers.first() != Some(&Provider::CPU);
         let engine = EngineOptions {
             fallback: if is_strict { Fallback::Refuse } else { Fallback::Report },
@@ -163,7 +163,7 @@ impl Engine {
         self.cancel();
         let Some(Thread { jobs, thread }) = thread else { return };
         drop(jobs);
-        // A thread that panicked has ended too.
+        // If the thread panicked, it has ended too.
         py.detach(|| drop(thread.join()));
     }
 
@@ -319,7 +319,7 @@ fn provider(name: &str) -> Result<Provider, Failure> {
     })
 }
 
-/// Libraries or options of providers, as the commands take them.
+/// Parses libraries or options of providers in the form that the commands take.
 fn parsed<T: FromStr<Err = ProviderArgError>>(arguments: &[String]) -> Result<Vec<T>, Failure> {
     let read = |argument: &String| argument.parse().map_err(|error: ProviderArgError| Failure::new(&error, None));
     arguments.iter().map(read).collect()
@@ -340,7 +340,7 @@ fn role_of(name: &str) -> Result<Role, Failure> {
     chosen("the role of a message", name, &all)
 }
 
-/// The value of a name, or a failure that lists the names.
+/// The value with this name, or a failure that lists all names.
 fn chosen<T: Copy>(what: &str, name: &str, all: &[(&str, T)]) -> Result<T, Failure> {
     let found = all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
     let names: Vec<&str> = all.iter().map(|(known, _)| *known).collect();

@@ -57,7 +57,7 @@ impl From<OpenError> for Failure {
     }
 }
 
-/// Errors that are a [`GenerateError`] too.
+/// Converts errors by way of [`GenerateError`].
 macro_rules! as_generate_error {
     ($($error:ty),*) => {$(
         impl From<$error> for Failure {

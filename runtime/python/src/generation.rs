@@ -20,7 +20,7 @@ pub struct Generation {
 }
 
 impl Generation {
-    /// A request whose events arrive here.
+    /// A request whose events arrive through `events`.
     pub fn new(events: Receiver<Event>, handle: Arc<JobHandle>) -> Self {
         Self { events: Mutex::new(events), handle, ended: Mutex::default() }
     }

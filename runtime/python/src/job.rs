@@ -19,7 +19,7 @@ pub enum Work {
 pub struct GenerateWork {
     /// What to generate.
     pub request: GenerationRequest,
-    /// Which states of the text before it may start from.
+    /// Which states of the sequence's previous text the prompt may start from.
     pub reuse: Reuse,
     /// Whether to keep the logits that tokens are chosen from.
     pub keep_logits: bool,
@@ -30,9 +30,9 @@ pub struct GenerateWork {
 /// Which states a prompt starts from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reuse {
-    /// All that the sequence holds, if the prompt goes on after it: the next turn of a conversation.
+    /// All states of the sequence, if the prompt continues its text: the next turn of a conversation.
     Continuation,
-    /// Those of the longest common start.
+    /// The states of the longest common prefix.
     Prefix,
     /// None.
     Nothing,
@@ -64,7 +64,7 @@ pub struct Job {
     pub handle: Arc<JobHandle>,
 }
 
-/// The engine's cancel handle, and which job it would cancel now.
+/// The engine's cancel handle, and the job that it would cancel now.
 #[derive(Clone)]
 pub struct Running {
     job: Arc<Mutex<Option<u64>>>,
@@ -72,7 +72,7 @@ pub struct Running {
 }
 
 impl Running {
-    /// No job runs on the engine of this handle.
+    /// The handle of an engine that runs no job yet.
     pub fn new(cancel: CancelHandle) -> Self {
         Self { job: Arc::default(), cancel }
     }
@@ -90,7 +90,7 @@ pub struct JobHandle {
 }
 
 impl JobHandle {
-    /// A job that waits. Ids are unique for an engine.
+    /// The handle of a job that waits. Ids are unique within an engine.
     pub fn new(id: u64, running: Running) -> Self {
         Self { id, cancelled: AtomicBool::new(false), running }
     }
@@ -100,7 +100,7 @@ impl JobHandle {
         self.cancelled.load(Ordering::SeqCst)
     }
 
-    /// Cancels it. A pass that computes for it stops after the operator that runs now; one for another job goes on.
+    /// Cancels the job. A pass that computes for it stops after the operator that runs now. A pass for another job goes on.
     pub fn cancel(&self) {
         // The lock is held so that no other job starts between the comparison and the cancellation.
         let job = self.running.job();

@@ -45,7 +45,7 @@ pub struct Loaded {
     pub time: Duration,
 }
 
-/// Loads a plan, and puts an empty sequence on its engine. `cancel` ends the load.
+/// Loads a plan and makes an empty sequence on its engine. `cancel` ends the load.
 pub fn load(
     plan: &PlanFile,
     settings: LoadSettings,

@@ -1,4 +1,4 @@
-//! The thread of an engine: loads the plan, then takes jobs in the order in which they come and answers through their channels.
+//! The thread of an engine: loads the plan, then takes jobs in order of arrival and answers through their channels.
 //!
 //! Knows no Python. The thread ends once the sender of its jobs is dropped.
 
@@ -25,9 +25,9 @@ pub struct ThreadSettings {
     pub load: LoadSettings,
     /// Turns tokens into text.
     pub tokenizer: Option<TextTokenizer>,
-    /// Whether to draft tokens that followed the last time that a text ended as it does now.
+    /// Whether to draft with n-grams: the tokens that followed the last occurrence of the text's last tokens.
     pub ngram_drafts: bool,
-    /// Ends a load or a pass.
+    /// Cancels a load or a pass.
     pub cancel: CancelHandle,
     /// Takes warnings.
     pub warnings: Arc<Warnings>,
@@ -37,7 +37,7 @@ pub struct ThreadSettings {
 pub struct EngineThread {
     /// Takes jobs.
     pub jobs: Sender<Job>,
-    /// Says once whether the plan is loaded.
+    /// Receives one message: the plan is loaded, or why not.
     pub loaded: Receiver<Result<Loaded, Failure>>,
     /// The thread.
     pub thread: JoinHandle<()>,
@@ -67,7 +67,7 @@ pub fn start(plan: Arc<PlanFile>, settings: ThreadSettings) -> Result<EngineThre
 struct Runner {
     sequence: SingleSequence<OrtBackend>,
     tokenizer: Option<TextTokenizer>,
-    /// With n-gram drafts: what they know of all texts.
+    /// The n-gram table learned from all texts; `None` without n-gram drafts.
     successors: Option<Rc<RefCell<SuccessorTable>>>,
 }
 
@@ -78,7 +78,7 @@ impl Runner {
                 Work::Generate(work) => {
                     let events = work.events.clone();
                     let ended = handle.run(|| self.generate(*work, &handle));
-                    // The caller may be gone.
+                    // The caller may have stopped listening.
                     let _ = events.send(Event::Ended(ended.map(Box::new)));
                 }
                 Work::Logits { tokens, only_last, answer } => {
@@ -124,7 +124,7 @@ impl Runner {
         Ok(Answer { generated, seed, logits })
     }
 
-    /// The logits of tokens from the start of a text, in the chunks of a prompt. Drops the text that the sequence held.
+    /// The logits of `tokens` as a new text, computed in chunks like a prompt. Drops the text that the sequence held.
     fn logits(&mut self, tokens: &[u32], only_last: bool, handle: &JobHandle) -> Result<Logits, Failure> {
         check_prompt(tokens, self.sequence.context())?;
         self.sequence.clear();
@@ -146,7 +146,7 @@ impl Runner {
             }
             rest = later;
         }
-        // Its chunks asked for other rows than those of a prompt, which may round differently.
+        // The chunks asked for logits of more rows than a prompt does, which may round differently: the states are not reused.
         self.sequence.clear();
         Ok(logits)
     }

@@ -1,4 +1,4 @@
-//! Waits for another thread with Python's lock released, and ends the wait at Ctrl-C.
+//! Waits for another thread with Python's interpreter lock released. Ctrl-C ends the wait.
 
 use crate::failure::Failure;
 use pyo3::prelude::*;
@@ -9,8 +9,8 @@ use std::time::Duration;
 /// Interval between two checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The next message. Other threads of Python run meanwhile. Where a signal handler raises, as that of Ctrl-C does, `on_interrupt` is called
-/// and its exception returned.
+/// Receives the next message. Other Python threads run meanwhile. If a signal handler raises, as that of Ctrl-C does, calls `on_interrupt` and
+/// returns the exception.
 pub fn receive<T: Send>(py: Python<'_>, messages: &Mutex<Receiver<T>>, on_interrupt: impl Fn()) -> PyResult<T> {
     loop {
         let received =

@@ -17,8 +17,8 @@ impl Warnings {
         lock(&self.messages).push(message.into());
     }
 
-    /// Ends loading: partitions that do not run on the device of the plan become warnings, as few as possible. `has_device` returns whether
-    /// a provider has a device on this machine.
+    /// Ends loading. Adds warnings, as few as possible, about partitions that do not run on the device of the plan. `has_device` returns whether a
+    /// provider has a device on this machine.
     pub fn loading_done(&self, has_device: impl Fn(Provider) -> bool) {
         let fallbacks = std::mem::take(&mut *lock(&self.fallbacks));
         fallback_warnings(&fallbacks, has_device).into_iter().for_each(|message| self.add(message));

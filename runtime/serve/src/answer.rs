@@ -36,9 +36,10 @@ pub struct AnswerChoice {
     pub events: UnboundedReceiver<RequestEvent>,
     /// The start of the answer: the prompt, if the request asks for it.
     pub echo: String,
-    /// Finds calls of tools in it, if there are tools.
+    /// Finds tool calls in the answer, if there are tools.
     pub calls: Option<ToolCallParser>,
-    /// Whether the probability of an end token is reported: where it ends nothing, and with the prompt, where there is an entry for each token.
+    /// Whether the probability of an end token is reported: if end tokens do not end the answer (`ignore_eos`), or if the answer begins with the
+    /// prompt, so that there is an entry for each token.
     pub reports_end_tokens: bool,
 }
 
@@ -48,23 +49,23 @@ pub struct Answers {
     format: ApiFormat,
     id: String,
     created: u64,
-    /// Answers to one prompt.
+    /// Number of answers to each prompt.
     each: usize,
     choices: Vec<AnswerChoice>,
 }
 
 impl Answers {
-    /// Answers with a new id; `each` of them belong to one prompt.
+    /// Answers with a new id. Each prompt has `each` of them, one after another in `choices`.
     pub fn new(model: Arc<ServedModel>, format: ApiFormat, each: u64, choices: Vec<AnswerChoice>) -> Self {
         let prefix = if format == ApiFormat::Chat { "chatcmpl" } else { "cmpl" };
-        // The keys of the standard library's hasher are random.
+        // The standard library's hasher has random keys, which make the id random.
         let id = format!("{prefix}-{:016x}", RandomState::new().hash_one(0));
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let each = usize::try_from(each).unwrap_or(usize::MAX);
         Self { model, format, id, created, each, choices }
     }
 
-    /// Waits for all of them.
+    /// Waits for all answers and returns them as one response.
     pub async fn whole(self) -> Result<Response, ApiError> {
         let Self { model, format, id, created, each, choices } = self;
         let (mut written, mut usages) = (Vec::new(), Vec::new());
@@ -117,7 +118,7 @@ impl Answers {
         Ok(Json(body).into_response())
     }
 
-    /// Sends each as it is generated.
+    /// Sends all answers as a stream, each token as it is generated.
     pub fn stream(self, includes_usage: bool) -> Response {
         let Self { model, format, id, created, each, choices } = self;
         let mut writer = ChunkWriter {
@@ -171,18 +172,18 @@ struct ChunkWriter {
     format: ApiFormat,
     id: String,
     created: u64,
-    /// Answers to one prompt.
+    /// Number of answers to each prompt.
     each: usize,
     includes_usage: bool,
-    /// For each answer, its tokens once it has finished.
+    /// For each answer, its token counts once it has finished.
     usages: Vec<Option<hpp_generate::TokenUsage>>,
-    /// For each answer, whether neither its end nor an error was sent.
+    /// For each answer, whether it is still open: neither its end nor an error was sent.
     unfinished: Vec<bool>,
-    /// For each answer, what finds its calls.
+    /// For each answer, the parser that finds tool calls.
     calls: Vec<Option<ToolCallParser>>,
     /// For each answer, whether the probability of an end token is reported.
     report_end_tokens: Vec<bool>,
-    /// For each answer, where its next token begins.
+    /// For each answer, the tracker of token offsets.
     offsets: Vec<Option<TextOffsets>>,
     /// Chunks to send.
     ready: VecDeque<SseEvent>,
@@ -247,7 +248,7 @@ impl ChunkWriter {
         self.text(index, "", logprobs);
     }
 
-    /// Sends parts of an answer that has `calls` calls already.
+    /// Sends parts of an answer. `calls`: number of tool calls that the answer has had so far.
     fn parts(&mut self, index: usize, mut calls: usize, parts: Vec<AnswerPart>) {
         for part in parts {
             match part {
@@ -310,9 +311,9 @@ impl ChunkWriter {
 /// A token whose probability is reported.
 struct ReportedToken {
     id: u32,
-    /// Where it begins in the text; only in completions.
+    /// Where the token begins in the text; only in completions.
     offset: Option<usize>,
-    /// The first token of a prompt has none.
+    /// The probabilities; the first token of a prompt has none.
     logprobs: Option<TokenLogprobs>,
 }
 
@@ -322,7 +323,7 @@ impl ApiFormat {
         if self == ApiFormat::Chat { "messages" } else { "prompt" }
     }
 
-    /// What follows where tokens begin in an answer that begins with `echo`, if the format reports that and there is a text.
+    /// The tracker of token offsets for an answer that begins with `echo`. `None` if the format reports no offsets or the model has no tokenizer.
     fn offsets(self, model: &ServedModel, echo: &str) -> Option<TextOffsets> {
         (self == ApiFormat::Text).then(|| model.tokenizer().ok().map(|tokenizer| TextOffsets::new(tokenizer, echo)))?
     }
@@ -349,7 +350,7 @@ impl ApiFormat {
                 let top = |token: &TokenLogprobs| {
                     let mut entries = serde_json::Map::new();
                     for Scored { id, logprob } in &token.top {
-                        // Parts of characters have one text: it has the probability of the most likely of them.
+                        // Incomplete parts of characters have the same text: the entry has the probability of the most likely part.
                         entries.entry(model.token_text(*id)).or_insert_with(|| json!(logprob));
                     }
                     Value::Object(entries)
@@ -366,7 +367,7 @@ impl ApiFormat {
     }
 }
 
-/// A message of the assistant, and whether it has calls.
+/// A message of the assistant, and whether it has tool calls.
 fn message(text: String, calls: Option<ToolCallParser>) -> (Value, bool) {
     let Some(mut parser) = calls else {
         return (json!({"role": "assistant", "content": text, "refusal": null, "annotations": []}), false);
@@ -387,7 +388,7 @@ fn message(text: String, calls: Option<ToolCallParser>) -> (Value, bool) {
     (message, has_calls)
 }
 
-/// A call with a new id: nine letters and digits, because templates of Mistral's models accept no others.
+/// A tool call with a new id. The id is nine letters and digits, because templates of Mistral's models accept no others.
 fn tool_call(name: &str, arguments: &str) -> Value {
     let digit = |number: u64| char::from_digit((number % 36) as u32, 36).unwrap_or('0');
     let random = RandomState::new().hash_one(0);

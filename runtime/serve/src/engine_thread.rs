@@ -32,10 +32,10 @@ pub(crate) use submission::{
     Client, EngineTask, GenerateTask, Occupancy, QueuePlace, Queued, RequestEvent, Submission,
 };
 
-/// Without a cache: tokens of a prompt in one pass, and the grid to which a kept sequence is truncated. The rest of a prompt is computed in
-/// the same chunks whether or not its start was kept, so its logits are the same.
+/// If there is no cache: tokens of a prompt in one pass, and the multiple to which a kept sequence is truncated. The rest of a prompt is then
+/// computed in the same chunks whether or not its start was kept, so its logits are the same.
 const GRID: usize = 128;
-/// How long a request can be overtaken by more important ones.
+/// How long more important requests may overtake a waiting one.
 const MOST_OVERTAKEN: Duration = Duration::from_secs(60);
 /// Least time between two reports of the cache's counts while requests run.
 const CACHE_REPORT: Duration = Duration::from_secs(1);
@@ -63,7 +63,7 @@ enum EngineCommand {
     Submit(Box<Queued>, Unanswered),
     /// A page has been read or written.
     Wake,
-    /// The engine may take so much from the next pass on.
+    /// What the engine may take, from the next pass on.
     Share(EngineShare),
     /// There will be no more requests.
     Close,
@@ -102,13 +102,13 @@ impl Drop for EngineQueue {
     }
 }
 
-/// What the thread of an engine reports, each on that thread.
+/// Receives the events of an engine's thread. The thread itself calls every method.
 pub(crate) trait EngineEvents: Send + 'static {
     /// The engine is loaded with its weights in these places, or why it is not.
     fn loaded(&self, result: Result<Vec<WeightPlacement>, LoadError>);
     /// Every request is answered.
     fn idle(&self);
-    /// The engine cannot go on: the thread takes no more requests, ends those that it has, and frees it.
+    /// The engine cannot go on. The thread takes no more requests, ends those it has, and frees the engine.
     fn ending(&self);
     /// The thread has freed the engine and is about to end.
     fn ended(&self);
@@ -213,13 +213,13 @@ struct Waiting {
     client: Client,
     place: QueuePlace,
     unanswered: Unanswered,
-    /// Set while its pages are being read.
+    /// The ticket of the read, while pages of this request are being read.
     ticket: Option<Arc<LoadTicket>>,
     /// Whether it cannot start before pages have been read.
     is_loading: bool,
     /// Stored pages that were in RAM when it arrived.
     in_ram: usize,
-    /// When it was first to wait for pages from disk.
+    /// When the request first had to wait for pages from disk.
     loads_since: Option<Instant>,
 }
 
@@ -237,18 +237,18 @@ struct EngineThread<B: Backend> {
     tokenizer: Option<TextTokenizer>,
     drafts: Drafts<B>,
     grid: usize,
-    /// Most sequences with states: running and kept, now.
+    /// Most sequences with states, running and kept, that the current share allows.
     max_sequences: usize,
-    /// The same when it was loaded.
+    /// The most sequences when the engine was loaded.
     most_sequences: usize,
-    /// RAM for pages, if it was changed since.
+    /// RAM for pages, if the share has changed it since loading.
     kv_ram: Option<u64>,
     inbox: Receiver<EngineCommand>,
     /// Whether there will be no more requests.
     is_closed: bool,
-    /// Why it ends though there may be more requests.
+    /// The error that ends this engine although more requests may come.
     failure: Option<ApiError>,
-    /// Requests that wait, here, in the inbox or in the pool, and free sequences.
+    /// The number of waiting requests (here, in the inbox or in the pool) and of free sequences.
     occupancy: Arc<Occupancy>,
     waiting: VecDeque<Waiting>,
     running: HashMap<RequestId, Running>,
@@ -285,7 +285,7 @@ impl<B: Backend + 'static> EngineThread<B> {
             self.report();
         }
         if let Some(error) = self.failure.take() {
-            // First, so that clients that ask again do not ask this engine.
+            // Reported first, so that clients that ask again are not sent to this engine.
             events.ending();
             self.end_all(&error);
             self.end_submitted(&error);
@@ -293,7 +293,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.report_cache();
     }
 
-    /// Takes messages; waits for one if there is nothing to do. False once there will be none, or the engine cannot go on.
+    /// Takes messages; waits for one if there is nothing to do. Returns false if there will be no more, or if the engine cannot go on.
     fn receive(&mut self, on_idle: &dyn Fn()) -> bool {
         let mut was_idle = false;
         loop {
@@ -336,7 +336,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         }
     }
 
-    /// Takes no more than this from now on. Kept sequences go at once; those that run go on, so that no answer changes.
+    /// Keeps to a share from now on. Kept sequences are dropped at once. Running sequences go on, so that no answer changes.
     fn keep_to(&mut self, share: EngineShare) {
         self.kv_ram = Some(share.kv);
         self.hold_kv_ram();
@@ -344,22 +344,22 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.drop_kept();
         if let Err(error) = self.batch.set_locked(share.locked) {
             tracing::error!(error = hpp_schema::error_line(&error), "cannot lock another part of the weights");
-            // The next request loads the engine again.
+            // The failure ends this engine. The next request loads it again.
             self.failure = Some(GenerateError::from(error).into());
         }
-        // Less RAM holds fewer pages than requests wait for.
+        // With less RAM, the pages that a request waits for may no longer fit: all waiting requests look up pages again.
         self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false);
     }
 
-    /// Evicts pages from RAM down to a limit that was set, as far as they can leave now.
+    /// Evicts pages from RAM down to the limit of the share, as far as they can be evicted now.
     fn hold_kv_ram(&self) {
         if let (Some(cache), Some(bytes)) = (self.batch.cache(), self.kv_ram) {
             cache.set_ram(bytes);
         }
     }
 
-    /// Puts a request behind those that are as important or have been overtaken for long. Pages of its prompt on disk are
-    /// read while it waits.
+    /// Puts a request behind all that are at least as important or have waited for longer than [`MOST_OVERTAKEN`]. Starts reading its prompt's pages
+    /// from disk.
     fn enqueue(&mut self, Queued { submission: Submission { task, client }, place }: Queued, unanswered: Unanswered) {
         let task = match task {
             EngineTask::Generate(task) => *task,
@@ -385,7 +385,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.waiting.insert(at, waiting);
     }
 
-    /// Answers a request that only prefetches: no tokens, and how many of its prompt are stored or in a kept sequence.
+    /// Answers a request that only prefetches: no tokens, and how many tokens of its prompt are stored or in a kept sequence.
     fn answer_prefetch(&self, GenerateTask { request, hints, .. }: &GenerateTask, client: &Client, stored: usize) {
         let prompt = &request.prompt;
         let most = prompt.len().saturating_sub(2) / self.grid * self.grid;
@@ -431,7 +431,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         }
     }
 
-    /// Starts requests in order while sequences are free, except those whose pages are being read.
+    /// Starts waiting requests in order while sequences are free. Skips requests whose pages are being read.
     fn start_waiting(&mut self) {
         let mut waiting = std::mem::take(&mut self.waiting);
         let mut still_waiting = VecDeque::new();
@@ -439,7 +439,8 @@ impl<B: Backend + 'static> EngineThread<B> {
             let start = if self.batch.len() < self.answer_places() { self.sequence_for(&mut next) } else { None };
             match start {
                 Some(start) => {
-                    // Pages are read for one request at a time: now for the first one that waits.
+                    // Pages are read for one request at a time. This one has its pages, so the next can be read: starts again with the first that
+                    // waits.
                     if next.ticket.take().is_some() {
                         still_waiting.append(&mut waiting);
                         waiting = std::mem::take(&mut still_waiting);
@@ -458,7 +459,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         let Start { sequence, is_kept } = start;
         let GenerateTask { request, top_logprobs, hints } = task;
         let prompt_tokens = request.prompt.len();
-        // The states of a prompt whose logits are asked for are of no use.
+        // A request for the logits of its prompt cannot reuse states.
         let usable_tokens = if request.prompt_logits { 0 } else { prompt_tokens };
         let generation = Generation::new(request, self.tokenizer.clone(), self.grid);
         let generation = self.drafts.speculate(generation);
@@ -481,8 +482,8 @@ impl<B: Backend + 'static> EngineThread<B> {
         }
     }
 
-    /// One pass over all requests. If an answer goes on, it takes at most `prompt_tokens` tokens of prompts: a chunk, or none. Where weights
-    /// are moved for each pass, all prompts share it, because that takes longer than what they compute.
+    /// Runs one pass over all requests. While answers go on, the pass takes at most `prompt_tokens` tokens of prompts: a chunk, or none. If weights
+    /// are moved for each pass, all prompts share the pass, because moving weights takes longer than computing the prompts.
     fn pass(&mut self, prompt_tokens: usize) {
         if self.batch.is_empty() {
             return;
@@ -510,7 +511,7 @@ impl<B: Backend + 'static> EngineThread<B> {
             Err(error) => {
                 tracing::error!(error = hpp_schema::error_line(&error), "a pass failed");
                 if error.needs_reload() {
-                    // The next request loads the engine again.
+                    // The failure ends this engine. The next request loads it again.
                     self.failure = Some(error.into());
                 } else {
                     self.end_all(&error.into());
@@ -552,7 +553,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.kept.clear();
     }
 
-    /// Ends every request that was submitted and not taken yet.
+    /// Ends every request in the inbox.
     fn end_submitted(&mut self, error: &ApiError) {
         while let Ok(message) = self.inbox.try_recv() {
             if let EngineCommand::Submit(queued, _) = message {
@@ -596,7 +597,7 @@ impl<B: Backend + 'static> EngineThread<B> {
     }
 }
 
-/// After a panic, counts the requests that end with the thread: their channels close, and nothing else tells of them.
+/// After a panic, counts the requests that end with the thread as failed. Their channels close, and nothing else counts them.
 impl<B: Backend> Drop for EngineThread<B> {
     fn drop(&mut self) {
         if !std::thread::panicking() {
@@ -628,7 +629,7 @@ impl Running {
             }
             GenerationEvent::Text(text) => RequestEvent::Text(text.to_owned()),
         };
-        // A disconnected client is noticed before the next pass.
+        // A disconnected client is noticed by `drop_ended` before the next pass.
         let _ = self.client.events.send(event);
     }
 }

@@ -29,7 +29,7 @@ pub enum ApiError {
     /// The API key is missing or wrong.
     #[error("give an API key of this server: `Authorization: Bearer KEY`")]
     Unauthorized,
-    /// The request names another host, as a page does whose name leads to this machine.
+    /// The request names another host. A web page whose own host name leads to this machine sends such requests.
     #[error("{0:?} is not a name of this server: use localhost, or start it with --allowed-host {name}", name = if .0.is_empty() { "NAME" } else { .0 })]
     ForeignHost(String),
     /// The body of the request did not arrive in time.
@@ -60,7 +60,7 @@ pub enum ApiError {
         /// Requests in the queue.
         waiting: usize,
     },
-    /// The client has sent as many requests as it may.
+    /// The client has reached its rate limit.
     #[error(
         "each client may send {per_minute} requests per minute here (--rate-limit): the next is answered in {} s",
         whole_seconds(*.wait)
@@ -68,7 +68,7 @@ pub enum ApiError {
     RateLimited {
         /// The limit.
         per_minute: u32,
-        /// Until the client has a request left.
+        /// Time until the client may send the next request.
         wait: Duration,
     },
     /// The request asks for more answers than may wait.
@@ -76,7 +76,7 @@ pub enum ApiError {
         "the request asks for {count} answers, and at most {limit} may wait here (--queue): ask for fewer at a time"
     )]
     TooMany {
-        /// Prompts times answers to each.
+        /// Number of prompts times answers to each.
         count: usize,
         /// Places in the queue.
         limit: usize,
@@ -98,7 +98,7 @@ impl ApiError {
         ApiError::Invalid { message: message.into(), param: Some(param.into()) }
     }
 
-    /// The error, about this field if it is about a request and names none.
+    /// Adds the field `param` if the error is about a request and names no field.
     pub fn about(self, param: &'static str) -> Self {
         match self {
             ApiError::Invalid { message, param: None } => ApiError::field(param, message),
@@ -184,7 +184,7 @@ impl IntoResponse for ApiError {
     }
 }
 
-/// Seconds after which a time has passed.
+/// Whole seconds, rounded up, after which a time has passed.
 fn whole_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }

@@ -1,5 +1,5 @@
-//! Which names this server answers to. A page of another site can point its own name at a loopback address (*DNS rebinding*); then the
-//! browser takes this server for a part of that site, and only the name in the request tells.
+//! Which host names this server answers to. Another site can point its own name at a loopback address (*DNS rebinding*). The browser then takes this
+//! server for a part of that site, and only the host name in the request reveals it.
 
 use crate::error::ApiError;
 use axum::http::header::HOST;
@@ -12,16 +12,16 @@ use std::net::IpAddr;
 pub(crate) enum HostCheck {
     /// Any.
     Any,
-    /// Those of the loopback interface, and these.
+    /// The names of the loopback interface, and the names in `also`.
     Loopback {
-        /// In lower case.
+        /// Further names, in lower case.
         also: Vec<String>,
     },
 }
 
 impl HostCheck {
-    /// The check for a server that listens on `address`. Where it asks for a key, no page knows it, and elsewhere it has names that it
-    /// does not know.
+    /// The check for a server that listens on `address`. A server with keys accepts any name, because no web page knows a key. A server on another
+    /// address does too, because it does not know all of its own names.
     pub fn new(address: IpAddr, has_keys: bool, allowed: &[String]) -> Self {
         if has_keys || !address.is_loopback() {
             return HostCheck::Any;
@@ -50,12 +50,12 @@ impl HostCheck {
     }
 }
 
-/// A name in lower case, without the dot of the root.
+/// A name in lower case, without the dot of the DNS root at its end.
 fn plain(name: &str) -> String {
     name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase()
 }
 
-/// Whether a host, an address of IPv6 in brackets, is this machine's loopback interface.
+/// Whether a host is this machine's loopback interface. IPv6 addresses are in brackets.
 fn is_loopback(host: &str) -> bool {
     let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     match address.parse::<IpAddr>() {

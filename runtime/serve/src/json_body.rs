@@ -13,13 +13,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Bodies of the largest size that may be in memory at a time. JSON in memory takes up to 32 times the bytes of its text (a list of
-/// digits), and then there is what is made of it.
+/// How many bodies of the largest size may be in memory at a time. Parsed JSON takes up to 32 times the bytes of its text (a list of digits), and
+/// what is made of it takes memory too.
 const LARGEST_AT_ONCE: usize = 2;
-/// A body that is refused is read and dropped up to this many times the largest size, because many clients read the answer only once they
-/// have sent their request: a connection closed before is an error that does not say why.
+/// A refused body is read and dropped, up to this many times the largest size. Many clients read the answer only after they have sent their request;
+/// if the connection were closed earlier, they would see an error without its reason.
 const DISCARDED: u64 = 8;
-/// How long it waits for the next part of such a body.
+/// How long the server waits for the next part of a refused body.
 const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The memory for bodies, and the time to read one. Cheap to clone.
@@ -30,7 +30,7 @@ pub(crate) struct BodyRoom {
     time: Duration,
 }
 
-/// Bytes taken of a [`BodyRoom`], until this is dropped.
+/// Bytes taken from a [`BodyRoom`]. Dropping this gives them back.
 pub(crate) struct TakenRoom(Option<OwnedSemaphorePermit>);
 
 impl BodyRoom {
@@ -40,7 +40,7 @@ impl BodyRoom {
         BodyRoom { free: Arc::new(Semaphore::new(all)), most, time }
     }
 
-    /// Reads a body as it comes, until it is refused.
+    /// Reads a body part by part, until it ends or is refused.
     async fn read(&self, parts: &mut BodyDataStream) -> Result<(Vec<u8>, TakenRoom), ApiError> {
         let (mut read, mut taken) = (Vec::new(), TakenRoom(None));
         while let Some(part) = parts.next().await {
@@ -53,7 +53,7 @@ impl BodyRoom {
         Ok((read, taken))
     }
 
-    /// Reads and drops the rest of a body that is refused, up to [`DISCARDED`] bodies.
+    /// Reads and drops the rest of a refused body, at most [`DISCARDED`] times the largest size.
     async fn discard(&self, parts: &mut BodyDataStream) {
         let mut left = self.discarded();
         while let Ok(Some(Ok(part))) = tokio::time::timeout(PATIENCE, parts.next()).await {
@@ -68,7 +68,7 @@ impl BodyRoom {
         (self.most as u64).saturating_mul(DISCARDED)
     }
 
-    /// Takes room for the next part of a body of which `before` bytes are read.
+    /// Takes room for the next part of a body. `before`: bytes of the body read so far.
     fn take(&self, taken: &mut TakenRoom, before: usize, part: &Bytes) -> Result<(), ApiError> {
         let bytes = u32::try_from(part.len()).ok().filter(|_| before + part.len() <= self.most);
         let permit = Arc::clone(&self.free).try_acquire_many_owned(bytes.ok_or(ApiError::TooLarge)?);
@@ -85,9 +85,9 @@ impl BodyRoom {
 
 /// The body of a request. Its room is taken until this is dropped.
 pub(crate) struct JsonBody {
-    /// What it says.
+    /// The parsed JSON.
     pub value: Value,
-    /// To be dropped once the request is turned into tokens.
+    /// The room that the body takes. Drop it once the request is turned into tokens.
     pub room: TakenRoom,
 }
 
@@ -103,7 +103,7 @@ where
         let mut stream = body.into_data_stream();
         let announced = parts.headers.get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
         if let Some(announced) = announced.filter(|announced: &u64| *announced > bodies.most as u64) {
-            // A client that waits for permission has sent nothing yet.
+            // A client that sent `Expect` waits for permission and has sent nothing of the body yet.
             if announced <= bodies.discarded() && !parts.headers.contains_key(header::EXPECT) {
                 let _ = tokio::time::timeout(bodies.time, bodies.discard(&mut stream)).await;
             }
@@ -134,7 +134,7 @@ fn value(parsed: Result<Json<Value>, JsonRejection>) -> Result<Value, ApiError> 
         Err(rejection) => {
             let text = rejection.body_text();
             let what = text.trim_start_matches("Failed to parse the request body as JSON: ");
-            // The path to a place that is too deep has hundreds of characters.
+            // serde's path to a place that is nested too deeply has hundreds of characters, so it is left out.
             let what = if what.contains("recursion limit exceeded") { "it is nested too deeply" } else { what };
             Err(ApiError::Invalid { message: format!("the request: {what}"), param: None })
         }

@@ -20,7 +20,7 @@ pub struct TokenLogprobs {
     pub top: Vec<Scored>,
 }
 
-/// Of the logits `[vocab]`: the token `id`, and the `top` most likely.
+/// The log probabilities of the token `id` and of the `top` most likely tokens, from logits `[vocab]`.
 pub fn token_logprobs(logits: &[f32], id: u32, top: usize) -> TokenLogprobs {
     let max = max_logit(logits);
     let log_sum = exp_sum(logits, max, 1.0).ln();

@@ -9,13 +9,13 @@ use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use std::sync::atomic::AtomicU64;
 
-/// Upper bounds of the histograms, seconds: from a token of a small model to a long prompt from disk.
+/// Upper bounds of the histograms, seconds: from one token of a small model to a long prompt on weights from disk.
 const SECONDS: [f64; 14] = [0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0];
 
-/// Upper bounds of the time of restoring states: from a page in RAM to a long conversation from a slow disk.
+/// Upper bounds of the time to restore states, seconds: from one page in RAM to a long conversation on a slow disk.
 const RESTORE_SECONDS: [f64; 12] = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0];
 
-/// Upper bounds of the items of a pass.
+/// Upper bounds of the number of items in a pass.
 const ITEMS: [f64; 9] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0];
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -25,7 +25,7 @@ struct Labels {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct MemoryLabels {
-    /// `host`.
+    /// Always `host`.
     memory: String,
 }
 
@@ -40,7 +40,7 @@ struct FinishLabels {
 struct ResponseLabels {
     /// A route of this server, or `other`.
     path: String,
-    /// Of HTTP.
+    /// The HTTP status.
     status: u16,
 }
 
@@ -77,7 +77,7 @@ pub struct Metrics {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct TierLabels {
     model: String,
-    /// Of states: `device`, `ram` or `disk`. Of pages: `ram` or `disk`; of hits and misses also `sequence`, a kept sequence.
+    /// For states: `device`, `ram` or `disk`. For pages: `ram` or `disk`; for hits and misses also `sequence`, a kept sequence.
     tier: String,
 }
 
@@ -98,7 +98,7 @@ struct CacheFamilies {
     errors: Family<Labels, Counter>,
 }
 
-/// The same of one model.
+/// The counts of one model's store of KV pages.
 #[derive(Clone, Debug)]
 pub struct CacheMetrics {
     model: String,
@@ -131,7 +131,7 @@ pub struct ModelMetrics {
     pub generated_tokens: Counter,
     /// Passes over the weights.
     pub passes: Counter,
-    /// Requests of which a pass computes something.
+    /// Requests for which one pass computes something.
     pub items: Histogram,
     /// Tokens computed as rows of a batch of several requests.
     pub batched_rows: Counter,
@@ -143,11 +143,11 @@ pub struct ModelMetrics {
     pub idle_sequences: Gauge,
     /// The states of running and of idle sequences.
     pub states: StateMetrics,
-    /// Host memory that all models may take now, bytes; one gauge for all.
+    /// Host memory that all models together may take now, bytes. All models share this gauge.
     pub memory_limit: Gauge,
-    /// Host memory that the model does without because the limit was lowered, bytes.
+    /// Host memory that the model has given up because the limit was lowered, bytes.
     pub memory_given_up: Gauge,
-    /// Time of recent passes over the planned time.
+    /// Ratio of the time of recent passes to the planned time.
     pub slowdown: Gauge<f64, AtomicU64>,
     /// Weights read from disk or copied to a device, bytes.
     pub weight_bytes: Counter,
@@ -165,9 +165,9 @@ pub struct ModelMetrics {
     pub load_errors: Counter,
     /// Total seconds of the loads that did not fail.
     pub load_seconds: Counter<f64, AtomicU64>,
-    /// Seconds from the look-up of a request's pages to its restored states, where all pages were in RAM.
+    /// Seconds from the look-up of a request's pages until its states are restored, if all pages were in RAM.
     pub restored_from_ram: Histogram,
-    /// The same where it waited for pages from disk.
+    /// Seconds from the look-up of a request's pages until its states are restored, if it waited for pages from disk.
     pub restored_from_disk: Histogram,
     /// The cache of KV pages.
     pub cache: CacheMetrics,
@@ -317,13 +317,13 @@ impl Metrics {
 }
 
 impl ModelMetrics {
-    /// Counts an answer that ended so. A request for several has one for each.
+    /// Counts an answer that ended with this outcome. A request for several answers counts once for each.
     pub fn ended(&self, outcome: &str) {
         let labels = FinishLabels { model: self.model.clone(), outcome: outcome.to_owned() };
         self.requests.get_or_create(&labels).inc();
     }
 
-    /// Sets to zero what an engine that is not loaded does not have.
+    /// Sets to zero the gauges that have no meaning while the engine is not loaded.
     pub fn unloaded(&self) {
         let StateMetrics { device, ram, disk } = &self.states;
         for gauge in [&self.running, &self.idle_sequences, device, ram, disk] {
@@ -373,7 +373,7 @@ impl CacheFamilies {
 }
 
 impl CacheMetrics {
-    /// Sets what is in RAM to zero.
+    /// Sets the gauges of pages in RAM to zero.
     fn unloaded(&self) {
         let ram = TierLabels { model: self.model.clone(), tier: "ram".to_owned() };
         for pages in [&self.families.pages, &self.families.bytes] {
@@ -382,14 +382,14 @@ impl CacheMetrics {
         self.families.prompt_ends.get_or_create(&Labels { model: self.model.clone() }).set(0);
     }
 
-    /// Counts a prompt of which a kept sequence had `found` whole pages and lacked `missing`.
+    /// Counts a prompt whose kept sequence had `found` whole pages and lacked `missing`.
     pub fn count_in_sequence(&self, found: usize, missing: usize) {
         let sequence = TierLabels { model: self.model.clone(), tier: "sequence".to_owned() };
         self.families.hits.get_or_create(&sequence).inc_by(found as u64);
         self.families.misses.get_or_create(&sequence).inc_by(missing as u64);
     }
 
-    /// Adds the counts since the last report. `prompt_ends`: bytes of RAM of the ends of prompts.
+    /// Adds what the store has counted since the last report. `prompt_ends`: bytes of RAM that prompt ends take.
     pub fn report(&mut self, now: &StoreStats, prompt_ends: u64) {
         let (families, last) = (&self.families, &self.last);
         let model = Labels { model: self.model.clone() };
@@ -403,7 +403,7 @@ impl CacheMetrics {
         families.prompt_ends.get_or_create(&model).set(number(prompt_ends));
         families.hits.get_or_create(&ram).inc_by(now.ram_hits - last.ram_hits);
         families.hits.get_or_create(&disk).inc_by(now.disk_hits - last.disk_hits);
-        // What is found on disk was missing in RAM.
+        // Pages found on disk were missing in RAM.
         let below_ram = |stats: &StoreStats| stats.disk_hits + stats.misses;
         families.misses.get_or_create(&ram).inc_by(below_ram(now) - below_ram(last));
         families.misses.get_or_create(&disk).inc_by(now.misses - last.misses);

@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// Longest text in bytes that is turned into tokens though it may not fit the context.
+/// Longest text, in bytes, that is tokenized even if it may not fit the context.
 const LONGEST_TEXT: usize = 1 << 20;
 
 /// The settings of a model.
@@ -31,7 +31,7 @@ pub struct ModelSettings {
     pub context: u64,
     /// Where the plan wants its weights.
     pub placement: Vec<WeightPlacement>,
-    /// Whether it gives hidden states, from which embeddings are made.
+    /// Whether the model has hidden states as an output. Embeddings are made from them.
     pub gives_hidden_states: bool,
 }
 
@@ -40,7 +40,7 @@ pub struct ServedModel {
     settings: ModelSettings,
     grammars: Option<GrammarCompiler>,
     pool: EnginePool,
-    /// Its place in the pool.
+    /// The engine's index in the pool.
     engine: usize,
     /// Seconds since 1970 when the server started.
     created: u64,
@@ -63,7 +63,7 @@ pub struct RequestOptions {
     pub timeout: Option<Duration>,
     /// The client's hints about states.
     pub hints: CacheHints,
-    /// What the answer must be, if not any text.
+    /// The grammar of the answer, if it is restricted.
     pub grammar: Option<Grammar>,
     /// Special tokens whose names are part of the text.
     pub visible_tokens: Vec<u32>,
@@ -72,7 +72,7 @@ pub struct RequestOptions {
 }
 
 impl ServedModel {
-    /// A model whose engine is the one at this place in the pool.
+    /// A model with the engine of this index in the pool.
     pub fn new(settings: ModelSettings, pool: EnginePool, engine: usize) -> ServedModel {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let grammars = settings.encoder.grammars(&settings.eos_token_ids);
@@ -114,7 +114,8 @@ impl ServedModel {
         self.settings.encoder.tokenizer().map_err(|error| ApiError::Invalid { message: error.to_string(), param: None })
     }
 
-    /// The tokens of a text, however long it is.
+    /// The tokens of a text. Unlike [`encode_text`](Self::encode_text), it takes texts of up to [`LONGEST_TEXT`] bytes whether or not they fit the
+    /// context.
     ///
     /// # Errors
     /// It has more than [`LONGEST_TEXT`] bytes and does not fit the context.
@@ -134,12 +135,12 @@ impl ServedModel {
         Ok(self.settings.encoder.encode_text(text)?)
     }
 
-    /// Refuses a text that is longer than the longest tokens would be that fill the context. A tokenizer takes 200 times the bytes of a
-    /// text, and minutes for the largest ones.
+    /// Refuses a text with more bytes than the longest tokens that fill the context. A tokenizer takes 200 times the bytes of a text, and minutes for
+    /// the largest texts.
     fn check_length(&self, bytes: usize) -> Result<(), ApiError> {
         let Some(tokenizer) = &self.settings.encoder.tokenizer else { return Ok(()) };
         let context = self.settings.context;
-        // Composing characters (NFC) may make a text shorter.
+        // Twice as many: composing characters (NFC) may make a text shorter.
         let longest = context.saturating_mul(2).saturating_mul(tokenizer.longest_token() as u64);
         if bytes as u64 <= longest {
             return Ok(());
@@ -157,12 +158,12 @@ impl ServedModel {
         let encoder = &self.settings.encoder;
         self.check_length(messages.iter().map(|message| message.content.len()).sum())?;
         let text = encoder.render_with_tools(messages, tools)?;
-        // With tools, calls, names and what the template adds to each message.
+        // The rendered text also has tools, calls, names and what the template adds to each message.
         self.check_length(text.len())?;
         Ok(encoder.encode_rendered(&text)?)
     }
 
-    /// How it writes calls of tools.
+    /// How the model writes tool calls.
     ///
     /// # Errors
     /// Its chat template takes no tools.
@@ -181,7 +182,7 @@ impl ServedModel {
         format.markers().iter().filter_map(|marker| tokenizer.token_id(marker)).collect()
     }
 
-    /// The compiled form of a grammar that the field `param` of a request gives. May take long.
+    /// Compiles a grammar that the field `param` of a request gives. May take long.
     pub fn compile(&self, source: &GrammarSource, param: &'static str) -> Result<Grammar, ApiError> {
         let grammars = self.grammars.as_ref();
         let grammars = grammars.ok_or_else(|| ApiError::field(param, PromptError::NoTokenizer.to_string()))?;
@@ -208,12 +209,12 @@ impl ServedModel {
         }
     }
 
-    /// The bytes that one token adds to a text, the name of a special one.
+    /// The bytes that one token adds to a text; for a special token, the bytes of its name.
     pub fn token_bytes(&self, token: u32) -> Vec<u8> {
         self.tokenizer().map_or_else(|_| vec![], |tokenizer| tokenizer.token_bytes(token))
     }
 
-    /// The same as text; incomplete characters are replaced.
+    /// The text that one token adds. Incomplete characters are replaced.
     pub fn token_text(&self, token: u32) -> String {
         String::from_utf8_lossy(&self.token_bytes(token)).into_owned()
     }
@@ -286,7 +287,7 @@ impl ServedModel {
         self.pool.submit(self.engine, submissions).await
     }
 
-    /// Puts a request into the engine's queue once that has room.
+    /// Puts a request into the engine's queue as soon as the queue has room.
     ///
     /// # Errors
     /// See [`EnginePool::submit_when_free`].
@@ -295,7 +296,7 @@ impl ServedModel {
     }
 }
 
-/// A request that arrives now, and what receives its events.
+/// Makes a submission that arrives now, and the receiver of its events.
 fn submission(task: EngineTask, timeout: Option<Duration>) -> (Submission, UnboundedReceiver<RequestEvent>) {
     let (events, receiver) = unbounded_channel();
     let arrived = Instant::now();

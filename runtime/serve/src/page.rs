@@ -1,4 +1,4 @@
-//! The page for a browser: one file, put together of those in `page/`. It has no secrets and loads nothing.
+//! The web page of the server: one file, assembled from those in `page/`. It holds no secrets and loads nothing else.
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -11,9 +11,9 @@ const PARTS: [(&str, &str); 3] = [
     ("/* chat.js */", include_str!("page/chat.js")),
 ];
 
-/// The page, with a policy that runs its own script and no other: neither handlers in attributes nor links that are scripts.
+/// The page, with a content security policy that runs its own script and no other, neither handlers in attributes nor `javascript:` links.
 pub async fn page() -> Response {
-    // The keys of the standard library's hasher are random.
+    // The standard library's hasher has random keys, which make the nonce random.
     let nonce = format!("{:016x}{:016x}", RandomState::new().hash_one(0), RandomState::new().hash_one(1));
     let policy = format!(
         "default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; connect-src 'self'; base-uri 'none'; \

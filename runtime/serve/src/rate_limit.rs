@@ -1,7 +1,7 @@
 //! How many requests a client may send in a minute. A client is an API key, or an address where the server asks for no key.
 //!
-//! Each client has requests left, at most those of a minute, and gets them back evenly over the minute: it may send all of them at once, and
-//! then as fast as they come back.
+//! A token bucket for each client: it starts full, holds the requests of one minute, and refills evenly over a minute. A client may send all of them
+//! at once, and then as fast as the bucket refills.
 
 use crate::error::ApiError;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Clients that are remembered before those with all requests left are forgotten.
+/// Number of remembered clients from which on clients with a full bucket are forgotten.
 const REMEMBERED: usize = 1024;
 
 /// Who sends requests.
@@ -17,12 +17,12 @@ const REMEMBERED: usize = 1024;
 pub(crate) enum RateClient {
     /// Whoever has this API key.
     Key(String),
-    /// Whoever is at this address; unknown if the connection has ended.
+    /// Whoever is at this address; `None` if the connection has ended.
     Address(Option<IpAddr>),
 }
 
 impl RateClient {
-    /// The client at an address. A network has 2^64 addresses of version 6, so that all of them are one client.
+    /// The client at an address. All IPv6 addresses of a /64 network count as one client.
     pub fn at(address: Option<IpAddr>) -> Self {
         let network = |address: IpAddr| match address.to_canonical() {
             IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() & (u128::MAX << 64))),
@@ -35,7 +35,7 @@ impl RateClient {
 /// The requests that a client has left.
 struct Left {
     requests: f64,
-    /// When that was.
+    /// When the client had this many requests left.
     at: Instant,
 }
 
@@ -46,15 +46,15 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
-    /// At most so many requests per minute of each client.
+    /// A limit of `per_minute` requests for each client.
     pub fn new(per_minute: u32) -> Self {
         RateLimit { per_minute, clients: Mutex::new((HashMap::new(), REMEMBERED)) }
     }
 
-    /// Takes one of a client's requests.
+    /// Takes one request from a client's bucket.
     ///
     /// # Errors
-    /// It has none left; the error says when it has one.
+    /// The client has none left. The error says when it will have one.
     pub fn take(&self, client: RateClient, now: Instant) -> Result<(), ApiError> {
         let most = f64::from(self.per_minute);
         let left_now = |left: &Left| {

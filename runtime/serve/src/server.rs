@@ -29,9 +29,9 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tower_http::cors::{Any, CorsLayer};
 
-/// Embeddings of one request that wait in the queue at a time.
+/// Most embeddings of one request that are in the queue at a time.
 const EMBEDDINGS_AT_ONCE: usize = 2;
-/// Threads for tokenizers, templates and grammars; more would only take memory at the same time.
+/// Threads for tokenizers, templates and grammars. More would only use more memory at a time.
 const TEXT_THREADS: usize = 4;
 
 /// How to serve.
@@ -43,16 +43,16 @@ pub struct ServeSettings {
     pub api_keys: Vec<String>,
     /// Largest request, bytes.
     pub max_body: usize,
-    /// Time limit of requests that give none, and longest limit that one may give.
+    /// Time limit of requests that give none. Requests cannot ask for a longer one.
     pub timeout: Option<Duration>,
     /// Origins whose pages may use this server from a browser.
     pub cors_origins: Vec<String>,
-    /// Names of this server besides those of the loopback interface. Where it listens there and has no keys, requests to other names
-    /// are refused.
+    /// Names of this server besides those of the loopback interface. If the server listens on the loopback interface without keys, it refuses
+    /// requests to other names.
     pub allowed_hosts: Vec<String>,
     /// Limits of connections.
     pub connections: ConnectionLimits,
-    /// Most requests per minute of each API key, or of each address if there are no keys. Those that only look at the server do not count.
+    /// Most requests per minute of each API key, or of each address if there are no keys. Requests that only read the server's state do not count.
     pub rate_limit: Option<u32>,
     /// Time that requests have to finish after a shutdown was requested.
     pub grace: Duration,
@@ -78,7 +78,7 @@ impl Shutdown {
     }
 }
 
-/// What requests are answered from.
+/// The state that handlers of requests share.
 pub(crate) struct App {
     models: Vec<Arc<ServedModel>>,
     metrics: Metrics,
@@ -98,7 +98,7 @@ impl FromRef<SharedApp> for BodyRoom {
     }
 }
 
-/// Serves the models of a pool until a shutdown is requested and their requests have ended. Calls `on_ready` with the address once it listens.
+/// Serves the models of a pool until a shutdown is requested and all requests have ended. Calls `on_ready` with the address when it listens.
 pub fn serve(
     models: Vec<ServedModel>,
     pool: EnginePool,
@@ -138,7 +138,7 @@ pub fn serve(
         Ok(())
     });
     shutdown.stop.store(true, Ordering::SeqCst);
-    // Ends requests whose clients have disconnected.
+    // Drops the tasks of remaining connections, which ends their requests.
     runtime.shutdown_timeout(Duration::from_secs(1));
     pool.close();
     served
@@ -210,7 +210,7 @@ fn given_key(headers: &HeaderMap) -> Option<&str> {
     bearer.map(|(_, key)| key.trim()).or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()))
 }
 
-/// Compares in a time that does not depend on where two keys differ.
+/// Compares two keys in a time that does not depend on where they differ.
 fn is_equal(a: &str, b: &str) -> bool {
     a.len() == b.len() && a.bytes().zip(b.bytes()).fold(0, |difference, (a, b)| difference | (a ^ b)) == 0
 }
@@ -251,12 +251,12 @@ impl App {
         })
     }
 
-    /// The options with this server's time limit.
+    /// The options with the server's time limit applied.
     fn limited(&self, options: RequestOptions) -> RequestOptions {
         RequestOptions { timeout: self.time_limit(options.timeout), ..options }
     }
 
-    /// The time limit of a request that asks for this one.
+    /// The time limit of a request that asks for `asked`.
     fn time_limit(&self, asked: Option<Duration>) -> Option<Duration> {
         match (asked, self.settings.timeout) {
             (Some(asked), Some(most)) => Some(asked.min(most)),
@@ -265,7 +265,7 @@ impl App {
     }
 }
 
-/// Runs work of a tokenizer or template, which may take long, apart from the threads that serve connections.
+/// Runs tokenizer or template work, which may take long, on a thread for blocking work instead of those that serve connections.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -330,7 +330,7 @@ async fn complete(State(app): State<SharedApp>, JsonBody { value, room }: JsonBo
     question.answer(ApiFormat::Text, prompts).await
 }
 
-/// The embeddings of texts: the hidden state after the last token of each, of length one.
+/// Answers with the embeddings of texts: for each text the hidden state after its last token, scaled to length one.
 async fn embed(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody) -> Result<Json<Value>, ApiError> {
     let request = EmbeddingRequest::read(&value)?;
     drop(value);
@@ -350,7 +350,7 @@ async fn embed(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody)
     let prompt_tokens = encoded.iter().map(Vec::len).sum::<usize>();
     let prepared = encoded.into_iter().map(|tokens| model.prepare_embedding(tokens, timeout));
     let (submissions, receivers): (Vec<_>, Vec<_>) = prepared.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
-    // A request may have more texts than may wait: they are submitted as others are answered.
+    // A request may have more texts than the queue has places for it: further texts are submitted as others are answered.
     let (mut data, mut submissions) = (Vec::new(), submissions.into_iter());
     let at_once = EMBEDDINGS_AT_ONCE.min(model.queue_limit()).max(1);
     model.submit(submissions.by_ref().take(at_once).collect()).await?;
@@ -381,23 +381,24 @@ async fn embed(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody)
 struct Question {
     model: Arc<ServedModel>,
     options: RequestOptions,
-    /// Answers to each prompt.
+    /// Number of answers to each prompt.
     answers: u64,
     streams: bool,
     includes_usage: bool,
-    /// Finds calls in the answers, if there are tools.
+    /// Finds tool calls in the answers, if there are tools.
     calls: Option<ToolCallParser>,
 }
 
 impl Question {
-    /// Refuses more answers than may ever wait, before work is done for them.
+    /// Refuses more answers than the queue can ever hold, before any work is done for them.
     fn check_count(&self, prompts: usize) -> Result<(), ApiError> {
         let (count, limit) =
             (prompts.saturating_mul(usize::try_from(self.answers).unwrap_or(usize::MAX)), self.model.queue_limit());
         if count > limit { Err(ApiError::TooMany { count, limit }) } else { Ok(()) }
     }
 
-    /// Submits each prompt, as tokens with the text that its answers begin with, once for each answer; answers have seeds of their own.
+    /// Submits each prompt once for each answer. A prompt is given as tokens, with the text that its answers begin with. Each answer has a seed of
+    /// its own.
     async fn answer(self, format: ApiFormat, prompts: Vec<(Vec<u32>, String)>) -> Result<Response, ApiError> {
         let (mut submissions, mut choices) = (Vec::new(), Vec::new());
         for (prompt, echo) in prompts {

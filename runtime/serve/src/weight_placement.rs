@@ -7,7 +7,7 @@ use serde::Serialize;
 pub struct WeightPlacement {
     /// The device.
     pub device: String,
-    /// The device that the plan names, if it is another one, which is not available.
+    /// The device that the plan names, if it is not available and another one is used.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub planned_device: Option<String>,
     /// Where its weights are between passes: `resident`, `streamed` or `mapped`.
@@ -18,7 +18,7 @@ pub struct WeightPlacement {
     pub blocks: Vec<String>,
     /// Bytes of their weights.
     pub bytes: u64,
-    /// Of weights that are streamed from disk, the bytes that stay in memory.
+    /// Of weights that are streamed from disk, the locked bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub locked_bytes: Option<u64>,
 }

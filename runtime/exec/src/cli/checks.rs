@@ -4,8 +4,8 @@ use super::{Cli, Command, VerifyArgs};
 use clap::CommandFactory;
 use clap::error::ErrorKind;
 
-/// The command line, unless it breaks a rule that clap does not enforce: clap takes no option for missing that conflicts with one that
-/// was given, as `--kl` conflicts with a prompt.
+/// Returns the command line unless it breaks a rule that clap does not enforce. An example: `--against` requires `--kl`, but clap ignores this
+/// requirement if an argument is given that conflicts with `--kl`, such as a prompt.
 ///
 /// # Errors
 /// Which option lacks another, with what to add.

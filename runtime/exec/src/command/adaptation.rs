@@ -1,4 +1,4 @@
-//! What keeps the engine of a command true to its plan while it runs: the memory that it follows, and where its lines go.
+//! The adaptation of a command's engine: which memory it follows, and where its messages go.
 
 use super::drafts::DraftChoice;
 use crate::cli::{AdaptArg, RuntimeArgs};
@@ -19,14 +19,14 @@ pub struct BesideEngine {
     pub kv: u64,
     /// Bytes that drafting takes within the plan's limit.
     pub draft: u64,
-    /// Bytes that it takes on top of that limit.
+    /// Bytes that drafting takes on top of the plan's limit.
     pub draft_on_top: u64,
     /// Bytes that drafting takes for each sequence.
     pub draft_sequence: u64,
 }
 
 impl BesideEngine {
-    /// Of a command that drafts like this.
+    /// The memory of a command with this draft, this many sequences and `kv` bytes of saved KV pages.
     pub fn new(draft: &DraftChoice, sequences: u64, kv: u64, args: &RuntimeArgs) -> Result<Self, ExecError> {
         let draft_on_top = draft.memory_on_top(sequences, args)?;
         let draft_sequence = draft.sequence_memory();
@@ -35,7 +35,7 @@ impl BesideEngine {
     }
 }
 
-/// Keeps a process with one engine true to its plan, unless `--adapt off`.
+/// Adapts the only engine of a process to memory and times that are not as planned, unless `--adapt off`.
 pub fn adaptation(
     engine: &Engine<OrtBackend>,
     beside: BesideEngine,
@@ -47,18 +47,18 @@ pub fn adaptation(
     let Some(adaptation) = without_memory(engine.plan(), args, report) else { return Ok(None) };
     let BesideEngine { sequences, kv, draft, draft_on_top, draft_sequence } = beside;
     let plan = engine.plan();
-    // What it has on a missing GPU is in host memory.
+    // Partitions of a missing GPU count as host memory.
     let here = OnnxRuntime::planned_here(plan, args)?;
     let states = sequences.saturating_mul(engine.context()).div_ceil(plan.budgets.context.max(1));
     let needed = host_memory_needed(&here, states).saturating_add(kv).saturating_add(draft);
-    // The engine keeps the limit that its plan was made for.
+    // The engine never takes more than the limit that its plan was made for.
     let needed = plan.budgets.ram.map_or(needed, |ram| needed.min(ram.0)).saturating_add(draft_on_top);
     let sequence = engine.host_state_bytes().saturating_add(draft_sequence);
     let reducible = Reducible { kv, sequences, sequence, locked: engine.locked().1 };
     Ok(Some(adaptation.follow_memory(HostMemory { needed, reducible, allowed: Box::new(allowed_memory) })))
 }
 
-/// Keeps one of several engines of a process near the times that its plan predicts; what they take of memory is decided together.
+/// Adapts one of several engines of a process to times that are not as planned. The engine pool decides about memory, for all engines together.
 pub fn without_memory(plan: &Plan, args: &RuntimeArgs, report: Box<dyn Fn(&str)>) -> Option<Adaptation> {
     let devices = match args.adapt {
         AdaptArg::Off => return None,

@@ -30,7 +30,7 @@ use std::cell::RefCell;
 use std::io::{self, IsTerminal};
 use std::time::Duration;
 
-/// Longest wait for KV pages on their way to disk, where a conversation does not fit beside them.
+/// Longest wait until KV pages are written to disk, if the disk has no room for the conversation beside them.
 const PAGES_WRITTEN: Duration = Duration::from_secs(10);
 const HELP: &str = "/reset  forget the conversation\n/help   show this\n/bye    leave (Ctrl-D and /exit do too)\n\
                     Ctrl-C  stops the answer";
@@ -104,7 +104,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     }
 }
 
-/// A conversation that is kept.
+/// A conversation that is saved under a name.
 struct ChatSession {
     name: String,
     file: SessionFile,
@@ -121,8 +121,7 @@ impl ChatSession {
     }
 }
 
-/// Loads the model beside its draft, with the saved states of a session. Returns also the chunks that prompts are
-/// fed in.
+/// Loads the model beside its draft, with the saved states of a session. Also returns the number of prompt tokens in one pass.
 fn load(
     settings: &GenerateSettings,
     plan: &PlanFile,
@@ -132,7 +131,7 @@ fn load(
     ctx: &CommandContext<'_>,
 ) -> Result<(SingleSequence<OrtBackend>, usize), ExecError> {
     let args = &settings.run.runtime;
-    // A conversation in one process goes on with its sequence: pages are for the next process, which finds only those on disk.
+    // Within one process a conversation continues on its sequence. Saved pages serve the next process only, which finds those on disk.
     let session = session.filter(|session| session.kv.saves_on_disk());
     let kv = session.map_or(0, |session| session.kv.ram(&plan.plan));
     let options = EngineOptions { reserved: draft.memory().saturating_add(kv), ..args.engine_options() };
@@ -168,7 +167,7 @@ struct Chat<'e> {
     /// Tokens of a prompt in one pass.
     chunk: usize,
     transcript: Transcript,
-    /// Where the conversation is kept.
+    /// The file in which the conversation is saved.
     file: Option<SessionFile>,
     encoder: &'e PromptEncoder,
     /// The settings of every answer; the prompt changes.
@@ -217,7 +216,7 @@ impl Transcript {
         }
     }
 
-    /// What is kept of it.
+    /// The conversation as it is saved.
     fn conversation(&self) -> Conversation {
         match self {
             Transcript::Messages { system, messages } => {
@@ -260,7 +259,7 @@ impl Transcript {
     }
 }
 
-/// What a line is that the user typed.
+/// A line that the user typed, by its meaning.
 #[derive(Debug, PartialEq, Eq)]
 enum Typed {
     Nothing,
@@ -315,7 +314,7 @@ impl Chat<'_> {
         let config = Config::builder().behavior(behavior).auto_add_history(true).build();
         let mut editor: Editor<(), _> = Editor::with_config(config).map_err(ExecError::Terminal)?;
         loop {
-            // What was said is saved, and an idle conversation ends with its terminal.
+            // The conversation is saved here, so Ctrl-C or a closed terminal may end the process at once.
             ctx.interrupt.immediate();
             if ctx.interrupt.is_terminated() {
                 return Ok(INTERRUPTED);
@@ -364,7 +363,7 @@ impl Chat<'_> {
             Err(error @ (GenerateError::Prompt(_) | GenerateError::Template(TemplateError::Template { .. }))) => {
                 self.transcript = before;
                 let error = ExecError::from(error);
-                // The whole conversation is the prompt.
+                // The whole conversation is the prompt, so a new conversation may help.
                 let restart = Some(self.restart.to_owned()).filter(|_| !self.transcript.is_empty());
                 let hints: Vec<String> = restart.into_iter().chain(error.hint()).collect();
                 let hint = Some(hints.join("; or ")).filter(|hint| !hint.is_empty());
@@ -376,7 +375,7 @@ impl Chat<'_> {
         ctx.interrupt.stop_gracefully();
         let watch = ctx.interrupt.cancel_on_request(&self.sequence.engine().cancel_handle());
         let tokenizer = self.encoder.tokenizer.as_ref();
-        // An answer that a closed terminal or pipe does not take ends, and is saved.
+        // If a closed terminal or pipe refuses the text of an answer, the answer ends and is saved.
         let unwritten = RefCell::new(None);
         let is_cancelled = || ctx.interrupt.is_requested() || unwritten.borrow().is_some();
         let out = &mut *ctx.out;
@@ -403,12 +402,12 @@ impl Chat<'_> {
         Ok(if generated.finish_reason == FinishReason::Cancelled { Reply::Cancelled } else { Reply::Complete })
     }
 
-    /// Keeps the conversation, if it has a session.
+    /// Saves the conversation, if it has a session.
     fn save(&self) -> Result<(), ExecError> {
         let Some(file) = &self.file else { return Ok(()) };
         let conversation = self.transcript.conversation();
         match (file.save(&conversation), self.sequence.cache()) {
-            // A page that does not fit gives its room back.
+            // If the disk is full, flushing the cache frees the room of pages that do not fit, and the file is saved again.
             (Err(ExecError::Session { .. }), Some(cache)) if cache.flush(PAGES_WRITTEN) => file.save(&conversation),
             (saved, _) => saved,
         }
@@ -419,7 +418,7 @@ impl Chat<'_> {
 fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBackend>, restart: &str) -> String {
     let timings = Timings::new(generated, &sequence.engine().telemetry());
     let speed = rate(timings.decode_tokens_per_second);
-    // The last token is not computed yet, and takes its place in the context with the next message.
+    // The last token was not fed to the model yet. The next message feeds it, so it counts as used context.
     let used = generated.usage.prompt_tokens + generated.usage.completion_tokens;
     let left = sequence.context().saturating_sub(used as u64);
     let left_in_context = format!("{} left in the context", counted(left, "token"));

@@ -17,7 +17,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Where drafts come from, and what is loaded for it.
+/// Where drafts come from, and the plan to load for them.
 pub enum DraftChoice {
     /// Nowhere.
     None,
@@ -30,7 +30,7 @@ pub enum DraftChoice {
 /// The plan of a draft model.
 pub struct DraftPlan {
     file: PlanFile,
-    /// Bytes of the plan's host memory that the draft takes for one sequence; 0 if its memory comes on top.
+    /// Bytes of the plan's host memory that the draft takes for one sequence; 0 if its memory comes on top of the plan's limit.
     memory: u64,
     /// Bytes for each further sequence.
     sequence_memory: u64,
@@ -113,7 +113,7 @@ impl DraftChoice {
         self.shared_memory().saturating_add(self.sequence_memory())
     }
 
-    /// Bytes of the plan's host memory that drafting takes apart from what it takes for each sequence.
+    /// Bytes of the plan's host memory that drafting takes once, however many sequences there are.
     pub fn shared_memory(&self) -> u64 {
         let DraftChoice::Model(draft) = self else { return 0 };
         draft.memory.saturating_sub(draft.sequence_memory)
@@ -125,7 +125,7 @@ impl DraftChoice {
         draft.sequence_memory
     }
 
-    /// Bytes of host memory that a draft model takes on top of the plan's limit, with what it has on GPUs that are missing here.
+    /// Bytes of host memory that a draft model takes on top of the plan's limit. Includes its partitions on GPUs that are missing here.
     pub fn memory_on_top(&self, sequences: u64, args: &RuntimeArgs) -> Result<u64, ExecError> {
         let plan = match self {
             DraftChoice::Model(draft) if draft.memory == 0 => &draft.file.plan,
@@ -133,12 +133,12 @@ impl DraftChoice {
         };
         let args = &RuntimeArgs { providers: draft_providers(plan, args), ..args.clone() };
         let mut here = OnnxRuntime::planned_here(plan, args)?;
-        // Drafts use the tokenizer of the model that verifies, which is most of it.
+        // Drafts use the tokenizer of the model that verifies. The tokenizer is most of `heap`, so `heap` is left out.
         here.devices.iter_mut().for_each(|device| device.heap = None);
         Ok(host_memory_needed(&here, sequences).saturating_sub(PROCESS))
     }
 
-    /// Loads the draft model, if there is one, for at most `sequences` texts at once. `plan` is the plan of the model that verifies.
+    /// Loads the draft model, if there is one, for at most `sequences` texts at once. `plan` is the plan of the verifying model.
     pub fn load(
         self,
         plan: &Plan,
@@ -164,20 +164,20 @@ impl DraftChoice {
     }
 }
 
-/// The providers that a draft model runs on; its plan's if there are none. A draft on the host is no fault where the providers are for the
-/// model on a GPU.
+/// The value of `--providers` for a draft model: empty, which means the plan's own, if no partition of the draft would try any of the user's
+/// providers. A draft on the host is no error if the option is meant for a model on a GPU.
 fn draft_providers(draft_plan: &Plan, args: &RuntimeArgs) -> Vec<Provider> {
     if tries_none(draft_plan, &args.providers) { vec![] } else { args.providers.clone() }
 }
 
-/// The context of a draft model: as many tokens as the text that it drafts for can have, or fewer if it has no room for them. Then it
-/// drafts until its context is full.
+/// The context of a draft model: as many tokens as the text can have, or fewer if the draft model has no room for them. Drafting stops when this
+/// context is full.
 fn draft_context(draft_plan: &Plan, plan: &Plan, asked: Option<u64>) -> u64 {
     let most = draft_plan.model.longest_context().unwrap_or(u64::MAX);
     asked.map_or(draft_plan.budgets.context.min(plan.budgets.context), |asked| asked.min(most))
 }
 
-/// Tokens and milliseconds of the passes of one sequence that a measured plan predicts.
+/// The passes of one sequence that a measured plan predicts: tokens and milliseconds of each.
 fn predicted_passes(plan: &Plan) -> Vec<(u64, f64)> {
     let Predictions { source, throughput, .. } = &plan.predictions;
     let measured = throughput.iter().filter(|_| source != "static");

@@ -36,7 +36,7 @@ use std::io::{self, IsTerminal, Write};
 pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&settings.plan)?;
     check_language_model(&plan.plan)?;
-    // Before the prompt is read, which may come from stdin.
+    // Inputs are read before the prompt, which may wait for stdin.
     let extra = open_extra_inputs(&plan.plan, settings.run.inputs.as_deref())?;
     let encoder = open_encoder(settings, &plan, ctx.console)?;
     let format = match settings.run.answer.chat {
@@ -89,7 +89,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     ctx.console.idle();
     let note = other_load.note();
     let code = report(settings, &request, &generated, &mut sequence, ctx)?;
-    // After the summary, which starts on a new line: text on a terminal need not end its line.
+    // The note comes after the summary, which starts a new line: text on a terminal may end without a line break.
     if let Some(note) = note {
         ctx.console.info(&format!("note: {note}"));
     }
@@ -101,7 +101,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     Ok(code)
 }
 
-/// The error of a prompt; of an empty one beside `--inputs`, that these do not take its place.
+/// The error of a prompt. If the prompt is empty and `--inputs` was given, it says that `--inputs` does not replace the prompt.
 fn beside_inputs(error: ExecError, settings: &GenerateSettings) -> ExecError {
     match error {
         ExecError::Generate(GenerateError::Prompt(PromptError::Empty)) if settings.run.inputs.is_some() => {
@@ -114,7 +114,7 @@ fn beside_inputs(error: ExecError, settings: &GenerateSettings) -> ExecError {
     }
 }
 
-/// Opens the tokenizer and, for a chat, the template. Without text in or out a broken tokenizer is only a warning.
+/// Opens the tokenizer and, for a chat, the template. If neither the prompt nor an option needs a tokenizer, a broken one is only a warning.
 fn open_encoder(settings: &GenerateSettings, plan: &PlanFile, console: &Console) -> Result<PromptEncoder, ExecError> {
     let needs_tokenizer = !matches!(settings.prompt, PromptSource::Tokens(_))
         || !settings.run.answer.stop.is_empty()

@@ -89,7 +89,7 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
     Ok(0)
 }
 
-/// A warning if an input has more rows or tokens than the plan's host memory is for.
+/// A warning if an input has more rows or tokens than the plan reserves host memory for.
 fn larger_than_planned(inputs: &NamedTensors, expected: &[ModelInput], plan: &Plan) -> Option<String> {
     let Budgets { ram, context, batch, .. } = &plan.budgets;
     let ram = (*ram)?;

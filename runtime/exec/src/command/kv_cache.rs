@@ -11,17 +11,17 @@ use hpp_schema::{ByteSize, Plan, Seal};
 use std::ffi::OsStr;
 use std::sync::Arc;
 
-/// Tokens of a page where the user gives no number.
+/// Tokens per page if the user gives no number.
 const DEFAULT_PAGE_TOKENS: u64 = 128;
-/// The part of a host memory limit that pages may take: the plan's, or that of all models.
+/// Divisor of a host memory limit, the plan's or that of all models, that gives the part for KV pages.
 const SHARE_OF_LIMIT: u64 = 20;
-/// Of this machine's free memory, the part for pages where the plan has no limit.
+/// Divisor of the free memory that gives the part for KV pages if there is no limit.
 const SHARE_OF_FREE: u64 = 10;
 /// Most bytes of RAM for pages by default.
 const MOST_RAM: u64 = 4 << 30;
 
 impl KvArgs {
-    /// Whether the command line asks for a KV cache; environment variables may be meant for other commands.
+    /// Whether the command line asks for a KV cache. Environment variables do not count: they may be meant for other commands.
     pub fn is_given(&self) -> bool {
         let is_variable = |name, text: &OsStr| std::env::var_os(name).is_some_and(|set| set == text);
         let by_dir = self.kv_dir.as_ref().is_some_and(|dir| !is_variable("HPP_KV_DIR", dir.as_os_str()));
@@ -42,19 +42,19 @@ impl KvArgs {
         }
     }
 
-    /// Bytes of RAM for pages where all models may take `all` together.
+    /// Bytes of RAM for pages if all models together may take `all`.
     pub fn ram_of(&self, plan: &Plan, all: ByteSize) -> u64 {
         self.kv_ram.map_or_else(|| default_ram([plan.budgets.ram, Some(all)], 0), |asked| asked.0)
     }
 }
 
-/// Bytes of RAM for pages: a share of the smaller limit of host memory, or where there is none of the free memory.
+/// Bytes of RAM for pages: a share of the smaller limit of host memory, or of the free memory if there is no limit.
 fn default_ram(limits: [Option<ByteSize>; 2], free: u64) -> u64 {
     let share = limits.into_iter().flatten().min().map_or(free / SHARE_OF_FREE, |limit| limit.0 / SHARE_OF_LIMIT);
     share.min(MOST_RAM)
 }
 
-/// Opens the cache of one of `models` models of this process, unless there is no RAM for it or the model's states cannot be saved.
+/// Opens the cache of an engine. The process has `models` models. `None` if pages have no RAM, or if the model's states cannot be saved.
 pub fn open_cache(
     engine: &Engine<OrtBackend>,
     plan: &Plan,
@@ -64,7 +64,7 @@ pub fn open_cache(
     wake: impl Fn() + Send + Sync + 'static,
     console: &Arc<Console>,
 ) -> Result<Option<KvCache>, ExecError> {
-    // A page is a chunk of a prompt, which the plan limits.
+    // A prompt is computed in chunks of a page each, and the plan limits the size of chunks.
     let page_tokens = args.kv_page.unwrap_or(DEFAULT_PAGE_TOKENS).min(engine.chunk()).max(1);
     if let Some(wanted) = args.kv_page.filter(|wanted| *wanted > page_tokens) {
         console.warn(&format!(
@@ -110,7 +110,7 @@ pub fn open_cache(
     Ok(cache)
 }
 
-/// What decides the bits of states apart from tokens.
+/// Hashes everything but the tokens that decides the bits of states.
 fn fingerprint(
     engine: &Engine<OrtBackend>,
     plan: &Plan,

@@ -75,7 +75,7 @@ fn load_sequence(
     Ok(SingleSequence::new(engine, inputs))
 }
 
-/// Loads a plan with these options. Ctrl-C cancels the load, and so does their cancel handle.
+/// Loads a plan with these options. Ctrl-C cancels the load, and so does the cancel handle in `options`.
 fn load_engine(
     plan: &Plan,
     dir: &Path,
@@ -101,13 +101,14 @@ fn load_engine(
     Ok(engine)
 }
 
-/// What was loaded, unless Ctrl-C or another signal asked for an end meanwhile, which it says: the error itself is quiet.
+/// Returns `loaded`, unless Ctrl-C or another signal requested a stop meanwhile. Then it says so and returns the error `Cancelled`, which is not
+/// printed.
 fn unless_interrupted<T>(
     loaded: Result<T, ExecError>,
     interrupt: &Interrupt,
     say: &dyn Fn(&str),
 ) -> Result<T, ExecError> {
-    // The load may have ended before the request could cancel it.
+    // The load may have succeeded before the request could cancel it.
     let is_stopped = match &loaded {
         Ok(_) => true,
         Err(error) => error.is_cancelled(),
@@ -119,8 +120,8 @@ fn unless_interrupted<T>(
     Err(EngineError::Cancelled.into())
 }
 
-/// A warning if the model can choose none of the tokens that end an answer. Some of several are no mistake: tokenizers have added tokens
-/// beyond the vocabulary.
+/// A warning if the model can choose none of the tokens that end an answer. If only some of them lie beyond the vocabulary it is no mistake: they are
+/// tokens added to the tokenizer.
 fn endless_answers(plan: &Plan) -> Option<String> {
     let ends = &plan.generation.as_ref()?.eos_token_ids;
     let vocabulary = plan.model.vocabulary()?;
@@ -140,10 +141,11 @@ fn warn_of_memory(plan: &Plan, here: &Plan, console: &Console) {
     if let Some(warning) = budget_warning(plan) {
         console.warn(&warning);
     }
-    // Weights of a missing GPU that do not fit within the limit are read from disk.
+    // If the weights of a missing GPU do not fit the memory limit, the engine reads them from disk: then the plan's own need counts.
     let fits = |limit: u64| host_memory_needed(here, here.budgets.batch) <= limit;
     let plan = if memory_limit().is_none_or(fits) { here } else { plan };
-    // A plan's needs include what the process has taken already; of that, libraries may not count in the process's control group.
+    // A plan's need includes the memory that the process has already, so that is added to the free memory. The control group's limit caps the sum,
+    // because pages of shared libraries may be charged to another group.
     let free = available_memory().map(|free| free.saturating_add(resident_memory()));
     let free = free.into_iter().chain(memory_limit()).min();
     let is_limited_to_it = free.is_some() && free == memory_limit();
@@ -188,15 +190,15 @@ enum PromptFormat<'a> {
     Chat { system: Option<&'a str> },
 }
 
-/// Bytes of text for each token of context beyond which a prompt is refused without being tokenized, which would take minutes: far more
-/// than a token of any vocabulary has.
+/// Longest prompt, in bytes of text per token of context. Longer text is refused before tokenizing, which would take minutes. No token of any
+/// vocabulary is nearly as long.
 const MOST_BYTES_PER_TOKEN: u64 = 1024;
 
 /// The warning about a prompt of spaces.
 const BLANK_PROMPT: &str =
     "the prompt is only white space: the model generates text from nothing; give a prompt with -p";
 
-/// Reads the prompt and turns it into tokens. `context`: tokens that a prompt may have at most. Calls `on_blank` if its text is only spaces.
+/// Reads the prompt and turns it into tokens. `context`: most tokens of a prompt. Calls `on_blank` if the text has only white space.
 fn prompt_tokens(
     source: &PromptSource,
     encoder: &PromptEncoder,
@@ -209,7 +211,7 @@ fn prompt_tokens(
         PromptSource::Tokens(tokens) => return Ok(tokens.clone()),
         PromptSource::Terminal => return Err(PromptError::Empty.into()),
     };
-    // Fails before it waits for stdin.
+    // A missing tokenizer is reported before stdin is read.
     encoder.tokenizer()?;
     let text = match format {
         PromptFormat::Plain => source.read()?,

@@ -9,8 +9,8 @@ use hpp_schema::{Plan, Predictions};
 /// The part of the free memory that states may take if the plan has no limit.
 const STATES_SHARE: f64 = 0.75;
 
-/// The plan's number of sequences; at least `assumed` without measurements, because the planner may underestimate it then. Where experts are
-/// read by demand it may overestimate it instead: sequences evict each other's experts.
+/// The plan's number of sequences. A plan without measurements may underestimate it, so it is at least `assumed` then. With experts read by demand
+/// such a plan may overestimate it instead, because sequences evict each other's experts; then the plan's number stays.
 pub fn planned_sequences(plan: &Plan, assumed: u64) -> u64 {
     let Predictions { source, throughput, .. } = &plan.predictions;
     let reads_experts = plan.devices.iter().any(|device| device.expert_cache.is_some());
@@ -18,7 +18,7 @@ pub fn planned_sequences(plan: &Plan, assumed: u64) -> u64 {
     throughput.as_ref().map_or(assumed, |throughput| throughput.sequences.max(least))
 }
 
-/// How many sequences run at once: those that fit.
+/// How many of the `wanted` sequences fit into memory. `is_asked`: the user gave the number, and is warned if fewer fit.
 pub fn fitting_sequences(engine: &Engine<OrtBackend>, wanted: u64, is_asked: bool, console: &Console) -> usize {
     let has_limit = engine.plan().budgets.ram.is_some();
     let free = available_memory().filter(|_| !has_limit).map(|free| (free as f64 * STATES_SHARE) as u64);

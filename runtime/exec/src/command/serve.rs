@@ -34,10 +34,10 @@ use std::time::Duration;
 
 /// Environment variable with an API key.
 const KEY_VARIABLE: &str = "HPP_API_KEY";
-/// What loading the first model adds to the process and later ones share, bytes: pools of threads, allocators, tables of kernels (by hand,
-/// 2026-11-27, ONNX Runtime 1.31.1).
+/// Host memory that loading the first model adds to the process and later models share, bytes: thread pools, allocators, kernel tables (measured by
+/// hand, 2026-11-27, ONNX Runtime 1.31.1).
 const FIRST_SESSION: u64 = 16 << 20;
-/// How often Ctrl-C is looked for.
+/// Interval between two checks for Ctrl-C.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Serves until Ctrl-C or SIGTERM.
@@ -119,7 +119,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     Ok(0)
 }
 
-/// Loads models in their order while they fit; the others are loaded when a request needs them.
+/// Loads models in their order while they fit. The others are loaded later, when a request needs them.
 fn load_those_that_fit(pool: &EnginePool, names: &[String], ctx: &CommandContext<'_>) -> Result<(), ExecError> {
     for (engine, name) in names.iter().enumerate() {
         if engine > 0 && !pool.has_room_for(engine) {
@@ -154,7 +154,7 @@ fn check_names(plans: &[(String, PlanFile)]) -> Result<(), ExecError> {
     Ok(())
 }
 
-/// Refuses empty keys: they are secrets that were not set, and would let everyone in.
+/// Refuses empty keys. An empty key is usually a secret that was not set, and would let everyone in.
 fn check_keys(keys: &[String]) -> Result<(), ExecError> {
     let from_environment = std::env::var_os(KEY_VARIABLE).is_some_and(|key| key.is_empty());
     let what = match keys.iter().any(String::is_empty) {
@@ -168,7 +168,7 @@ fn check_keys(keys: &[String]) -> Result<(), ExecError> {
     })
 }
 
-/// Refuses two names for one plan with a directory for KV pages, which has one store for each plan.
+/// Refuses two names for one plan if KV pages are kept in a directory, because the directory has one store for each plan.
 fn check_stores(plans: &[(String, PlanFile)]) -> Result<(), ExecError> {
     let same = |a: &PlanFile, b: &PlanFile| Seal::of(&a.plan).ok() == Seal::of(&b.plan).ok();
     for (index, (name, plan)) in plans.iter().enumerate() {
@@ -197,7 +197,7 @@ fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<Model
     })
 }
 
-/// A warning for a model that refuses text, or chats.
+/// The warning for a model that cannot answer requests with text, or cannot answer chats.
 fn without_text_or_chat(model: &ModelSettings) -> Option<String> {
     without_tokenizer(model).or_else(|| without_template(model))
 }
@@ -241,26 +241,26 @@ fn model_inputs(plan: &Plan) -> Result<ModelInputs, ExecError> {
 struct ModelLoader {
     plan: PlanFile,
     args: ServeArgs,
-    /// Most sequences that the budget has room for.
+    /// Most sequences, as many as the memory budget has room for.
     sequences: u64,
     tokenizer: Option<TextTokenizer>,
     console: Arc<Console>,
     interrupt: Interrupt,
-    /// Whether the server does not answer yet, so that Ctrl-C ends the load.
+    /// Whether the server is still starting. Then Ctrl-C cancels the load.
     is_starting: Arc<AtomicBool>,
-    /// What the process takes with the runtime library and without the memory of any model, bytes.
+    /// Bytes that the process takes with the runtime library but without any model.
     shared_memory: u64,
 }
 
 /// How requests of a model draft tokens.
 fn draft_choice(plan: &PlanFile, args: &ServeArgs, console: &Console) -> Result<DraftChoice, ExecError> {
     let speculate = if args.ngram { Some(SpeculateArg::Ngram) } else { args.speculate };
-    // The tokens of a plan's own draft are those of the model.
+    // An empty encoder suffices: a plan's own draft has the tokens of its model, so tokenizers are not compared.
     DraftChoice::open(&DraftMethod::resolve(speculate, None)?, plan, &PromptEncoder::default(), console)
 }
 
 impl ModelLoader {
-    /// Refuses a plan that was replaced since the server read it: its context, tokenizer and template are those of the old one.
+    /// Refuses a plan that was replaced since the server read it: the server would use the context, tokenizer and template of the old plan.
     fn check_unchanged(&self) -> Result<(), ExecError> {
         let PlanFile { plan, path, .. } = &self.plan;
         if PlanFile::open(path)?.plan == *plan {
@@ -277,7 +277,7 @@ impl ModelLoader {
         self.check_unchanged()?;
         let (runtime, asked) = (&args.runtime, args.max_sequences);
         let draft = draft_choice(plan, args, console)?;
-        // Of a single model, the plan's limit is that of the process.
+        // With a single model, the plan's memory limit covers the whole process. With several, the memory of the other models is subtracted.
         let others = if args.plans.len() > 1 { resident_memory().saturating_sub(self.shared_memory) } else { 0 };
         let options = EngineOptions {
             sequences: Some(self.sequences),
@@ -288,7 +288,7 @@ impl ModelLoader {
             cancel: Some(cancel),
             ..runtime.engine_options()
         };
-        // After the start, requests that wait for the load have the time of --grace.
+        // After the start, Ctrl-C does not cancel a load at once: requests that wait for it have the time of --grace.
         let interrupt =
             if self.is_starting.load(Ordering::SeqCst) { self.interrupt.clone() } else { Interrupt::never() };
         let engine = load_engine(&plan.plan, &plan.dir, runtime, options, console, &interrupt)?;
@@ -306,7 +306,7 @@ impl ModelLoader {
     }
 }
 
-/// Requests a shutdown once Ctrl-C or SIGTERM has come. The thread ends with the process.
+/// Starts a thread that requests a shutdown once Ctrl-C or SIGTERM has come. The thread ends with the process.
 fn watch(ctx: &CommandContext<'_>, shutdown: &Shutdown, grace: u64) {
     let (interrupt, console, shutdown) = (ctx.interrupt.clone(), Arc::clone(ctx.console), shutdown.clone());
     std::thread::spawn(move || {

@@ -34,7 +34,7 @@ pub struct Conversation {
     pub text: String,
 }
 
-/// The file of a conversation. No other process has it as long as this lives.
+/// The file of a conversation. It is locked against other processes as long as this exists.
 pub struct SessionFile {
     path: PathBuf,
     _lock: File,

@@ -5,8 +5,7 @@ use hpp_schema::{TRACE_START, Timeline};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// A trace that will be written. Created before the work, so that a path that cannot be written fails early; nothing is left there if the
-/// work fails.
+/// A trace file that is created before the work starts, so that a path that cannot be written fails early. If the work fails, no file is left.
 pub struct TraceFile {
     file: OutputFile,
     path: PathBuf,

@@ -13,8 +13,8 @@ pub(super) fn unsplit(plan: &PlanFile, whole: Whole) -> Result<Option<Plan>, Exe
     Ok(Some(unsplit))
 }
 
-/// Lower bound of the bytes of weights in memory once an unsplit model is loaded: all of them if its kernels pack weights, else those
-/// inside the model file. The others are mapped from their files, and the system may evict them.
+/// Lower bound of the bytes of weights in memory once an unsplit model is loaded. If kernels pack weights, all weights count. Otherwise only those
+/// inside the model file count: the others are mapped from their files, and the system may evict them.
 fn required_bytes(unsplit: &Plan) -> u64 {
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let partitions = &unsplit.partitions;
@@ -23,7 +23,7 @@ fn required_bytes(unsplit: &Plan) -> u64 {
             unsplit.files.iter().filter(|file| partitions.iter().any(|partition| partition.file == file.path));
         return sum(&mut model_files.map(|file| file.bytes.0));
     }
-    // Both are upper bounds: partitions count a shared table twice, and there may be copies among the files.
+    // Both sums are upper bounds: partitions count a shared table twice, and several files may hold the same weights.
     let files = unsplit.files.iter().filter(|file| matches!(file.role, FileRole::Source | FileRole::Weights));
     sum(&mut partitions.iter().map(|partition| partition.bytes.weights.0)).min(sum(&mut files.map(|file| file.bytes.0)))
 }

@@ -81,8 +81,8 @@ pub fn check_inputs(
     Err(InputsError::Misfit { path: path.to_owned(), problems, expected })
 }
 
-/// Two inputs that have the same named dimension in different sizes; `None` if there are none. Exporters' names are no rules, but the sizes
-/// of a model's caches and masks rarely differ on purpose.
+/// Two inputs that have a dimension of the same name in different sizes; `None` if there are none. This is only a hint, because exporters' names are
+/// no rules, but the sizes of caches and masks rarely differ on purpose.
 pub fn different_sizes(tensors: &NamedTensors, inputs: &[ModelInput]) -> Option<String> {
     let mut known: BTreeMap<&str, (u64, &str)> = BTreeMap::new();
     for input in inputs {

@@ -70,7 +70,7 @@ fn tensor(
     Ok(HostTensor { dtype: input.dtype, shape, bytes })
 }
 
-/// Replaces `bytes` by 0, 1, 2, ... along the last axis.
+/// Replaces `bytes` by positions: 0, 1, 2, ... along the last axis.
 fn write_positions(dtype: DType, shape: &[u64], bytes: &mut Vec<u8>) {
     let length = shape.last().copied().unwrap_or(1).max(1);
     let count = shape.iter().product::<u64>();

@@ -1,4 +1,4 @@
-//! The file of answers: one JSON object per line, each written whole as soon as it is known. Prompts with a line here count as answered.
+//! The file of answers: one JSON object per line, written as soon as an answer is known. A prompt with a line here counts as answered.
 
 use super::prompts::{Answered, JobId};
 use hpp_generate::FinishReason;
@@ -15,7 +15,7 @@ const START: &[u8] = b"{\"id\":";
 pub struct Answer<'a> {
     /// The prompt's id; null for a line without one.
     pub id: Option<&'a JobId>,
-    /// The number of a line that is no prompt.
+    /// The number of the line in the file of prompts, if the line is no prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub line: Option<u64>,
     /// Number of tokens in the prompt.
@@ -39,14 +39,14 @@ pub struct Answer<'a> {
 }
 
 impl<'a> Answer<'a> {
-    /// An answer that says why there is none.
+    /// An answer that consists of an error.
     pub fn error(id: Option<&'a JobId>, error: &'a str) -> Self {
         let (line, prompt_tokens, tokens, text, finish, seed) = (None, None, None, None, None, None);
         Self { id, line, prompt_tokens, tokens, text, finish, seed, error: Some(error) }
     }
 }
 
-/// What a resumed run reads of an answer.
+/// The fields of an answer that a resumed run reads.
 #[derive(Deserialize)]
 struct Written {
     id: Option<JobId>,
@@ -109,7 +109,7 @@ pub struct Answers {
 }
 
 impl Answers {
-    /// Opens or creates the file, and reads what is answered. An answer that was cut off is dropped.
+    /// Opens or creates the file, and reads which prompts are answered. Removes an answer at the end that is incomplete.
     pub fn open(path: &Path, prompts: &Path) -> Result<(Self, Answered), AnswersError> {
         let failed = |source| AnswersError::Write { path: path.to_owned(), source };
         let is_same =
@@ -142,7 +142,7 @@ impl Answers {
             Ok(())
         });
         written.map_err(|source| {
-            // The next run drops what is left of it, if this cannot.
+            // If the incomplete answer cannot be removed here, the next run removes it.
             let _ = self.drop_incomplete();
             AnswersError::Write { path: self.path.clone(), source }
         })
@@ -165,7 +165,7 @@ impl Answers {
                 break;
             }
             if !text.ends_with(b"\n") {
-                // Cut off: but only an answer is dropped.
+                // The last line is incomplete. It is removed only if it is an answer: another file must not be damaged.
                 let is_answer = text.starts_with(START) || START.starts_with(&text);
                 return if is_answer { Ok(answered) } else { Err(foreign(number)) };
             }

@@ -154,7 +154,7 @@ pub struct BadLine {
     pub error: String,
 }
 
-/// Reads prompts, leaving out those that are answered.
+/// Reads the prompts of a file and skips those that are answered.
 pub struct PromptReader {
     path: PathBuf,
     lines: BufReader<File>,
@@ -171,23 +171,23 @@ pub struct PromptReader {
 /// What an earlier run has answered.
 #[derive(Debug, Default, PartialEq)]
 pub struct Answered {
-    /// Prompts.
+    /// Ids of answered prompts.
     pub ids: HashSet<JobId>,
-    /// Lines that are no prompts.
+    /// Numbers of answered lines that are no prompts.
     pub lines: HashSet<u64>,
     /// How many of the answers are errors.
     pub errors: usize,
 }
 
 impl Answered {
-    /// Answers in all.
+    /// Number of answers in all.
     pub fn count(&self) -> usize {
         self.ids.len() + self.lines.len()
     }
 }
 
 impl PromptReader {
-    /// Refuses what is no file: it is read twice, and an interrupted run reads it again.
+    /// Refuses anything but a regular file: prompts are read twice, and again by a run that continues an interrupted one.
     pub fn check(path: &Path) -> io::Result<()> {
         if path == Path::new("-") {
             return Err(io::Error::new(
@@ -272,7 +272,7 @@ impl PromptReader {
             Ok(job) => job,
             Err(why) => {
                 let id = serde_json::from_slice::<OnlyId>(text).ok().map(|line| line.id);
-                // Its error has this id, so a later prompt of that id is a duplicate.
+                // The error is written as the answer of this id, so a later prompt with the same id is a duplicate.
                 self.ids.extend(id.clone());
                 return Err(self.bad(id, why));
             }
@@ -291,10 +291,10 @@ impl PromptReader {
     }
 }
 
-/// The job of a line; without an id it has the one given.
+/// Reads the job of a line. `id` is used if the line has none.
 ///
 /// # Errors
-/// Why it is no job: the field that is wrong, in words of the file's format.
+/// Why the line is no job: names the field that is wrong, in the terms of the file's format.
 fn read_job(text: &[u8], id: Option<u64>) -> Result<Job, String> {
     let not_json = |error: &serde_json::Error| hpp_io::json_line_mistake(error);
     let read = match id {
@@ -317,7 +317,7 @@ fn read_job(text: &[u8], id: Option<u64>) -> Result<Job, String> {
         Some(mistake) => mistake,
         None => {
             let (path, what) = (error.path().to_string(), plain(error.inner()));
-            // The error itself names a field that is unknown or there twice.
+            // The error itself names a field that is unknown or given twice.
             let names_field = what.contains(&format!("`{path}`"));
             let place = if path == "." || names_field { String::new() } else { format!("`{path}`: ") };
             format!("not a job: {place}{what}")
@@ -325,9 +325,9 @@ fn read_job(text: &[u8], id: Option<u64>) -> Result<Job, String> {
     })
 }
 
-/// An error of a type, in words of the file's format.
+/// A type error in the terms of the file's format, without Rust's names of types.
 fn plain(error: &serde_json::Error) -> String {
-    // A line of a file of lines has no line numbers of its own.
+    // serde_json counts lines within one JSON text, which is always line 1 here: the position is removed.
     let text = error.to_string();
     let what = text.rsplit_once(" at line ").map_or(text.as_str(), |(what, _)| what);
     let types = [("expected u32", "expected a whole number"), ("expected u64", "expected a whole number")];
@@ -351,13 +351,13 @@ fn plain(error: &serde_json::Error) -> String {
     types.fold(what.to_owned(), |text, (rust, plain)| text.replace(rust, plain))
 }
 
-/// The part of a line that names it.
+/// The id of a line that is otherwise wrong.
 #[derive(Deserialize)]
 struct OnlyId {
     id: JobId,
 }
 
-/// Reads a line without its end. `None` at the end of the file; false if the line is too long, and then only its start is there.
+/// Reads a line without its line break. `None` at the end of the file. False if the line is too long: then `line` holds its start only.
 fn read_line(lines: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Option<bool>> {
     line.clear();
     if lines.by_ref().take(MAX_LINE).read_until(b'\n', line)? == 0 {

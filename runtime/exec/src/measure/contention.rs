@@ -1,4 +1,4 @@
-//! How much computing on the host, and copying to a device or reading from disk, slow each other down: all use the host's memory
+//! Contention: how much computing on the host slows down copies to a device or reads from disk, and the reverse. All of them use the host's memory
 //! bandwidth, and reads use its processors too.
 
 use super::disk::read_curve;
@@ -10,22 +10,22 @@ use hpp_schema::Provider;
 use std::path::Path;
 use std::time::Instant;
 
-/// Bytes that all threads read together, and bytes that copies read in turn: more than caches hold.
+/// Bytes of the arrays that the reading threads sum, and bytes of the buffers that copies use in turn: more than processor caches hold.
 const READ: u64 = 1 << 30;
 const COPIED: u64 = 512 << 20;
 /// Sizes of direct reads are multiples of this.
 const SECTOR: u64 = 4096;
-/// Minimum duration of the copies timed, seconds: many times that of the readers' pass over their memory.
+/// Minimum duration of the timed copies, seconds: many times the time that the readers take to pass over their arrays.
 const SECONDS: f64 = 0.3;
 
-/// Time of each while the other runs, over its time alone; at least 1.
+/// For each side, its time while the other side runs, divided by its time alone; at least 1.
 pub(crate) struct ContentionFactors {
     pub compute: f64,
-    /// Of copies or reads.
+    /// The factor of copies or reads.
     pub link: f64,
 }
 
-/// Measures both. Copies from pinned memory if the backend has it, because that is fastest.
+/// Measures the factors of computing and of copies to a device. Copies from pinned memory if the backend has it, because that is fastest.
 pub(crate) fn measure_contention(
     backend: &OrtBackend,
     provider: Provider,
@@ -38,7 +38,7 @@ pub(crate) fn measure_contention(
     }
     let buffers = (COPIED.min(free / 4) / bytes).max(1);
     let link = LinkBuffers::rotating(backend, LinkDevice { provider, name: FIRST_DEVICE }, bytes, buffers)?;
-    // Once through all buffers, then waiting: a device may keep what it was given until it has copied it.
+    // One round copies all buffers and then waits: a device may hold each copy's source until it has copied it.
     let copies = || {
         let (started, mut rounds) = (Instant::now(), Vec::new());
         while started.elapsed().as_secs_f64() < SECONDS {
@@ -55,7 +55,7 @@ pub(crate) fn measure_contention(
     Ok(ContentionFactors { compute: slowdown(read_alone, read_together), link: slowdown(copy_together?, copy_alone) })
 }
 
-/// Measures computing beside direct reads of a file, in pieces of the size in which weights are streamed, or smaller ones of a short file.
+/// Measures the factors of computing and of direct reads of a file. Reads are as large as those that stream weights, or smaller if the file is short.
 pub(crate) fn measure_disk_contention(
     file: &Path,
     threads: usize,
@@ -72,7 +72,7 @@ pub(crate) fn measure_disk_contention(
     Ok(ContentionFactors { compute: slowdown(read_alone, read_together), link: slowdown(rate_alone, rate_together?) })
 }
 
-/// The ratio of two numbers. Nothing runs faster beside other load, so a ratio below 1 is noise and becomes 1.
+/// The ratio of two numbers, at least 1: nothing runs faster beside other load, so a smaller ratio is noise.
 fn slowdown(more: f64, less: f64) -> f64 {
     if less > 0.0 && more.is_finite() { (more / less).max(1.0) } else { 1.0 }
 }

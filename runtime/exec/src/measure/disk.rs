@@ -11,7 +11,7 @@ const SAMPLES: usize = 3;
 /// Alignment of direct reads, enough for every common disk.
 const ALIGNMENT: u64 = 4096;
 
-/// Uncompressed bytes of a piece that is decompressed at once.
+/// Uncompressed bytes of one piece in the measurement of decompression.
 const PIECE: u64 = 2 << 20;
 
 /// The rate at which one thread decompresses weights that were read.

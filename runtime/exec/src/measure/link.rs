@@ -55,7 +55,7 @@ pub(crate) fn copy_bandwidth(backend: &OrtBackend, provider: Provider, device: &
     LinkBuffers::new_fastest(backend, device, SAMPLE_BYTES)?.bandwidth(SAMPLE_BYTES, true)
 }
 
-/// Buffers in host memory, which copies use in turn, and one on a device.
+/// Buffers in host memory that copies use in turn, and one buffer on a device.
 pub(super) struct LinkBuffers<'a> {
     backend: &'a OrtBackend,
     hosts: Vec<OrtBuffer>,
@@ -92,8 +92,7 @@ impl<'a> LinkBuffers<'a> {
         Ok(Some(LinkBuffers { backend, hosts: vec![host], device }))
     }
 
-    /// As [`new_fastest`](Self::new_fastest), with up to `count` buffers in host memory, so that copies read memory and not the processor's
-    /// caches.
+    /// Like [`new_fastest`](Self::new_fastest), but with up to `count` host buffers, so that copies read memory instead of the processor's caches.
     pub fn rotating(
         backend: &'a OrtBackend,
         device: LinkDevice<'_>,
@@ -105,13 +104,13 @@ impl<'a> LinkBuffers<'a> {
             None => (Self::new(backend, device, bytes, false)?.ok_or(MeasureError::NoDevice)?, false),
         };
         let memory = backend.device_memory(device.provider, device.name).map_err(failed("find a device"))?;
-        // As many as can be pinned.
+        // Stops at the first buffer that cannot be reserved.
         let more = (1..count).map_while(|_| reserve_host(backend, memory, bytes.max(FENCE_BYTES), is_pinned).ok()?);
         link.hosts.extend(more);
         Ok(link)
     }
 
-    /// 1e9 bytes per second in single copies of `bytes`.
+    /// Bandwidth of copies of `bytes` each, in 1e9 bytes per second.
     pub fn bandwidth(&self, bytes: u64, to_device: bool) -> Result<f64, MeasureError> {
         self.copies(bytes, 2, to_device)?;
         let count = (SAMPLE_BYTES / bytes).clamp(1, MAX_COPIES);
@@ -120,7 +119,7 @@ impl<'a> LinkBuffers<'a> {
         Ok(bytes as f64 / median(seconds) / 1e9)
     }
 
-    /// Seconds per copy of `count` copies one after another, until the last has finished.
+    /// Seconds per copy if `count` copies run one after another, measured until the last has finished.
     pub fn copies(&self, bytes: u64, count: u64, to_device: bool) -> Result<f64, MeasureError> {
         let action = if to_device { "copy to the device" } else { "copy from the device" };
         let copy = || {

@@ -5,7 +5,7 @@
 //! DIR/lock                the cache lock: held while a process acquires or removes a plan
 //! DIR/plans/NAME/         a plan, and the weights that hpp-exec prepares beside it
 //! DIR/openvino/           models that OpenVINO has compiled (compiled.rs)
-//! DIR/plans/NAME.notes    what hpp-split remarked on the plan, one line each
+//! DIR/plans/NAME.notes    notes and warnings of hpp-split about the plan, one line each
 //! DIR/plans/NAME.lock     held shared by processes that use the plan, exclusively by the one that makes it; its time is the last use
 //! ```
 //!
@@ -83,8 +83,8 @@ impl PlanCache {
         Ok(cache)
     }
 
-    /// The plan with this key, locked shared. If there is none, or with `replan`, `make_plan` makes it in the directory and under the
-    /// lock that it is given.
+    /// Returns the plan with this key, locked shared. If there is none, or with `replan`, calls `make_plan` with the directory for the plan and its
+    /// exclusive lock.
     pub fn acquire(
         &self,
         key: &CacheKey,
@@ -182,7 +182,7 @@ impl PlanCache {
         PlanUse { last_used, name, bytes }
     }
 
-    /// Keeps what the planner remarked on a plan that was just made, under its lock. If this fails, it is merely not said again.
+    /// Saves the planner's notes on a plan that was just made. The caller holds the plan's lock. If saving fails, later runs do not repeat the notes.
     pub fn keep_notes(&self, key: &CacheKey, notes: &[String]) {
         let path = self.notes_file(&key.directory());
         let _ = match notes {
@@ -191,7 +191,7 @@ impl PlanCache {
         };
     }
 
-    /// What the planner remarked on a plan, one line each.
+    /// The planner's notes on a plan, one line each.
     pub fn notes(&self, plan: &LockedPlan) -> Vec<String> {
         let text = fs::read_to_string(self.notes_file(plan.name())).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
@@ -347,7 +347,7 @@ mod tests {
         assert_eq!(flags.map(is_cached), [true; 3]);
         cache.evict(None);
         assert_eq!(flags.map(is_cached), [false, true, true], "two MiB are within the limit");
-        // The oldest is locked now; and a cache too small for one plan keeps the one used last.
+        // The oldest plan is locked. A cache too small for one plan keeps the plan used last.
         let b = fixture.take(&cache, "b", &made);
         assert_eq!(made.get(), 3, "it was cached");
         b._lock.set_modified(SystemTime::UNIX_EPOCH).unwrap();
@@ -370,7 +370,7 @@ mod tests {
         cache.keep_notes(&key, &notes);
         let plan = fixture.take(&cache, "a", &made);
         assert_eq!(cache.notes(&plan), notes);
-        // Planned again, without remarks.
+        // The plan was made again, without notes.
         cache.keep_notes(&key, &[]);
         assert_eq!(cache.notes(&plan), [] as [String; 0]);
         cache.keep_notes(&key, &notes);

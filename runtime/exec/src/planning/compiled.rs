@@ -1,5 +1,5 @@
-//! Models that OpenVINO has compiled, in the directory of the cache: OpenVINO names each file after what it was compiled from, and finds it
-//! there at the next load. As large as the weights; beyond the cache's limit the oldest are removed before a load.
+//! The directory of OpenVINO's compiled models, in the plan cache. OpenVINO names each file after what it was compiled from, and finds it there at
+//! the next load. A file is as large as the weights. Before a load, the oldest files beyond the cache's limit are removed.
 
 use super::cache::location;
 use super::error::PlanningError;
@@ -8,7 +8,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The directory for compiled models, within the limit. `None` if there is none, or it cannot be made: then every load compiles.
+/// The directory for compiled models, after files beyond the limit are removed. `None` if there is no cache directory or it cannot be made: then
+/// every load compiles.
 pub fn compiled_models(args: &AutoPlanArgs) -> Result<Option<PathBuf>, PlanningError> {
     let (cache, limit) = match location(args) {
         Err(PlanningError::NoCacheDirectory) => return Ok(None),
@@ -23,8 +24,8 @@ pub fn compiled_models(args: &AutoPlanArgs) -> Result<Option<PathBuf>, PlanningE
     Ok(Some(dir))
 }
 
-/// Removes the oldest files of a directory until the rest is within the limit. A process that has one open keeps its contents, and one that
-/// looks for it compiles the model again.
+/// Removes the oldest files of a directory until the rest is within the limit. A process that has a removed file open can still read it. A process
+/// that looks for it later compiles the model again.
 fn remove_oldest(dir: &Path, limit: u64) {
     let file = |entry: fs::DirEntry| {
         let metadata = entry.metadata().ok().filter(fs::Metadata::is_file)?;

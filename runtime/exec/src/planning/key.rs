@@ -20,7 +20,7 @@ const SETTINGS_FILES: [&str; 6] =
 pub(super) struct CacheKey {
     /// The model's name.
     name: String,
-    /// Hash of the model's path, the options and the machine. Changes of the model or of hpp-split keep it.
+    /// Hash of the model's path, the options and the machine. It stays the same if the model's files or hpp-split change.
     request: String,
     /// Hash of the model's files and hpp-split: names, sizes and times, and the contents of graphs.
     version: String,
@@ -65,8 +65,8 @@ impl CacheKey {
     }
 }
 
-/// The files that a plan of this model depends on, by their names. Weight files with other names (torch.onnx may name them after
-/// tensors) are compared with the plan's records at each start.
+/// The files that a plan of this model depends on, chosen by name. Weight files may have other names (torch.onnx may name them after tensors); those
+/// are compared with the plan's records at each start.
 fn model_files(model: &Path) -> io::Result<Vec<PathBuf>> {
     let (dir, only) = if model.is_dir() { (model, None) } else { (model.parent().unwrap_or(model), Some(model)) };
     // The graphs may be in `onnx/`, below the configuration.
@@ -125,7 +125,7 @@ fn add_contents(hasher: &mut blake3::Hasher, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Describes this machine, so that machines can share a cache: processor, cores, memory in GiB, NVIDIA cards.
+/// Describes this machine, so that several machines can share a cache directory: processor, cores, memory in GiB, NVIDIA cards.
 fn machine() -> String {
     let memory = hpp_backend::machine_memory().0.unwrap_or(0) >> 30;
     let cards = fs::read_dir("/proc/driver/nvidia/gpus").into_iter().flatten().flatten();
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(key(&model, &[]), first);
         assert_ne!(key(&model, &["--ram", "1G"]).request, first.request);
 
-        // Another graph in a file of the same size and time.
+        // Another graph in a file of the same size and modification time.
         let time = fs::metadata(model.join("model.onnx")).unwrap().modified().unwrap();
         write("model.onnx", b"hparg");
         File::options().write(true).open(model.join("model.onnx")).unwrap().set_modified(time).unwrap();

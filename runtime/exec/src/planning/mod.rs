@@ -22,7 +22,7 @@ use planner::SplitCommand;
 use std::cell::Cell;
 use std::path::{Path, PathBuf};
 
-/// Extensions of model files. Any other file is read as a plan, whose error then says what is wrong with it.
+/// Extensions of model files. Any other file is read as a plan, and the error of reading says what is wrong with it.
 const MODEL_EXTENSIONS: [&str; 8] = ["onnx", "ort", "pb", "gguf", "safetensors", "bin", "pt", "pth"];
 
 /// A plan from the cache. While this exists, no other process removes the plan.
@@ -85,8 +85,8 @@ impl CachedPlan {
         self.plan.dir().join(PLAN_NAME)
     }
 
-    /// Releases the plan and evicts others until the cache is within its limit. With `model_changed`, the engine found other model files
-    /// than the plan records, although their size and time are those in the cache's key: then removes the plan.
+    /// Releases the plan and evicts others until the cache is within its limit. `model_changed`: the engine found that the model's files differ from
+    /// the plan's records, although their sizes and times match the cache key. Then the plan is removed.
     pub fn release(self, model_changed: bool, console: &Console) {
         let name = self.plan.name().to_owned();
         drop(self.plan);
@@ -100,7 +100,7 @@ impl CachedPlan {
     }
 }
 
-/// Says that a plan for this much memory, which the model exceeds, was made while less was free than now.
+/// A note if far more memory is free than the plan was made for. Such plans exist only for models that exceed that memory.
 fn note_of_more_memory(made_for: ByteSize, free: ByteSize) -> Option<String> {
     let is_much_more = free.0 / 2 > made_for.0;
     is_much_more.then(|| {
@@ -112,7 +112,7 @@ fn note_of_more_memory(made_for: ByteSize, free: ByteSize) -> Option<String> {
 /// Whether a path is a model: a model file, or a directory with files of a model and without a plan.
 fn is_model(path: &Path) -> bool {
     if !path.is_dir() {
-        // Of a model's JSON files hpp-split says what to give instead.
+        // A JSON file of a model counts as a model: hpp-split's error says what to give instead.
         let is_json = path.extension().is_some_and(|extension| extension == "json");
         return path.is_file() && (is_json || has_model_extension(path));
     }
@@ -126,8 +126,8 @@ fn is_model(path: &Path) -> bool {
     std::fs::read_dir(path).is_ok_and(|entries| entries.flatten().any(|entry| is_model_file(entry.path())))
 }
 
-/// The plan beside a model file that hpp-split wrote for it: a partition, or the model with taps. Either would run as a model, with results
-/// that mean nothing.
+/// The plan beside a file that hpp-split wrote as a part of it: a partition, or the model with taps. Such a file can run as a model, but its results
+/// mean nothing.
 fn plan_with_part(path: &Path) -> Option<PathBuf> {
     let beside = path.with_file_name(PLAN_NAME);
     if !path.is_file() || !beside.is_file() {

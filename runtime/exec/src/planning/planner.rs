@@ -9,12 +9,12 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Starts of hpp-split's lines that are not passed on, with the indented lines after them: they are for users who run it themselves.
+/// How lines of hpp-split begin that are not shown, with the indented lines after them: they are for users who run hpp-split themselves.
 const OMITTED_LINES: [&str; 2] = ["wrote ", "run it: "];
 
-/// Starts of hpp-split's lines about the plan, which are true as long as it is used.
+/// How lines of hpp-split begin that describe the plan. They hold for every run of the plan.
 const REMARKS: [&str; 2] = ["note: ", "warning: "];
-/// Starts of those that are true only while it plans: for what, and what it could not clean up.
+/// How lines among these begin that hold only during planning: what is planned for, and files that could not be removed.
 const ONCE: [&str; 2] = ["note: planning ", "warning: cannot "];
 
 /// The hpp-split command.
@@ -38,8 +38,8 @@ impl SplitCommand {
         &self.path
     }
 
-    /// Plans `model` into the directory `dir` and passes hpp-split's stderr on. The child inherits `lock`, so that it keeps the directory
-    /// locked even if it outlives this process. Returns its remarks on the plan.
+    /// Plans `model` into the directory `dir` and prints hpp-split's stderr. The child inherits `lock`, so that the directory stays locked even if
+    /// the child outlives this process. Returns hpp-split's notes and warnings about the plan.
     pub fn plan(
         &self,
         model: &Path,
@@ -89,7 +89,7 @@ impl SplitCommand {
     }
 }
 
-/// Whether a line of hpp-split is true of the plan as long as it is used.
+/// Whether a line of hpp-split describes the plan, and so holds for every run of it.
 fn is_remark(line: &str) -> bool {
     let is_for_once = ONCE.iter().any(|start| line.starts_with(start));
     REMARKS.iter().any(|start| line.starts_with(start)) && !is_for_once

@@ -6,26 +6,26 @@ use hpp_generate::Generated;
 use hpp_schema::{ByteSize, Predictions};
 use serde::Serialize;
 
-/// Time of a token or pass relative to its prediction from which on the user gets a warning.
+/// A warning is given if a token or pass takes longer than its prediction times this.
 const SLOW_FACTOR: f64 = 1.5;
 
-/// What a plan's passes or tokens took, beside its prediction.
+/// Mean time of a run's passes or tokens, and the plan's prediction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredTimes {
-    /// What takes `ms`: `token` or `pass`.
+    /// What `ms` is the time of: `token` or `pass`.
     pub unit: &'static str,
-    /// Milliseconds of one.
+    /// Mean milliseconds of one token or pass.
     pub ms: f64,
-    /// Milliseconds that the plan predicts.
+    /// Milliseconds of one token or pass that the plan predicts.
     pub predicted_ms: f64,
     /// The part of the time in which partitions waited for weights from disk.
     pub waiting: f64,
-    /// The part of the time in which they waited for states on disk.
+    /// The part of the time in which partitions waited for states on disk.
     pub waiting_for_states: f64,
 }
 
 impl MeasuredTimes {
-    /// Whether they are clearly longer than predicted, and waiting for this part of the time explains most of the excess.
+    /// Whether the times exceed [`SLOW_FACTOR`] times the prediction, and waiting explains most of the excess. `waiting`: part of the time.
     fn are_longer_for(&self, waiting: f64) -> bool {
         let MeasuredTimes { ms, predicted_ms, .. } = *self;
         predicted_ms > 0.0 && ms > SLOW_FACTOR * predicted_ms && ms * waiting > (ms - predicted_ms) / 2.0
@@ -37,12 +37,12 @@ impl MeasuredTimes {
 pub struct DiskReads {
     /// Bytes read.
     pub bytes: u64,
-    /// Time in which reads were in progress, in milliseconds, summed over threads that read at once.
+    /// Time in which reads were in progress, in milliseconds, summed over concurrent reads.
     pub busy_ms: f64,
     /// Bytes over that time, in 1e9 bytes a second.
     pub gb_per_second: f64,
-    /// Time in which partitions waited for their weights, in milliseconds. It includes starting reads and evicting pages for them,
-    /// which `busy_ms` does not.
+    /// Time in which partitions waited for their weights, in milliseconds. Unlike `busy_ms`, it includes the time to start reads and to evict pages
+    /// for them.
     pub stall_ms: f64,
     /// Experts that runs used, where they are read by demand.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -52,13 +52,13 @@ pub struct DiskReads {
 /// Experts of mixtures that runs used, each counted once for each pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ExpertUse {
-    /// In memory when the router had selected them.
+    /// Experts that were in memory when the router selected them.
     pub hits: u64,
-    /// Their reads had begun before the router selected them, because an earlier layer predicted that it would.
+    /// Experts whose read had begun before the router selected them, because an earlier layer predicted the selection.
     pub read_ahead: u64,
-    /// Read from disk when the router had selected them.
+    /// Experts that had to be read from disk after the router selected them.
     pub misses: u64,
-    /// Read ahead, and then not used.
+    /// Experts that were read ahead and not used.
     pub read_in_vain: u64,
 }
 
@@ -115,7 +115,7 @@ pub fn line(reads: Option<&DiskReads>) -> String {
     text + &reads.experts.map(ExpertUse::line).unwrap_or_default()
 }
 
-/// A warning for a plan whose tokens take longer than predicted because of the disk. `None` if they do not, or for another reason.
+/// A warning if tokens take longer than the plan predicts because of the disk. `None` if they do not, or if the cause is another.
 pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemetry: &Telemetry) -> Option<String> {
     let decoded = generated.tokens.len().saturating_sub(1);
     if decoded == 0 {
@@ -133,7 +133,7 @@ pub fn slow_disk_warning(predicted: &Predictions, generated: &Generated, telemet
     slower_for_disk(predicted, &times, telemetry)
 }
 
-/// A warning for a plan whose times are longer than predicted because of the disk. `None` if they are not, or for another reason.
+/// A warning if `times` are longer than predicted because of the disk. `None` if they are not, or if the cause is another.
 pub fn slower_for_disk(predicted: &Predictions, times: &MeasuredTimes, telemetry: &Telemetry) -> Option<String> {
     let MeasuredTimes { unit, ms, predicted_ms, waiting, waiting_for_states } = *times;
     if waiting_for_states >= waiting && times.are_longer_for(waiting_for_states) {
@@ -147,7 +147,7 @@ pub fn slower_for_disk(predicted: &Predictions, times: &MeasuredTimes, telemetry
     let fell_back = telemetry.stages.iter().any(StageTelemetry::fell_back);
     let advice = match (fell_back, predicted.source.starts_with("profile")) {
         (true, _) => "The plan was made for a GPU that is not usable here: plan for this machine without --vram",
-        // A plan made with a profile accounts for this machine's disk already.
+        // A plan made with a profile accounts for the speed of this machine's disk already.
         (false, true) => "A larger --ram reads less from disk",
         (false, false) => "A larger --ram reads less from disk, and hpp-profile measures this disk for the plan",
     };

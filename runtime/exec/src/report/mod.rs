@@ -78,9 +78,10 @@ pub struct SpeculationReport {
     pub accepted: u64,
     /// Passes after the prompt.
     pub passes: u64,
-    /// Tokens chosen in each of them.
+    /// Mean number of tokens chosen in each of these passes.
     pub tokens_per_pass: f64,
-    /// What passes of one token for the same tokens would have taken longer, by the passes of one token that were measured.
+    /// Milliseconds that speculation saved: the predicted time of passes of one token for the same tokens, from measured passes of one token, minus
+    /// the time taken.
     pub saved_ms: Option<f64>,
 }
 
@@ -116,9 +117,9 @@ pub struct StageTimes {
 pub struct Bytes {
     /// Peak resident memory of the process, if the system reports it.
     pub peak_rss: Option<u64>,
-    /// Reserved for the sequence's state.
+    /// Bytes reserved for the sequence's state.
     pub state: u64,
-    /// Most of it that is in host memory at once, where the plan keeps it on disk.
+    /// Most bytes of the state that are in host memory at once, if the plan keeps it on disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state_window: Option<u64>,
     /// Copied between memories.
@@ -143,7 +144,7 @@ impl Timings {
     pub fn new(generated: &Generated, telemetry: &Telemetry) -> Self {
         let decoded = generated.tokens.len().saturating_sub(1) as f64;
         let decode = generated.timings.decode.as_secs_f64();
-        // Of a prompt that was cancelled, it is not known how many tokens were computed.
+        // If a prompt was cancelled, it is not known how many of its tokens were computed.
         let is_complete = generated.timings.first_token.is_some();
         let prefill = generated.timings.prefill.as_secs_f64();
         let computed = generated.usage.prompt_tokens.saturating_sub(generated.usage.reused_tokens);
@@ -236,14 +237,14 @@ pub fn summary(generated: &Generated, telemetry: &Telemetry, state: u64) -> Stri
     out
 }
 
-/// The passes whose time counts as prefill.
+/// The passes that telemetry counts as prefill, for the heads of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PrefillColumn {
-    /// Those of the prompt.
+    /// The passes of the prompt.
     Prompt,
-    /// Also those that verify drafts.
+    /// The passes of the prompt and those that verify drafts.
     PromptAndDrafts,
-    /// All, because the model keeps no state and each pass computes the whole text again.
+    /// All passes, because the model keeps no state and each pass recomputes the whole text.
     EveryPass,
 }
 
@@ -256,10 +257,10 @@ impl PrefillColumn {
         }
     }
 
-    /// The head of the column beside it.
+    /// The head of the decode column, beside [`head`](Self::head).
     fn decode_head(self) -> &'static str {
         match self {
-            // Passes that verify drafts give several tokens and are not counted here.
+            // Passes that verify drafts yield several tokens. They are in the other column.
             PrefillColumn::PromptAndDrafts => "ms/pass of one token",
             PrefillColumn::Prompt | PrefillColumn::EveryPass => "decode ms/token",
         }
@@ -300,7 +301,7 @@ fn stage_rows(stages: &[StageTimes], times: &[&str], of: impl Fn(&[StageTimes]) 
 pub fn memory(bytes: &Bytes) -> String {
     let human = |n: Option<u64>| n.map_or("unknown".to_owned(), |n| ByteSize(n).human());
     let mut out = format!("peak RSS {}", human(bytes.peak_rss));
-    // A model that generates no text has none, and a pass that was cancelled dropped it.
+    // A model that generates no text has no state, and a cancelled pass has dropped it.
     if bytes.state > 0 {
         let _ = write!(out, ", state {}", ByteSize(bytes.state).human());
         if let Some(window) = bytes.state_window {

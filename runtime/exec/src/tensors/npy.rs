@@ -66,7 +66,7 @@ pub(super) fn read(mut reader: impl Read, budget: &mut MemoryBudget) -> io::Resu
     let length = shape.iter().try_fold(1u64, |n, size| n.checked_mul(*size)).and_then(|n| dtype.bytes_for(n));
     let length = length.ok_or_else(|| invalid(format!("its shape {shape:?} is too large")))?;
 
-    // A compressed array may declare any size. The allocation is lazy: pages are used as bytes arrive.
+    // A compressed array may declare any size. The buffer's pages are only allocated as bytes arrive.
     budget.take(length)?;
     let mut bytes = Vec::new();
     bytes.try_reserve_exact(length as usize).map_err(io::Error::other)?;
@@ -152,7 +152,7 @@ fn numpy_name(dtype: DType) -> Option<&'static str> {
     })
 }
 
-/// Reorders elements from first-index-fastest to last-index-fastest.
+/// Reorders elements from column-major (first index fastest) to row-major.
 fn row_major(bytes: &[u8], shape: &[u64], width: usize) -> Vec<u8> {
     let sizes: Vec<usize> = shape.iter().map(|n| *n as usize).collect();
     let mut strides = vec![0; sizes.len()];

@@ -41,7 +41,7 @@ impl NpyHeader {
         Parser { rest: &text }.header().ok_or_else(|| invalid("its header is not that of an array of plain numbers"))
     }
 
-    /// The header as bytes, padded to a multiple of 64 and to at least `min_bytes`, so that it can be replaced later.
+    /// The header as bytes, padded to a multiple of 64 and to at least `min_bytes`, so that a longer header can overwrite it later.
     pub fn to_bytes(&self, min_bytes: usize) -> Vec<u8> {
         let sizes: String = self.shape.iter().map(|n| format!("{n}, ")).collect();
         let sizes = if self.shape.len() == 1 { sizes.trim_end() } else { sizes.trim_end_matches(", ") };

@@ -50,7 +50,7 @@ impl NpzError {
     /// What the user can do next.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            // The file could be read, and is something else: one array (.npy), an empty file, a broken download.
+            // The file is readable but no archive: one array (.npy), an empty file, a broken download.
             NpzError::Archive { source, .. }
                 if matches!(source.kind(), io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof) =>
             {
@@ -90,7 +90,7 @@ fn read_within(path: &Path, budget: &mut npy::MemoryBudget) -> Result<Vec<(Strin
 /// How a ZIP archive begins.
 const ZIP_MAGIC: &[u8] = b"PK";
 
-/// Refuses a file that [`write_npz`] would not replace or could not create, before work that takes long.
+/// Refuses a path that [`write_npz`] would not replace or could not create. Called before work that takes long.
 pub fn check_npz(path: &Path) -> Result<(), FileWriteError> {
     hpp_io::check_replaceable(path, ZIP_MAGIC)?;
     hpp_io::check_creatable(path)
@@ -147,7 +147,7 @@ mod tests {
         assert!(matches!(error, NpzError::Archive { .. }) && error.hint().is_none(), "{error:?}");
     }
 
-    /// Zeros compress to a thousandth, so the size on disk bounds nothing.
+    /// Zeros compress to a thousandth of their size, so the size on disk does not limit the size in memory.
     #[test]
     fn archives_that_unpack_beyond_the_budget_are_refused() {
         let file = tempfile::NamedTempFile::new().unwrap();

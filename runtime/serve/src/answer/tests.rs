@@ -47,7 +47,7 @@ fn tokens_with_one_text_have_the_probability_of_the_most_likely() {
     assert_eq!(logprobs["tokens"], json!(["\u{fffd}"]));
 }
 
-/// An answer with this many tokens to a prompt of ten, four of them found in the cache; a failure if there are none.
+/// An answer with this many tokens to a prompt of ten tokens, four of them found in the cache. With 0 tokens, an answer that failed.
 fn ended(completion_tokens: usize) -> AnswerChoice {
     let (sender, events) = unbounded_channel();
     let usage = TokenUsage { prompt_tokens: 10, reused_tokens: 4, completion_tokens };
@@ -62,7 +62,7 @@ fn ended(completion_tokens: usize) -> AnswerChoice {
     AnswerChoice { events, echo: String::new(), calls: None, reports_end_tokens: false }
 }
 
-/// The usage at the end of a stream of such answers, two to each prompt.
+/// The usage at the end of a stream with these answers, two to each prompt.
 fn streamed_usage(completion_tokens: &[usize]) -> Value {
     let choices = completion_tokens.iter().map(|tokens| ended(*tokens)).collect();
     let answers = Answers::new(bytes_and_words(), ApiFormat::Text, 2, choices);

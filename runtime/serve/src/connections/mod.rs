@@ -1,9 +1,8 @@
-//! The connections of the server: how many there may be, and how long they may take.
+//! The connections of the server: limits of their number and of the time they may take.
 //!
-//! A connection is *idle* until a request has arrived whole, and again once the system has taken the last byte of its answer; in between it
-//! is *answering*. Where there are
-//! too many, the one that has been idle longest is closed for a new one, so that clients that say nothing cannot keep others out. One that
-//! is answering is never closed for another.
+//! A connection is *answering* from the arrival of a whole request until the system has taken the last byte of its answer. Otherwise it is *idle*. If
+//! there are too many connections, the one that has been idle longest is closed for a new one, so that clients that send nothing cannot keep others
+//! out. A connection that is answering is never closed for another.
 
 mod stalled;
 
@@ -34,19 +33,19 @@ use tokio::task::JoinHandle;
 
 /// Wait after the system refused a connection for lack of descriptors or memory.
 const REFUSED_BY_SYSTEM: Duration = Duration::from_millis(50);
-/// Closed connections whose descriptors may not be free yet when the next is accepted.
+/// Most connections that are being closed, whose descriptors may not be free yet, when the next one is accepted.
 const MOST_CLOSING: usize = 32;
 
 /// Limits of connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConnectionLimits {
-    /// Most at a time.
+    /// Most connections at a time.
     pub most: usize,
-    /// Time for the headers of a request, from the end of the one before.
+    /// Time for the headers of a request, counted from the end of the previous request.
     pub headers: Duration,
     /// Time for the body of a request.
     pub body: Duration,
-    /// Longest time in which a client takes nothing of an answer that is ready.
+    /// Longest time in which a client may accept no byte of an answer that is ready.
     pub stall: Duration,
 }
 
@@ -61,40 +60,40 @@ impl Default for ConnectionLimits {
     }
 }
 
-/// No request has arrived whole since the last answer.
+/// State: no whole request has arrived since the last answer.
 const IDLE: u8 = 0;
-/// A request has arrived whole, and the end of its answer is not known.
+/// State: a whole request has arrived, and its answer has not ended.
 const ANSWERING: u8 = 1;
-/// The answer has ended, and the system may not have taken all of it.
+/// State: the answer has ended, but the system may not have taken all of its bytes.
 const FLUSHING: u8 = 2;
 
-/// What a connection does. Only its own task changes it.
+/// The state of a connection. Only the connection's own task changes it.
 pub(crate) struct Activity {
     state: AtomicU8,
     /// Larger for connections that became idle later.
     idle_since: AtomicU64,
-    /// Counts what happens on all connections: those that open, and ends of answers.
+    /// A counter for all connections: it grows when one opens and when one becomes idle.
     clock: Arc<AtomicU64>,
 }
 
 impl Activity {
-    /// A connection that opens now.
+    /// The activity of a connection that opens now.
     fn new(clock: Arc<AtomicU64>) -> Self {
         let now = clock.fetch_add(1, Ordering::SeqCst);
         Activity { state: AtomicU8::new(IDLE), idle_since: AtomicU64::new(now), clock }
     }
 
-    /// A request has arrived whole.
+    /// Called when a whole request has arrived.
     pub fn answers(&self) {
         self.state.store(ANSWERING, Ordering::SeqCst);
     }
 
-    /// The answer has ended; its last bytes may wait to be written.
+    /// Called when the answer has ended. Its last bytes may still wait to be written.
     fn ends(&self) {
         self.state.store(FLUSHING, Ordering::SeqCst);
     }
 
-    /// The system has taken all that was written.
+    /// Called when the system has taken all bytes that were written.
     fn flushed(&self) {
         if self.is_flushing() {
             self.idle_since.store(self.clock.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
@@ -111,7 +110,7 @@ impl Activity {
     }
 }
 
-/// Where the client of a request is, unless it has left already.
+/// The address of a request's client; `None` if the client had disconnected already.
 #[derive(Clone, Copy)]
 pub(crate) struct PeerAddress(pub Option<IpAddr>);
 
@@ -133,7 +132,7 @@ impl Registry {
     }
 }
 
-/// Closes the connection that has been idle longest, once the task that is returned has ended. `None` if all are answering.
+/// Aborts the task of the connection that has been idle longest, and returns it: the connection is closed when it ends. `None` if none is idle.
 fn close_longest_idle(open: &mut BTreeMap<u64, OpenConnection>) -> Option<JoinHandle<()>> {
     let idle = open.iter().filter(|(_, connection)| connection.activity.is_idle());
     let longest = idle.min_by_key(|(_, connection)| connection.activity.idle_since.load(Ordering::SeqCst));
@@ -161,7 +160,7 @@ impl Drop for Registered {
     }
 }
 
-/// Serves connections until `shutdown` completes, then lets answers in progress finish. Idle connections are closed then.
+/// Serves connections until `shutdown` completes. Then closes idle connections and lets answers in progress finish.
 pub(crate) async fn serve_connections(
     listener: TcpListener,
     router: Router,
@@ -170,7 +169,7 @@ pub(crate) async fn serve_connections(
 ) {
     let (registry, (stop, _)) = (Arc::new(Registry::default()), watch::channel(()));
     let accept = async {
-        // Fewer than `limits.most` while the system has descriptors or memory for fewer.
+        // Lower than `limits.most` while the system lacks descriptors or memory for so many.
         let mut most = limits.most;
         let mut closing = VecDeque::new();
         loop {
@@ -200,7 +199,7 @@ pub(crate) async fn serve_connections(
     drop(listener);
     close_idle(&registry, 0);
     let _ = stop.send(());
-    // Each connection has a receiver until it ends.
+    // Each connection holds a receiver until it ends, so this waits for all of them.
     stop.closed().await;
 }
 
@@ -210,7 +209,7 @@ fn is_of_the_client(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// The answer to a connection that finds no place, because all others are answering.
+/// The response to a new connection if all others are answering.
 fn no_place() -> String {
     let what = "all connections of this server are answering requests; try again later (--max-connections)";
     let body = ApiError::Unavailable(what.to_owned()).to_json().to_string();
@@ -221,7 +220,7 @@ fn no_place() -> String {
     )
 }
 
-/// Serves a new connection in a task of its own, if there is a place for it. Returns the task of the one that is closed for it, if any.
+/// Serves a new connection in a task of its own, if there is a place for it. Returns the task of the connection that was closed for it, if any.
 fn admit(
     registry: &Arc<Registry>,
     stream: TcpStream,
@@ -232,7 +231,7 @@ fn admit(
     let mut open = registry.open();
     let closed = if open.len() >= limits.most { close_longest_idle(&mut open) } else { None };
     if open.len() >= limits.most {
-        // It is new, so its buffer has room; if it is gone already, nobody needs the answer.
+        // The connection is new, so its send buffer has room. If the client has gone already, nobody needs the response.
         let _ = stream.try_write(no_place().as_bytes());
         return None;
     }
@@ -253,7 +252,7 @@ async fn serve_connection(
     mut stop: watch::Receiver<()>,
     _registered: Registered,
 ) {
-    // Tokens are sent as they come.
+    // Each token is sent at once.
     let _ = stream.set_nodelay(true);
     let peer = PeerAddress(stream.peer_addr().ok().map(|address| address.ip()));
     let service = TowerToHyperService::new(router);
@@ -282,7 +281,7 @@ async fn serve_connection(
             if let Poll::Ready(ended) = connection.as_mut().poll(context) {
                 return Poll::Ready(ended);
             }
-            // A connection that is told while it flushes may close before it has written everything.
+            // A connection that is told to stop while it flushes may close before it has written everything.
             if is_told || !is_stopping || activity.is_flushing() {
                 return Poll::Pending;
             }
@@ -295,7 +294,7 @@ async fn serve_connection(
     }
 }
 
-/// Notes the end of an answer when it is dropped, with the last of it.
+/// Reports the end of an answer when it is dropped together with the answer's body.
 struct AnswerEnd(Arc<Activity>);
 
 impl Drop for AnswerEnd {
@@ -304,7 +303,7 @@ impl Drop for AnswerEnd {
     }
 }
 
-/// The body of an answer.
+/// The body of an answer. Dropping it reports the answer's end.
 struct WatchedBody {
     body: Body,
     _ended: AnswerEnd,

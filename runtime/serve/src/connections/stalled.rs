@@ -1,4 +1,4 @@
-//! A connection that fails once its client takes nothing for too long, and notes when all of an answer is written.
+//! A stream that fails if its client accepts no data for too long, and reports when all of an answer is written.
 
 use super::Activity;
 use std::future::Future;
@@ -10,12 +10,12 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A stream whose writes fail if none of them makes progress for a time.
+/// A stream whose writes fail if none makes progress within a time limit.
 pub(super) struct StallLimit<S> {
     stream: S,
     limit: Duration,
     activity: Arc<Activity>,
-    /// Ends the wait of a write that makes no progress; `None` where none waits.
+    /// The timer that ends a write without progress; `None` if no write waits.
     end: Option<Pin<Box<Sleep>>>,
 }
 
@@ -24,7 +24,7 @@ impl<S> StallLimit<S> {
         StallLimit { stream, limit, activity, end: None }
     }
 
-    /// The result of a write, or an error if writes have waited too long.
+    /// Passes on the result of a write, or returns an error if writes have waited too long.
     fn limited<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.end = None;

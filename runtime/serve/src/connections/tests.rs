@@ -10,7 +10,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::Instant;
 use tokio::sync::Notify;
 
-/// Longer than anything here takes, unless it never ends.
+/// Longer than anything in these tests takes, unless it never ends.
 const WAIT: Duration = Duration::from_secs(20);
 const LIMITS: ConnectionLimits = ConnectionLimits {
     most: 8,
@@ -19,13 +19,14 @@ const LIMITS: ConnectionLimits = ConnectionLimits {
     stall: Duration::from_millis(300),
 };
 
-/// Bytes of an answer that no buffer of the system holds.
+/// Bytes of an answer that is larger than the system's socket buffers.
 const LARGE: usize = 64 << 20;
 
-/// A server with the paths `/` (an answer at once), `/large` (one of [`LARGE`] bytes), `/held` (one after `release`) and `/endless` (one that tells `ended` when it is dropped).
+/// A server with four paths: `/` answers at once, `/large` with [`LARGE`] bytes, `/held` after `release`, and `/endless` tells `ended` when its
+/// answer is dropped.
 struct TestServer {
     address: SocketAddr,
-    /// Tells of each request for `/held` that has arrived.
+    /// Receives a message for each request for `/held`.
     arrived: Receiver<()>,
     release: Arc<Notify>,
     ended: Receiver<()>,
@@ -79,14 +80,14 @@ impl TestServer {
         client
     }
 
-    /// A connection whose request for a path is sent.
+    /// Opens a connection and sends a request for a path.
     fn ask(&self, path: &str) -> Client {
         let mut client = self.connect();
         write!(client, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
         client
     }
 
-    /// Connections whose answers wait for `release`.
+    /// Opens connections whose answers wait for `release`.
     fn hold(&self, count: usize) -> Vec<Client> {
         let held = (0..count).map(|_| self.ask("/held")).collect();
         (0..count).for_each(|_| self.arrived.recv_timeout(WAIT).unwrap());
@@ -98,14 +99,14 @@ impl TestServer {
         rest(self.ask("/")).ends_with("ok")
     }
 
-    /// Whether the server ends soon after it is told to.
+    /// Whether the server ends soon after a shutdown is requested.
     fn ends(self) -> bool {
         self.shutdown.notify_one();
         self.runtime.block_on(async { tokio::time::timeout(WAIT / 2, self.served).await }).is_ok()
     }
 }
 
-/// What comes until the connection ends.
+/// Everything that the server sends until the connection ends.
 fn rest(mut client: Client) -> String {
     let mut text = Vec::new();
     // A connection that the server closes with unread bytes is reset.
@@ -113,7 +114,7 @@ fn rest(mut client: Client) -> String {
     String::from_utf8_lossy(&text).into_owned()
 }
 
-/// How long the server keeps a connection that gets `bytes` one by one.
+/// How long the server keeps a connection whose client sends `bytes` one by one.
 fn kept(server: &TestServer, bytes: &[u8]) -> Duration {
     let mut client = server.connect();
     client.set_read_timeout(Some(Duration::from_millis(20))).unwrap();

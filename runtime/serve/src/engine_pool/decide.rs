@@ -1,10 +1,10 @@
-//! Decides which engine is loaded or unloaded next: requests first, in their order; then engines that have been idle for long.
+//! Decides which engine is loaded or unloaded next: first for waiting requests, in their order; then unloads engines that have been idle for long.
 
 use super::memory::MemoryNeeds;
 use hpp_generate::adapt::{Reducible, cheap_bytes};
 use std::time::{Duration, Instant};
 
-/// How long a request waits for the memory of engines that have requests, before they get no more.
+/// How long a request waits for the memory of busy engines. After that, these engines get no more requests.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What is known about an engine.
@@ -13,7 +13,7 @@ pub(super) struct EngineFacts<'a> {
     pub status: EngineStatus,
     pub needs: &'a MemoryNeeds,
     pub reducible: &'a Reducible,
-    /// When the first request arrived that waits for it to be loaded.
+    /// When the first request that waits for this engine to be loaded arrived.
     pub wanted_since: Option<Instant>,
 }
 
@@ -32,7 +32,7 @@ pub(super) enum EngineStatus {
     },
 }
 
-/// What to do next; engines are counted as in the list of facts.
+/// What to do next. An engine is named by its index in the list of facts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Decision {
     Load(usize),
@@ -41,7 +41,7 @@ pub(super) enum Decision {
     Drain(usize),
     /// Send an engine requests again: nothing needs its memory.
     Resume(usize),
-    /// Nothing until something happens, or until this time.
+    /// Do nothing until something changes, or until this time.
     Wait(Option<Instant>),
 }
 
@@ -50,11 +50,11 @@ pub(super) enum Decision {
 pub(super) struct MemoryRoom {
     /// Memory for all engines together, now.
     pub budget: MemoryNeeds,
-    /// By how many bytes the loaded engines exceed a limit of host memory that was lowered.
+    /// Bytes of host memory that the loaded engines take above the limit, because it was lowered.
     pub excess: u64,
 }
 
-/// The next step.
+/// Decides the next step.
 pub(super) fn decide(
     engines: &[EngineFacts<'_>],
     room: &MemoryRoom,
@@ -72,7 +72,7 @@ pub(super) fn decide(
         return unloaded.unwrap_or_else(|| without_requests(engines, idle_timeout, now));
     };
     let mut loaded: Vec<Loaded> = engines.iter().enumerate().filter_map(Loaded::new).collect();
-    // Those that get no more requests first, then the idle one used longest ago.
+    // Draining engines come first, then idle ones, then by the time of the last use.
     loaded.sort_by_key(|engine| (!engine.is_draining, !engine.is_idle, engine.last_used));
     let fits = |kept: &[&Loaded]| {
         let others = kept.iter().map(|engine| engine.needs);
@@ -114,7 +114,7 @@ impl<'a> Loaded<'a> {
     }
 }
 
-/// The engines that must leave so that the others fit: the first ones, without those whose leaving turns out not to help.
+/// The engines to unload so that the rest fits: takes them from the start of the list, then keeps again those whose memory is not needed.
 fn leaving<'a, 'b>(loaded: &'b [Loaded<'a>], fits: impl Fn(&[&'b Loaded<'a>]) -> bool) -> Vec<&'b Loaded<'a>> {
     let mut kept: Vec<&Loaded> = loaded.iter().collect();
     let mut leaving = Vec::new();
@@ -132,8 +132,8 @@ fn leaving<'a, 'b>(loaded: &'b [Loaded<'a>], fits: impl Fn(&[&'b Loaded<'a>]) ->
     leaving
 }
 
-/// The idle engine used longest ago, if the limit of memory was lowered so far that the loaded ones exceed it even without their KV pages.
-/// The last engine stays: it gives up more instead.
+/// The idle engine used longest ago, if the loaded engines exceed a lowered memory limit by more than their KV pages in RAM. The last engine is never
+/// unloaded: it gives up other memory instead.
 fn one_too_many(engines: &[EngineFacts<'_>], excess: u64) -> Option<usize> {
     let loaded: Vec<Loaded> = engines.iter().enumerate().filter_map(Loaded::new).collect();
     let cheap = cheap_bytes(loaded.iter().map(|engine| engines[engine.index].reducible));
@@ -144,7 +144,7 @@ fn one_too_many(engines: &[EngineFacts<'_>], excess: u64) -> Option<usize> {
     idle.min_by_key(|engine| engine.last_used).map(|engine| engine.index)
 }
 
-/// The next step if no request waits for an engine to be loaded.
+/// Decides the next step if no request waits for an engine to be loaded.
 fn without_requests(engines: &[EngineFacts<'_>], idle_timeout: Option<Duration>, now: Instant) -> Decision {
     let mut next = None;
     for (index, engine) in engines.iter().enumerate() {
@@ -186,12 +186,12 @@ mod tests {
             EngineStatus::Loaded { is_idle: false, is_draining, last_used: self.at(seconds) }
         }
 
-        /// Decides at `now` for engines of these sizes, of which 10 fit together.
+        /// Decides at time `now` for engines of these sizes. The memory limit is 10.
         fn decide(&self, engines: &[(EngineStatus, u64, Option<u64>)], now: u64) -> Decision {
             self.decide_with(engines, 10, now)
         }
 
-        /// The same with a limit that was lowered from 10. Half of each engine's bytes are KV pages.
+        /// Like `decide`, after the limit was lowered from 10 to `limit`. Half of each engine's bytes are KV pages.
         fn decide_with(&self, engines: &[(EngineStatus, u64, Option<u64>)], limit: u64, now: u64) -> Decision {
             let reducible: Vec<Reducible> =
                 engines.iter().map(|(_, bytes, _)| Reducible { kv: bytes / 2, ..Reducible::default() }).collect();
@@ -244,7 +244,7 @@ mod tests {
         assert_eq!(clock.decide(&draining, 14), Decision::Wait(None));
         let drained = EngineStatus::Loaded { is_idle: true, is_draining: true, last_used: clock.at(15) };
         assert_eq!(clock.decide(&[(drained, 8, Some(14)), (UNLOADED, 8, Some(3))], 15), Decision::Unload(0));
-        // The other request left: its engine goes on.
+        // The request for the other engine has been cancelled, so the draining engine resumes.
         assert_eq!(clock.decide(&[(clock.busy(5, true), 8, Some(14)), (UNLOADED, 8, None)], 15), Decision::Resume(0));
     }
 
@@ -261,7 +261,7 @@ mod tests {
         let both_are_busy = [(clock.busy(2, false), 4, None), (clock.busy(1, false), 4, None)];
         assert_eq!(clock.decide_with(&both_are_busy, 1, 3), Decision::Wait(None));
         assert_eq!(clock.decide_with(&[(clock.idle_since(1), 9, None)], 1, 3), waits, "the last one stays");
-        // Requests load engines within the limit of now.
+        // Engines for waiting requests must fit the lowered limit.
         let wanted = [(clock.idle_since(2), 4, None), (UNLOADED, 4, Some(3))];
         assert_eq!(clock.decide_with(&wanted, 8, 3), Decision::Load(1));
         assert_eq!(clock.decide_with(&wanted, 7, 3), Decision::Unload(0));

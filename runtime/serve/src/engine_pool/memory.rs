@@ -12,7 +12,7 @@ pub struct MemoryNeeds {
 }
 
 impl MemoryNeeds {
-    /// What both need together.
+    /// The sum of both needs.
     pub(super) fn plus(mut self, other: &MemoryNeeds) -> MemoryNeeds {
         self.host = self.host.saturating_add(other.host);
         for (device, bytes) in &other.devices {

@@ -1,9 +1,9 @@
 //! The engines of all models: loads one when a request needs it, and unloads idle ones to make room.
 //!
-//! A request for a loaded engine goes into that engine's queue. A request for another one waits here, within the same limit, until the
-//! engine is loaded; then all that wait for it are sent on in the order in which they arrived. One thread decides what is loaded and
-//! unloaded ([`decide`]); it is woken by requests and by the threads of the engines. Another asks the system every second how much memory
-//! it allows ([`HostLimit`]): if that falls, loaded engines give up KV pages in RAM, sequences and locked weights ([`shares`]).
+//! A request for a loaded engine goes into that engine's queue. A request for an unloaded one waits here until it is loaded, and counts toward the
+//! same limit; then all requests that wait for it are sent on in order of arrival. One thread decides what is loaded and unloaded ([`decide`]);
+//! requests and the threads of the engines wake it. Another thread asks the system every second how much memory it allows ([`HostLimit`]). If that
+//! falls, loaded engines give up KV pages in RAM, sequences and locked weights ([`shares`]).
 
 mod decide;
 mod memory;
@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
-/// How often requests that wait for an engine are checked for clients that have left, and a load for a shutdown.
+/// Interval between two checks: whether clients of waiting requests have disconnected, and whether a load must end for a shutdown.
 const CHECK: Duration = Duration::from_millis(100);
 
 /// How often a request that waits for a place in the queue looks for one.
@@ -40,9 +40,9 @@ const QUEUE_CHECK: Duration = Duration::from_millis(10);
 pub struct PoolSettings {
     /// Memory for all engines together.
     pub budget: MemoryNeeds,
-    /// Asks the system, every second, how much of the host's part of that it allows now. Without it, the limit stays.
+    /// Asks the system, every second, how much host memory all engines together may take now. Without it, the limit never changes.
     pub allowed: Option<Arc<AllowedMemoryFn>>,
-    /// An engine that had no request for so long is unloaded.
+    /// An engine that had no request for this long is unloaded.
     pub idle_timeout: Option<Duration>,
     /// Most requests of one model that wait.
     pub queue: usize,
@@ -82,7 +82,7 @@ pub struct EngineReport {
     pub needs: MemoryNeeds,
     /// Why the last load failed, if it did.
     pub error: Option<String>,
-    /// Where its weights lie, or lay when it was loaded last.
+    /// Where its weights lie, or, if it is not loaded, where they lay before.
     pub placement: Option<Vec<WeightPlacement>>,
 }
 
@@ -95,7 +95,7 @@ pub struct EngineSource {
     pub name: String,
     /// What it needs of each memory.
     pub needs: MemoryNeeds,
-    /// What of it the engine can do without.
+    /// The part of `needs` that the engine can give up while it is loaded.
     pub reducible: Reducible,
     /// Its metrics.
     pub metrics: ModelMetrics,
@@ -125,7 +125,7 @@ struct Shared {
     settings: PoolSettings,
     /// Set when all requests must end.
     stop: Arc<AtomicBool>,
-    /// The waiting requests of each model, here and in its engine, and its free sequences.
+    /// For each model, the number of its waiting requests, here and in its engine, and of its free sequences.
     occupancy: Vec<Arc<Occupancy>>,
     slots: Mutex<Slots>,
     changed: Condvar,
@@ -136,7 +136,7 @@ struct Slots {
     engines: Vec<Slot>,
     /// The host memory for all engines together, now.
     limit: HostLimit,
-    /// Nothing is loaded any more.
+    /// Set when the server ends: nothing is loaded any more.
     is_closed: bool,
 }
 
@@ -147,10 +147,10 @@ struct Slot {
     thread: Option<JoinHandle<()>>,
     /// Requests that wait until it is loaded.
     pending: VecDeque<PendingRequest>,
-    /// Answered when it is loaded or could not be.
+    /// Callers of `load`, who are told whether it was loaded.
     wanted: Vec<std::sync::mpsc::Sender<Result<(), LoadError>>>,
     error: Option<String>,
-    /// Of the last engine that was loaded.
+    /// Where the weights of the engine loaded last lie or lay.
     placement: Option<Vec<WeightPlacement>>,
 }
 
@@ -167,7 +167,7 @@ enum SlotStatus {
         queue: EngineQueue,
         last_used: Instant,
         is_draining: bool,
-        /// What it was told that it may take.
+        /// What the engine was last told that it may take.
         share: EngineShare,
     },
     Unloading,
@@ -177,7 +177,7 @@ enum SlotStatus {
 struct PendingRequest {
     queued: Vec<Queued>,
     arrived: Instant,
-    /// Told when they are in the engine's queue, or why they are not.
+    /// Told that the submissions are in the engine's queue, or why not.
     accepted: oneshot::Sender<Result<(), ApiError>>,
 }
 
@@ -283,7 +283,7 @@ impl EnginePool {
     }
 }
 
-/// What tells when submissions are in the queue of their engine; nothing if they are already.
+/// Receives the news that submissions are in the queue of their engine. `None` if they are there already.
 type Acceptance = Option<oneshot::Receiver<Result<(), ApiError>>>;
 
 /// Waits until submissions are in the queue of their engine.
@@ -312,7 +312,7 @@ impl Shared {
         self.enqueue(engine, submissions, places)
     }
 
-    /// Puts submissions into their places in the queue of an engine, or of those that wait for it.
+    /// Puts submissions into the queue of an engine if it is loaded, else among the requests that wait until it is.
     fn enqueue(
         &self,
         engine: usize,
@@ -360,18 +360,19 @@ impl Shared {
         facts.collect()
     }
 
-    /// What engines may take now.
+    /// The memory that engines may take now.
     fn room(&self, slots: &Slots) -> MemoryRoom {
         let loaded = slots.engines.iter().zip(&self.sources);
         let loaded = loaded.filter(|(slot, _)| !matches!(slot.status, SlotStatus::Unloaded));
         let taken = loaded.map(|(_, source)| source.needs.host).fold(0, u64::saturating_add);
         let host = slots.limit.bytes();
-        // What exceeded the limit before it was lowered is the user's decision: an engine too large is loaded alone.
+        // Counts only the excess that lowering the limit caused. An engine that exceeded the first limit is loaded alone, and that excess is the
+        // user's choice.
         let excess = taken.min(slots.limit.at_start()).saturating_sub(host);
         MemoryRoom { budget: MemoryNeeds { host, ..self.settings.budget.clone() }, excess }
     }
 
-    /// Tells the loaded engines what they may take, where that has changed.
+    /// Tells each loaded engine what it may take, if that has changed.
     fn share_memory(&self, slots: &mut Slots) {
         let room = self.room(slots);
         let loaded = slots.engines.iter_mut().zip(&self.sources).filter_map(|(slot, source)| match &mut slot.status {
@@ -402,7 +403,7 @@ impl Shared {
         }
     }
 
-    /// Ends waiting requests whose client has left or whose deadline has passed, and all of them once the server stops.
+    /// Ends waiting requests whose client has disconnected or whose deadline has passed. Ends all of them if the server stops.
     fn drop_ended(&self, slots: &mut Slots) {
         let now = Instant::now();
         let stops = self.stop.load(Ordering::SeqCst) || slots.is_closed;
@@ -443,7 +444,7 @@ impl Shared {
         }
     }
 
-    /// Tells everyone who waits for an engine that it was not loaded.
+    /// Tells all requests and callers that wait for an engine that it was not loaded.
     fn load_failed(&self, slot: &mut Slot, engine: usize, error: LoadError) {
         let source = &self.sources[engine];
         source.metrics.load_errors.inc();
@@ -472,7 +473,7 @@ impl Shared {
 }
 
 impl Slot {
-    /// Sends waiting requests on to the engine, which is loaded.
+    /// Sends waiting requests on to the engine, which is now loaded or resumes.
     fn send_on(&mut self) {
         let SlotStatus::Loaded { queue, last_used, is_draining, .. } = &mut self.status else { return };
         (*is_draining, *last_used) = (false, Instant::now());
@@ -493,7 +494,7 @@ impl PendingRequest {
     }
 }
 
-/// Loads and unloads until the pool is closed and everything is unloaded.
+/// Loads and unloads engines until the pool is closed and everything is unloaded.
 fn supervise(shared: &Arc<Shared>) {
     let mut slots = shared.slots();
     loop {
@@ -548,7 +549,7 @@ fn supervise(shared: &Arc<Shared>) {
 /// Follows the memory that the system allows until the pool is closed or gone.
 fn watch_limit(pool: &Weak<Shared>, allowed: &Arc<AllowedMemoryFn>) {
     while let Some(shared) = pool.upgrade() {
-        // Outside the lock that requests take.
+        // The system is asked outside the lock that requests take.
         let allowed = allowed();
         let mut slots = shared.slots();
         if slots.is_closed {
@@ -556,7 +557,7 @@ fn watch_limit(pool: &Weak<Shared>, allowed: &Arc<AllowedMemoryFn>) {
         }
         let has_changed = allowed.is_some_and(|allowed| slots.limit.observe(allowed, Instant::now()));
         let limit = slots.limit.bytes();
-        // Inside the lock, so that the metrics never show shares of a limit that they do not show yet.
+        // Set inside the lock, so that the metrics never show shares of a limit before they show the limit.
         let shown = i64::try_from(limit).unwrap_or(i64::MAX);
         for source in &shared.sources {
             source.metrics.memory_limit.set(shown);
@@ -590,7 +591,7 @@ fn close(shared: &Shared, slots: &mut Slots) -> Closing {
     let is_unloaded = |slot: &Slot| matches!(slot.status, SlotStatus::Unloaded);
     if is_closed && slots.engines.iter().all(is_unloaded) {
         for slot in &mut slots.engines {
-            // They have ended but for the return.
+            // These threads have reported their end and are about to return.
             slot.thread.take().into_iter().for_each(|thread| drop(thread.join()));
         }
         return Closing::Done;
@@ -623,7 +624,7 @@ impl EngineEvents for PoolEvents {
             }
             (_, Ok(_)) => {}
             (_, Err(error)) => {
-                // Until its thread has ended.
+                // The slot stays in this state until the thread has ended.
                 slot.status = SlotStatus::Unloading;
                 self.pool.load_failed(slot, self.engine, error);
             }
@@ -653,7 +654,7 @@ impl EngineEvents for PoolEvents {
         self.pool.sources[self.engine].metrics.loaded.set(0);
         self.pool.sources[self.engine].metrics.memory_given_up.set(0);
         if let SlotStatus::Loading { .. } = slot.status {
-            // It panicked.
+            // The thread ended without reporting a result: it panicked.
             self.pool.load_failed(slot, self.engine, "the engine's thread ended while it loaded".into());
         }
         slot.status = SlotStatus::Unloaded;

@@ -1,4 +1,4 @@
-//! A pool whose loads never end, fail or panic: what its requests are told. And a pool whose memory limit is lowered.
+//! Pools whose loads never end, fail or panic, and what their requests are told; and a pool whose memory limit is lowered.
 
 use super::*;
 use crate::engine_thread::{Client, EngineTask, LoadContext, LoadedEngine, RequestEvent};
@@ -138,7 +138,7 @@ fn a_load_that_fails_or_panics_fails_its_requests_and_the_next_one_loads_again()
     pool.close();
 }
 
-/// Waits when it is dropped.
+/// Waits at the barrier when it is dropped.
 struct WaitsAtEnd(Arc<Barrier>);
 
 impl Drop for WaitsAtEnd {
@@ -201,7 +201,7 @@ fn a_lowered_limit_takes_pages_from_engines_and_then_unloads_idle_ones() {
     allowed.store(1900, Ordering::SeqCst);
     wait("both give up pages", &|| (given_up("a"), given_up("b")) == (50, 50));
     assert_eq!((pool.report(0).state, pool.report(1).state), (EngineState::Loaded, EngineState::Loaded));
-    // More than all pages: the engine used longest ago leaves, and the other needs to give up only its part.
+    // The excess is more than all pages: the engine used longest ago is unloaded, and the other gives up only its own part.
     allowed.store(900, Ordering::SeqCst);
     wait("a is unloaded", &|| pool.report(0).state == EngineState::Unloaded);
     wait("b gives up pages", &|| (given_up("a"), given_up("b")) == (0, 100));

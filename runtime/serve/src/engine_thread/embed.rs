@@ -19,13 +19,13 @@ impl<B: Backend> Embedding<B> {
 }
 
 impl<B: Backend + 'static> EngineThread<B> {
-    /// Whether the first embedding is computed in part and holds the states of a sequence.
+    /// Whether the first embedding is partly computed and holds the states of a sequence.
     pub(super) fn has_started_embedding(&self) -> bool {
         self.embeddings.front().is_some_and(|first| first.text.is_started())
     }
 
-    /// How many answers may run beside embeddings: one less while embeddings wait, so that answers that always wait do not take every
-    /// sequence. Where there is one sequence, answers and embeddings take turns.
+    /// How many answers may run beside embeddings. While embeddings wait, one sequence is reserved for them, so that a steady flow of answers does
+    /// not take every sequence. With a single sequence, answers and embeddings take turns.
     pub(super) fn answer_places(&self) -> usize {
         match self.max_sequences {
             all if self.embeddings.is_empty() => all,
@@ -34,8 +34,8 @@ impl<B: Backend + 'static> EngineThread<B> {
         }
     }
 
-    /// Whether a chunk of an embedding is next: it is started or a sequence is free for it, and it is its turn. While answers go on,
-    /// embeddings and prompts take turns, so that no answer waits for both.
+    /// Whether a chunk of an embedding is computed next. The embedding must have started or a sequence must be free for it. While answers go on and
+    /// prompts are read, embeddings and prompts take turns, so that no answer waits for both.
     pub(super) fn embeds_next(&self) -> bool {
         let has_place = self.has_started_embedding() || self.batch.len() < self.max_sequences;
         let is_possible = !self.embeddings.is_empty() && has_place;
@@ -43,7 +43,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         is_possible && !(takes_turns && self.embedded_last)
     }
 
-    /// The next chunk of the first embedding.
+    /// Computes the next chunk of the first embedding.
     pub(super) fn embed(&mut self) {
         if !self.has_started_embedding() && self.is_full() && !self.kept.is_empty() {
             self.kept.remove(0);
@@ -57,7 +57,7 @@ impl<B: Backend + 'static> EngineThread<B> {
                 RequestEvent::Embedding(vector)
             }
             Err(error) if error.needs_reload() => {
-                // All requests end with it, and the next one loads the engine again.
+                // The failure ends all requests of this engine. The next request loads the engine again.
                 self.failure = Some(error.into());
                 return;
             }

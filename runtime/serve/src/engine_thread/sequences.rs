@@ -8,9 +8,9 @@ use std::time::Instant;
 
 /// What a request starts with.
 pub(super) struct Start<B: Backend> {
-    /// Its states; empty if there are none.
+    /// The sequence with its states; empty if there are none.
     pub sequence: TokenSequence<B>,
-    /// Whether an earlier request left them. Else they were restored from pages, if there are any.
+    /// Whether it is a kept sequence of an earlier request. Otherwise the states, if any, were restored from pages.
     pub is_kept: bool,
 }
 
@@ -20,25 +20,25 @@ impl<B: Backend + 'static> EngineThread<B> {
         self.batch.len() + self.kept.len() + usize::from(self.has_started_embedding())
     }
 
-    /// Whether a new sequence needs the place of a kept one.
+    /// Whether a new sequence can start only if a kept one is dropped.
     pub(super) fn is_full(&self) -> bool {
         self.with_states() >= self.max_sequences
     }
 
-    /// Drops kept sequences that have no place beside the other ones, the least recently used first. Their pages stay.
+    /// Drops kept sequences beyond the most sequences with states, the least recently used first. Their pages stay in the cache.
     pub(super) fn drop_kept(&mut self) {
         let excess = self.with_states().saturating_sub(self.max_sequences);
         self.kept.drain(..self.kept.len().min(excess));
     }
 
-    /// The start of a request: the kept sequence or the stored pages with the longest common prefix with its prompt, with which the prompt's end
-    /// may be stored, else an empty sequence. `None` while pages are being read.
+    /// The states that a request starts with: those of a kept sequence, or stored pages and possibly the prompt end, whichever shares the longest
+    /// prefix with its prompt; else an empty sequence. `None` while pages are being read.
     pub(super) fn sequence_for(&mut self, waiting: &mut Waiting) -> Option<Start<B>> {
         if waiting.is_loading {
             return None;
         }
         let (request, hints) = (&waiting.task.request, &waiting.task.hints);
-        // The logits of a prompt that was computed before are gone.
+        // A request for the logits of its prompt must compute the whole prompt: logits of earlier prompts are not kept.
         let prompt: &[u32] = if request.prompt_logits { &[] } else { &request.prompt };
         let is_full = self.is_full();
         if let Some(equal) = self.kept_for_equal(prompt, hints.session.as_deref(), is_full) {
@@ -52,8 +52,8 @@ impl<B: Backend + 'static> EngineThread<B> {
         let (mut pages, mut has_all) = (Vec::new(), false);
         let found = self.batch.cache().map(|cache| cache.look_up(prompt, hints.session.as_deref()));
         if let Some((cache, found)) = self.batch.cache().zip(found.as_ref()) {
-            // With equally many tokens, a kept sequence needs no copy. But truncating it to a short common prefix would lose the
-            // rest of another conversation, and some states cannot go back.
+            // With equally many tokens a kept sequence is better, because it needs no copy. But truncating it to a short common prefix would lose the
+            // rest of another conversation, and some states cannot be truncated.
             let is_best = in_best >= self.grid && 2 * in_best >= length && !cache.has_snapshots();
             // Copying pages from RAM takes less time than computing the prompt's end.
             let needs_no_pass = found.has_end() && cache.in_ram(found) == found.len();
@@ -82,7 +82,7 @@ impl<B: Backend + 'static> EngineThread<B> {
             cache.count_hits(found, pages.len(), waiting.in_ram);
         }
         if is_full && !self.kept.is_empty() {
-            // The sequence whose start was restored, rather than another conversation.
+            // Drops the kept sequence whose prefix was restored from pages, rather than another conversation.
             let duplicate = best.filter(|_| has_all && in_best >= self.grid);
             self.kept.remove(duplicate.unwrap_or(0));
         }
@@ -102,7 +102,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         Some(Start { sequence: restored.ok().flatten().unwrap_or_default(), is_kept: false })
     }
 
-    /// Counts the whole pages of a prompt that a kept sequence had. `tokens`: how many of its tokens need no pass.
+    /// Counts the whole pages of a prompt that a kept sequence had. `tokens`: prompt tokens that need no pass.
     pub(super) fn count_in_sequence(&self, prompt: usize, tokens: usize, is_kept: bool) {
         let wanted = prompt.saturating_sub(2) / self.grid;
         let found = if is_kept { wanted.min(tokens / self.grid) } else { 0 };
@@ -112,9 +112,9 @@ impl<B: Backend + 'static> EngineThread<B> {
         }
     }
 
-    /// The kept sequence whose prompt is this one, which then needs no pass; the most recently used of several.
+    /// The kept sequence with exactly this prompt, which then needs no pass; the most recently used of several.
     fn kept_for_equal(&self, prompt: &[u32], session: Option<&str>, is_full: bool) -> Option<usize> {
-        // The long answer of another conversation stays while there is room.
+        // While there is room, a long answer of another conversation is not truncated.
         let may_truncate = |sequence: &TokenSequence<B>| {
             let is_own = sequence.session().is_none_or(|other| Some(other) == session);
             is_full || is_own || 2 * prompt.len() >= sequence.tokens().len()
@@ -129,7 +129,7 @@ impl<B: Backend + 'static> EngineThread<B> {
             cache.park(&sequence);
         } else if sequence.tokens().len() >= self.grid {
             self.kept.push(sequence);
-            // Where fewer sequences are allowed than run.
+            // The share may allow fewer sequences than are running.
             self.drop_kept();
         }
     }

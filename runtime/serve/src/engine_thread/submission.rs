@@ -38,7 +38,7 @@ pub struct GenerateTask {
 pub struct Client {
     /// Receives them. Dropping the receiver cancels the request.
     pub events: UnboundedSender<RequestEvent>,
-    /// When it is no longer interested.
+    /// When the client stops waiting for the answer.
     pub deadline: Option<Instant>,
     /// When the request arrived.
     pub arrived: Instant,
@@ -64,7 +64,7 @@ impl EarlyEnd {
 }
 
 impl Client {
-    /// Why its request ends now, if it does.
+    /// Why the client's request ends now, if it does.
     pub(crate) fn early_end(&self, now: Instant) -> Option<EarlyEnd> {
         match self.deadline {
             _ if self.events.is_closed() => Some(EarlyEnd::Cancelled),
@@ -82,13 +82,13 @@ impl Client {
 /// The client's hints about the states of its request.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CacheHints {
-    /// The conversation: the states of its answers are saved and reused too, not only those of prompts.
+    /// The name of the conversation: the states of its answers are saved and reused too, not only those of prompts.
     pub session: Option<String>,
     /// More important requests start first, and their states are kept longer.
     pub priority: i32,
     /// No request follows soon: states are evicted from memory after the answer, to disk if there is one.
     pub park: bool,
-    /// Nothing is to be generated: pages of the prompt are read from disk, and the answer says how many tokens are found.
+    /// Generates nothing: reads pages of the prompt from disk, and answers with the number of tokens found.
     pub prefetch: bool,
 }
 
@@ -101,17 +101,18 @@ pub(crate) struct Queued {
 /// A place among the waiting requests of a model; dropping it frees the place.
 pub(crate) struct QueuePlace(Arc<Occupancy>);
 
-/// How many requests wait for an engine, and how many can start at once.
+/// How many requests wait for an engine, and how many sequences are free.
 #[derive(Debug, Default)]
 pub(crate) struct Occupancy {
     /// Requests that wait, in the pool, in the engine's inbox or for a sequence.
     pub waiting: AtomicUsize,
-    /// Sequences without a request: as many of the waiting ones start before the next pass. 0 while the engine is not loaded.
+    /// Sequences that no request uses: this many waiting requests can start before the next pass. 0 while the engine is not loaded.
     pub free: AtomicUsize,
 }
 
 impl QueuePlace {
-    /// `count` places, or how many are taken if fewer than `count` are free: of `limit`, and of the sequences on which they can start at once.
+    /// Takes `count` places, all or none. There are `limit` places in the queue and one for each free sequence, whose requests start at once. The
+    /// error is the number of places taken.
     pub fn take(occupancy: &Arc<Occupancy>, count: usize, limit: usize) -> Result<Vec<QueuePlace>, usize> {
         let limit = limit.saturating_add(occupancy.free.load(Ordering::SeqCst));
         let has_room = |waiting: usize| Some(waiting + count).filter(|waiting| *waiting <= limit);
@@ -133,14 +134,14 @@ pub enum RequestEvent {
     PromptToken {
         /// The token.
         id: u32,
-        /// The first has none.
+        /// The probabilities; the first token of a prompt has none.
         logprobs: Option<TokenLogprobs>,
     },
-    /// A token was chosen; its text follows when it is complete.
+    /// A token was chosen. Its text follows in another event when it is complete.
     Token {
         /// The token.
         id: u32,
-        /// If requested.
+        /// The probabilities, if requested.
         logprobs: Option<TokenLogprobs>,
     },
     /// More text; never part of a stop text.

@@ -1,4 +1,4 @@
-//! The thread of an engine on a mock backend: what is computed between two tokens of an answer.
+//! The thread of an engine on a mock backend: which runs the engine does while answers are in progress.
 
 use super::*;
 use crate::metrics::Metrics;
@@ -35,7 +35,8 @@ impl EngineEvents for Ignored {
     fn ended(&self) {}
 }
 
-/// A thread with the toy model, and the tokens of each run of its first partition. A run before which it `waits` meets the gate twice.
+/// A thread with the toy model. `runs` has the tokens of each run of its first partition. Before a run for which `waits` returns true, the thread
+/// waits at `gate` twice.
 struct ToyThread {
     queue: EngineQueue,
     thread: std::thread::JoinHandle<()>,
@@ -45,12 +46,12 @@ struct ToyThread {
 }
 
 impl ToyThread {
-    /// The second run with one token waits.
+    /// A thread with eight sequences that waits before the second run with one token.
     fn start() -> Self {
         Self::start_with(8, second_single, Drafts::default)
     }
 
-    /// With room for so many sequences.
+    /// A thread with this many sequences.
     fn start_with(sequences: usize, waits: fn(&[usize]) -> bool, drafts: fn() -> Drafts<MockBackend>) -> Self {
         let (runs, gate) = (Arc::<Mutex<Vec<usize>>>::default(), Arc::new(Barrier::new(2)));
         let (recorded, meets) = (Arc::clone(&runs), Arc::clone(&gate));
@@ -61,7 +62,7 @@ impl ToyThread {
         ToyThread { runs, ..Self::start_loading(load, gate) }
     }
 
-    /// With an engine that is loaded so.
+    /// A thread with the engine that `load` returns.
     fn start_loading(
         load: impl Fn(LoadContext) -> Result<LoadedEngine<MockBackend>, LoadError> + Send + Sync + 'static,
         gate: Arc<Barrier>,
@@ -163,7 +164,7 @@ fn greedy(prompt: Vec<u32>, max_new_tokens: u64) -> GenerationRequest {
     }
 }
 
-/// The toy model, loaded.
+/// The loaded toy model.
 pub(crate) fn load_toy() -> LoadedEngine<MockBackend> {
     load(Arc::default(), Arc::new(Barrier::new(1)), |_| false)
 }
@@ -188,7 +189,7 @@ fn toy_with_hidden_states() -> toy::Toy {
     toy
 }
 
-/// The toy model with a cache of pages of `CHUNK` tokens, so that its prompts have chunks of so many.
+/// The loaded toy model with a cache of pages of `CHUNK` tokens, so that prompts are computed in chunks of `CHUNK` tokens.
 fn load(runs: Arc<Mutex<Vec<usize>>>, gate: Arc<Barrier>, waits: fn(&[usize]) -> bool) -> LoadedEngine<MockBackend> {
     load_from(&toy_with_hidden_states(), move |tokens| {
         let waits = {
@@ -203,8 +204,7 @@ fn load(runs: Arc<Mutex<Vec<usize>>>, gate: Arc<Barrier>, waits: fn(&[usize]) ->
     })
 }
 
-/// The toy model, loaded; a file of its weights is written to while it runs. Before that it calls `before_change`, and it drops it when
-/// it is unloaded.
+/// The loaded toy model. Each run calls `before_change` and then writes to a weight file. Unloading the model drops `before_change`.
 pub(crate) fn load_changing(before_change: impl Fn() + 'static) -> LoadedEngine<MockBackend> {
     let mut toy = toy_with_hidden_states();
     let path = toy.dir.path().join("weights.data");
@@ -219,7 +219,7 @@ pub(crate) fn load_changing(before_change: impl Fn() + 'static) -> LoadedEngine<
     })
 }
 
-/// A toy model, loaded, that calls `on_run` with the tokens of each run of its first partition.
+/// Loads a toy model that calls `on_run` with the number of tokens of each run of its first partition.
 fn load_from(toy: &toy::Toy, on_run: impl Fn(usize) + 'static) -> LoadedEngine<MockBackend> {
     let mut first = toy::first(toy::DEVICE);
     first.outputs[0].name = "hidden_states".into();
@@ -265,7 +265,7 @@ fn embedding(mut events: UnboundedReceiver<RequestEvent>) -> usize {
     }
 }
 
-/// The answer of the toy model, computed the plain way.
+/// The answer of the toy model, computed without an engine thread.
 fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
     let mut text = prompt.to_vec();
     (0..count).for_each(|_| text.push(toy::answer(&text)));
@@ -279,7 +279,7 @@ fn between_two_tokens_of_an_answer_there_is_at_most_one_chunk_of_prompts() {
     let short = vec![7, 7, 3];
     let running = toy.ask(vec![3, 1, 4], 50);
     toy.gate.wait();
-    // It has begun, and its next token waits until all prompts have arrived.
+    // The first answer has begun, and its next token waits until all prompts have arrived.
     let others: Vec<_> = prompts.iter().map(|prompt| toy.ask(prompt.clone(), 1)).collect();
     let last = toy.ask(short.clone(), 1);
     toy.gate.wait();
@@ -339,8 +339,8 @@ fn answers_and_embeddings_take_turns_where_there_is_one_sequence() {
     assert_eq!(runs[..], [3, 1, 1, 1, CHUNK, CHUNK, 2, CHUNK, CHUNK, 2, 2]);
 }
 
-/// In which order requests start that arrive one after the other while another has the only sequence. Each is its priority and how many
-/// seconds it has waited for already. Returns their numbers.
+/// The order in which requests start that arrive one after another while another request holds the only sequence. `requests`: priority and seconds
+/// waited so far of each. Returns their numbers.
 fn order_of_starts(requests: &[(i32, u64)]) -> Vec<usize> {
     let toy = ToyThread::start_with(1, second_single, Drafts::default);
     let running = toy.ask(vec![3, 1, 4], 4);
@@ -358,7 +358,7 @@ fn order_of_starts(requests: &[(i32, u64)]) -> Vec<usize> {
     drop(toy.queue);
     toy.thread.join().unwrap();
     let runs = toy.runs.lock().unwrap();
-    // The runs of a prompt are whole chunks and one of 2 or 3 tokens, by which it is known.
+    // Each prompt runs as whole chunks and a last run of 2 or 3 tokens. The number of chunks and the last run identify the prompt.
     let prompts = runs[4..].split_inclusive(|tokens| *tokens < CHUNK);
     prompts.map(|runs| 2 * (runs.len() - 1) + runs[runs.len() - 1] - 2).collect()
 }
@@ -371,9 +371,9 @@ fn more_important_requests_start_first_and_equally_important_ones_in_the_order_o
 
 #[test]
 fn a_request_is_overtaken_for_a_minute_at_most() {
-    // The first has waited for more than a minute, the second for less.
+    // The first request has waited for more than a minute, the second for less.
     assert_eq!(order_of_starts(&[(0, 61), (0, 20), (5, 0), (10, 0)]), [0, 3, 2, 1]);
-    // More important requests that were before it stay there.
+    // More important requests that arrived before the one that has waited long stay before it.
     assert_eq!(order_of_starts(&[(5, 0), (0, 61), (10, 0), (10, 0)]), [0, 1, 2, 3]);
 }
 
@@ -389,7 +389,7 @@ fn a_kept_sequence_makes_room_for_an_answer_beside_a_started_embedding() {
     assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
     toy.wait_for(kept, |kept| kept == 1.0);
     let embedded = toy.embed((0..24).map(|at| at % 16).collect());
-    // Its first chunk is computed.
+    // The first chunk of the embedding is computed.
     toy.gate.wait();
     let short = toy.ask(vec![7, 7], 1);
     toy.gate.wait();
@@ -412,7 +412,7 @@ fn answers_stay_the_same_while_their_engine_gives_up_memory_and_gets_it_back() {
     toy.wait_for(kept, |kept| kept == 3.0);
     let running = toy.ask(vec![3, 1, 4], 50);
     toy.gate.wait();
-    // It has begun, and its next token waits until there is less memory.
+    // The answer has begun, and its next token waits until there is less memory.
     toy.queue.share(EngineShare { kv: 0, sequences: 1, locked: 0 });
     let others: Vec<_> = prompts.iter().map(|prompt| toy.ask(prompt.clone(), 1)).collect();
     toy.gate.wait();
@@ -446,12 +446,12 @@ fn a_prompt_asked_again_needs_no_pass() {
     let count = || toy.runs.lock().unwrap().len();
     let first = logprobs_of(toy.ask_for_logprobs(prompt.clone(), 1, Some(2)));
     let before = count();
-    // The answer's only token was not fed, so that the sequence ends with the prompt.
+    // The answer's only token was not fed, so the kept sequence ends with the prompt.
     assert_eq!(logprobs_of(toy.ask_for_logprobs(prompt.clone(), 1, Some(2))), first);
     assert_eq!(new_runs(before), [0; 0]);
     assert_eq!(answer(toy.ask(prompt.clone(), 6)), expected(&prompt, 6));
     assert_eq!(new_runs(before), [1; 5], "the first token needs no run");
-    // Now the toy's replaced state cannot go back to the end of the prompt, which is restored.
+    // The toy's replaced state cannot go back to the end of the prompt. The prompt end is restored instead.
     let before = count();
     assert_eq!(logprobs_of(toy.ask_for_logprobs(prompt.clone(), 1, Some(2))), first);
     assert_eq!(new_runs(before), [0; 0]);
@@ -480,11 +480,11 @@ fn pages_found_are_counted_by_the_tier_that_had_them() {
     counts([0.0, 0.0, 2.0, 2.0]);
     assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
     counts([2.0, 0.0, 2.0, 2.0]);
-    // The toy's replaced state cannot go back, so that a longer prompt starts with pages.
+    // The toy's replaced state cannot go back, so a longer prompt starts with stored pages.
     let longer = [&prompt[..8], &[1, 2, 3, 4, 5, 6]].concat();
     assert_eq!(answer(toy.ask(longer.clone(), 1)), expected(&longer, 1));
     counts([2.0, 2.0, 3.0, 5.0]);
-    // Scored prompts start with nothing and do not look for pages.
+    // Requests that score their prompt start with an empty sequence and look up no pages.
     assert_eq!(answer(toy.score(prompt.clone())), expected(&prompt, 1));
     counts([2.0, 2.0, 3.0, 5.0]);
     drop(toy.queue);
@@ -498,7 +498,7 @@ fn states_are_counted_where_they_lie() {
     for of in 1..3 {
         let prompt = [&prompt[..], &[of]].concat();
         assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
-        // 64 floats in place and 1 in two buffers on the device, 64 in two buffers on the host.
+        // Per sequence: on the device 64 floats in place and 1 float in two buffers; on the host 64 floats in two buffers.
         for (tier, each) in [("device", 264.0), ("ram", 512.0), ("disk", 0.0)] {
             let metric = format!("hpp_state_bytes{{model=\"toy\",tier=\"{tier}\"}}");
             toy.wait_for(&metric, |bytes| bytes == each * f64::from(of));
@@ -544,7 +544,7 @@ fn ends_of_prompts_leave_with_the_memory_for_pages() {
     let toy = ToyThread::start_with(1, |_| false, Drafts::default);
     let prompt: Vec<u32> = (0..3).collect();
     assert_eq!(answer(toy.ask(prompt.clone(), 1)), expected(&prompt, 1));
-    // It is too short for its sequence to be kept.
+    // The sequence is too short to be kept.
     assert_eq!(usage(toy.ask(prompt.clone(), 1)).reused_tokens, 3);
     toy.queue.share(EngineShare { kv: 0, sequences: 1, locked: 0 });
     assert_eq!(usage(toy.ask(prompt.clone(), 1)).reused_tokens, 0);
@@ -580,7 +580,7 @@ fn logprobs_of(mut events: UnboundedReceiver<RequestEvent>) -> Vec<(u32, String)
     }
 }
 
-/// The second run with one token waits, and later the middle of the second pass in which sixteen answers go on.
+/// Waits before the second run with one token, and later in the middle of the second pass over sixteen answers.
 fn middle_of_a_pass_of_sixteen(runs: &[usize]) -> bool {
     let singles = |runs: &[usize]| runs.iter().rev().take_while(|tokens| **tokens == 1).count();
     second_single(runs) || singles(runs) == 24
@@ -595,7 +595,7 @@ fn a_client_that_leaves_in_the_middle_of_a_pass_is_gone_after_it_and_the_others_
     let mut others: Vec<_> = (1..16).map(|of| toy.ask(prompt(of), 20)).collect();
     toy.gate.wait();
     toy.gate.wait();
-    // Eight of sixteen are at the first stage or past it, the one that leaves among them.
+    // Eight of sixteen items have reached the first stage, among them the request that is about to be cancelled.
     let mut leaver = others.remove(4);
     let reported = std::iter::from_fn(|| leaver.try_recv().ok());
     let reported = reported.filter(|event| matches!(event, RequestEvent::Token { .. })).count();
@@ -608,7 +608,7 @@ fn a_client_that_leaves_in_the_middle_of_a_pass_is_gone_after_it_and_the_others_
     drop(toy.queue);
     toy.thread.join().unwrap();
     assert!(toy.metrics.to_text().contains("outcome=\"cancelled\"} 1"), "{}", toy.metrics.to_text());
-    // Of its tokens the first came from its prompt, and one from the pass that it left.
+    // Of the cancelled request's tokens, the first came from its prompt and one from the pass in which it was cancelled.
     let single = toy.runs.lock().unwrap().iter().filter(|tokens| **tokens == 1).count();
     assert_eq!(single, 39 + 14 * 19 + reported, "later passes are without it");
 }

@@ -4,7 +4,7 @@ use crate::error::ApiError;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-/// The fields of a type in the body of a request. Other fields are ignored.
+/// Reads the fields of type `T` from the body of a request. Other fields are ignored.
 ///
 /// # Errors
 /// A field is missing or has a wrong type: the error names it, as in `messages[0].role`.
@@ -30,7 +30,7 @@ pub fn read<T: DeserializeOwned>(body: &Value) -> Result<T, ApiError> {
     })
 }
 
-/// An error of a type, without the names of Rust's types.
+/// The text of a type error, without Rust's names of types.
 fn plain(error: &str) -> String {
     let whole = ["u32", "u64", "usize"].map(|name| (name, "a whole number, not below 0"));
     let signed = ["i32", "i64"].map(|name| (name, "a whole number"));

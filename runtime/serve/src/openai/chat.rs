@@ -18,7 +18,7 @@ pub struct ChatRequest {
     pub logprobs: Option<bool>,
     /// The number of most likely tokens to report.
     pub top_logprobs: Option<usize>,
-    /// The rest, which is read apart: flattened fields would have no names in errors.
+    /// The fields shared with completions. They are read separately, because errors of flattened fields would not name the field.
     #[serde(skip)]
     pub settings: Settings,
 }

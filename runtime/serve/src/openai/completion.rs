@@ -23,7 +23,7 @@ pub struct CompletionRequest {
     pub suffix: Option<String>,
     /// Not supported beyond `n`.
     pub best_of: Option<u64>,
-    /// The rest, read apart.
+    /// The fields shared with chat completions, which are read separately.
     #[serde(skip)]
     pub settings: Settings,
 }

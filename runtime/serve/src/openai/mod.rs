@@ -1,7 +1,6 @@
 //! The types of OpenAI's API: the fields that are read from requests and written to answers.
 //!
-//! The server ignores unknown fields, as OpenAI's clients expect. It refuses fields that would change the answer and that it does not
-//! support.
+//! The server ignores unknown fields, as OpenAI's clients expect. It refuses fields that it does not support and that would change the answer.
 
 mod body;
 mod chat;
@@ -41,8 +40,8 @@ pub struct PromptTokensDetails {
 }
 
 impl Usage {
-    /// The sum over answers, `None` for those that failed. The tokens of a prompt count once for its `each` answers, those found in the
-    /// cache as the mean over them.
+    /// The sum over answers; an answer that failed is `None`. The prompt tokens of each group of `each` answers to one prompt count once; its cached
+    /// tokens count as the mean over the group.
     pub fn of(answers: &[Option<TokenUsage>], each: usize) -> Self {
         let mut sum = Usage::default();
         for of_prompt in answers.chunks(each.max(1)) {

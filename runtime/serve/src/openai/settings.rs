@@ -59,7 +59,7 @@ pub struct Settings {
     pub priority: Option<i32>,
     /// Whether states are evicted from memory after the answer, because no request follows soon.
     pub park: Option<bool>,
-    /// Whether only to read the states of the prompt into memory, for a request that follows soon.
+    /// Whether only to read the states of the prompt into memory, for a later request.
     pub prefetch: Option<bool>,
     /// Time limit of the request, seconds.
     pub timeout: Option<f64>,
@@ -204,7 +204,7 @@ impl Settings {
     }
 }
 
-/// The `timeout` of a request, which is in seconds.
+/// Reads the `timeout` of a request, which is in seconds.
 pub fn time_limit(seconds: Option<f64>) -> Result<Option<Duration>, ApiError> {
     let Some(seconds) = seconds else { return Ok(None) };
     match Duration::try_from_secs_f64(seconds) {

@@ -11,22 +11,22 @@ const MAX_TOOLS: usize = 128;
 /// The tools of a request that the model may call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tools {
-    /// As the request gives them, for the chat template.
+    /// The definitions as the request gives them, for the chat template.
     pub definitions: Vec<Value>,
     functions: Vec<ToolFunction>,
     choice: ToolChoice,
-    /// Whether an answer may have several calls.
+    /// Whether an answer may have several tool calls.
     parallel: bool,
 }
 
 /// Whether the model must call a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ToolChoice {
-    /// It decides.
+    /// The model decides.
     Auto,
-    /// It must call one or more.
+    /// The model must call one or more functions.
     Required,
-    /// It must call the one at this index, once.
+    /// The model must call the function at this index, once.
     Function(usize),
 }
 
@@ -72,8 +72,8 @@ impl Tools {
         self.functions.iter().map(|function| function.name.clone()).collect()
     }
 
-    /// The grammar of the answer of a model that writes calls in this format, and the field that it comes from. `text` is the grammar of
-    /// answers without calls.
+    /// The grammar of an answer that may have tool calls in this format, and the request field that the grammar comes from. `text`: the grammar of an
+    /// answer without calls.
     pub fn grammar(&self, format: ToolFormat, text: Option<GrammarSource>) -> Option<(GrammarSource, &'static str)> {
         let (functions, several) = match self.choice {
             ToolChoice::Function(index) => (vec![self.functions[index].clone()], false),

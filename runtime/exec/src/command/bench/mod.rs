@@ -32,7 +32,7 @@ struct BenchRun {
     /// Times of each token after the first.
     tokens: Vec<TokenTimes>,
     telemetry: Telemetry,
-    /// Milliseconds of each stage in each of these tokens, `[token][stage]`.
+    /// Milliseconds of each stage in each token of `tokens`, `[token][stage]`.
     stages: Vec<Vec<f64>>,
 }
 
@@ -51,7 +51,7 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     if which.draft.is_some() {
         ctx.console.info("note: bench decodes without the plan's draft; hpp-exec PLAN and serve draft with it");
     }
-    // Held until the end: a run that generates text has it in memory too, which leaves less for weights.
+    // Held until the end: a run that generates text also has the tokenizer in memory, which leaves less memory for weights.
     let _tokenizer = tokenizer(&plan, ctx.console);
     let embeddings = open_embeddings(&plan.plan, args.embeddings.as_deref())?;
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
@@ -68,7 +68,7 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     for number in 1..=args.runs {
         ctx.console.working(format!("run {number} of {}", args.runs));
         let (run, timeline) = measure(&mut sequence, &prompt, args.new_tokens)?;
-        // Only that of the last run is written: a timeline has megabytes for some hundred tokens of many partitions.
+        // Only the timeline of the last run is written: one takes megabytes for a few hundred tokens of many partitions.
         last_timeline = trace.is_some().then_some(timeline);
         tracing::info!(number, first_token_ms = run.first_token_ms, "run measured");
         runs.push(run);
@@ -97,7 +97,7 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     Ok(0)
 }
 
-/// The tokenizer of the plan, which bench itself does not need: one that cannot be read is only a warning.
+/// The plan's tokenizer. It is loaded only for the memory that it takes, so one that cannot be read is a warning.
 fn tokenizer(plan: &PlanFile, console: &Console) -> Option<TextTokenizer> {
     match PromptEncoder::open(plan, false) {
         Ok(encoder) => encoder.tokenizer,
@@ -111,14 +111,14 @@ fn tokenizer(plan: &PlanFile, console: &Console) -> Option<TextTokenizer> {
 /// What decides the length of the prompt, in tokens.
 #[derive(Clone, Copy)]
 struct PromptRoom {
-    /// Those of the prompt that the plan predicts times for.
+    /// Prompt tokens that the plan predicts times for.
     predicted: u64,
     context: u64,
-    /// Those of the longest context of the model, if it says so.
+    /// The longest context that the model was built for, if it says so.
     longest_context: Option<u64>,
 }
 
-/// Tokens of the prompt, so that the new ones fit the context behind them: by default as many as the plan predicts times for.
+/// Tokens of the prompt: by default as many as the plan predicts times for. The prompt and the new tokens must fit the context.
 fn prompt_tokens(args: &BenchArgs, room: PromptRoom) -> Result<u64, ExecError> {
     let PromptRoom { predicted, context, longest_context } = room;
     let most = (context + 1).saturating_sub(args.new_tokens);
@@ -138,7 +138,7 @@ fn prompt_tokens(args: &BenchArgs, room: PromptRoom) -> Result<u64, ExecError> {
     })
 }
 
-/// One run, and its timeline.
+/// Measures one run. Also returns its timeline.
 fn measure(
     sequence: &mut SingleSequence<OrtBackend>,
     prompt: &[u32],

@@ -24,12 +24,12 @@ pub(super) struct BenchReport {
     partitions: usize,
     prompt_tokens: u64,
     new_tokens: u64,
-    /// Mean length of the sequence before a decoded token.
+    /// Mean number of tokens before a decoded token.
     decode_context: Option<f64>,
     /// Tokens of context.
     context: u64,
     runs: u32,
-    /// Percent of the machine's CPU time that other processes took during the runs; absent if so little that it does not disturb.
+    /// Percent of the machine's CPU time that other processes took during the runs; absent if too little to disturb the measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub others_cpu_percent: Option<u64>,
     load_ms: f64,
@@ -37,7 +37,7 @@ pub(super) struct BenchReport {
     /// The passes of the prompt, without allocating state and sampling.
     prefill_ms: Spread,
     prefill_tokens_per_second: Spread,
-    /// Of each run, the median over its tokens after the first. In `stages` it is the mean, beside `decode_ms_median`.
+    /// For each run, the median over its tokens after the first. In `stages` this field is the mean, and `decode_ms_median` the median.
     decode_ms_per_token: Option<Spread>,
     decode_tokens_per_second: Option<Spread>,
     /// Where the time of decoded tokens goes: the median of each field over all of them.
@@ -53,14 +53,14 @@ pub(super) struct BenchReport {
     /// Weights streamed to devices in the last run; absent if none were.
     #[serde(skip_serializing_if = "Option::is_none")]
     streaming: Option<Streaming>,
-    /// Transfer rates of weights in the last run's decoded tokens, compared with each path alone.
+    /// Transfer rates of weights in the last run's decoded tokens, each compared with the bandwidth of its path measured alone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub links: Vec<WeightPath>,
     stages: Vec<BenchStage>,
     bytes: Bytes,
 }
 
-/// Times of one partition. `prefill_ms` is the median over runs of a run's sum over the passes of the prompt, `decode_ms_per_token` of a run's mean.
+/// Times of one partition, medians over runs. In each run, `prefill_ms` is the sum over the passes of the prompt, `decode_ms_per_token` the mean.
 #[derive(Debug, Serialize)]
 struct BenchStage {
     #[serde(flatten)]
@@ -118,7 +118,7 @@ pub(super) fn report(
     }
 }
 
-/// Milliseconds of each stage in each of so many decoded tokens `[token][stage]`. A run's last passes decode its tokens.
+/// Milliseconds of each stage in each of the last `tokens` passes of a run, which decode its tokens: `[token][stage]`.
 pub(super) fn stage_times(telemetry: &Telemetry, timeline: &Timeline, tokens: usize) -> Vec<Vec<f64>> {
     let last = telemetry.prefill.count + telemetry.decode.count;
     let first = last.saturating_sub(tokens as u64);
@@ -132,8 +132,8 @@ pub(super) fn stage_times(telemetry: &Telemetry, timeline: &Timeline, tokens: us
     times
 }
 
-/// Milliseconds of a stage in the passes of the prompt. Those of a model without states that compute later tokens count as prefill
-/// in the telemetry, because each computes the whole text.
+/// Milliseconds of a stage in the passes of the prompt. In a model without states each pass computes the whole text, and telemetry counts all passes
+/// as prefill: the passes of later tokens are subtracted.
 fn prefill_millis(run: &BenchRun, stage: usize) -> f64 {
     let all = run.telemetry.stages[stage].prefill.millis();
     let later = || run.stages.iter().map(|token| token[stage]).sum::<f64>();
@@ -161,7 +161,7 @@ fn stages(plan: &Plan, runs: &[BenchRun]) -> Vec<BenchStage> {
     first.telemetry.stages.iter().enumerate().map(stage).collect()
 }
 
-/// Mean over median time of a token from which on a note says that tokens differ.
+/// Ratio of mean to median token time from which on a note says that token times vary.
 const UNEVEN: f64 = 1.5;
 
 /// The tables for people.

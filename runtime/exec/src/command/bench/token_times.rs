@@ -40,9 +40,9 @@ pub(super) struct WeightTransfer {
     pub gb_per_second: f64,
     /// Milliseconds in which partitions waited for weights.
     pub stall_ms: f64,
-    /// Runs of partitions whose weights were in a slot or being copied to one; zero for the disk.
+    /// Runs of partitions whose weights were in a slot or were being copied to one; 0 for the disk.
     pub slot_hits: f64,
-    /// Runs whose copy had not started.
+    /// Runs of partitions whose copy had not started.
     pub slot_misses: f64,
 }
 

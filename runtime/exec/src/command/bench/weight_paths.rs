@@ -40,7 +40,7 @@ impl WeightPath {
         share.is_finite().then_some(WeightPath { name, gb_per_second, bare_gb_per_second, share })
     }
 
-    /// One line for people. Another line that begins with the disk has all reads of a run.
+    /// One line for people. It says "of the measured passes", because another line about the disk covers all reads of a run.
     pub fn line(&self) -> String {
         let WeightPath { name, gb_per_second, bare_gb_per_second, share } = self;
         let from = if name == DISK { "from " } else { "" };
@@ -51,8 +51,8 @@ impl WeightPath {
     }
 }
 
-/// The paths by which weights were transferred in a run, each measured alone now that no plan is loaded. Leaves out a path that cannot
-/// be measured and says so.
+/// Measures each path by which weights were transferred in a run, alone, after the plan was unloaded. Logs and leaves out a path that cannot be
+/// measured.
 pub(super) fn weight_paths(
     runtime: &OnnxRuntime,
     plan: &PlanFile,
@@ -67,7 +67,7 @@ pub(super) fn weight_paths(
         let devices: Vec<&str> = devices.map(|device| &*device.name).collect();
         let streams = |stage: &&StageTelemetry| stage.provider != Provider::CPU && devices.contains(&&*stage.device);
         if let Some(stage) = telemetry.stages.iter().find(streams) {
-            // Telemetry sums over devices, so their sum is compared with the path to the first device.
+            // Telemetry has one sum over all devices. It is compared with the path to the first device.
             let name = format!("to {}", devices.join(", "));
             match copy_bandwidth(runtime.backend(), stage.provider, &stage.device) {
                 Ok(bare) => paths.extend(WeightPath::new(name, streamed, bare)),

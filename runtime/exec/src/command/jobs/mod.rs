@@ -32,8 +32,8 @@ use std::collections::HashMap;
 use std::time::Instant;
 use summary::{JobCounts, duration, time_left};
 
-/// Sequences at once where neither the user nor a measured plan gives a number: about as many as compute while the weights of a 4-bit
-/// model are read from a disk of 1 GB/s.
+/// Sequences at once if neither the user nor a measured plan gives a number: about as many as the processor can compute in the time in which a disk
+/// of 1 GB/s delivers the weights of a 4-bit model.
 const DEFAULT_SEQUENCES: u64 = 16;
 
 /// Spans after which a trace is written: about 30 MB.
@@ -43,7 +43,7 @@ const TRACED_SPANS: usize = 100_000;
 pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
     let plan = PlanFile::open(&args.plan)?;
     check_language_model(&plan.plan)?;
-    // Before the file of answers is created.
+    // A wrong path is refused before the file of answers is created.
     PromptReader::check(&args.input).map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
     let (answers, answered) = Answers::open(&args.output, &args.input)?;
     let (done, errors) = (answered.count(), answered.errors);
@@ -77,14 +77,14 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         return Ok(0);
     }
     if done > 0 {
-        // Not "of so many lines": the file may hold answers to lines that are no longer there.
+        // Does not say how many lines were answered: some answers may belong to lines that have since been removed.
         let answers = counted(done as u64, "answer");
         ctx.console.info(&format!("{} has {answers} already: lines with one are skipped", args.output.display()));
     }
     let trace = TraceFile::create(args.trace.as_deref())?;
     let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES));
     let (sequences, row_batching) = (Some(wanted.min(total as u64)), args.batch.engine_option());
-    // Sequences share passes without it, and memory for more of them is worth more than drafts.
+    // Off by default: sequences share each pass anyway, and memory gains more from additional sequences than from drafts.
     let method = DraftMethod::resolve(Some(args.speculate.unwrap_or(SpeculateArg::Off)), None)?;
     let draft = DraftChoice::open(&method, &plan, requests.encoder(), ctx.console)?;
     let options = EngineOptions {
@@ -136,9 +136,9 @@ struct Jobs {
     answers: Answers,
     running: HashMap<RequestId, Running>,
     counts: JobCounts,
-    /// Passes that the plan predicts.
+    /// Sums over the passes whose time the plan predicts.
     predicted: PredictedPasses,
-    /// Since before the model was loaded.
+    /// CPU time of other processes, counted from before the model was loaded.
     other_load: OtherLoad,
     /// The first error of this run.
     first_error: Option<String>,
@@ -147,7 +147,7 @@ struct Jobs {
     started: Instant,
 }
 
-/// What the answer of a generation needs.
+/// What is needed to write the answer of a running generation.
 struct Running {
     id: JobId,
     seed: Option<u64>,
@@ -227,7 +227,7 @@ impl Jobs {
         Ok(())
     }
 
-    /// Starts prompts until as many run as fit, and answers lines that are no prompts.
+    /// Starts prompts until as many run as fit. Writes an error as the answer of each line that is no prompt.
     fn start_more(&mut self) -> Result<(), ExecError> {
         let admitted = self.batch.admitted().map_or(self.sequences, |admitted| admitted.min(self.sequences));
         while self.batch.len() < admitted {
@@ -308,8 +308,9 @@ impl Jobs {
         self.counts.answers + self.counts.errors
     }
 
-    /// The answers so far, unfinished ones by their tokens: `running` sequences have generated what finished answers have not. `None` before
-    /// the first answer, and while unfinished answers are on average longer than finished ones, so that nothing tells when they end.
+    /// Answers so far, counting each unfinished answer as a fraction: the tokens of the `running` sequences over the mean length of a finished
+    /// answer. `None` before the first answer, and while unfinished answers are on average longer than finished ones, because then their end cannot
+    /// be estimated.
     fn answers_so_far(&self, running: usize) -> Option<f64> {
         let answers = self.counts.answers;
         let unfinished = self.counts.tokens.saturating_sub(self.answered_tokens) as f64;
@@ -322,7 +323,7 @@ impl Jobs {
         self.counts.tokens as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
     }
 
-    /// `running` sequences took part in the last pass.
+    /// The text of the progress line. `running`: sequences in the last pass.
     fn progress(&self, done: usize, total: usize, running: usize) -> String {
         let answered = self.answered();
         let left = time_left(
@@ -335,14 +336,14 @@ impl Jobs {
         format!("{} of {total} lines done, {running} at once, {tokens} tok/s{time_left}", done + answered)
     }
 
-    /// A warning if passes took longer than planned because of the disk, unless that was said while they ran.
+    /// A warning if passes took longer than planned because of the disk, unless the adaptation has reported slow passes already.
     fn slow_disk_warning(&self, telemetry: &Telemetry) -> Option<String> {
         let is_said = self.batch.adaptation().is_some_and(Adaptation::is_reported_slow);
         let predictions = &self.batch.engine().plan().predictions;
         self.predicted.slow_disk_warning(predictions, telemetry).filter(|_| !is_said)
     }
 
-    /// Bytes of the states of as many sequences as ran at once.
+    /// Bytes of states for the largest number of sequences that ran at once.
     fn state_bytes(&self) -> u64 {
         let engine = self.batch.engine();
         (engine.host_state_bytes() + engine.disk_state_bytes()) * self.counts.sequences as u64

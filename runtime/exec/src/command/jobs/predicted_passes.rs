@@ -6,7 +6,7 @@ use hpp_engine::{PassTelemetry, Telemetry};
 use hpp_generate::adapt::{PassSize, PredictedTimes};
 use hpp_schema::Predictions;
 
-/// Sums over passes of the sizes that the plan predicts; others are not compared with it.
+/// Sums over the passes whose size has a prediction in the plan. Passes of other sizes are left out.
 #[derive(Clone, Debug)]
 pub struct PredictedPasses {
     predicted: Option<PredictedTimes>,
@@ -15,18 +15,18 @@ pub struct PredictedPasses {
     predicted_ms: f64,
     /// Milliseconds in which partitions waited for weights from disk.
     disk_stall_ms: f64,
-    /// Milliseconds in which they waited for states on disk.
+    /// Milliseconds in which partitions waited for states on disk.
     state_stall_ms: f64,
 }
 
 impl PredictedPasses {
-    /// No passes yet, of a plan with these predictions.
+    /// Starts without passes, for a plan with these predictions.
     pub fn new(predictions: &Predictions) -> Self {
         let predicted = PredictedTimes::of(predictions);
         PredictedPasses { predicted, passes: 0, ms: 0.0, predicted_ms: 0.0, disk_stall_ms: 0.0, state_stall_ms: 0.0 }
     }
 
-    /// Takes a pass of this size.
+    /// Adds a pass, if the plan has a prediction for its size.
     pub fn add(&mut self, size: Option<PassSize>, pass: &PassTelemetry) {
         let Some((times, PassSize { sequences, tokens, .. })) = self.predicted.as_ref().zip(size) else { return };
         let Some(predicted_ms) = times.ms(sequences, tokens) else { return };

@@ -1,4 +1,4 @@
-//! Turns prompts into requests: their settings over those of the command, text into tokens.
+//! Turns prompts into requests: turns text into tokens, and takes settings that a prompt lacks from the command line.
 
 use crate::cli::AnswerArgs;
 use crate::job_files::{Job, OneOrMany};
@@ -17,12 +17,12 @@ pub struct RequestMaker {
     eos_token_ids: Vec<u32>,
     context: u64,
     grammars: Option<GrammarCompiler>,
-    /// The grammar of prompts that give none.
+    /// The grammar for prompts without a `response_format`.
     grammar: Option<Grammar>,
 }
 
 impl RequestMaker {
-    /// Opens the plan's tokenizer and chat template. `defaults` are the settings of prompts that give none.
+    /// Opens the plan's tokenizer and chat template. `defaults` are the settings for prompts that do not give their own.
     pub fn open(plan: &PlanFile, defaults: &AnswerArgs, context: u64) -> Result<Self, GenerateError> {
         let generation = plan.plan.generation.clone().unwrap_or_default();
         let encoder = PromptEncoder::open(plan, true)?;
@@ -38,7 +38,7 @@ impl RequestMaker {
         })
     }
 
-    /// Prompts that give no `response_format` are answered by this grammar.
+    /// Sets the grammar for prompts without a `response_format`.
     pub fn follow(mut self, source: Option<&GrammarSource>) -> Result<Self, GenerateError> {
         self.grammar = source.map(|source| self.compile(source)).transpose()?;
         Ok(self)

@@ -7,7 +7,7 @@ use hpp_engine::Telemetry;
 use serde::Serialize;
 use std::time::Duration;
 
-/// What this run did so far, and how much earlier runs did. Printed by `--json`.
+/// What this run has done so far, and how many prompts earlier runs answered. Printed by `--json`.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct JobCounts {
     /// Prompts answered with text.
@@ -28,15 +28,15 @@ pub struct JobCounts {
     pub batched_rows: u64,
     /// Most sequences at once.
     pub sequences: usize,
-    /// Tokens drafted and verified, of all answers, and those of them that the model chose; absent without speculation.
+    /// Tokens drafted and verified in all answers, and how many of them the model accepted; absent without speculation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speculation: Option<DraftCounts>,
     /// Weights read from disk; absent if there were none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<DiskReads>,
-    /// Without loading.
+    /// Seconds that the run took, without loading.
     pub seconds: f64,
-    /// What these seconds went to; absent if nothing was loaded.
+    /// How these seconds are divided; absent if nothing was loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<TimeShares>,
     /// Memory, with the states of all sequences at once; absent if nothing was loaded.
@@ -44,8 +44,8 @@ pub struct JobCounts {
     pub bytes: Option<Bytes>,
 }
 
-/// What the time of a run went to, in milliseconds. Stages on different devices may compute at once, so that computing alone may take more
-/// than all of it.
+/// How the time of a run is divided, in milliseconds. Stages on different devices may compute at once, so `compute_ms` alone may exceed the time of
+/// the run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct TimeShares {
     /// Computing.
@@ -59,7 +59,7 @@ pub struct TimeShares {
 }
 
 impl TimeShares {
-    /// Of a run that took so many seconds.
+    /// Divides the time of a run that took this many seconds.
     pub fn new(telemetry: &Telemetry, seconds: f64) -> Self {
         let computing = telemetry.stages.iter().map(|stage| stage.prefill.time + stage.decode.time).sum::<Duration>();
         let (compute_ms, stall_ms, state_stall_ms) = (
@@ -71,7 +71,7 @@ impl TimeShares {
         TimeShares { compute_ms, stall_ms, state_stall_ms, rest_ms }
     }
 
-    /// For people, as shares of so many seconds.
+    /// One line for people: each part as a share of the run's seconds.
     fn line(self, seconds: f64) -> String {
         let share = |ms: f64| format!("{:.0} %", 0.1 * ms / seconds.max(1e-9));
         let TimeShares { compute_ms, stall_ms, state_stall_ms, rest_ms } = self;
@@ -89,12 +89,12 @@ impl TimeShares {
 pub struct DraftCounts {
     /// Verified.
     pub drafted: u64,
-    /// Those that the model chose.
+    /// Drafted tokens that the model chose.
     pub accepted: u64,
 }
 
 impl JobCounts {
-    /// Adds what the engine measured in these `seconds`. `state_bytes`: of all sequences at once.
+    /// Adds what the engine measured in the run's seconds. `state_bytes`: bytes of the states of all sequences together.
     pub fn measured(&mut self, telemetry: &Telemetry, state_bytes: u64) {
         self.batched_rows = telemetry.batched_rows;
         self.disk = DiskReads::new(telemetry);
@@ -102,7 +102,7 @@ impl JobCounts {
         self.bytes = Some(Bytes::new(telemetry, state_bytes));
     }
 
-    /// What the run did, for people, after [`measured`](Self::measured).
+    /// The summary for people. Call [`measured`](Self::measured) first.
     pub fn summary(&self, telemetry: &Telemetry) -> String {
         let JobCounts { answers, errors, tokens, passes, sequences, seconds, .. } = *self;
         let errors = if errors > 0 { format!(" and {}", counted(errors as u64, "error")) } else { String::new() };
@@ -125,7 +125,7 @@ impl JobCounts {
     }
 }
 
-/// The time for the rest of `prompts` answers, from the `answers` of `elapsed`.
+/// The time that the remaining prompts will take if `answers` answers took `elapsed`; `prompts` counts all prompts.
 pub fn time_left(elapsed: Duration, answers: Option<f64>, prompts: usize) -> Option<Duration> {
     answers.filter(|answers| *answers > 0.0).map(|answers| elapsed.mul_f64((prompts as f64 / answers - 1.0).max(0.0)))
 }

@@ -24,7 +24,7 @@ use hpp_schema::error_line;
 use hpp_schema::probe::{PROBE_VERSION, Reply, Request};
 use std::sync::Arc;
 
-/// Sends replies to hpp-profile. Fails once it has closed stdout.
+/// Sends replies to hpp-profile. Fails if hpp-profile has closed its end of stdout.
 pub(crate) type Replies<'a> = dyn FnMut(Reply) -> Result<(), StdoutError> + 'a;
 
 /// What requests share: ONNX Runtime, and what each kind of request caches for the next.

@@ -23,7 +23,7 @@ pub(super) fn run(
     replies: &mut Replies<'_>,
 ) -> Result<(), ExecError> {
     let backend = session.runtime.backend().clone();
-    // Frees the memory of earlier cases, so that it is available while the partition loads.
+    // Earlier cases leave flush buffers allocated. Their memory must be free while the partition loads.
     free_flushers(session)?;
     let mut bench = PartitionBench::load(&backend, probe, session.console.as_ref())?;
     replies(Reply::Loaded { load_ms: millis(bench.load_time()), processor: bench.processor().to_owned() })?;
@@ -45,12 +45,12 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Frees the memory with which earlier cases flushed caches.
+/// Frees the buffers with which earlier cases flushed caches.
 fn free_flushers(session: &mut ProbeSession<'_>) -> Result<(), ExecError> {
     session.flushers.values_mut().try_for_each(|flusher| flusher.make_room(0)).map_err(ExecError::from)
 }
 
-/// The flusher of a provider, made if there is none.
+/// The cache flusher of a provider. Creates it on first use.
 pub(super) fn flusher<'a>(
     session: &'a mut ProbeSession<'_>,
     provider: Provider,

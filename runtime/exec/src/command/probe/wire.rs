@@ -49,7 +49,7 @@ impl Wire {
     }
 }
 
-/// A copy of stdout for replies, with stderr in place of stdout, so that output of libraries does not mix with replies.
+/// Returns a copy of stdout for replies and redirects stdout to stderr, so that output of libraries does not mix with replies.
 #[cfg(unix)]
 fn own_stdout() -> io::Result<Box<dyn Write>> {
     let replies = rustix::io::dup(io::stdout())?;
@@ -63,8 +63,8 @@ fn own_stdout() -> io::Result<Box<dyn Write>> {
     Ok(Box::new(io::stdout()))
 }
 
-/// Exits once the process has another parent than at the start. Stdin may end while the last request is answered, which then continues
-/// to its end. But if stdin ended because the parent died, a measurement that hangs would hang forever.
+/// Exits the process when its parent has changed, which means that hpp-profile has died. The end of stdin alone is no reason to exit: it may come
+/// while the last request is still being answered. Without this check, a measurement that hangs would outlive a dead parent forever.
 fn exit_with(original_parent: Option<u32>) {
     while parent() == original_parent {
         std::thread::sleep(Duration::from_millis(200));

@@ -12,18 +12,18 @@ use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency};
 use hpp_serve::MemoryNeeds;
 use std::collections::BTreeMap;
 
-/// Least sequences of a model by default, so that this many conversations can run at once whether or not they share passes.
+/// Fewest sequences of a model by default: this many conversations can run at once, whether or not they share passes.
 const DEFAULT_SEQUENCES: u64 = 8;
 
 /// The memory for all engines together.
 pub(super) struct MemoryBudget {
-    /// Bytes of each memory.
+    /// Bytes of host memory and of each device.
     pub memory: MemoryNeeds,
-    /// Whether the user gave the limit of the host.
+    /// Whether the user gave the limit of host memory.
     is_given: bool,
 }
 
-/// `--memory`, else what is free on this machine. A GPU has the most memory that a plan says it has.
+/// The budget: `--memory`, else the free memory of this machine. For each GPU, the largest VRAM budget among the plans.
 ///
 /// # Errors
 /// `--memory` is less than the process takes without any model.
@@ -60,16 +60,16 @@ pub(super) fn allowed_host_memory() -> Option<u64> {
 /// What one engine needs.
 #[derive(Debug)]
 pub(super) struct EngineNeeds {
-    /// Bytes of each memory.
+    /// Bytes of host memory and of each device.
     pub memory: MemoryNeeds,
-    /// Sequences that this has room for.
+    /// Sequences that `memory` has room for.
     pub sequences: u64,
-    /// What of it the engine can do without while it is loaded.
+    /// The part of `memory` that the engine can give up while it is loaded.
     pub reducible: Reducible,
 }
 
 impl EngineNeeds {
-    /// The needs of a plan, as it runs on this machine, with as many of the wanted sequences as the budget has room for, at least one.
+    /// The needs of a plan as it runs on this machine. Counts as many of the wanted sequences as the budget has room for, at least one.
     ///
     /// # Errors
     /// The user gave a limit of host memory, and the plan alone needs more.
@@ -79,10 +79,10 @@ impl EngineNeeds {
         let kv = args.kv.ram(plan);
         let context = args.runtime.context.unwrap_or(plan.budgets.context);
         let host_beside = |pages: u64, sequences: u64| {
-            // States as long as the context of the plan.
+            // `host_memory_needed` counts states as long as the plan's context; another context is converted.
             let states = sequences.saturating_mul(context).div_ceil(plan.budgets.context.max(1));
             let needed = host_memory_needed(plan, states).saturating_add(pages);
-            // The engine keeps the limit that its plan was made for.
+            // The engine never takes more than the limit that its plan was made for.
             plan.budgets.ram.map_or(needed, |ram| needed.min(ram.0)).saturating_sub(PROCESS)
         };
         let host = |sequences: u64| host_beside(kv, sequences);
@@ -102,7 +102,7 @@ impl EngineNeeds {
     }
 }
 
-/// The least memory, bytes beside the process, that `needed` of it does not exceed: pages take a share of it by default.
+/// The smallest memory M, bytes beside the process, with `needed(M) <= M`. The need grows with M because KV pages take a share of M by default.
 fn sufficient(needed: impl Fn(u64) -> u64) -> u64 {
     let mut memory = 0;
     loop {
@@ -114,7 +114,8 @@ fn sufficient(needed: impl Fn(u64) -> u64) -> u64 {
     }
 }
 
-/// The refusal of a model that needs `needed` bytes of host memory beside the process for one sequence, `pages` of them for KV pages.
+/// The error for a model that does not fit `--memory`. `needed`: bytes of host memory beside the process for one sequence, `pages` of them for KV
+/// pages.
 fn too_little(name: &str, plan: &Plan, needed: u64, pages: u64, limit: u64) -> ExecError {
     let human = |bytes: u64| ByteSize(bytes.saturating_add(PROCESS)).human_rounded_up();
     let (needs, most) = (human(needed), ByteSize(limit.saturating_add(PROCESS)).human());
@@ -134,7 +135,7 @@ fn too_little(name: &str, plan: &Plan, needed: u64, pages: u64, limit: u64) -> E
     }
 }
 
-/// Bytes of weights that the plan locks in host memory and could read for each pass.
+/// Bytes of weights that the plan locks in host memory. The engine can unlock them and read them from disk in each pass instead.
 fn locked_on_host(plan: &Plan) -> u64 {
     let hosts: Vec<&str> =
         plan.devices.iter().filter(|device| device.kind == DeviceKind::Cpu).map(|device| &*device.name).collect();

@@ -1,4 +1,4 @@
-//! Where the weights of a model lie: as its plan wants it, or as its engine has it.
+//! Where the weights of a model lie: as planned, or as an engine has loaded them.
 
 use crate::runtime::OrtBackend;
 use hpp_engine::port::WeightResidency;
@@ -6,13 +6,13 @@ use hpp_engine::{Engine, StageTelemetry};
 use hpp_schema::{Partition, Plan, Residency};
 use hpp_serve::WeightPlacement;
 
-/// As the plan wants it.
+/// The placement that the plan intends.
 pub(super) fn planned_placement(plan: &Plan) -> Vec<WeightPlacement> {
     let locked = |partition: &Partition| partition.bytes.locked.map_or(0, |locked| locked.0);
     placement(plan, &[], &plan.partitions.iter().map(locked).collect::<Vec<_>>())
 }
 
-/// As an engine of the plan has it, whose stages these are, with the bytes of each partition that it locked.
+/// The placement in a loaded engine: the devices that its stages run on, and the bytes of each partition that it has locked.
 pub(super) fn loaded_placement(engine: &Engine<OrtBackend>) -> Vec<WeightPlacement> {
     placement(engine.plan(), &engine.telemetry().stages, &engine.locked_of_partitions())
 }
@@ -59,7 +59,7 @@ fn of_partition(partition: &Partition, loaded: Option<&StageTelemetry>, locked: 
         partitions: 1,
         blocks: partition.blocks.clone(),
         bytes: partition.bytes.weights.0,
-        // In the layout of kernels they may be more than in the file.
+        // Kernels may store weights in a larger layout than the file; the report counts no more than the file has.
         locked_bytes: (weights == "streamed" && device == "cpu").then_some(locked.min(partition.bytes.weights.0)),
     }
 }

@@ -10,7 +10,7 @@ use serde::Serialize;
 #[serde(transparent)]
 pub struct Tolerance(pub f64);
 
-/// The least size of a tensor that differences are relative to.
+/// Smallest size of a tensor for relative differences: smaller tensors count as this large.
 const SMALLEST_SIZE: f64 = 1e-3;
 
 /// The difference of two tensors.
@@ -22,8 +22,8 @@ pub struct Difference {
     /// shapes differ.
     #[serde(serialize_with = "finite_or_text")]
     pub max_abs: f64,
-    /// `max_abs` divided by the size of the reference: its largest magnitude, or 0.001 if all of it is smaller. Such a small tensor
-    /// is what is left of larger numbers that cancel, with their rounding errors.
+    /// `max_abs` divided by the size of the reference tensor: its largest magnitude, but at least 0.001. A smaller tensor is usually the remainder of
+    /// larger numbers that cancel, and has their rounding errors.
     #[serde(serialize_with = "finite_or_text")]
     pub max_rel: f64,
 }
@@ -36,7 +36,7 @@ impl Difference {
     pub const INFINITE: Difference =
         Difference { bit_identical: false, max_abs: f64::INFINITY, max_rel: f64::INFINITY };
 
-    /// Of two rows of logits.
+    /// The difference of two rows of logits.
     pub fn of_logits(reference: &[f32], other: &[f32]) -> Self {
         let same_bits =
             reference.len() == other.len() && reference.iter().zip(other).all(|(a, b)| a.to_bits() == b.to_bits());
@@ -47,7 +47,7 @@ impl Difference {
         Self::of_numbers(&wide(reference), &wide(other))
     }
 
-    /// Of two tensors of any type. Tensors of a type that this cannot read as numbers are equal or infinitely different.
+    /// The difference of two tensors of any type. Tensors of a type that cannot be read as numbers are equal or infinitely different.
     pub fn of_tensors(reference: &HostTensor, other: &HostTensor) -> Self {
         if reference == other {
             return Self::NONE;

@@ -1,5 +1,5 @@
-//! `--kl`: compares the distributions of the next token over a file of prompts, of a plan and of a reference, which may be
-//! another model: the one whose weights the plan has in fewer bits.
+//! `--kl`: compares the distributions of the next token of a plan with those of a reference, over a file of prompts. The reference may be another
+//! model, such as the one before quantization.
 //!
 //! The two are loaded one after the other. The reference's logits wait in a temporary file: 4 bytes for each token of the
 //! vocabulary and each position.
@@ -77,7 +77,7 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
     }
     if against.is_none() {
         let source = plan.dir.join(&plan.plan.model.source);
-        // A quantized plan's own file has its quantized weights.
+        // `whole.onnx` is a quantized plan's own unsplit model, with the quantized weights.
         let other = match source.file_name().is_some_and(|name| name == "whole.onnx") {
             true => "; --against MODEL compares with another one, such as the model before it was quantized",
             false => "",
@@ -110,7 +110,7 @@ fn check_vocabulary(reference: &Plan, plan: &Plan) -> Result<(), ExecError> {
     }
 }
 
-/// Refuses models whose token ids mean other texts: their distributions cannot be compared.
+/// Refuses models that have different tokens: their distributions cannot be compared.
 fn check_tokenizers(reference: &PlanFile, plan: &PlanFile) -> Result<(), ExecError> {
     let tokenizer = |of: &PlanFile| PromptEncoder::open(of, false).map(|encoder| encoder.tokenizer);
     let (Some(theirs), Some(ours)) = (tokenizer(reference)?, tokenizer(plan)?) else { return Ok(()) };
@@ -127,7 +127,7 @@ fn usage(message: &str, hint: &str) -> ExecError {
     ExecError::Usage { message: message.to_owned(), hint: hint.to_owned() }
 }
 
-/// The tokens of each prompt. Warns of lines that cannot be used; fails if there is none else.
+/// The tokens of each prompt. Warns of lines that cannot be used; fails if no line can be used.
 fn read_texts(
     plan: &PlanFile,
     path: &Path,
@@ -178,7 +178,7 @@ fn load(
     load_engine(plan, &file.dir, &args.runtime, options, ctx.console, ctx.interrupt)
 }
 
-/// Calls `each` with the token that follows, if there is one, and the logits, at every position of every text.
+/// Calls `each` at every position of every text, with the logits and the token that follows in the text, if there is one.
 fn each_position(
     engine: &mut Engine<OrtBackend>,
     texts: &[Vec<u32>],

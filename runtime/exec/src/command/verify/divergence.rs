@@ -34,9 +34,9 @@ pub(super) struct Quantiles {
 }
 
 impl Quantiles {
-    /// Of sorted numbers, at least one.
+    /// The mean and quantiles of sorted numbers, at least one.
     pub fn of(sorted: &[f64]) -> Self {
-        // The smallest number that at least this fraction of all does not exceed.
+        // The smallest number such that at least this fraction of all numbers are not larger.
         let at = |fraction: f64| {
             let rank = (fraction * sorted.len() as f64).ceil() as usize;
             sorted[rank.clamp(1, sorted.len()) - 1]

@@ -39,12 +39,12 @@ pub fn run(args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecEr
     Ok(u8::from(!verdict.within_tolerance))
 }
 
-/// The tolerance of the argument, else the one for the plan's element types and the providers that it ran on.
+/// The tolerance of the argument, else the default for the plan's element types and the providers that ran.
 fn tolerance(args: &VerifyArgs, plan: &Plan, telemetry: &Telemetry) -> Tolerance {
     let half = |dtype: DType| matches!(dtype, DType::Float16 | DType::Bfloat16);
     let outputs = plan.partitions.iter().flat_map(|p| &p.outputs);
     let has_half = outputs.map(|o| o.dtype).chain(plan.states.iter().map(|s| s.dtype)).any(half);
-    // A last bit decides between two levels of 8 bits.
+    // Where activations are rounded to 8 bits, a difference in the last bit can choose another level.
     let rounds = has_half || plan.model.rounds_whole_passes || plan.model.rounds_sums;
     let off_cpu = telemetry.stages.iter().any(|stage| stage.provider != Provider::CPU);
     Tolerance(args.tolerance.unwrap_or(match (rounds, off_cpu) {

@@ -5,7 +5,7 @@ use crate::numbers::counted;
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use std::fmt::Write;
 
-/// How a page begins; only such files are replaced.
+/// How a page begins. An existing file is replaced only if it begins like this.
 pub const START: &[u8] = b"<!DOCTYPE html>";
 
 /// Size of the picture, and what its axes take of it on the left and below, in pixels.
@@ -14,9 +14,9 @@ const HEIGHT: f64 = 380.0;
 const LEFT: f64 = 64.0;
 const BELOW: f64 = 48.0;
 const MARGIN: f64 = 16.0;
-/// Divergences below this are rounding, and lie on the left edge.
+/// Divergences below this are rounding errors and are drawn on the left edge.
 const SMALLEST: f64 = 1e-9;
-/// Most points of the curve: the tail has all of its points, the rest every n-th.
+/// Most points of the curve: every position of the tail is drawn, and every n-th of the others.
 const MOST_POINTS: usize = 2000;
 
 const STYLE: &str = "
@@ -87,9 +87,9 @@ pub fn page(name: &str, report: &Report, sorted: &[f64]) -> String {
 
 /// Logarithmic axes: divergence to the right, share of positions upwards.
 struct Axes {
-    /// Powers of ten at the ends.
+    /// Powers of ten at the left and right end.
     x: (i32, i32),
-    /// The power of ten at the lower end; 1 is at the upper.
+    /// The power of ten at the lower end; the upper end is 1.
     y: i32,
 }
 
@@ -117,7 +117,7 @@ impl Axes {
     }
 }
 
-/// The share of positions that diverge at least so much, over the divergence.
+/// The curve: for each divergence, the share of positions that diverge at least as much. `marks` are drawn with their names.
 fn picture(axes: &Axes, sorted: &[f64], marks: &[(&str, f64)]) -> Markup {
     let bottom = HEIGHT - BELOW;
     let share = |index: usize| (sorted.len() - index) as f64 / sorted.len() as f64;
@@ -150,7 +150,7 @@ fn picture(axes: &Axes, sorted: &[f64], marks: &[(&str, f64)]) -> Markup {
     }
 }
 
-/// The positions of the curve's points among so many.
+/// Which of `count` sorted positions are drawn.
 fn points(count: usize) -> Vec<usize> {
     let tail = count.saturating_sub(MOST_POINTS / 2);
     let step = tail.div_ceil(MOST_POINTS / 2).max(1);

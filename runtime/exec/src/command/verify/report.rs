@@ -14,11 +14,11 @@ pub struct Verdict {
     pub bit_identical: bool,
     /// Largest `max_rel` allowed.
     pub tolerance: Tolerance,
-    /// The file of the unsplit model; of a quantized plan, its own `whole.onnx` with the same quantized weights.
+    /// The file of the unsplit model. For a quantized plan, its `whole.onnx` with the same quantized weights.
     pub unsplit_model: String,
     /// The plan's partitions and the provider that ran each.
     pub partitions: Vec<(String, String)>,
-    /// The passes into which the plan divides the prompt, and in which the unsplit model computes it too; absent if it is one pass.
+    /// The passes into which the plan divides the prompt; the unsplit model computes it in the same passes. Absent if it is one pass.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prompt_passes: Option<PromptPasses>,
     /// The steps of a text.
@@ -93,8 +93,8 @@ pub struct FirstDifference {
     /// Whether the unsplit model with its boundaries as outputs gives the plan's logits bit for bit. Then the difference comes from
     /// operators that ONNX Runtime fuses across the cuts, not from splitting. Null if it was not compared.
     pub fusion_only: Option<bool>,
-    /// Whether layers are divided by rows, and so are those of the unsplit model with its boundaries as outputs. Then the difference comes from
-    /// sums in another order instead.
+    /// Whether layers are divided by rows, also in the unsplit model with its boundaries as outputs. Then the difference comes from sums in another
+    /// order, not from fusion.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub divided_by_rows: bool,
 }
@@ -122,7 +122,7 @@ pub fn text(verdict: &Verdict) -> String {
         out.push_str(&first_difference(first));
     }
     let tolerance = verdict.tolerance.0;
-    // Boundaries only tell where a difference begins.
+    // Boundaries are not compared against the tolerance: they only locate where a difference begins.
     let compared = if verdict.steps.is_empty() { "outputs" } else { "logits" };
     let _ = match (verdict.bit_identical, verdict.within_tolerance) {
         (true, _) => writeln!(out, "bit-identical to the unsplit model"),
@@ -198,7 +198,7 @@ fn yes_no(yes: bool) -> String {
 mod tests {
     use super::*;
 
-    /// Of a prompt of `tokens` tokens.
+    /// A verdict on a prompt of `tokens` tokens.
     fn verdict(tokens: u64) -> Verdict {
         Verdict {
             within_tolerance: true,
@@ -213,7 +213,7 @@ mod tests {
         }
     }
 
-    /// The table of boundaries may have larger differences.
+    /// The last line counts differences of logits only. The table of boundaries may show larger ones.
     #[test]
     fn the_last_line_says_what_was_compared() {
         let difference = Difference { max_rel: 1e-6, ..Difference::NONE };

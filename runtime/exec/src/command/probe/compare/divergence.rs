@@ -47,7 +47,7 @@ pub(in crate::command) fn kl(a: &[f32], b: &[f32]) -> f64 {
         }
     }
     let kl = weighted / sum_a - (max_a - max_b + (sum_a / sum_b).ln());
-    // Only rounding makes it negative. NaN stays NaN.
+    // A negative sum is a rounding error. NaN stays NaN.
     if kl < 0.0 { 0.0 } else { kl }
 }
 

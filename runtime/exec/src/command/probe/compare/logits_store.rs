@@ -46,7 +46,7 @@ impl LogitsStore {
     }
 }
 
-/// StoredRows being read.
+/// Reads the rows of a [`LogitsStore`] one after another.
 pub(in crate::command) struct StoredRows<'a> {
     file: BufReader<&'a mut File>,
     lengths: std::slice::Iter<'a, usize>,

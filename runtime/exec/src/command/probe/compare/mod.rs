@@ -1,8 +1,8 @@
 //! Compares two models by their logits over the same prompts: the divergence of the distributions, and how often the most likely token
 //! changes.
 //!
-//! Loads the two one after the other. Keeps the reference's logits on disk for the next comparison with the same prompts, so that
-//! comparing many variants runs the reference once.
+//! Loads one model after the other. Keeps the reference's logits on disk for the next request with the same prompts, so that the reference runs once,
+//! however many variants are compared with it.
 
 mod divergence;
 mod logits_store;

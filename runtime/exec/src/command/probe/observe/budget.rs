@@ -3,14 +3,14 @@
 use hpp_schema::probe::{Tap, TapKind};
 use hpp_schema::{Dim, OutputRole, PartitionOutput, Plan};
 
-/// Limits of the bytes of tapped tensors in one pass; between them, a sixteenth of the weights.
+/// Smallest and largest budget for the tapped tensors of one pass, bytes. Between the two the budget is a sixteenth of the weights.
 const MIN_BUDGET: u64 = 16 << 20;
 const MAX_BUDGET: u64 = 256 << 20;
 
 /// Width assumed for a tensor without a fixed width.
 const ASSUMED_WIDTH: u64 = 4096;
 
-/// Most tokens of a pass, for a text of `total` tokens in the end.
+/// Most tokens of a pass. `total`: tokens of the whole text, prompt and answer, which set the width of attention weights.
 pub(super) fn tokens_per_pass(plan: &Plan, taps: &[Tap], total: u64) -> u64 {
     let width = |tap: &Tap, output: &PartitionOutput| match tap.kind {
         TapKind::Attention => output.shape.get(1).and_then(Dim::as_fixed).unwrap_or(64).saturating_mul(total),
@@ -19,7 +19,7 @@ pub(super) fn tokens_per_pass(plan: &Plan, taps: &[Tap], total: u64) -> u64 {
     within_budget(plan, taps.iter().map(|tap| bytes(plan, &tap.name, |output| width(tap, output))))
 }
 
-/// Most positions of a pass whose taps have a row for each, and whose logits are all computed.
+/// Most positions of a pass if taps have one row for each position and the logits of every position are computed.
 pub(super) fn positions_per_pass<'a>(plan: &'a Plan, taps: impl Iterator<Item = &'a str>) -> u64 {
     let logits = plan.model.outputs.iter().filter(|output| output.role == OutputRole::Logits);
     let logits = logits.map(|output| output.name.as_str());
@@ -38,7 +38,7 @@ fn row_of(output: &PartitionOutput) -> u64 {
     output.shape.last().and_then(Dim::as_fixed).unwrap_or(ASSUMED_WIDTH)
 }
 
-/// Bytes of an output whose tokens have so many numbers.
+/// Bytes of one token's row of an output. `width`: numbers in the row.
 fn bytes(plan: &Plan, name: &str, width: impl Fn(&PartitionOutput) -> u64) -> u64 {
     let mut outputs = plan.partitions.iter().flat_map(|partition| &partition.outputs);
     let output = outputs.find(|output| output.name == name);

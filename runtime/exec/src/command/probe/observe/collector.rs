@@ -26,14 +26,14 @@ struct LayerTap {
     counter: TapCounter,
 }
 
-/// What is counted of a tensor.
+/// What a tapped tensor of a layer holds, and the counts made from it.
 enum TapCounter {
     /// Router scores; the best `top_k` are selected.
     Scores {
         top_k: u32,
         selected: Experts,
     },
-    /// Indices of the selected experts, of `experts` in all.
+    /// Indices of the selected experts. The layer has `experts` in all.
     Indices {
         experts: u32,
         selected: Experts,

@@ -21,8 +21,8 @@ pub(super) struct Experts {
 }
 
 impl Experts {
-    /// Adds tokens by their router scores: rows of one score per expert. The `top_k` best are selected. A row with fewer
-    /// scores that are numbers selects none.
+    /// Adds tokens, each a row with one router score per expert, and selects the `top_k` best experts. A row with fewer than `top_k` scores that are
+    /// numbers selects none.
     pub fn add_scores<'a>(
         &mut self,
         name: &str,
@@ -159,7 +159,8 @@ mod tests {
         let (a, b) = (by_scores.statistics("b"), by_indices.statistics("b"));
         assert_eq!(a, b);
         assert_eq!((a.tokens, a.top_k, &a.counts[..], a.first_visits), (3, 2, &[1, 2, 0, 3][..], 3));
-        // 1 3 | 3 0 | 1 3: 3 again immediately, then 1 after 3 and 0, then 3 after 0 and 1.
+        // The accesses of three tokens: 1 3, then 3 0, then 1 3. Reused are 3 at once, 1 after two others (3 and 0), and 3 after two others (0 and
+        // 1).
         assert_eq!(a.reuse_distances, [1, 0, 2]);
         assert_eq!(a.oracle_hits, [1, 2, 3, 3]);
     }

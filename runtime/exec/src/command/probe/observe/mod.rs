@@ -65,7 +65,7 @@ pub(crate) fn run(
     Ok(())
 }
 
-/// Loads a plan without messages: loading would warn of outputs that no partition reads, and here these are the taps.
+/// Loads a plan without messages, because loading warns of outputs that no partition reads, which here are the taps.
 pub(super) fn load(session: &mut ProbeSession<'_>, plan: &PlanFile) -> Result<Engine<OrtBackend>, ExecError> {
     // Only one model is loaded at a time.
     session.observed.0 = None;
@@ -87,7 +87,7 @@ fn observe(
         engine.step_into(&mut sequence, StepInput::Tokens(tokens), LogitRows::Last, logits)?;
         collector.add_pass(engine.taps(), tokens.len())
     };
-    // A model without state would compute the text before each chunk again.
+    // A model without state would recompute the text before each chunk.
     let chunk = match engine.recomputes() {
         true => prompt.len(),
         false => budget::tokens_per_pass(engine.plan(), taps, prompt.len() as u64 + new_tokens) as usize,

@@ -1,4 +1,4 @@
-//! Tapped tensors as rows of numbers, one row per token. If the model computes the whole text again, only the rows of new tokens.
+//! Tapped tensors as rows of numbers, one row per token. If the model recomputes the whole text, only the rows of new tokens are read.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};

@@ -1,4 +1,4 @@
-//! Sums the second moments of tapped tensors over all positions of prompts, in spans of neighbouring numbers, and writes them to a file.
+//! Sums the products of neighbouring numbers in rows of tapped tensors, over all positions of the prompts, and writes the sums to a file.
 
 use super::budget;
 use super::corpus::CorpusEncoder;
@@ -22,7 +22,7 @@ struct SpanSums {
     span: usize,
     /// Numbers in a row; 0 before the first one.
     width: usize,
-    /// For each span the sums `[length, length]`, on and above the diagonal.
+    /// For each span the sums of products `[length, length]`; only the entries on and above the diagonal are filled.
     sums: Vec<f64>,
 }
 
@@ -68,7 +68,7 @@ impl SpanSums {
     }
 }
 
-/// Adds the products of a row's numbers on and above the diagonal.
+/// Adds the products of all pairs in a row to the entries on and above the diagonal.
 fn add_products(row: &[f32], sums: &mut [f64]) {
     for (at, (value, sums)) in row.iter().zip(sums.chunks_exact_mut(row.len())).enumerate() {
         let value = f64::from(*value);
@@ -76,7 +76,7 @@ fn add_products(row: &[f32], sums: &mut [f64]) {
     }
 }
 
-/// Runs the prompts, writes the file and replies with the number of positions. A prompt that fails may have been counted in part.
+/// Runs the prompts, writes the file and replies with the number of positions. A prompt that fails midway leaves its first positions in the sums.
 pub(in crate::command::probe) fn run(
     session: &mut ProbeSession<'_>,
     probe: &MomentsProbe,
@@ -125,13 +125,13 @@ fn add_prompt(
 ) -> Result<(), EngineError> {
     let mut sequence = engine.new_sequence()?;
     let (mut logits, mut rows) = (Logits::default(), Rows::default());
-    // A model without state would compute the text before each chunk again.
+    // A model without state would recompute the text before each chunk.
     let chunk = match engine.recomputes() {
         true => tokens.len(),
         false => budget::positions_per_pass(engine.plan(), sums.iter().map(|(tap, _)| *tap)) as usize,
     };
     for tokens in tokens.chunks(chunk) {
-        // The head's input has the positions whose logits are wanted.
+        // Asks for the logits of all rows: otherwise the head's input would have the last position only.
         engine.step_into(&mut sequence, StepInput::Tokens(tokens), LogitRows::All, &mut logits)?;
         for (tap, sums) in &mut *sums {
             let tensor = engine.taps().get(*tap).ok_or_else(|| wrong(tap, "the pass has no such tap".into()))?;
