@@ -52,8 +52,9 @@ impl Sampler {
         token.ok_or(SamplingError::NoCandidate { count: logits.len() })
     }
 
-    /// [`next`](Self::next), or `None` and no change if the choice is greedy and the largest logit leads by no more than `tie` times the
-    /// largest magnitude. Random choices are never tied. Only tokens of `allowed` are chosen: the others have no part in any filter.
+    /// Like [`next`](Self::next), but chooses only tokens of `allowed`; the others have no part in any filter. Returns `None` and changes
+    /// nothing if the choice is greedy and the largest logit leads by no more than `tie` times the largest magnitude. Random choices are
+    /// never tied.
     pub fn next_unless_tied(
         &mut self,
         logits: &[f32],
@@ -89,7 +90,7 @@ impl Sampler {
     }
 }
 
-/// Whether the largest logit leads the next by at most `tie` times the largest magnitude of a finite one.
+/// Whether the largest logit leads the next by at most `tie` times the largest magnitude. Only finite logits count.
 fn is_tied(logits: &[f32], tie: f32) -> bool {
     let (mut first, mut second, mut magnitude) = (f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0f32);
     for logit in logits.iter().copied().filter(|logit| logit.is_finite()) {
