@@ -129,7 +129,7 @@ fn own_memory() -> u64 {
 struct GroupMemory {
     limit: u64,
     used: u64,
-    /// Of what is used, files in the page cache.
+    /// The part of `used` that is files in the page cache.
     files: u64,
 }
 

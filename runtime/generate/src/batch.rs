@@ -116,7 +116,7 @@ impl<B: Backend> Batch<B> {
         &self.engine
     }
 
-    /// Locks so many bytes of weights in host memory from the next pass on. See [`Engine::set_locked`].
+    /// Locks `bytes` bytes of weights in host memory from the next pass on. See [`Engine::set_locked`].
     pub fn set_locked(&mut self, bytes: u64) -> Result<u64, EngineError> {
         self.engine.set_locked(bytes)
     }
@@ -259,7 +259,7 @@ impl<B: Backend> Batch<B> {
         Ok(self.members.extract_if(.., is_done).map(Member::leave).collect())
     }
 
-    /// Decides which prompts the next pass takes a part of: those that have been passed over longest, within the limit.
+    /// Decides which prompts have a part in the next pass. Within the limit, those that were passed over in the most passes come first.
     fn hold_prompts(&mut self) {
         let mut left = self.prompt_limit.filter(|_| self.is_answering()).unwrap_or(usize::MAX);
         let mut prompts = Vec::new();

@@ -36,9 +36,9 @@ struct EventState {
 /// A copy stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum CopyStream {
-    /// Of weights.
+    /// The stream for copies of weights.
     Weights,
-    /// Of states that are copied ahead of their run.
+    /// The stream for copies of states ahead of their run.
     States,
 }
 

@@ -192,7 +192,7 @@ pub struct DriftDetector {
 }
 
 impl DriftDetector {
-    /// For the passes of a plan; `None` if it predicts no times.
+    /// A detector for the passes of a plan; `None` if the plan predicts no times.
     pub fn new(plan: &Plan) -> Option<Self> {
         let predicted = PredictedTimes::of(&plan.predictions)?;
         let context = predicted.context;
@@ -460,8 +460,8 @@ pub(super) mod tests {
         assert_eq!(changes(&mut detector, near).0, [] as [usize; 0]);
     }
 
-    /// From 600 to 6,000 tokens computing takes ten times as long, as the text is longer; then three times as long at the same length, which is a
-    /// slowdown.
+    /// From 600 to 6,000 tokens computing takes ten times as long, because the text is longer. Then it takes three times as long at the
+    /// same length, which is a slowdown.
     #[test]
     fn a_longer_text_is_no_slowdown() {
         for source in ["static", "profile: p"] {

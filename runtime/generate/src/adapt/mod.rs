@@ -48,7 +48,7 @@ pub struct PassSize {
 }
 
 impl Adaptation {
-    /// For an engine of this plan. `report` takes a line for each change.
+    /// An adaptation of an engine with this plan. `report` takes a line for each change.
     pub fn new(plan: &Plan, devices: Devices, report: Box<dyn Fn(&str)>) -> Self {
         let drift = DriftDetector::new(plan).map(|detector| (detector, Moves::of(plan, devices)));
         Adaptation { memory: None, drift, report, is_reported: false, slowdown: 1.0 }

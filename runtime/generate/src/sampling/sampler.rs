@@ -166,7 +166,7 @@ mod tests {
         let mut greedy = sampler(SamplingMethod::Greedy);
         assert_eq!(greedy.next_unless_tied(&logits, 0.0, Some(&allowed)), Ok(Some(2)));
         assert_eq!(greedy.next_unless_tied(&[9.0, 9.0, 1.0, 0.5], 1e-4, Some(&allowed)), Ok(Some(2)), "no tie");
-        // Of the two most likely tokens of the whole vocabulary none is allowed.
+        // None of the two most likely tokens of the whole vocabulary is allowed.
         let choice = SamplingMethod::Random(RandomSampling { top_k: 2, top_p: 0.99, ..random(1) });
         let mut random = sampler(choice);
         let drawn: Vec<_> = (0..50).map(|_| random.next_unless_tied(&logits, 0.0, Some(&allowed)).unwrap()).collect();

@@ -73,8 +73,8 @@ pub struct DraftLength {
 }
 
 impl DraftLength {
-    /// With predicted times of passes, which count until passes of that size were measured. `passes`: tokens and milliseconds, those
-    /// of a single token among them.
+    /// Starts with predicted times of passes, which count until passes of that size were measured. `passes`: tokens and milliseconds of
+    /// each pass; without a pass of a single token they are ignored.
     pub fn predicted(passes: &[(u64, f64)]) -> Self {
         let mut length = Self::default();
         let Some((_, single)) = passes.iter().find(|(tokens, ms)| *tokens == 1 && *ms > 0.0) else { return length };
@@ -164,7 +164,7 @@ impl DraftLength {
         }
     }
 
-    /// The probability that a drafted token is right where those before it are.
+    /// The probability that a drafted token is right if all drafted tokens before it are.
     fn acceptance(&self, confidence: usize) -> f64 {
         self.acceptance[confidence].with_prior(PRIOR_ACCEPTANCE[confidence], PRIOR_WEIGHT)
     }

@@ -23,7 +23,7 @@ pub enum TokenBytes {
 /// A vocabulary as bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VocabularyBytes {
-    /// For each id.
+    /// What each token adds to a text, by id.
     pub tokens: Vec<TokenBytes>,
     /// Whether the decoder drops a space at the start of a text.
     pub drops_first_space: bool,

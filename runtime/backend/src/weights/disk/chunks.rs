@@ -135,7 +135,7 @@ fn separate_fragments<'a>(range: WeightRange<'a>, merged: &[Mapping]) -> Vec<Loc
     fragments.chain(inside.map(|part| candidate(part, true))).collect()
 }
 
-/// The addresses that huge pages may fill in the one of `merged` that contains a mapping.
+/// The addresses that huge pages may fill in the merged mapping that contains `mapping`.
 pub(super) fn in_huge_pages(merged: &[Mapping], mapping: &Mapping) -> Range<usize> {
     let containing = merged.iter().find(|other| other.start + other.length > mapping.start);
     containing.map_or(0..0, Mapping::huge_pages)

@@ -193,7 +193,7 @@ mod tests {
         assert_eq!((regions.len(), regions[0].length), (1, bytes.len()));
         assert!(size < bytes.len() as u64 * 36 / 100, "{size}");
         assert_eq!(regions[0].file, dir.path().join("weights").canonicalize().unwrap());
-        // Touched, but the same bytes: hashed once, and the new identity recorded.
+        // The file is touched, but has the same bytes: they are hashed once, and the new identity is recorded.
         let weights = dir.path().join("weights");
         let touch = || File::options().write(true).open(&weights).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
         touch();

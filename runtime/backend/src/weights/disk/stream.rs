@@ -386,7 +386,7 @@ fn begin(reader: &Reader, ChunkRead { file, offset, length, to, .. }: &ChunkRead
 pub(crate) struct MappedWeights(Vec<Mapping>);
 
 impl MappedWeights {
-    /// For the mappings that ONNX Runtime made for a session.
+    /// Takes the mappings that ONNX Runtime made for a session, and disables readahead for them.
     pub fn new(mappings: Vec<Mapping>) -> Self {
         mappings.iter().for_each(Mapping::read_at_random);
         MappedWeights(mappings)

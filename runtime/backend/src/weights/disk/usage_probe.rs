@@ -37,7 +37,8 @@ pub(super) struct UsageProbe {
 }
 
 impl UsageProbe {
-    /// For the mappings of a session of files in `dir`, where results are recorded and read back if `records`.
+    /// A probe for the mappings that a session has of files in `dir`. If `records`, results are recorded in this directory and read back
+    /// from it.
     pub fn new(mappings: Vec<Mapping>, dir: &Path, records: bool) -> Self {
         let dir = records.then(|| dir.to_owned());
         let recorded = dir.as_deref().and_then(|dir| std::fs::read_to_string(dir.join(RECORD)).ok());

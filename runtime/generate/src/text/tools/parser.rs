@@ -56,7 +56,7 @@ struct Written {
 }
 
 impl ToolCallParser {
-    /// A parser at the start of an answer. `names` are those of the functions.
+    /// A parser at the start of an answer. `names` are the names of the functions that exist.
     pub fn new(format: ToolFormat, names: Vec<String>) -> Self {
         Self { format, names, state: State::Text, held: String::new(), has_parts: false, calls: 0 }
     }

@@ -131,7 +131,7 @@ impl Code {
         }
     }
 
-    /// As one word of the index.
+    /// The code as one word of the index.
     fn name(self) -> String {
         match self {
             Code::Words(word) => word.name().to_owned(),
