@@ -69,8 +69,8 @@ pub(crate) fn provide(
         match attempt(runtime, spec, provider, LoadContext { control, reporter, loading }) {
             Ok(made) => return Ok(Provided { made, provider, refused }),
             Err(BackendError::Stopped) => return Err(BackendError::Stopped),
-            // The CPU provider is here, so its error is reported unchanged, unless it is the fallback of a GPU and lacks kernels: then the
-            // user must know why the GPU is not used.
+            // The CPU provider is always there, so its error is reported unchanged, unless it is the fallback of a GPU and lacks kernels:
+            // then the user must know why the GPU is not used.
             Err(error) if provider == Provider::CPU && (refused.is_empty() || !lacks_kernels(&error)) => {
                 return Err(error);
             }
@@ -241,13 +241,13 @@ fn can_come_from_disk(spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> bool {
     }
 }
 
-/// Stored bytes of 1000 up to which prepared weights are compressed if the plan does not say.
+/// The most stored bytes per 1000 for which prepared weights are compressed, if the plan states no limit.
 const CLEARLY_SHORTER: u64 = 600;
 
-/// The variable of the environment that ONNX Runtime's kernels for experts follow instead of the level that a model states.
+/// The environment variable that, in ONNX Runtime's kernels for experts, overrides the level that a model states.
 const EXPERT_KERNELS: &str = "ORT_QMOE_CPU_QNBIT_GEMM";
 
-/// The warning about experts that state activations of 8 bits and compute with them in floats, because the variable [`EXPERT_KERNELS`] has
+/// The warning that experts compute in floats, although the model states activations of 8 bits, because the variable [`EXPERT_KERNELS`] has
 /// this value.
 fn float_experts(kernels: &HostKernels, value: Option<&str>) -> Option<String> {
     let value = value.filter(|value| kernels.integer_experts && matches!(*value, "0" | "fp32"))?;
@@ -257,8 +257,8 @@ fn float_experts(kernels: &HostKernels, value: Option<&str>) -> Option<String> {
     ))
 }
 
-/// Variables of the environment that choose ONNX Runtime's kernels, such as [`EXPERT_KERNELS`]: a kernel packs weights for itself alone,
-/// and one that is given another's packs them again, in memory.
+/// Environment variables that choose ONNX Runtime's kernels, such as [`EXPERT_KERNELS`]. Each kernel packs weights in a layout of its own;
+/// a kernel that is given weights in another layout packs them again, in memory.
 fn kernel_settings() -> String {
     let is_setting = |name: &str| name.starts_with("ORT_") && (name.contains("GEMM") || name.contains("MLAS"));
     let settings: BTreeMap<String, String> = std::env::vars_os()
@@ -268,8 +268,8 @@ fn kernel_settings() -> String {
     settings.into_iter().map(|(name, value)| format!("\n{name}={value}")).collect()
 }
 
-/// A session on the host with all weights mapped from files: if kernels want another layout, or what ONNX Runtime computes from weights, from a
-/// prepared file that has it.
+/// Makes a session on the host with all weights mapped from files. If kernels want another layout of weights, or constants that ONNX
+/// Runtime computes from them, the file is a prepared one that has these.
 fn from_disk(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
@@ -291,7 +291,7 @@ fn from_disk(
                 let session = commit(saving, spec, control)?;
                 let read = disk::mapped_under(spec.weights_dir).unwrap_or_default();
                 drop(session);
-                // From now on these are read from another file.
+                // From now on these weights are read from the prepared file.
                 disk::forget(&read);
                 Ok(())
             };
@@ -343,7 +343,7 @@ fn compressed_copy(runtime: &SharedRuntime, spec: &SessionSpec<'_>, reporter: &d
     }
 }
 
-/// Where the weights of experts are that runs read by demand.
+/// Finds the weights of the experts that runs read by demand.
 fn experts_in(spec: &SessionSpec<'_>, file: &Path, dir: &Path) -> Result<ExpertTensors, BackendError> {
     let Some(weights) = spec.experts.filter(|_| spec.residency == WeightResidency::ReadFromDisk) else {
         return Ok(ExpertTensors::default());
@@ -362,7 +362,7 @@ fn remove(cause: &str, dir: &Path) -> String {
     )
 }
 
-/// Creates a session and writes its optimized graph and packed weights to a directory.
+/// Adds the options with which creating a session also writes its optimized graph and packed weights to a directory.
 fn saving(builder: SessionBuilder, dir: &Path, partition: &str) -> Result<SessionBuilder, BackendError> {
     builder
         .with_optimized_model_path(dir.join(disk::MODEL))
@@ -379,7 +379,7 @@ fn builder(runtime: &SharedRuntime, spec: &SessionSpec<'_>) -> Result<SessionBui
     Session::builder(&runtime.environment)
         .map_err(failed(prepare()))?
         .with_config_entry("session.model_external_initializers_file_folder_path", folder)
-        // Patterns are kept for every combination of input shapes, and a growing mask makes a new one for each token.
+        // ONNX Runtime keeps a pattern for every combination of input shapes, and a growing mask makes a new combination with each token.
         .and_then(|builder| builder.with_memory_pattern(false))
         .map_err(failed(prepare()))
 }
@@ -452,7 +452,7 @@ fn ask_for_f16(
 fn commit(mut builder: SessionBuilder, spec: &SessionSpec<'_>, control: &OrtControl) -> Result<Session, BackendError> {
     let doing = || format!("load {}", spec.file.display());
     let unreadable = |error: std::io::Error| BackendError::Runtime { doing: doing(), cause: error.to_string() };
-    // A file beside its weights may hold some itself and be large; others are graphs alone, whose weights lie elsewhere.
+    // A model file beside its weights may hold weights itself and be large. Other model files are graphs alone, and are read here.
     let beside =
         spec.file.parent().and_then(|folder| folder.canonicalize().ok()) == spec.weights_dir.canonicalize().ok();
     let bytes = if beside { None } else { Some(std::fs::read(spec.file).map_err(unreadable)?) };
@@ -468,7 +468,7 @@ fn commit(mut builder: SessionBuilder, spec: &SessionSpec<'_>, control: &OrtCont
     })
 }
 
-/// Which provider has each node of a session that was made for one.
+/// The check that the nodes of a session were assigned to the provider for which it was made.
 struct NodePlacement<'a> {
     spec: &'a SessionSpec<'a>,
     provider: Provider,

@@ -105,7 +105,8 @@ impl OrtBackend {
         }
     }
 
-    /// Whether a provider has a usable device on this machine, or the user named its library, so that the reason why it has none is news.
+    /// Whether a provider has a usable device on this machine, or its library was named by the user, who then wants to know why it has
+    /// none.
     pub fn has_device(&self, provider: Provider) -> bool {
         let plugin = self.runtime.plugins.get(&self.runtime.environment, provider);
         let has_device = || plugin.problem.is_none() && !devices_of(&self.runtime, provider).is_empty();
@@ -122,7 +123,7 @@ impl OrtBackend {
         (&self.runtime.found.path, self.runtime.threads)
     }
 
-    /// What decides the bits of the results of a plan that runs on these providers, beside the plan: the library, the threads that share
+    /// What decides, beside the plan, the bits of the results of a plan that runs on these providers: the library, the threads that share
     /// the work, the processor, the providers' versions and options.
     pub fn results_depend_on(&self, providers: impl Iterator<Item = Provider>) -> String {
         let (library, threads) = (ort::info(), self.runtime.threads);

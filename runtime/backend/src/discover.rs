@@ -229,7 +229,7 @@ fn library_name() -> &'static str {
     }
 }
 
-/// A library in the folder of ONNX Runtime's.
+/// The file of a library that lies in the same folder as ONNX Runtime's library.
 pub(crate) fn beside(ort: &Path, library: &str) -> Option<PathBuf> {
     python::file_in(ort.parent()?, &plugins::file_name(library))
 }

@@ -101,7 +101,7 @@ pub(crate) struct SharedRuntime {
     wait_each_run: bool,
     /// Streams of CUDA devices by number, or why there are none.
     streams: Mutex<BTreeMap<usize, Result<Arc<Streams>, String>>>,
-    /// Whether each device computes in 16-bit floating point; only devices that were tested have an entry.
+    /// Why a device does not compute in 16-bit floating point, `None` if it does; only devices that were tested have an entry.
     pub f16: Mutex<BTreeMap<(Provider, usize), Option<String>>>,
     /// Set once a compressed copy of weights could not be written.
     pub is_copying_refused: AtomicBool,

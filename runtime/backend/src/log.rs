@@ -25,7 +25,7 @@ const EXPECTED: [&str; 5] = [
     // Every session on a device: shape arithmetic stays on the CPU. `create_session` checks the placement of the other nodes.
     "Some nodes were not assigned to the preferred",
     "Rerunning with verbose output",
-    // Prepared weights are tied to the processor, and prepared again for another.
+    // Prepared weights are for one kind of processor; on another they are prepared again.
     "Serializing optimized model with Graph Optimization level greater than",
 ];
 

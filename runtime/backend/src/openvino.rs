@@ -10,8 +10,8 @@ const LOAD_CONFIG: &str = "load_config";
 /// Collects options in capitals, such as `NUM_STREAMS`, into `load_config` for a device, with HPP's defaults. A `load_config` of the user
 /// stays as it is.
 ///
-/// Defaults: on the CPU the threads of this process, and sums in 32 bits: on processors with 16-bit matrix units OpenVINO's own default
-/// rounds activations to 16 bits. `compiled` is where it keeps compiled models.
+/// Defaults: on the CPU the threads of this process, and computation in 32 bits, because OpenVINO's own default rounds activations to 16
+/// bits on processors with 16-bit matrix units; on every device, `compiled` as the directory of compiled models.
 pub(crate) fn complete(options: &mut ProviderOptions, device: &str, threads: usize, compiled: Option<&Path>) {
     let is_property = |key: &str| key.starts_with(|c: char| c.is_ascii_uppercase());
     let given: Vec<String> = options.keys().filter(|key| is_property(key)).cloned().collect();

@@ -1,7 +1,7 @@
 //! Operating system services: lazily allocated pages, memory limits and use, processor description.
 //!
 //! Linux: procfs, sysfs and control groups. Windows and macOS: the crate `sysinfo`, and on Windows the limits of job objects (`windows`).
-//! What has no counterpart there says so at its function.
+//! A function without a counterpart there says so.
 
 mod pages;
 pub(crate) use pages::Pages;
@@ -98,8 +98,9 @@ pub fn available_memory() -> Option<u64> {
     limit_files(&groups).iter().filter_map(left).chain(machine_memory().1).chain(job().map(|job| job.left)).min()
 }
 
-/// The memory in bytes that this process may have in all, now: what it has, and what each control group's limit and the machine leave beside
-/// other processes, or its job's limit. Files in the page cache count as free, also those that processes have mapped. `None` if unknown.
+/// The memory in bytes that this process may take in all at this moment: what it has already, plus the least that the machine and each
+/// control group's limit leave beside other processes; at most its job's limit. Files in the page cache count as free, also those that
+/// processes have mapped. `None` if unknown.
 pub fn allowed_memory() -> Option<u64> {
     let (groups, own) = (std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default(), own_memory());
     let left_for_us = |limit: &String| {
@@ -128,13 +129,13 @@ fn own_memory() -> u64 {
 struct GroupMemory {
     limit: u64,
     used: u64,
-    /// Of what is used, files in the page cache.
+    /// The part of `used` that is files in the page cache.
     files: u64,
 }
 
 impl GroupMemory {
-    /// Of the group that has this limit file. The limit of version 2 is the least of `memory.max` and `memory.high`, above which the kernel
-    /// slows the group down.
+    /// Reads the memory of the group that has this limit file. The limit of version 2 is the least of `memory.max` and `memory.high`, above
+    /// which the kernel slows the group down.
     fn read(limit: &str) -> Option<Self> {
         let number = |path: &str| std::fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
         let (used, prefix, soft) = match limit.strip_suffix("memory.max") {

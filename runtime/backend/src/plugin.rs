@@ -18,7 +18,7 @@ pub(crate) struct Plugins {
     found: Mutex<BTreeMap<Provider, Arc<Plugin>>>,
 }
 
-/// A provider that is looked for.
+/// What the search for a provider has found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Plugin {
     /// Its own library; `None` for one that is in ONNX Runtime's, or was not found.
@@ -37,7 +37,8 @@ impl Plugins {
         Plugins { library: library.to_owned(), named: Mutex::new(named), found: Mutex::default() }
     }
 
-    /// Adds libraries that the user names later. A provider whose other library is registered already is refused: ONNX Runtime keeps it.
+    /// Adds libraries that the user names later. An error if another library of the provider is registered already, because ONNX Runtime
+    /// keeps that one.
     pub fn name(&self, libraries: &BTreeMap<Provider, PathBuf>) -> Result<(), String> {
         let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         for (provider, path) in libraries {
@@ -97,7 +98,8 @@ impl Plugins {
             ProviderLibrary::BuiltIn => absent(facts, "ONNX Runtime's library was built without it"),
             ProviderLibrary::Beside(name) => match (beside(name), beside("onnxruntime_providers_shared")) {
                 (None, _) => absent(facts, NOT_INSTALLED),
-                // The library finds ONNX Runtime through the small one; if that is missing, opening it crashes.
+                // The provider's library finds ONNX Runtime through the shared one; if that is missing, opening the provider's library
+                // crashes.
                 (path, None) => {
                     let problem = "libonnxruntime_providers_shared is missing beside it".to_owned();
                     Plugin { path, problem: Some(problem), ..built_in(facts) }
@@ -168,7 +170,7 @@ fn explain(message: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Without an environment nothing is registered, so what was found is put there.
+    /// A test has no environment with which libraries are registered, so it puts the result of a search there itself.
     #[test]
     fn a_library_that_is_named_later_replaces_none_that_is_registered() {
         let npu: Provider = "npu".parse().unwrap();

@@ -33,7 +33,7 @@ impl ProviderDevice<'_> {
     }
 }
 
-/// The device of a provider that a plan's device is: `gpuN` is number N, the host the first that computes on the CPU.
+/// The device of a provider for which a plan's device stands: `gpuN` for number N, the host for the first that computes on the CPU.
 pub(crate) fn find_device<'r>(
     runtime: &'r SharedRuntime,
     provider: Provider,
@@ -79,8 +79,9 @@ pub(crate) fn find_device<'r>(
     Ok(ProviderDevice { number, device, ort_name, options })
 }
 
-/// The processor as the device of ONNX Runtime's own CPU provider. Each session on the host names it: the policy that `ort` sets otherwise
-/// (also the one that prefers the CPU) takes a registered plug-in that offers the processor before ONNX Runtime's own provider.
+/// The processor as the device of ONNX Runtime's own CPU provider. Each session on the host names this device. Otherwise `ort` would set a
+/// policy, and every policy, even the one that prefers the CPU, takes a registered plug-in that offers the processor before ONNX Runtime's
+/// own provider.
 pub(crate) fn processor(runtime: &SharedRuntime) -> Result<Device<'_>, BackendError> {
     let own = Provider::CPU.facts().ort_name;
     let found = runtime.environment.devices().find(|device| device.ep().ok() == own);
@@ -101,7 +102,7 @@ fn options_for(runtime: &SharedRuntime, provider: Provider, device: &PlanDevice)
     options
 }
 
-/// Removes the option that chooses a device. Built-in providers have one of the same name, which is theirs.
+/// Removes the option that chooses a device, and returns it. Built-in providers have an option of the same name, which stays.
 fn take_device_option(provider: Provider, options: &mut ProviderOptions) -> Option<String> {
     if !provider.facts().takes_options {
         return None;

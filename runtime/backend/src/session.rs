@@ -43,7 +43,7 @@ pub struct OrtSession {
     streams: Option<Arc<Streams>>,
     /// A prepared file that stays mapped.
     mapped: Option<PathBuf>,
-    /// For a plug-in whose tensors lie in host memory.
+    /// How a plug-in whose tensors lie in host memory wants them described; `None` for other providers.
     host_tensors: Option<HostTensors>,
 }
 

@@ -1,8 +1,8 @@
 //! States on disk: ranges of one file without a name, mapped into memory, of which a few are in memory at a time.
 //!
 //! The mapping is shared, so the pages in memory are those of the page cache and nothing is copied. [`Pages::prefetch`] asks the system to
-//! read ahead. [`StateFile::evict`] starts to write what has changed and drops the pages of the call before, whose writes have had the time
-//! of a run. Blocks are allocated when a range is reserved: a write to a mapping of a full disk would raise SIGBUS.
+//! read ahead. [`StateFile::evict`] starts to write what has changed, and drops the pages of its previous call, whose writes went on during
+//! a run. Blocks are allocated when a range is reserved: a write to a mapping of a full disk would raise SIGBUS.
 
 use crate::os::Pages;
 use hpp_schema::memory::state_window;
@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Ranges start at multiples of this, and are as long: the largest page of the systems it runs on.
+/// The starts and lengths of ranges are multiples of this: the largest page size of the systems that this runs on.
 const ALIGNMENT: u64 = 64 << 10;
 
 /// A file without a name; the system removes it when the process ends.
@@ -37,8 +37,8 @@ struct Ranges {
 }
 
 impl Ranges {
-    /// Whether the pages of a call, `resident` bytes, stay in memory: beside those that stay already, and beside three calls as large, of
-    /// which one is used, one is read and one is written.
+    /// Decides whether the pages of a call of [`StateFile::evict`] stay in memory. They stay if the window has room for them, for the pages
+    /// that stay already, and for three calls as large, of which one is used, one is read and one is written.
     fn keep(&mut self, call: &[(Range<u64>, u64)]) -> bool {
         let length = |(range, _): &(Range<u64>, u64)| range.end - range.start;
         self.window = self.window.max(state_window(call.iter().map(length).sum()));
@@ -70,7 +70,7 @@ impl StateFile {
         Pages::map(FileRange { file: Arc::clone(self), start: self.allocate(length).ok_or_else(too_large)??, length })
     }
 
-    /// Allocates blocks for a range that nobody has; its start. `None` if the file cannot be so long.
+    /// Allocates blocks for a range that nobody has, and returns its start. `None` if the file cannot be so long.
     fn allocate(&self, length: u64) -> Option<io::Result<u64>> {
         let mut ranges = self.ranges();
         let used_before = ranges.free.get_mut(&length).and_then(Vec::pop);
@@ -86,8 +86,8 @@ impl StateFile {
         Some(Ok(start))
     }
 
-    /// Keeps the pages of these mappings if there is room for them between their turns. Else starts to write what has changed in them and
-    /// takes them from the process. Then removes the pages of the call before from memory, for whose writes it waits.
+    /// Keeps the pages of these mappings in memory if there is room for them until they are used again. Else unmaps them and starts to
+    /// write what has changed in them. Then waits for the writes of the previous call, and removes the pages of that call from memory.
     pub fn evict(&self, mappings: &[&Pages]) {
         let ranges = mappings.iter().filter_map(|pages| Some((*pages, pages.range()?)));
         let call: Vec<(&Pages, Range<u64>)> = ranges.collect();
@@ -152,7 +152,7 @@ impl FileRange {
 impl Drop for FileRange {
     fn drop(&mut self) {
         self.file.ranges().kept.remove(&self.start);
-        // Its blocks go back to the file system, so that the next owner finds zeros. If they cannot, nobody else gets the range.
+        // Its blocks go back to the file system, so that the next owner finds zeros. If that fails, nobody else gets the range.
         if system::free(&self.file.file, self.start, self.length).is_ok() {
             self.file.ranges().free.entry(self.length).or_default().push(self.start);
         }
@@ -258,7 +258,7 @@ mod tests {
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0, "the file has no name");
     }
 
-    /// Of eight caches of 1 MiB, as many stay as three whole ones have room for; which they are does not change.
+    /// Of eight caches of 1 MiB, as many stay in memory as fit into the space of three whole ones, in every round the same.
     #[test]
     fn short_states_stay_in_memory() {
         let dir = tempfile::tempdir().unwrap();

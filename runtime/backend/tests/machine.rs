@@ -138,7 +138,7 @@ fn missing_weights_are_an_error_that_names_them() {
 fn trim_memory_frees_the_arena() {
     let model = recorded().into_iter().find(|model| model.dir.ends_with("llama3-fp32-cpu")).unwrap();
     let backend = backend();
-    // Sessions with appended caches free it after each run themselves.
+    // An engine whose model appends to its caches frees the arena after each run anyway.
     let mut engine = Engine::load(&model.plan(512), &model.dir, &backend, EngineOptions::default(), &Silent).unwrap();
     let mut sequence = engine.new_sequence().unwrap();
     engine.step(&mut sequence, StepInput::Tokens(&[1; 400]), LogitRows::Last).unwrap();

@@ -163,8 +163,8 @@ fn a_plan_may_have_more_weight_files_than_descriptors() {
     }
 }
 
-/// A partition with 4-bit weights of a model without any, which was quantized in part. Unpacked it would be a hundred times slower, and
-/// streamed it would be read unpacked.
+/// The partition has 4-bit weights although the model has none, as after quantizing a part of a model. Without packing, the partition would
+/// compute a hundred times slower, and its weights would be streamed unpacked.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_partition_with_4_bit_weights_is_packed_even_if_the_model_has_none() {
@@ -179,7 +179,7 @@ fn a_partition_with_4_bit_weights_is_packed_even_if_the_model_has_none() {
     assert_eq!(prepared.filter(|entry| entry.path().is_dir()).count(), 1);
 }
 
-/// Of the files in a directory that this process maps privately and writable: how many mappings, and KiB of their pages in memory.
+/// The number of private writable mappings that this process has of files in a directory, and the KiB of their pages in memory.
 #[cfg(target_os = "linux")]
 fn mapped(dir: &std::path::Path) -> (usize, u64) {
     let dir = dir.canonicalize().unwrap();

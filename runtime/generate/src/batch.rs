@@ -36,7 +36,7 @@ pub struct Batch<B: Backend> {
     prompt_limit: Option<usize>,
     /// Generations of which the last pass computed something.
     items: usize,
-    /// Of the last pass.
+    /// The size of the last pass, if all generations in it had as many tokens.
     size: Option<PassSize>,
     adaptation: Option<Adaptation>,
 }
@@ -49,7 +49,8 @@ struct Member<B: Backend> {
     error: Option<GenerateError>,
     /// The value of the pages that it saves.
     value: PageValue,
-    /// Whether the current pass goes on without it, because memory for its states is short or other prompts take all that the pass may.
+    /// Whether the current pass runs without it, because memory for its states is short or other prompts use up the pass's limit of prompt
+    /// tokens.
     is_waiting: bool,
     /// Passes since the last that took a part of its prompt.
     passed_over: u32,
@@ -86,7 +87,7 @@ impl<B: Backend> Batch<B> {
         self.adaptation.as_ref()
     }
 
-    /// Most generations that should run at once while the system allows less memory; `None` if it does not.
+    /// Most generations that should run at once while the system allows less memory than planned; `None` if it allows enough.
     pub fn admitted(&self) -> Option<usize> {
         let share = self.adaptation.as_ref()?.share()?;
         Some(usize::try_from(share.sequences).unwrap_or(usize::MAX))
@@ -115,7 +116,7 @@ impl<B: Backend> Batch<B> {
         &self.engine
     }
 
-    /// Locks so many bytes of weights in host memory from the next pass on. See [`Engine::set_locked`].
+    /// Locks `bytes` bytes of weights in host memory from the next pass on. See [`Engine::set_locked`].
     pub fn set_locked(&mut self, bytes: u64) -> Result<u64, EngineError> {
         self.engine.set_locked(bytes)
     }
@@ -258,7 +259,7 @@ impl<B: Backend> Batch<B> {
         Ok(self.members.extract_if(.., is_done).map(Member::leave).collect())
     }
 
-    /// Decides which prompts the next pass takes a part of: those that have been passed over longest, within the limit.
+    /// Decides which prompts have a part in the next pass. Within the limit, those that were passed over in the most passes come first.
     fn hold_prompts(&mut self) {
         let mut left = self.prompt_limit.filter(|_| self.is_answering()).unwrap_or(usize::MAX);
         let mut prompts = Vec::new();
@@ -301,7 +302,7 @@ impl<B: Backend> Batch<B> {
                     items.push(item);
                     errors.push(error);
                 }
-                // Those before it run on, and their states are freed when they leave.
+                // The generations before it run on, and free memory for this one when they leave.
                 Err(failed) if failed.is_out_of_memory() && !items.is_empty() => *is_waiting = true,
                 Err(failed) => *error = Some(failed),
             }
@@ -334,7 +335,7 @@ impl<B: Backend> Member<B> {
         on_event: &mut dyn FnMut(RequestId, GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<(), E> {
         let Member { id, generation, sequence, error, .. } = self;
-        // With the logits of a whole chunk, those after its last token are rounded differently.
+        // If a pass computes the logits of a whole chunk, those after its last token are rounded differently: no other prompt may use them.
         let reads_prompt = generation.next_prompt_tokens().is_some() && !generation.request().prompt_logits;
         sequence.fed(generation.input());
         if reads_prompt && sequence.tokens().len() == generation.request().prompt.len() {

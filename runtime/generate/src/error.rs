@@ -101,7 +101,7 @@ impl GenerateError {
         })
     }
 
-    /// Whether work on text exceeded limits of time and memory, which other work may have taken, so that it may succeed later.
+    /// Whether work on text exceeded limits of time or memory, perhaps because of other work in the process, so that it may succeed later.
     pub fn may_pass(&self) -> bool {
         let limit: Option<&LimitError> = match self {
             GenerateError::Template(TemplateError::Limit { source, .. }) => Some(source),
@@ -164,7 +164,7 @@ pub enum PromptError {
 }
 
 impl PromptError {
-    /// The error for a model that was built for so many tokens.
+    /// Adds to the error for how many tokens the model was built.
     pub fn of_model_for(self, built_for: Option<u64>) -> Self {
         match self {
             PromptError::TooLong { tokens, context, .. } => PromptError::TooLong { tokens, context, most: built_for },

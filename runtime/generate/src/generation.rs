@@ -14,8 +14,8 @@ use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// A greedy choice from a pass of several tokens counts only if the largest logit leads by more than this fraction of the largest
-/// magnitude; else its token is computed again alone. Kernels sum in another order for other numbers of rows, which moves logits of
-/// fp32 by about 2e-7 of it.
+/// magnitude; else its token is computed again alone. For other numbers of rows kernels sum in another order, which moves logits of fp32 by
+/// about 2e-7 of that magnitude.
 const TIE: f32 = 1e-4;
 
 /// What to generate.
@@ -33,7 +33,7 @@ pub struct GenerationRequest {
     pub sampling: SamplingParams,
     /// What the answer must be, if not any text.
     pub grammar: Option<Grammar>,
-    /// Special tokens whose names are part of the text. Other special tokens have none.
+    /// Special tokens whose names are part of the text. Other special tokens add nothing to the text.
     pub visible_tokens: Vec<u32>,
     /// Whether to report the logits of the prompt's tokens too. Then no prefix of it is reused.
     pub prompt_logits: bool,
@@ -185,7 +185,7 @@ impl Generation {
         (self.reused, self.fed) = (tokens, tokens);
     }
 
-    /// After [`advance`](Self::advance) rejected tokens: the sequence holds the first `tokens` of prompt and answer.
+    /// Says how many tokens of prompt and answer the sequence holds, after [`advance`](Self::advance) has rejected tokens.
     pub fn set_fed(&mut self, tokens: usize) {
         self.fed = tokens;
     }
@@ -221,8 +221,8 @@ impl Generation {
         &self.input
     }
 
-    /// The next input. `None` once finished, and if the sequence has the logits that the next token is chosen from. `max_draft`: most tokens
-    /// that the sequence takes beside one and could drop again.
+    /// The next input. `None` once finished, and if the sequence has the logits that the next token is chosen from already. `max_draft`:
+    /// how many tokens beside the last one the sequence can take and drop again.
     ///
     /// # Errors
     /// When a draft model fails.
@@ -271,7 +271,8 @@ impl Generation {
     }
 
     /// Takes the logits of the rows that [`next_input`](Self::next_input) requested, after its tokens were fed. `room` is the number of
-    /// tokens that still fit the sequence: the last one is of the answer and not fed. Reports each token and text to `on_event`.
+    /// tokens that still fit the sequence; the last token of the answer needs room too, although it is not fed. Reports each token and text
+    /// to `on_event`.
     ///
     /// Returns how many of the tokens fed were rejected. The caller must drop them from the end of the sequence, and say with
     /// [`set_fed`](Self::set_fed) how many tokens it holds then, which may be fewer.
@@ -302,7 +303,7 @@ impl Generation {
             return Ok(0);
         }
         let before = self.tokens.len();
-        // Of a prompt there may be more rows than the last.
+        // A pass of the prompt may have returned more rows than the last.
         let first = logits.rows.saturating_sub(1 + self.drafted);
         for row in 0..=self.drafted {
             let room = room + (self.drafted - row) as u64;
@@ -321,7 +322,7 @@ impl Generation {
         Ok(rejected)
     }
 
-    /// Reports the tokens of the prompt whose logits the pass computed: those after each of its input, and the first.
+    /// Reports the prompt token after each token that was fed, with the logits for it, and before all others the first token of the prompt.
     fn report_prompt<E: From<GenerateError>>(
         &self,
         logits: &Logits,
@@ -386,7 +387,7 @@ impl Generation {
         Ok(())
     }
 
-    /// Passes may take another time than before: the length of drafts follows soon.
+    /// Lets the length of drafts adapt soon, because passes may take another time than before.
     pub(crate) fn forget_times(&mut self) {
         self.speculation.iter_mut().for_each(Speculation::forget_times);
     }

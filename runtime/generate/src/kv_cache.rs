@@ -15,7 +15,7 @@ use hpp_kv::{
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Most pages copied out at once; they are not in the store's limit of RAM yet.
+/// Most pages copied out at once, because the store does not count them against its limit of RAM until they are inserted.
 const MOST_AT_ONCE: usize = 8;
 
 /// The settings of a cache.
@@ -75,9 +75,9 @@ impl PromptPages {
 /// The end of a prompt that is to be saved.
 struct UnsavedEnd {
     key: PageKey,
-    /// Its tokens, as a page of them.
+    /// The layout of a page with its tokens alone.
     layout: PageLayout,
-    /// The first of them.
+    /// The position of the first of its tokens.
     first: usize,
     /// The keys of the pages before it.
     pages: Vec<PageKey>,
@@ -125,9 +125,9 @@ impl KvCache {
         self.layout.has_snapshots()
     }
 
-    /// Finds the stored pages of a prompt's prefix, in RAM or on disk. At least two tokens of the prompt are left: a
-    /// single one would be computed differently from the end of a longer chunk. If all pages before these are stored, finds the
-    /// prompt's end, too, in RAM.
+    /// Finds the stored pages of a prompt's prefix, in RAM or on disk. Leaves at least two tokens of the prompt: a single token would be
+    /// computed differently from the end of a longer chunk. If all pages before the tokens that are left are stored, looks in RAM for the
+    /// prompt's end too.
     pub fn look_up(&self, prompt: &[u32], session: Option<&str>) -> PromptPages {
         let mut found = PromptPages { session: session.map(str::to_owned), ..PromptPages::default() };
         let usable = &prompt[..prompt.len().saturating_sub(2)];
@@ -153,7 +153,7 @@ impl KvCache {
             parent = key;
         }
         if self.store.stored(&found.keys) < found.keys.len() {
-            // Ends of other prompts must not shorten it.
+            // The ends of other prompts must not take the RAM that these pages need.
             self.ends().leave_room(found.keys.len());
             self.divide_ram();
         }
@@ -198,8 +198,8 @@ impl KvCache {
         self.store.count_hits(pages, 0, 0);
     }
 
-    /// A sequence that holds the first pages of a prompt, and continues with the same bits as the sequence that saved them. If these are all
-    /// pages that were found and the prompt's end was, too, it holds the whole prompt with the logits after it
+    /// A sequence that holds the first pages of a prompt, and continues with the same bits as the sequence that saved them. If `pages` are
+    /// all pages that were found, and the prompt's end was found too, the sequence holds the whole prompt with the logits after it
     /// ([`TokenSequence::keep_prompt`]). Empty without pages and end.
     ///
     /// # Errors
@@ -230,7 +230,7 @@ impl KvCache {
         Ok(sequence)
     }
 
-    /// The end of a prompt with its key and layout. `None` if it has left since it was found.
+    /// The end of a prompt with its key and layout. `None` if the end was evicted since it was found.
     fn stored_end<B: Backend>(
         &self,
         engine: &Engine<B>,
@@ -242,8 +242,9 @@ impl KvCache {
         Some((key, layout, end?))
     }
 
-    /// Saves the pages that a sequence has completed and the store does not have, and the end of its prompt. `is_last`: no token follows now, so
-    /// that states on a device, which are copied whole, are saved too. What cannot be saved costs its later users time and nothing else.
+    /// Saves the pages that a sequence has completed and the store does not have, and the end of its prompt. `is_last`: no token follows
+    /// for now, so that states on a device, which are copied whole, are saved too. If something cannot be saved, later prompts take longer,
+    /// and nothing else happens.
     pub fn save<B: Backend>(
         &self,
         engine: &mut Engine<B>,
@@ -288,8 +289,9 @@ impl KvCache {
         keys
     }
 
-    /// The end of a sequence's prompt, if it is to be saved with these next pages: its states are still those, and any prompt may use the pages
-    /// before it. After a page of a session, whose bits depend on how it was generated, there is none.
+    /// The end of a sequence's prompt, if it is to be saved with the next pages, which have the keys `batch`. The sequence must still hold
+    /// the states at this end, and any prompt must be allowed to use the pages before it: not so after a page of a session, whose bits
+    /// depend on how it was generated.
     fn unsaved_end<B: Backend>(
         &self,
         engine: &Engine<B>,
@@ -299,7 +301,7 @@ impl KvCache {
         let page = self.page_tokens();
         let (end, _) = sequence.unsaved_end(page)?;
         let first = last_chunk_start(end, page);
-        // States on a device are copied whole: that is done for pages, and where it is done for each page.
+        // States on a device are copied whole. An end alone is worth that only where each page needs such a copy anyway.
         let is_worth_a_copy = self.layout.is_on_host() || self.layout.has_snapshots() || !batch.is_empty();
         let is_held = !self.layout.has_snapshots() || end == sequence.tokens().len();
         if !is_worth_a_copy || !is_held || sequence.in_whole_chunks() < first {

@@ -7,20 +7,20 @@ use hpp_kv::{PageBytes, PageKey};
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// Ends may take one part in so many of the RAM for pages. An end takes at most about as much as a page: where prompts have eight pages and
-/// more, there is room for the ends of all prompts whose pages are in RAM.
+/// Ends may take one part in `SHARE` of the RAM for pages and ends. An end takes at most about as much as a page: where prompts have eight
+/// pages or more, there is room for the ends of all prompts whose pages are in RAM.
 const SHARE: u64 = 8;
 
 /// The end of a prompt.
 pub(crate) struct SavedEnd {
-    /// The states of its tokens, as a page of them.
+    /// The states of its tokens, laid out as a page with these tokens alone.
     pub states: PageBytes,
     /// The logits `[vocab]` after the last.
     pub logits: Vec<f32>,
 }
 
 impl SavedEnd {
-    /// Bytes of RAM of an end with states of so many bytes and so many logits.
+    /// Bytes of RAM of an end with `states` bytes of states and this number of logits.
     pub fn memory_for(states: usize, logits: usize) -> u64 {
         PageBytes::memory_for(states).saturating_add((logits * size_of::<f32>()) as u64)
     }
@@ -71,13 +71,13 @@ impl PromptEnds {
         self.bytes
     }
 
-    /// Most bytes of all ends beside so many pages, at least one: their share, as far as the pages leave it.
+    /// Most bytes of all ends beside `pages` pages (counted as one if 0): their share, or what the pages leave if that is less.
     fn limit(&self, pages: usize) -> u64 {
         let pages = self.page.saturating_mul(pages.max(1) as u64);
         (self.ram / SHARE).min(self.ram.saturating_sub(pages))
     }
 
-    /// Drops ends until so many pages have room.
+    /// Drops ends until there is room for `pages` pages.
     pub fn leave_room(&mut self, pages: usize) {
         self.evict_down_to(self.limit(pages));
     }
@@ -87,13 +87,13 @@ impl PromptEnds {
         self.entries.contains_key(key)
     }
 
-    /// Whether an end of so many bytes, which follows so many pages, should be stored: it is none of those here, and not larger than all may be
-    /// beside its pages. One that is here counts as used.
+    /// Whether an end of `bytes` bytes that follows `pages` pages should be stored: it is not stored yet, and it is not larger than the
+    /// limit of all ends beside its pages. If it is stored already, it counts as used.
     pub fn wants(&mut self, key: &PageKey, bytes: u64, pages: usize) -> bool {
         self.get(key).is_none() && bytes <= self.limit(pages)
     }
 
-    /// An end, which is used now.
+    /// The end with this key, which counts as used from now on.
     pub fn get(&mut self, key: &PageKey) -> Option<Arc<SavedEnd>> {
         self.uses += 1;
         let entry = self.entries.get_mut(key)?;
@@ -101,7 +101,7 @@ impl PromptEnds {
         Some(Arc::clone(&entry.end))
     }
 
-    /// Keeps an end that follows so many pages, unless it is larger than all may be beside them.
+    /// Keeps an end that follows `pages` pages, unless it is larger than the limit of all ends beside them.
     pub fn insert(&mut self, key: PageKey, end: SavedEnd, pages: usize) {
         self.remove(&key);
         let bytes = end.bytes();
@@ -153,7 +153,7 @@ mod tests {
         SavedEnd { states, logits: vec![of as f32; 4] }
     }
 
-    /// With room for so many of them.
+    /// Without ends, and with room for `room` of them.
     fn ends(room: u64) -> PromptEnds {
         PromptEnds::new(room * END * SHARE, PAGE)
     }

@@ -37,7 +37,7 @@ pub struct TokenSequence<B: Backend> {
     in_whole_chunks: usize,
     /// The conversation that it belongs to.
     session: Option<String>,
-    /// The keys of its leading pages that are saved or cannot be.
+    /// The keys of its leading pages that were offered to the cache, whether or not they could be saved.
     saved: Vec<PageKey>,
     /// The end of the last prompt fed in chunks.
     prompt_end: Option<PromptEnd>,
@@ -49,7 +49,7 @@ struct PromptEnd {
     tokens: usize,
     /// The logits `[vocab]` after them.
     logits: Vec<f32>,
-    /// Its key in the cache, once it is saved or cannot be.
+    /// Its key in the cache, once it was offered to the cache, whether or not it could be saved.
     key: Option<PageKey>,
 }
 
@@ -128,15 +128,15 @@ impl<B: Backend> TokenSequence<B> {
         let wanted = wanted.min(last_chunk_start(prompt.len(), chunk_tokens));
         let left = match self.keep(engine, wanted)? {
             left if left % chunk_tokens == 0 => left,
-            // States that cannot go back to the end of that chunk.
+            // The states could not go back to the end of that chunk: go back to the end of an earlier one.
             left => self.keep(engine, left / chunk_tokens * chunk_tokens)?,
         };
         (self.chunk_tokens, self.session) = (chunk_tokens, session.map(str::to_owned));
         Ok(left)
     }
 
-    /// Notes that a prompt ends after the last token fed, and that it was fed in chunks of `chunk_tokens`: an equal prompt can start here
-    /// ([`keep_prompt`](Self::keep_prompt)) if those are the chunks that this sequence counts.
+    /// Notes that a prompt ends after the last token fed, and that it was fed in chunks of `chunk_tokens`. If this sequence counts chunks
+    /// of this size, an equal prompt needs no pass then ([`keep_prompt`](Self::keep_prompt)).
     pub fn end_prompt(&mut self, chunk_tokens: usize) {
         let (tokens, logits) = (self.tokens.len(), self.logits.last());
         if chunk_tokens > 0 && chunk_tokens == self.chunk_tokens && !logits.is_empty() {
@@ -144,8 +144,9 @@ impl<B: Backend> TokenSequence<B> {
         }
     }
 
-    /// Whether [`keep_prompt`](Self::keep_prompt) would keep all of `prompt`: the sequence begins with it, has the logits after it, with the
-    /// bits that computing the prompt after its last whole chunk would give, and its states can go back to its end.
+    /// Whether [`keep_prompt`](Self::keep_prompt) would keep all of `prompt`: the sequence begins with the prompt, its states can go back
+    /// to the end of the prompt, and it has the logits there, with the bits that computing the prompt after its last whole chunk would
+    /// give.
     pub fn has_prompt(&self, engine: &Engine<B>, prompt: &[u32], session: Option<&str>) -> bool {
         let ends_here = self.prompt_end.as_ref().is_some_and(|end| end.tokens == prompt.len());
         let length = prompt.len() as u64;
@@ -219,7 +220,7 @@ impl<B: Backend> TokenSequence<B> {
     pub fn max_draft(&self, engine: &Engine<B>) -> usize {
         let Some(sequence) = &self.sequence else { return 0 };
         let length = self.tokens.len() as u64;
-        // A draft that crosses it would give the tokens before it the tables of those beyond.
+        // A draft that crosses this length would compute the tokens before it with the tables for those beyond.
         let change = engine.plan().model.tables_change_after.and_then(|change| change.checked_sub(length));
         let most = sequence.room().min(engine.chunk()).min(engine.max_undo(sequence)).min(change.unwrap_or(u64::MAX));
         most.saturating_sub(1).min(MAX_DRAFT as u64) as usize
@@ -257,8 +258,8 @@ impl<B: Backend> TokenSequence<B> {
         Ok(())
     }
 
-    /// Makes the sequence equal to `text`, reusing their common prefix, or nearer to it by `most` chunks of a prompt. Returns whether it
-    /// is equal; a cancelled pass ends it early.
+    /// Makes the sequence equal to `text`, reusing their common prefix, but feeds at most `most` chunks. Returns whether it is equal now; a
+    /// cancelled pass ends this early.
     pub fn read(
         &mut self,
         engine: &mut Engine<B>,
@@ -293,7 +294,7 @@ impl<B: Backend> TokenSequence<B> {
             Some(sequence) => sequence,
             empty => empty.insert(engine.new_sequence()?),
         };
-        // Several rows: a draft, some of which may be dropped.
+        // Several rows are those of a draft, of which tokens may be dropped.
         sequence.keep_snapshots(matches!(rows, LogitRows::LastN(2..)));
         let input = match &inputs.embeddings {
             None => StepInput::Tokens(tokens),
@@ -315,12 +316,12 @@ impl<B: Backend> TokenSequence<B> {
 }
 
 /// Where the last chunk of a prompt begins at the latest: at least two tokens follow, because a single one would be computed differently
-/// from the end of a longer chunk. At most one more than a chunk follows; these are computed in two chunks.
+/// from the end of a longer chunk. At most `chunk_tokens + 1` tokens follow; that many are computed in two chunks.
 pub(crate) fn last_chunk_start(prompt: usize, chunk_tokens: usize) -> usize {
     prompt.saturating_sub(2) / chunk_tokens * chunk_tokens
 }
 
-/// For [`KvCache`](crate::KvCache).
+/// What [`KvCache`](crate::KvCache) needs to save and restore the states of a sequence.
 impl<B: Backend> TokenSequence<B> {
     /// A sequence whose states were restored for these tokens, which are whole pages of `chunk_tokens` tokens with these keys.
     /// `in_whole_chunks`: how many of the tokens were fed in whole chunks.
@@ -343,31 +344,31 @@ impl<B: Backend> TokenSequence<B> {
         self.prompt_end = Some(PromptEnd { tokens: self.tokens.len(), logits: logits.to_vec(), key: Some(key) });
     }
 
-    /// The tokens up to the end of its last prompt, and the logits `[vocab]` after them, unless that is saved, cannot be, or was not fed in
-    /// chunks of `chunk_tokens`.
+    /// How many tokens there are up to the end of its last prompt, and the logits `[vocab]` after them. `None` if this end was offered to
+    /// the cache already, or if the prompt was not fed in chunks of `chunk_tokens`.
     pub(crate) fn unsaved_end(&self, chunk_tokens: usize) -> Option<(usize, &[f32])> {
         let end = self.prompt_end.as_ref().filter(|end| end.key.is_none() && chunk_tokens == self.chunk_tokens)?;
         Some((end.tokens, end.logits.as_slice()))
     }
 
-    /// Notes that the end of its last prompt is saved under this key or cannot be.
+    /// Notes that the end of its last prompt was offered to the cache under this key.
     pub(crate) fn set_saved_end(&mut self, key: PageKey) {
         if let Some(end) = &mut self.prompt_end {
             end.key = Some(key);
         }
     }
 
-    /// The key of the end of its last prompt, if that is saved or cannot be.
+    /// The key of the end of its last prompt, if that was offered to the cache.
     pub(crate) fn saved_end(&self) -> Option<PageKey> {
         self.prompt_end.as_ref()?.key
     }
 
-    /// The keys of leading pages that are saved or cannot be.
+    /// The keys of its leading pages that were offered to the cache.
     pub(crate) fn saved(&self) -> &[PageKey] {
         &self.saved
     }
 
-    /// Notes such pages.
+    /// Notes that the next pages were offered to the cache under these keys.
     pub(crate) fn add_saved(&mut self, keys: impl IntoIterator<Item = PageKey>) {
         self.saved.extend(keys);
     }

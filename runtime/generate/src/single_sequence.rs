@@ -27,7 +27,7 @@ pub struct SingleSequence<B: Backend> {
     inputs: ModelInputs,
     session: Option<SavedSession>,
     adaptation: Option<Adaptation>,
-    /// Whether passes may take another time than before.
+    /// Whether the engine was changed, so that passes may take another time than before.
     has_changed: bool,
 }
 
@@ -61,7 +61,7 @@ impl<B: Backend> SingleSequence<B> {
         self.adaptation.as_ref()
     }
 
-    /// Whether passes may take another time since this was last asked.
+    /// Whether the engine was changed since the last call of this, so that passes may take another time.
     pub(crate) fn take_change(&mut self) -> bool {
         std::mem::take(&mut self.has_changed)
     }

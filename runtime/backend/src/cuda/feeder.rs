@@ -116,7 +116,7 @@ impl DoubleBuffer {
         halves: [*mut u8; 2],
     ) -> Result<QueuedCopies, BackendError> {
         if self.halves.replace(halves).is_some_and(|before| before != halves) {
-            // Other halves of the same memory overlap with those before: both must have been copied.
+            // The new halves may overlap with the ones before: the copies from both of those must have finished.
             (0..2).try_for_each(|half| self.wait_for(half, streams))?;
         }
         let start = streams.begin_copies(self.on, after)?;
@@ -162,7 +162,7 @@ impl DoubleBuffer {
         Ok(())
     }
 
-    /// A copy from the half that was filled last is enqueued.
+    /// Records that the copy from the half that was filled last is enqueued, and makes the other half the next.
     fn half_is_copied(&mut self, streams: &Streams) -> Result<(), BackendError> {
         self.copied[self.next] = Some(streams.record_copies(self.on)?);
         self.next = 1 - self.next;

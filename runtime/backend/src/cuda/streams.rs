@@ -2,8 +2,8 @@
 //! so that the host waits for none before the end of a pass.
 //!
 //! The compute stream is a blocking one: ONNX Runtime makes its own copies on the device's default stream, and the default stream and
-//! blocking streams wait for each other. The copy streams are non-blocking and continue meanwhile. States have one of their own, so that they
-//! do not wait for weights of later runs, which wait for runs before them.
+//! blocking streams wait for each other. The copy streams are non-blocking and continue meanwhile. States have a copy stream of their own,
+//! so that they do not wait behind the weights of later runs: these wait until earlier runs have finished.
 
 use cudarc::driver::result::stream::{StreamKind, create};
 use cudarc::driver::sys::{self, CUevent_flags};
@@ -36,9 +36,9 @@ struct EventState {
 /// A copy stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum CopyStream {
-    /// Of weights.
+    /// The stream for copies of weights.
     Weights,
-    /// Of states that are copied ahead of their run.
+    /// The stream for copies of states ahead of their run.
     States,
 }
 
@@ -48,7 +48,7 @@ struct EventPair {
     end: CudaEvent,
 }
 
-/// Weight copies that were enqueued on the copy stream.
+/// Copies that were enqueued on a copy stream.
 pub(crate) struct QueuedCopies(EventPair);
 
 /// One copy: source, target and number of bytes.

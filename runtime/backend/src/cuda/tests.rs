@@ -156,9 +156,9 @@ fn runs_see_their_weights_and_copies_overwrite_no_slot_in_use() {
     });
 }
 
-/// States go from host memory through two sets of buffers, used in turn, as in the engine: the next ones are copied when a run was enqueued,
-/// and the host waits for a run before the buffers that it used are copied to again. Once the host has waited for an upload, the source may
-/// change.
+/// States go from host memory through two sets of buffers, used in turn, as in the engine. The next states are copied once a run is
+/// enqueued, and the host waits for a run before the buffers of this run are copied to again. Once the host has waited for an upload, its
+/// source may change.
 #[test]
 fn runs_see_states_that_were_copied_ahead() {
     with_fake_driver("runs_see_states_that_were_copied_ahead", || {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 /// The variable that names libraries of providers: `NAME=PATH`, several separated as in `PATH`.
 pub(crate) const VARIABLE: &str = "HPP_EP_LIBS";
-/// Python packages of plug-in providers are called this and a name.
+/// The names of Python packages of plug-in providers start with this.
 const PACKAGE: &str = "onnxruntime_ep_";
 
 /// Libraries named in the environment, or what is wrong with the variable.
@@ -67,7 +67,7 @@ pub(crate) fn installed(ort: &Path) -> Vec<Provider> {
     names.filter(|name| !is_known(name)).collect()
 }
 
-/// Libraries of providers in a folder, without those with a version behind the name.
+/// Libraries of providers in a folder, without files whose name ends with a version.
 fn libraries_in(dir: &Path) -> Vec<PathBuf> {
     let files = dir.read_dir().into_iter().flatten().flatten().map(|entry| entry.path());
     let is_library = |path: &PathBuf| {

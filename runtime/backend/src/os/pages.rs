@@ -1,4 +1,4 @@
-//! Zeroed memory that takes room when it is written, of the system or of a file.
+//! Zeroed memory whose pages take room once they are written: anonymous memory, or a mapped range of a file.
 
 use crate::state_file::{FileRange, StateFile};
 use std::io;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 pub(crate) struct Pages {
     at: *mut u8,
     length: usize,
-    /// The range of a file that is mapped here; `None` for memory of the system.
+    /// The range of a file that is mapped here; `None` for anonymous memory.
     range: Option<FileRange>,
 }
 
@@ -39,13 +39,13 @@ impl Pages {
         if at == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // What is read is asked for by `prefetch`: a fault on the page of a new token need not read those around it.
+        // `prefetch` asks for what will be read, so a fault on the page of a new token need not read the pages around it.
         // SAFETY: advice about the mapping made above; it changes no contents.
         unsafe { libc::madvise(at, length, libc::MADV_RANDOM) };
         Ok(Pages { at: at.cast(), length, range: Some(range) })
     }
 
-    /// Memory of the system instead: this system has no counterpart here.
+    /// Reserves anonymous memory instead: mapping files is implemented for Unix only.
     #[cfg(not(unix))]
     pub fn map(range: FileRange) -> io::Result<Self> {
         let length = usize::try_from(range.length()).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
@@ -95,7 +95,7 @@ impl Pages {
         }
     }
 
-    /// All of it: nothing is known here.
+    /// All bytes: how many are in memory is not known on this system.
     #[cfg(not(target_os = "linux"))]
     pub fn resident(&self) -> u64 {
         self.length as u64
@@ -110,7 +110,7 @@ impl Pages {
     }
 }
 
-/// Page size of x86-64. A system with larger pages refuses advice for addresses between them; that only costs the read-ahead.
+/// Page size of x86-64. A system with larger pages refuses advice for addresses within them; that only costs the read-ahead.
 #[cfg(unix)]
 const PAGE: usize = 4096;
 

@@ -29,8 +29,8 @@ pub(super) fn process_memory() -> Option<ProcessMemory> {
     })
 }
 
-/// The least memory limit of this process's job: its limit for each process, or for all together. Of the latter, only what this process has
-/// committed counts as used.
+/// The memory limit of this process's job: the lesser of its limit for each process and its limit for all processes together. Of the job's
+/// processes only this one's committed memory counts as used.
 pub(super) fn job_memory() -> Option<JobMemory> {
     // SAFETY: all zeros are a valid structure.
     let mut limits: JOBOBJECT_EXTENDED_LIMIT_INFORMATION = unsafe { zeroed() };

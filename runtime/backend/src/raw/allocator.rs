@@ -1,7 +1,7 @@
 //! Allocators of device memory, and of host memory pinned for a device, shared by every session on the device.
 //!
-//! ONNX Runtime keeps one shared allocator for each device and kind of memory. `CreateSharedAllocator` replaces it and frees the one before,
-//! with the blocks that it made still in use. So a process creates each once and hands out references.
+//! ONNX Runtime keeps one shared allocator for each device and kind of memory. `CreateSharedAllocator` replaces it and frees the one
+//! before, even while blocks of that one are in use. So a process creates each allocator once and hands out references.
 
 use super::check;
 use super::lock::DeviceLock;
@@ -118,7 +118,8 @@ impl SharedAllocator {
 
 impl Drop for SharedAllocator {
     fn drop(&mut self) {
-        // While this is locked nobody creates another. One that was created since the last reference went has replaced this one.
+        // While this is locked, nobody creates an allocator. One that was created after the last reference to this was dropped has replaced
+        // this.
         let in_use = IN_USE.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (self.device as usize, self.kind as i32);
         if in_use.get(&key).is_some_and(|other| other.strong_count() > 0) {

@@ -30,7 +30,8 @@ pub(crate) fn wait_for_untimed_runs(environment: &Environment, space: &MemorySpa
     copy(environment, &from, &to)
 }
 
-/// A tensor on a device and one on the host, the copy of which waits for runs that returned early. `None` if the device reports timing.
+/// A tensor on a device and one on the host. Copying the first to the second waits for runs that returned early. `None` if the device
+/// reports timing.
 fn fence(space: &MemorySpace) -> Result<Option<(Value, Value)>, BackendError> {
     let Some((on_device, on_host)) = &space.fence else { return Ok(None) };
     let from = Value::view(&Memory::Device(Rc::clone(on_device)), space, DType::Uint8, &[FENCE_BYTES])?;
@@ -38,7 +39,7 @@ fn fence(space: &MemorySpace) -> Result<Option<(Value, Value)>, BackendError> {
     Ok(Some((from, to)))
 }
 
-/// Starts to wait for such runs on the device's copy thread. `None` if the device reports timing.
+/// Starts to wait, on the device's copy thread, for runs that returned early. `None` if the device reports timing.
 pub(crate) fn watch_untimed_runs(
     copier: &Rc<Copier>,
     space: &MemorySpace,

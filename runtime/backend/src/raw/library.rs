@@ -15,8 +15,8 @@ pub(crate) fn version(device: &Device<'_>) -> Option<String> {
     unsafe { entry((ort::api().EpDevice_EpMetadata)(device.ptr()), c"version") }
 }
 
-/// The name of the provider that a registered library offers devices of. Of names that extend each other, such as `Some` and `Some.AUTO`,
-/// the shortest.
+/// The name of the provider whose devices a registered library offers. If it offers several names that extend each other, such as `Some`
+/// and `Some.AUTO`, the shortest.
 pub(crate) fn provider_of_library(environment: &Environment, library: &Path) -> Option<String> {
     let of_library = |device: &Device<'_>| {
         // SAFETY: as in `version`.

@@ -1,4 +1,4 @@
-//! A lock per provider for those whose devices take one user at a time.
+//! The lock of a provider whose devices take one user at a time.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -58,7 +58,7 @@ impl HostPages {
         Ok(HostPages::from(pages))
     }
 
-    /// Part of it, which keeps the pages alive. `None` if it does not lie in it.
+    /// A part of these pages, which keeps them alive. `None` if the range does not lie within them.
     pub fn slice(&self, offset: u64, bytes: u64) -> Option<Self> {
         let length = usize::try_from(bytes).ok()?;
         let offset = self.within(offset, length, "shared").ok()?;
@@ -135,7 +135,8 @@ impl From<Pages> for HostPages {
 /// A block that a device's allocator made, or part of one.
 pub(crate) struct DeviceAllocation {
     block: Rc<DeviceBlock>,
-    /// Where it starts in the block. Invariant: `start + bytes` is at most the block's, and `start` is 0 where addresses are no numbers.
+    /// Where it starts in the block. Invariant: `start + bytes` is at most the block's length, and `start` is 0 where addresses are handles
+    /// of buffers.
     start: u64,
     bytes: u64,
 }
@@ -181,8 +182,8 @@ impl DeviceAllocation {
         Ok(DeviceAllocation { block: Rc::new(made), start: 0, bytes })
     }
 
-    /// Part of it, which keeps the block alive. `None` if it does not lie in it, if kernels cannot read whole words at its start, or on
-    /// devices without streams, whose addresses name buffers.
+    /// A part of this allocation, which keeps the block alive. `None` if the range does not lie within it, if kernels cannot read whole
+    /// words at the start of the range, or on devices without streams, whose addresses are handles of buffers.
     pub fn slice(&self, offset: u64, bytes: u64) -> Option<Self> {
         self.block.allocator.streams.as_ref()?;
         let fits = offset.checked_add(bytes)? <= self.bytes && offset.is_multiple_of(SLICE_ALIGNMENT);

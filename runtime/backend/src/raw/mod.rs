@@ -2,8 +2,8 @@
 //! here.
 //!
 //! `ort` provides the environment, the session builder and logging. Values, bindings and copies are implemented here, because those of
-//! `ort` deadlock on borrowed tensors and allocate for each output of each run. No type here is `Send`; the one exception is
-//! documented in [`copier`].
+//! `ort` deadlock on borrowed tensors and allocate for each output of each run. Types with pointers are not `Send`, except the addresses of
+//! copies ([`copier`]), run options ([`run`]) and shared allocators ([`allocator`]).
 
 mod allocator;
 pub(crate) mod arena;

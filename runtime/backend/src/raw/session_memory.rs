@@ -21,7 +21,7 @@ pub(crate) fn tensor_memories(
     Ok((inputs, outputs))
 }
 
-/// How a session whose tensors the engine keeps in host memory wants them described; null where it does not say.
+/// The memory descriptions that a session wants for tensors which the engine keeps in host memory; null where it does not say.
 ///
 /// The descriptions belong to the session: use them while it lives.
 pub(crate) struct HostTensors {

@@ -45,8 +45,8 @@ impl Value {
 
     /// The same tensor in host memory under another description; `None` if ONNX Runtime allocated it.
     ///
-    /// A provider that computes on the processor may describe host memory as a device of its own, and ONNX Runtime copies tensors that
-    /// are described otherwise: inputs when they are bound, and only then.
+    /// A provider that computes on the processor may describe host memory as a device of its own, and ONNX Runtime copies tensors with
+    /// another description. It copies inputs only when they are bound, so later writes to them would be missed.
     ///
     /// # Safety
     /// `info` must be null or describe host memory, and be alive during the call.

@@ -106,7 +106,7 @@ impl WeightFile {
         format!("cannot read {path} at {offset}: {error}; restore it, or make the plan again")
     }
 
-    /// Drops a range from the page cache, which direct reads have not filled.
+    /// Drops a range from the page cache. Does nothing for direct reads, which do not fill it.
     pub fn drop_cached(&self, offset: u64, length: usize) {
         if !self.direct {
             crate::os::drop_cached(&self.file, offset, length as u64);
@@ -125,7 +125,7 @@ impl WeightFile {
         self.opened_as
     }
 
-    /// The error of a file that had another version before it was opened.
+    /// The error of a file that was no longer the version `before` when it was opened.
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux reopens files"))]
     pub fn changed_since(&self, before: FileVersion) -> io::Error {
         changed(&self.path, before, self.opened_as)

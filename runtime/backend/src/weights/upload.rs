@@ -43,15 +43,15 @@ struct UploaderState {
     direct: Arc<DirectReads>,
     /// One for each device without streams.
     copiers: RefCell<BTreeMap<MemoryId, Rc<Copier>>>,
-    /// Those of devices with streams, of weights that are read from files and of states.
+    /// One for each copy stream of a device with streams: for weights that are read from files, or for states.
     feeders: RefCell<BTreeMap<(MemoryId, CopyStream), Feeder>>,
     /// One for each device and copy stream.
     staging: RefCell<BTreeMap<(MemoryId, CopyStream), UploadStaging>>,
     pinned: RefCell<BTreeMap<MemoryId, PinnedPool>>,
 }
 
-/// The staging buffer of one device, pinned if its provider can pin. The copier handles one weight at a time, so it needs one buffer; the
-/// feeder uses the two halves of one.
+/// The staging buffer of a device for one copy stream, pinned if its provider can pin. The copier handles one weight at a time and uses the
+/// whole buffer; a feeder uses its two halves in turn.
 #[derive(Clone)]
 struct UploadStaging {
     memory: Memory,
@@ -120,7 +120,7 @@ impl Upload {
     }
 }
 
-/// Memory pinned for uploads to one device, allocated from its start.
+/// A block of memory that is pinned for uploads to one device. Its first `used` bytes hold weights.
 struct PinnedPool {
     memory: Memory,
     space: Rc<MemorySpace>,
@@ -339,8 +339,8 @@ impl Uploader {
         Ok(copier)
     }
 
-    /// The staging buffer of a device for one copy stream, of at least `bytes`. If it is too small it is replaced by a larger one; copies in progress keep
-    /// the old one alive.
+    /// The staging buffer of a device for one copy stream, of at least `bytes`. If it is too small, a larger one replaces it; copies in
+    /// progress keep the old one alive.
     fn staging(
         &self,
         runtime: &SharedRuntime,
@@ -411,7 +411,7 @@ fn no_thread(error: std::io::Error) -> BackendError {
     BackendError::Runtime { doing: "start a thread that copies weights".into(), cause: error.to_string() }
 }
 
-/// Reads weights into host buffers, of a session that fell back to the host.
+/// Reads the weights of a session that fell back to the host into host buffers.
 fn read_to_host(source: &UploadSource, to: &[&OrtBuffer]) -> Result<Interval, BackendError> {
     let start = hpp_engine::since_start();
     let mut bytes = Vec::new();

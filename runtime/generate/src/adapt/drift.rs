@@ -6,15 +6,15 @@ use hpp_engine::PassTelemetry;
 use hpp_schema::{Plan, PredictedPass, Predictions};
 use std::time::Duration;
 
-/// Passes are judged together: at least so many, over at least so long.
+/// Passes are judged together, in windows of at least this many passes and at least this many milliseconds.
 const WINDOW_PASSES: u32 = 4;
 const WINDOW_MS: f64 = 3000.0;
 /// Passes after a change that are not judged: they read what the change needs.
 const UNSETTLED_PASSES: u32 = 2;
-/// Passes count as slower from this many times the planned time on, and as planned again below the second number.
+/// Passes count as slower from `SLOWER` times the planned time on, and as planned again up to `AS_PLANNED` times.
 pub(super) const SLOWER: f64 = 1.5;
 pub(super) const AS_PLANNED: f64 = 1.2;
-/// Successive windows that must agree.
+/// Successive windows that must agree before a drift begins or ends.
 const LASTING_WINDOWS: u32 = 2;
 
 /// What a pass spends its time on.
@@ -46,7 +46,7 @@ pub struct PassObservation {
     pub context: u64,
     /// Milliseconds.
     pub ms: f64,
-    /// Of them, those of each [`Cause`].
+    /// The milliseconds of each [`Cause`].
     pub spent: [f64; 4],
     /// Bytes of weights read from disk.
     pub read_bytes: u64,
@@ -86,7 +86,7 @@ pub struct PredictedTimes {
 }
 
 impl PredictedTimes {
-    /// Those of a plan; `None` if it predicts none.
+    /// The times that a plan predicts; `None` if it predicts none.
     pub fn of(predictions: &Predictions) -> Option<Self> {
         let one = PredictedPass { sequences: 1, tokens: 1, ms: predictions.decode_ms };
         let more = predictions.throughput.iter().flat_map(|throughput| throughput.passes.iter().copied());
@@ -95,8 +95,8 @@ impl PredictedTimes {
         (!passes.is_empty()).then_some(PredictedTimes { passes, is_measured, context })
     }
 
-    /// Milliseconds of a pass over so many sequences with so many tokens each, on a straight line between those that are predicted;
-    /// `None` beyond them.
+    /// Milliseconds of a pass over `sequences` sequences with `tokens` tokens each, interpolated linearly between predicted passes; `None`
+    /// beyond them.
     pub fn ms(&self, sequences: u64, tokens: u64) -> Option<f64> {
         let size = |pass: &PredictedPass| pass.sequences.max(pass.tokens);
         let alike = self.passes.iter().filter(|pass| match (sequences, tokens) {
@@ -148,7 +148,7 @@ impl Window {
     }
 }
 
-/// What is usual: the plan's times where they were measured, else those of the fastest windows.
+/// The usual times, with which windows are compared: the plan's if they were measured, else those of the fastest windows.
 #[derive(Clone, Copy, Debug)]
 struct Usual {
     ratio: f64,
@@ -182,17 +182,17 @@ pub struct DriftDetector {
     predicted: PredictedTimes,
     window: Window,
     usual: Option<Usual>,
-    /// Passes that are still not judged.
+    /// How many of the next passes are not judged.
     unsettled: u32,
     /// Successive windows that contradict `drift`.
     contradicting: u32,
-    /// The least ratio of these windows, for what is usual.
+    /// The ratio of the last window if it was faster than usual, else 0: of two successive faster windows the slower one becomes usual.
     slowest: f64,
     drift: Option<Drift>,
 }
 
 impl DriftDetector {
-    /// For the passes of a plan; `None` if it predicts no times.
+    /// A detector for the passes of a plan; `None` if the plan predicts no times.
     pub fn new(plan: &Plan) -> Option<Self> {
         let predicted = PredictedTimes::of(&plan.predictions)?;
         let context = predicted.context;
@@ -216,13 +216,13 @@ impl DriftDetector {
         Some(window)
     }
 
-    /// Something was changed: what was seen before does not count.
+    /// Discards what was observed, because something was changed: the current window, and the drift if there is one.
     pub fn unsettle(&mut self) {
         (self.window, self.unsettled, self.contradicting) = (Window::default(), UNSETTLED_PASSES, 0);
         self.drift = None;
     }
 
-    /// What is usual has changed for a known reason; the next window shows it.
+    /// Also discards what is usual, because it has changed for a known reason; the next window becomes the usual one.
     pub fn recalibrate(&mut self) {
         self.unsettle();
         self.usual = None;
@@ -267,7 +267,8 @@ impl DriftDetector {
         }
     }
 
-    /// Without predictions that were measured, the first window may have been slow: successive faster ones are the usual ones.
+    /// Updates what is usual. Without measured predictions the first window may have been slow: of two successive faster windows the slower
+    /// one becomes usual.
     fn learn(&mut self, usual: &Usual, here: &Usual) {
         let is_faster = !self.predicted.is_measured && here.ratio < usual.ratio;
         if is_faster && self.slowest > 0.0 {
@@ -285,8 +286,8 @@ fn cause(window: &Window, usual: &Usual) -> Cause {
     Cause::ALL.into_iter().max_by(|a, b| grew(a).total_cmp(&grew(b))).unwrap_or(Cause::Host)
 }
 
-/// Whether a window is slower because its text is longer: a token is compared with all tokens before it, so computing takes at most as many
-/// times as long as the text is longer.
+/// Whether a window is slower because its text is longer. A token attends to all tokens before it, so the time of computing grows at most
+/// in proportion to the length of the text.
 fn is_of_longer_text(window: &Window, usual: &Usual) -> bool {
     let longer = window.context as f64 / usual.context.max(1) as f64;
     let computes = matches!(cause(window, usual), Cause::Host | Cause::Devices);
@@ -459,8 +460,8 @@ pub(super) mod tests {
         assert_eq!(changes(&mut detector, near).0, [] as [usize; 0]);
     }
 
-    /// From 600 to 6,000 tokens computing takes ten times as long, as the text is longer; then three times as long at the same length, which is a
-    /// slowdown.
+    /// From 600 to 6,000 tokens computing takes ten times as long, because the text is longer. Then it takes three times as long at the
+    /// same length, which is a slowdown.
     #[test]
     fn a_longer_text_is_no_slowdown() {
         for source in ["static", "profile: p"] {

@@ -1,4 +1,5 @@
-//! The memory that the system allows while an engine runs: follows it down at once, and up again when it has stayed for a while.
+//! The memory that engines may take while they run. The limit falls at once when the system allows less, and rises when it has allowed more
+//! for a while.
 
 use std::time::{Duration, Instant};
 
@@ -19,12 +20,12 @@ pub struct HostLimit {
     /// The limit at the start, which is never exceeded.
     most: u64,
     now: u64,
-    /// When more was allowed first, without a break since, and the least that was.
+    /// Since when more has been allowed without a break, and the least that was allowed in this time.
     rise: Option<(Instant, u64)>,
 }
 
 impl HostLimit {
-    /// A limit that is never exceeded.
+    /// A limit of `most` bytes, which later limits never exceed.
     pub fn new(most: u64) -> Self {
         HostLimit { most, now: most, rise: None }
     }

@@ -22,7 +22,7 @@ pub(super) struct MemoryFollower {
     /// When the system is asked next.
     next: Instant,
     share: EngineShare,
-    /// Whether less is allowed than the engine takes without all that it can do without.
+    /// Whether less is allowed than the engine takes after it has given up all that it can do without.
     is_short: bool,
 }
 
@@ -34,7 +34,8 @@ pub(super) struct MemoryChange {
 }
 
 impl MemoryFollower {
-    /// A limit that the engine exceeds from the start is the user's decision.
+    /// Starts to follow. If less is allowed at the start than the engine needs, that is the user's decision, and only a further fall
+    /// counts.
     pub fn new(memory: HostMemory, now: Instant) -> Self {
         let at_start = (memory.allowed)().unwrap_or(u64::MAX).min(memory.needed);
         let share = memory.reducible.all();

@@ -1,6 +1,6 @@
-//! Keeps a running engine true to its plan where the machine changes: follows the memory that the system allows, and moves partitions
-//! while passes are slower than planned. All between two passes and without a new session. No token changes unless partitions may compute
-//! on other devices ([`Devices::Other`]).
+//! Keeps a running engine true to its plan where the machine changes: follows the memory that the system allows, and moves partitions while
+//! passes are slower than planned. Each change happens between two passes and needs no new session. No token changes unless partitions may
+//! compute on other devices ([`Devices::Other`]).
 //!
 //! - [`HostLimit`] is the memory that may be taken, and [`shares`] what engines do without for it.
 //! - [`DriftDetector`] compares passes with the plan's predictions, and [`Moves`] decides which partition moves.
@@ -32,7 +32,7 @@ pub struct Adaptation {
     report: Box<dyn Fn(&str)>,
     /// Whether the current slowdown was reported.
     is_reported: bool,
-    /// Of the last window.
+    /// The slowdown of the last window.
     slowdown: f64,
 }
 
@@ -48,7 +48,7 @@ pub struct PassSize {
 }
 
 impl Adaptation {
-    /// For an engine of this plan. `report` takes a line for each change.
+    /// An adaptation of an engine with this plan. `report` takes a line for each change.
     pub fn new(plan: &Plan, devices: Devices, report: Box<dyn Fn(&str)>) -> Self {
         let drift = DriftDetector::new(plan).map(|detector| (detector, Moves::of(plan, devices)));
         Adaptation { memory: None, drift, report, is_reported: false, slowdown: 1.0 }
@@ -70,7 +70,7 @@ impl Adaptation {
         self.slowdown
     }
 
-    /// Whether passes are slower than planned, and that was said.
+    /// Whether passes are slower than planned, and that was reported.
     pub fn is_reported_slow(&self) -> bool {
         self.is_reported
     }

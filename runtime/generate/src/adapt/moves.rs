@@ -1,5 +1,5 @@
-//! Which partition moves where, when passes are slower than planned: one move at a time, kept only if passes become faster, and tried again
-//! ever more rarely. It has no clock: windows of passes bring their times.
+//! Decides which partition moves where when passes are slower than planned. One move is made at a time. It is kept only if passes become
+//! faster; else it is taken back and tried again ever more rarely. This module has no clock: windows of passes bring their times.
 
 use super::drift::Cause;
 use hpp_schema::{Plan, Residency};
@@ -8,9 +8,10 @@ use hpp_schema::{Plan, Residency};
 const TRIAL_WINDOWS: u32 = 2;
 /// A move is kept if it leaves at most this part of the time.
 const GAIN: f64 = 0.95;
-/// A partition moves back if that takes at most this many times the time.
+/// Moving a partition back is kept if passes then take at most this many times the time.
 const LOSS: f64 = 1.05;
-/// Windows until a move that failed is tried again, and windows as planned until a move is taken back. Both double each time.
+/// The first number of windows until a move that failed is tried again, and of windows as planned until a move is taken back. Both numbers
+/// double each time, up to `LONGEST_WAIT`.
 const FIRST_WAIT: u32 = 16;
 const LONGEST_WAIT: u32 = 1 << 16;
 
@@ -30,14 +31,14 @@ pub enum Move {
     Residency {
         /// The partition.
         partition: String,
-        /// From now on.
+        /// Its residency from now on.
         residency: Residency,
     },
     /// A partition computes tokens on a device.
     DecodeOn {
         /// The partition.
         partition: String,
-        /// From now on.
+        /// The device from now on.
         device: String,
     },
 }
@@ -62,7 +63,7 @@ struct Candidate {
     there: Move,
     back: Move,
     is_moved: bool,
-    /// Windows until it may be tried, and the next such number.
+    /// Windows until the move may be tried, and how many there will be after its next failure.
     wait: u32,
     next_wait: u32,
 }
@@ -141,8 +142,8 @@ impl Moves {
         Moves { candidates, trial: None, calm: 0, calm_wait: FIRST_WAIT }
     }
 
-    /// Takes the slowdown of a window, and the cause if it lasts. Returns what the engine should change now; after an error of that the
-    /// caller calls [`failed`](Self::failed).
+    /// Takes the slowdown of a window, and the cause if it lasts. Returns what the engine should change now. If the engine cannot make this
+    /// change, the caller calls [`failed`](Self::failed).
     pub fn next(&mut self, slowdown: f64, cause: Option<Cause>) -> Option<Decision> {
         if let Some(trial) = self.trial.take() {
             return self.judge(Trial { windows: trial.windows + 1, ..trial }, slowdown);
@@ -162,7 +163,7 @@ impl Moves {
         Some(self.set(candidate, !is_back, why))
     }
 
-    /// The engine could not make the last change, and nothing is different.
+    /// Takes back the last decision, because the engine could not make the change.
     pub fn failed(&mut self) {
         let Some(trial) = self.trial.take() else { return };
         self.candidates[trial.candidate].is_moved = trial.is_back;
@@ -181,7 +182,7 @@ impl Moves {
         }
         let is_kept = slowdown <= trial.before * if trial.is_back { LOSS } else { GAIN };
         if trial.is_back != is_kept {
-            // The partition is moved: the plan's own placement is tried ever more rarely.
+            // The partition stays where the plan did not put it: the plan's own placement is tried ever more rarely.
             self.calm_wait = (self.calm_wait * 2).min(LONGEST_WAIT);
         }
         if is_kept {

@@ -25,7 +25,7 @@ pub struct Reducible {
 }
 
 impl Reducible {
-    /// All of it.
+    /// The share of an engine that gives up nothing.
     pub fn all(&self) -> EngineShare {
         EngineShare { kv: self.kv, sequences: self.sequences.max(1), locked: self.locked }
     }
@@ -38,7 +38,8 @@ impl Reducible {
     }
 }
 
-/// Bytes that engines can give up before one must be unloaded: pages on disk are read again, others computed again.
+/// Bytes of KV pages in RAM, which engines can give up before one must be unloaded: pages on disk are read again later, others computed
+/// again.
 pub fn cheap_bytes<'a>(engines: impl IntoIterator<Item = &'a Reducible>) -> u64 {
     engines.into_iter().map(|engine| engine.kv).fold(0, u64::saturating_add)
 }
@@ -70,7 +71,7 @@ pub fn shares(engines: &[Reducible], excess: u64) -> Vec<EngineShare> {
     shares
 }
 
-/// Divides what is to be taken among parts, in proportion to their sizes; all of them if that is less.
+/// Divides `taken`, at most the sum of the parts, among the parts in proportion to their sizes.
 fn divide(parts: &[u64], taken: u64) -> Vec<u64> {
     let total: u128 = parts.iter().map(|part| u128::from(*part)).sum();
     let taken = u128::from(taken).min(total);

@@ -74,7 +74,7 @@ impl GrammarCompiler {
         };
         let matcher = run_limited(COMPILE_LIMITS, compile).map_err(GrammarError::Limit)?;
         let grammar = Grammar { matcher: matcher.map_err(GrammarError::Schema)?, vocabulary: size };
-        // A schema that refers to itself alone compiles, and nothing follows it.
+        // A schema that only refers to itself compiles, but no answer can follow it.
         let starts = GrammarMatcher::new(&grammar).allowed(size);
         starts.map_err(|_| GrammarError::Schema("no answer can follow it".to_owned()))?;
         Ok(grammar)
@@ -82,12 +82,12 @@ impl GrammarCompiler {
 
     /// The grammar as the library reads it.
     fn lark(&self, source: &GrammarSource, drops_first_space: bool) -> Result<String, GrammarError> {
-        // The first space of a text is not part of it.
+        // The decoder drops the first space of a text, so an answer may begin with one.
         let start = if drops_first_space { "start: \" \"? answer" } else { "start: answer" };
         Ok(format!("{start}\n{}", self.rules("answer", source)?))
     }
 
-    /// The rules of a grammar; `name` is that of the first.
+    /// The rules of a grammar. `name` is the name of the first rule.
     fn rules(&self, name: &str, source: &GrammarSource) -> Result<String, GrammarError> {
         Ok(match source {
             GrammarSource::JsonObject => format!("{name}: {}\n", json_rule(&json!({"type": "object"}), false)?),
@@ -125,7 +125,7 @@ fn read_vocabulary(tokenizer: &TextTokenizer, ends: &[u32]) -> Result<Vocabulary
         .collect();
     let mut ends: Vec<u32> = ends.iter().copied().filter(|id| (*id as usize) < words.len()).collect();
     if ends.is_empty() {
-        // The library needs one: an id that the model does not have.
+        // The library needs an end token: it gets an id that the model does not have.
         ends.push(u32::try_from(words.len()).map_err(|error| error.to_string())?);
         words.push(special("<end>"));
     }

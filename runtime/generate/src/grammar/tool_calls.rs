@@ -13,11 +13,11 @@ pub struct ToolCallGrammar {
     pub format: ToolFormat,
     /// The functions.
     pub functions: Vec<ToolFunction>,
-    /// Whether there may be several calls. One is always possible, and the only possibility where nothing separates calls.
+    /// Whether there may be several calls. In formats where nothing separates calls there is only one in any case.
     pub several: bool,
 }
 
-/// The rules of these calls; `name` is that of the first.
+/// The rules of these calls. `name` is the name of the first rule.
 pub(super) fn rules(name: &str, calls: &ToolCallGrammar, tokenizer: &TextTokenizer) -> Result<String, GrammarError> {
     let ToolCallGrammar { format, functions, several } = calls;
     let marker = |text: &str| match tokenizer.token_id(text).filter(|id| tokenizer.special_name(*id).is_some()) {
@@ -61,7 +61,8 @@ pub(super) fn rules(name: &str, calls: &ToolCallGrammar, tokenizer: &TextTokeniz
     Ok(rules)
 }
 
-/// Keywords with which an object may have properties that its `properties` do not name, or of whose parts none may be closed alone.
+/// Keywords with which an object may have properties that its `properties` do not name, or that combine schemas, none of which may be
+/// closed alone.
 const OPEN: [&str; 11] = [
     "additionalProperties",
     "unevaluatedProperties",
@@ -76,8 +77,8 @@ const OPEN: [&str; 11] = [
     "$ref",
 ];
 
-/// Lets objects have only the properties that they declare, where the schema says nothing about others: a function has no use for those, and
-/// a weak model that may add some never ends. What still follows the schema follows the given one too.
+/// Lets objects have only the properties that they declare, where the schema says nothing about others: a function has no use for others,
+/// and a weak model that may add some never ends. Every answer that follows the changed schema follows the given one too.
 fn close(schema: &mut Value) {
     let Some(object) = schema.as_object_mut() else { return };
     if let Some(items) = object.get_mut("items") {

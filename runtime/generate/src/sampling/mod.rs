@@ -37,7 +37,7 @@ impl SamplingParams {
 pub enum SamplingMethod {
     /// The token with the largest logit.
     Greedy,
-    /// A token drawn by its probability after the filters, in this order.
+    /// A token drawn by its probability among those that the filters leave.
     Random(RandomSampling),
 }
 

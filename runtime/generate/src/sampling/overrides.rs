@@ -54,7 +54,7 @@ impl JsonTopK {
 }
 
 impl JsonSeed {
-    /// The seed, a negative one in two's complement; of -1 a new one.
+    /// The seed: a negative number in two's complement, but a new seed for -1.
     pub fn value(self) -> u64 {
         match self {
             JsonSeed::Unsigned(seed) => seed,
@@ -73,12 +73,12 @@ pub struct SettingRange {
 }
 
 impl SettingRange {
-    /// Of [`SamplingOverrides::temperature`].
+    /// The range of [`SamplingOverrides::temperature`].
     pub const TEMPERATURE: Self =
         Self { accepts: |n| n == 0.0 || n >= 1e-6, expected: "zero or a number from 0.000001 up" };
-    /// Of [`SamplingOverrides::top_p`] and [`SamplingOverrides::min_p`].
+    /// The range of [`SamplingOverrides::top_p`] and [`SamplingOverrides::min_p`].
     pub const PROBABILITY: Self = Self { accepts: |n| (0.0..=1.0).contains(&n), expected: "a number from 0 to 1" };
-    /// Of [`SamplingOverrides::repetition_penalty`].
+    /// The range of [`SamplingOverrides::repetition_penalty`].
     pub const PENALTY: Self = Self { accepts: |n| n > 0.0, expected: "a number above 0" };
 
     /// Whether a setting may have this number.
@@ -88,7 +88,7 @@ impl SettingRange {
 }
 
 impl SamplingOverrides {
-    /// The settings of a request, where `defaults` has those that it does not give.
+    /// These settings; where a setting is not given, that of `defaults`.
     pub fn or(self, defaults: Self) -> Self {
         Self {
             temperature: self.temperature.or(defaults.temperature),
@@ -100,7 +100,7 @@ impl SamplingOverrides {
         }
     }
 
-    /// The name of a setting that is out of range, and the numbers it may have, in words.
+    /// An error if a setting is out of range: its name, and the numbers that it may have, in words.
     pub fn check(&self) -> Result<(), (&'static str, &'static str)> {
         let settings = [
             ("temperature", self.temperature, SettingRange::TEMPERATURE),

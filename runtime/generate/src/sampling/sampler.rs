@@ -52,8 +52,9 @@ impl Sampler {
         token.ok_or(SamplingError::NoCandidate { count: logits.len() })
     }
 
-    /// [`next`](Self::next), or `None` and no change if the choice is greedy and the largest logit leads by no more than `tie` times the
-    /// largest magnitude. Random choices are never tied. Only tokens of `allowed` are chosen: the others have no part in any filter.
+    /// Like [`next`](Self::next), but chooses only tokens of `allowed`; the others have no part in any filter. Returns `None` and changes
+    /// nothing if the choice is greedy and the largest logit leads by no more than `tie` times the largest magnitude. Random choices are
+    /// never tied.
     pub fn next_unless_tied(
         &mut self,
         logits: &[f32],
@@ -89,7 +90,7 @@ impl Sampler {
     }
 }
 
-/// Whether the largest logit leads the next by at most `tie` times the largest magnitude of a finite one.
+/// Whether the largest logit leads the next by at most `tie` times the largest magnitude. Only finite logits count.
 fn is_tied(logits: &[f32], tie: f32) -> bool {
     let (mut first, mut second, mut magnitude) = (f32::NEG_INFINITY, f32::NEG_INFINITY, 0.0f32);
     for logit in logits.iter().copied().filter(|logit| logit.is_finite()) {
@@ -165,7 +166,7 @@ mod tests {
         let mut greedy = sampler(SamplingMethod::Greedy);
         assert_eq!(greedy.next_unless_tied(&logits, 0.0, Some(&allowed)), Ok(Some(2)));
         assert_eq!(greedy.next_unless_tied(&[9.0, 9.0, 1.0, 0.5], 1e-4, Some(&allowed)), Ok(Some(2)), "no tie");
-        // Of the two most likely tokens of the whole vocabulary none is allowed.
+        // None of the two most likely tokens of the whole vocabulary is allowed.
         let choice = SamplingMethod::Random(RandomSampling { top_k: 2, top_p: 0.99, ..random(1) });
         let mut random = sampler(choice);
         let drawn: Vec<_> = (0..50).map(|_| random.next_unless_tied(&logits, 0.0, Some(&allowed)).unwrap()).collect();

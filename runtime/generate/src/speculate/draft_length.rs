@@ -21,7 +21,8 @@ const PRIOR_ACCEPTANCE: [f64; CONFIDENCES] = [0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.
 const PRIOR_WEIGHT: f64 = 4.0;
 /// Assumed time of each further token of a pass relative to a pass of one token, before it was measured.
 const PRIOR_SLOPE: f64 = 0.05;
-/// Predicted times are trusted without a pass of one token while measured ones are at most this many times as long or as short.
+/// Before a pass of one token is measured, predicted times are trusted while longer passes take at most this many times as long, or as
+/// short.
 const MOST_DEVIATION: f64 = 1.5;
 /// A predicted time counts as much as this many measurements.
 const PREDICTED_WEIGHT: f64 = 0.5;
@@ -58,12 +59,12 @@ impl Mean {
 /// What was measured, and the choice that follows.
 #[derive(Clone, Debug, Default)]
 pub struct DraftLength {
-    /// Whatever was measured.
+    /// The length of every draft, whatever was measured.
     fixed: Option<usize>,
     acceptance: [Mean; CONFIDENCES],
     /// Seconds of a pass with one token.
     single: Mean,
-    /// The same as predicted; counts until one is measured, or a longer pass shows that the machine is not as predicted.
+    /// The predicted seconds of such a pass. Counts until one is measured, or a longer pass shows that the machine is not as predicted.
     predicted_single: Option<f64>,
     /// Seconds of drafting one token.
     drafting: Mean,
@@ -72,8 +73,8 @@ pub struct DraftLength {
 }
 
 impl DraftLength {
-    /// With predicted times of passes, which count until passes of that size were measured. `passes`: tokens and milliseconds, those
-    /// of a single token among them.
+    /// Starts with predicted times of passes, which count until passes of that size were measured. `passes`: tokens and milliseconds of
+    /// each pass; without a pass of a single token they are ignored.
     pub fn predicted(passes: &[(u64, f64)]) -> Self {
         let mut length = Self::default();
         let Some((_, single)) = passes.iter().find(|(tokens, ms)| *tokens == 1 && *ms > 0.0) else { return length };
@@ -114,7 +115,7 @@ impl DraftLength {
         best
     }
 
-    /// A pass of `tokens` tokens took `time`.
+    /// Records that a pass of `tokens` tokens took `time`.
     pub fn passed(&mut self, tokens: usize, time: Duration) {
         let seconds = time.as_secs_f64();
         if tokens <= 1 {
@@ -136,7 +137,7 @@ impl DraftLength {
         self.single_seconds().or(self.predicted_single).filter(|single| *single > 0.0)
     }
 
-    /// Passes may take another time than before: what was measured counts as little as what was predicted.
+    /// Lets measured times count as little as predicted ones, because passes may take another time than before.
     pub fn forget_times(&mut self) {
         let times = self.relative.iter_mut().chain([&mut self.single, &mut self.drafting]);
         times
@@ -149,12 +150,12 @@ impl DraftLength {
         self.single.average()
     }
 
-    /// Drafting `tokens` tokens took `time`.
+    /// Records that drafting `tokens` tokens took `time`.
     pub fn drafted(&mut self, tokens: usize, time: Duration) {
         self.drafting.add(time.as_secs_f64() / tokens.max(1) as f64, TIME_MEMORY);
     }
 
-    /// Of a draft, `accepted` tokens were right, and then one was wrong if `rejected`.
+    /// Records that the first `accepted` tokens of a draft were right and, if `rejected`, that the next one was wrong.
     pub fn verified(&mut self, confidence: usize, accepted: usize, rejected: bool) {
         let mean = &mut self.acceptance[confidence];
         (0..accepted).for_each(|_| mean.add(1.0, ACCEPTANCE_MEMORY));
@@ -163,12 +164,13 @@ impl DraftLength {
         }
     }
 
-    /// The probability that a drafted token is right where those before it are.
+    /// The probability that a drafted token is right if all drafted tokens before it are.
     fn acceptance(&self, confidence: usize) -> f64 {
         self.acceptance[confidence].with_prior(PRIOR_ACCEPTANCE[confidence], PRIOR_WEIGHT)
     }
 
-    /// The time of a pass of `tokens` relative to one token: between measured sizes on a straight line, beyond them with the assumed slope.
+    /// The time of a pass of `tokens` relative to one token: interpolated linearly between measured sizes, beyond them with the assumed
+    /// slope.
     fn relative_time(&self, tokens: usize) -> f64 {
         let (mut below, mut at_below) = (1.0, 1.0);
         let wanted = tokens as f64;

@@ -31,7 +31,7 @@ impl<B: Backend> Default for Drafts<B> {
 }
 
 impl<B: Backend> Drafts<B> {
-    /// The generation with a drafter from here.
+    /// Gives a generation a drafter of this origin.
     pub fn speculate(&self, generation: Generation) -> Generation
     where
         B: 'static,

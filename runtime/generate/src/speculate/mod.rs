@@ -24,7 +24,8 @@ use crate::error::GenerateError;
 
 /// Number of confidence levels.
 pub const CONFIDENCES: usize = 7;
-/// The highest of the levels that rise with the length of what the text repeats; also that of draft models.
+/// The highest level of drafts from the text itself, whose level rises with the length of the repeated suffix; also the level of draft
+/// models.
 const MOST_CONFIDENT: usize = 5;
 /// The level of drafts from other texts.
 const FROM_OTHER_TEXTS: usize = 6;
@@ -34,8 +35,8 @@ pub trait Drafter {
     /// Appends tokens to the text.
     fn extend(&mut self, tokens: &[u32]);
 
-    /// How sure it is of what it would draft now, below [`CONFIDENCES`]: of drafts with one level, about the same fraction of tokens is
-    /// right. `None` if it has no draft.
+    /// The confidence level of what it would draft now, below [`CONFIDENCES`]. In drafts of the same level, about the same fraction of
+    /// tokens is right. `None` if it has no draft.
     fn confidence(&self) -> Option<usize>;
 
     /// Whether drafting takes no time to speak of.

@@ -8,7 +8,7 @@ use hpp_engine::{Backend, Engine, LogitRows};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// A draft ends where its tokens are together less likely than this.
+/// A draft ends where the product of the probabilities of its tokens falls below this.
 const LEAST_PROBABILITY: f64 = 0.1;
 
 /// A draft model: its engine, and the sequences of texts that it drafts for.
@@ -74,7 +74,7 @@ impl<B: Backend> Drafter for ModelDrafter<B> {
         self.text.extend_from_slice(tokens);
     }
 
-    /// One level: the draft's own probabilities end it.
+    /// Always the same level, because the probabilities of its tokens end a draft.
     fn confidence(&self) -> Option<usize> {
         let fits = (self.text.len() as u64) < self.model.borrow().engine.context();
         fits.then_some(super::MOST_CONFIDENT)
@@ -95,7 +95,7 @@ impl<B: Backend> Drafter for ModelDrafter<B> {
         }
         let Some(sequence) = &mut self.sequence else { return Ok(()) };
         let DraftModel { engine, inputs, most: texts, .. } = &mut *model;
-        // Other texts wait for this draft: their next pass comes after it.
+        // The next pass of other texts waits for this draft, so it reads one chunk at most.
         let most_chunks = if *texts > 1 { 1 } else { usize::MAX };
         if !sequence.read(engine, inputs, &self.text, most_chunks)? {
             return Ok(());

@@ -8,7 +8,7 @@ use crate::error::GenerateError;
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// A repeated suffix of so many tokens says more of what follows than other texts.
+/// From this many tokens on, a repeated suffix predicts what follows better than other texts do.
 const LONG: usize = 3;
 
 /// Drafts what followed the most recent occurrence of the longest suffix that the text repeats (prompt lookup with a suffix automaton), and
@@ -35,7 +35,7 @@ impl NgramDrafter {
         self.automaton.text().last_chunk().copied()
     }
 
-    /// What followed the text's last two tokens in any text, and so on.
+    /// Drafts the token that followed the text's last two tokens in any text, then the one that followed the new last two, and so on.
     fn draft_from_table(&self, most: usize, draft_tokens: &mut Vec<u32>) {
         let (successors, mut pair) = (self.successors.borrow(), self.last_pair());
         while draft_tokens.len() < most
@@ -85,7 +85,7 @@ impl Drafter for NgramDrafter {
     }
 }
 
-/// 1, 2, 3 to 4, 5 to 8, 9 to 16 or more equal tokens.
+/// The level of a repeated suffix of this length: 0 to 5 for 1, 2, 3 to 4, 5 to 8, 9 to 16 or more tokens.
 fn confidence(length: usize) -> usize {
     (length.max(1).next_power_of_two().trailing_zeros() as usize).min(MOST_CONFIDENT)
 }

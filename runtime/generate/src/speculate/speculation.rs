@@ -69,22 +69,22 @@ impl Speculation {
         Ok(&self.draft_tokens[..self.used])
     }
 
-    /// Passes may take another time than before.
+    /// Lets measured times count less, because passes may take another time than before.
     pub fn forget_times(&mut self) {
         self.length.forget_times();
     }
 
-    /// Only the first `count` tokens of the last draft are verified.
+    /// Shortens the last draft: only its first `count` tokens are verified.
     pub fn shorten(&mut self, count: usize) {
         self.used = self.used.min(count);
     }
 
-    /// A pass of `tokens` tokens, the draft included, took `time`, and the model chose `chosen`.
+    /// Records that a pass of `tokens` tokens, the draft included, took `time`, and that the model chose `chosen`.
     pub fn passed(&mut self, tokens: usize, time: Duration, chosen: &[u32]) {
         let accepted = chosen.iter().zip(&self.draft_tokens[..self.used]).take_while(|(a, b)| a == b).count();
         self.length.passed(tokens, time);
         match (chosen.get(accepted), self.draft_tokens.get(accepted)) {
-            // Without a draft, or after all of it: would the next token have been right?
+            // Nothing was verified, or all that was verified was right: was the drafted token after it right too?
             (Some(chosen), Some(next)) if accepted == self.used => {
                 self.length.verified(self.confidence, accepted + usize::from(chosen == next), chosen != next);
             }

@@ -80,7 +80,8 @@ impl SuffixAutomaton {
         if let Some((state, next)) = found {
             self.states[new as usize].link = self.split(state, next, token);
         }
-        // The ends of what the last token completed, one token late, so that an occurrence is never the suffix itself.
+        // Note where the substrings end that the previous token completed. This is one token late, so that an occurrence is never the
+        // suffix itself.
         self.note_ends(self.states[self.last as usize].link, before);
         self.last = new;
     }

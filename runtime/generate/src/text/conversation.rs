@@ -72,7 +72,7 @@ pub fn conversation(messages: &[ChatMessage]) -> Result<Vec<Message>, Conversati
 }
 
 impl ChatMessage {
-    /// The message at this index of the conversation, for errors.
+    /// The message for the chat template. `index` is its place in the conversation, which errors name.
     fn message(&self, index: usize) -> Result<Message, ConversationError> {
         let wrong = |field: &str, why: &str| {
             let field = format!("messages[{index}].{field}");
@@ -90,7 +90,7 @@ impl ChatMessage {
             }
         };
         let text = match &self.content {
-            // Of a message that calls functions, or was saved without its text.
+            // The message calls functions, or was saved without its text.
             None if role == Role::Assistant => String::new(),
             None => return Err(wrong("content", "the message has none")),
             Some(Content::Text(text)) => text.clone(),

@@ -15,8 +15,8 @@ const MAX_TOKENS_PER_CHARACTER: usize = 4;
 /// Window length in tokens at which the front of the window is dropped.
 const WINDOW: usize = 24;
 
-/// Window length in tokens at which its front is dropped where its text is not complete: so many bytes that are not UTF-8. With all of them
-/// in the window, each token would take longer than the one before.
+/// Window length in tokens at which its front is dropped although its text is not complete, because that many bytes are not UTF-8. If all
+/// of them stayed in the window, each token would take longer than the one before.
 const LONGEST_WINDOW: usize = 256;
 
 /// Decodes the tokens of one text one by one.

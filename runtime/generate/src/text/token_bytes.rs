@@ -6,7 +6,7 @@
 use serde_json::Value;
 use tokenizers::Tokenizer;
 
-/// The most ids for each token of a vocabulary; a file may name ids as high as it wants.
+/// The highest id may be about this many times the number of tokens. Without a limit, a file could name ids as high as it wants.
 const MAX_IDS_PER_TOKEN: usize = 16;
 
 /// What a token adds to a text.
@@ -23,7 +23,7 @@ pub enum TokenBytes {
 /// A vocabulary as bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VocabularyBytes {
-    /// For each id.
+    /// What each token adds to a text, by id.
     pub tokens: Vec<TokenBytes>,
     /// Whether the decoder drops a space at the start of a text.
     pub drops_first_space: bool,
@@ -44,7 +44,7 @@ pub struct Naming {
 /// The bytes of each token.
 ///
 /// # Errors
-/// The decoder is of an unknown kind, or the ids have gaps without end.
+/// The decoder is of an unknown kind, or the gaps between ids are too large.
 pub fn vocabulary_bytes(tokenizer: &Tokenizer) -> Result<VocabularyBytes, String> {
     let naming = Naming::of(tokenizer)?;
     let names = tokenizer.get_vocab(true);

@@ -83,7 +83,7 @@ impl TextTokenizer {
         Ok(Self { inner: Arc::new(tokenizer), growth, longest_token, naming, path: path.into() })
     }
 
-    /// Bytes of the longest name of a token; its text has no more of them.
+    /// Bytes of the longest name of a token: no token stands for more bytes of a text.
     pub fn longest_token(&self) -> usize {
         self.longest_token
     }
@@ -136,8 +136,8 @@ impl TextTokenizer {
         vocabulary_bytes(&self.inner)
     }
 
-    /// The bytes that a token adds to a text, whole characters or not, with the space at the start of a word; the name of a special one.
-    /// None for an unknown id. Where they do not follow from the file, those of the token decoded alone.
+    /// The bytes that a token adds to a text, whole characters or not, with the space at the start of a word; for a special token, its
+    /// name. Empty for an unknown id. If the bytes do not follow from the file, they are those of the token decoded alone.
     pub fn token_bytes(&self, token: u32) -> Vec<u8> {
         let Some(name) = self.inner.id_to_token(token) else { return vec![] };
         match self.naming.as_ref().map(|naming| naming.token(&self.inner, token, name)) {

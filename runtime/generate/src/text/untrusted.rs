@@ -54,7 +54,7 @@ pub enum LimitError {
 }
 
 impl LimitError {
-    /// Whether the same work may succeed later: time and memory are those of the whole process.
+    /// Whether the same work may succeed later, because other work of the process may have taken the time or memory.
     pub fn may_pass(&self) -> bool {
         !matches!(self, LimitError::Panic(_))
     }

@@ -1,9 +1,9 @@
 //! Rewrites a file of packed weights with each weight aligned as its kernel expects.
 //!
-//! Kernels may place parts of a packed weight at multiples of 64 bytes of address, not of offset in the buffer, so a packed weight is
-//! valid only with the alignment that it had when it was packed. ONNX Runtime allocates packed buffers at such multiples, but writes them
-//! to the file one after the other without padding. This module rewrites the file with every weight at a multiple of 64 bytes, and large
-//! ones at the start of a page, so that no two large weights share a page.
+//! Kernels may place parts of a packed weight at addresses, not at offsets in the buffer, that are multiples of 64 bytes. A packed weight
+//! is therefore valid only with the alignment that it had when it was packed. ONNX Runtime allocates packed buffers at multiples of 64
+//! bytes, but writes them to the file one after the other without padding. This module rewrites the file with every weight at a multiple of
+//! 64 bytes, and large ones at the start of a page, so that no two large weights share a page.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -54,7 +54,7 @@ pub(super) struct Tensor {
     pub location: String,
     /// Offset and length of its bytes.
     pub stored: Option<(u64, u64)>,
-    /// Offset and length of the copy in the layout that a kernel wants; of several buffers the first.
+    /// Offset and length of the copy in the layout that a kernel wants; if that copy has several buffers, of the first.
     pub packed: Option<(u64, u64)>,
 }
 
@@ -150,9 +150,9 @@ const EXTERNAL_DATA: u64 = 13;
 
 /// The new offsets of the weights of a file.
 struct Relocation {
-    /// The old file's name,
+    /// The name of the old file.
     old: String,
-    /// and the new one's.
+    /// The name of the new file.
     new: String,
     /// New offset by old offset and length.
     pieces: BTreeMap<(u64, u64), u64>,

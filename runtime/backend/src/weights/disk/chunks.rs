@@ -14,7 +14,7 @@ use std::sync::Arc;
 /// Most bytes of one read. Larger reads are no faster, and smaller ones let the next stage's reads start sooner.
 pub(super) const MAX_READ: u64 = 2 << 20;
 
-/// How a chunk of weights is read.
+/// One read of a chunk of weights.
 pub(super) struct ChunkRead {
     pub file: ReadFrom,
     pub offset: u64,
@@ -75,7 +75,7 @@ struct LockCandidate<'a> {
 }
 
 impl LockCandidate<'_> {
-    /// What is locked first has the smallest key.
+    /// The sort key. The range with the smallest key is locked first.
     fn key(&self) -> (u64, bool, usize, u64) {
         let Mapping { length, offset, .. } = self.range.mapping;
         // Bytes per 1000 that compression saves already.
@@ -87,9 +87,10 @@ impl LockCandidate<'_> {
     }
 }
 
-/// Divides mappings into compressed regions and the rest, in the order in which they are locked: uncompressed ranges first, because each
-/// locked byte saves a byte of reading, and among ranges that save the same the fragments outside huge pages, which need a bounce copy
-/// and many small remaps when they are streamed, and among those the smallest.
+/// Divides mappings into compressed regions and the rest, in the order in which they are locked. Uncompressed ranges come first, because
+/// each locked byte saves a byte of reading; the better a region is compressed, the later it comes. Among ranges that save the same, the
+/// fragments outside huge pages come first, because reading them needs a copy from a staging buffer and many small remaps. Among equals the
+/// smallest comes first.
 pub(super) fn lock_order(mappings: Vec<Mapping>, compressed: &Compressed) -> Vec<WeightRange<'_>> {
     let mut ranges: Vec<_> = mappings.into_iter().flat_map(|mapping| split_at_regions(mapping, compressed)).collect();
     ranges.sort_by_key(|range| range.mapping.start);
@@ -134,7 +135,7 @@ fn separate_fragments<'a>(range: WeightRange<'a>, merged: &[Mapping]) -> Vec<Loc
     fragments.chain(inside.map(|part| candidate(part, true))).collect()
 }
 
-/// The addresses that huge pages may fill in the one of `merged` that contains a mapping.
+/// The addresses that huge pages may fill in the merged mapping that contains `mapping`.
 pub(super) fn in_huge_pages(merged: &[Mapping], mapping: &Mapping) -> Range<usize> {
     let containing = merged.iter().find(|other| other.start + other.length > mapping.start);
     containing.map_or(0..0, Mapping::huge_pages)
@@ -211,7 +212,7 @@ fn compressed_reads(mapping: &Mapping, region: &CompressedRegion, file: &ReadFro
     group_reads(&parts).into_iter().map(read).collect()
 }
 
-/// Through a staging buffer to a mapping: disks fill the huge pages of staging buffers twice as fast as small pages.
+/// The target of a read through a staging buffer to a mapping. Disks fill the huge pages of staging buffers twice as fast as small pages.
 fn copy_target(mapping: &Mapping) -> ReadTarget {
     let Mapping { start, length, .. } = *mapping;
     ReadTarget::Through(Arc::new(move |read: &[u8]| {

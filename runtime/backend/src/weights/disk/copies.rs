@@ -1,8 +1,8 @@
 //! Compressed copies of the weights that kernels take as the model has them (float32 weights): regions of the model's own weight files,
 //! stored in fewer bytes beside the plan. Everything else is still read from the model's files.
 //!
-//! A copy belongs to the bytes that it was made of: it records the identity of each weight file and a hash of what was compressed of it,
-//! and is made again if they differ.
+//! A copy is valid for the bytes that it was made of. It records the identity of each weight file and a hash of what was compressed of that
+//! file, and is made again if the hash no longer matches.
 
 use super::align::tensors;
 use super::compressed::{COMPRESSED_FILE, Compressed, CompressedRegion, REGIONS_FILE, RegionWriter};
@@ -31,8 +31,9 @@ struct Source {
     weights: BTreeSet<(u64, u64)>,
 }
 
-/// Finds or makes the compressed copy of the weights of the model file `model`, whose external data lies in `weights_dir`, in a directory
-/// that it returns. Regions are compressed that take at most `limit` of 1000 bytes. `begin` is called before a copy is written.
+/// Finds or makes the compressed copy of the weights of the model file `model`, whose external data lies in `weights_dir`. Returns the
+/// directory of the copy. Only regions that then take at most `limit` bytes per 1000 are compressed. `begin` is called before a copy is
+/// written.
 pub(crate) fn find_or_copy(
     prepared: &Prepared<'_>,
     partition: &str,
@@ -56,7 +57,7 @@ pub(crate) fn find_or_copy(
         }
         regions.finish()?;
         fs::write(partial.join(SOURCES), record(&Compressed::open(partial, weights_dir)?)?)?;
-        // What was compressed and what was hashed afterwards are the same bytes.
+        // If no file has changed, the bytes that were compressed are those that were hashed afterwards.
         match identities(&sources)? == before {
             true => Ok(()),
             false => Err(io::Error::other("the weights were changed while they were compressed")),
@@ -69,7 +70,7 @@ pub(crate) fn find_or_copy(
     wanted.find_or_make(|dir| is_current(dir, weights_dir, prepared.verify), make)
 }
 
-/// The weights of a model file in files under a directory.
+/// The weights of a model file that are stored in files under `weights_dir`.
 fn sources(model: &Path, weights_dir: &Path) -> io::Result<Vec<Source>> {
     let (root, mut files) = (weights_dir.canonicalize()?, BTreeMap::<PathBuf, BTreeSet<(u64, u64)>>::new());
     for tensor in tensors(&fs::read(model)?)? {
@@ -107,7 +108,7 @@ fn known_as(file: &File) -> io::Result<String> {
     Ok(identity(file)?.replace(' ', ":"))
 }
 
-/// The hash of regions of a file, which may end within the last.
+/// The hash of regions of a file; the file may end within the last region.
 fn hash(regions: &[CompressedRegion], file: &File) -> io::Result<String> {
     let (mut hasher, mut buffer) = (blake3::Hasher::new(), vec![0; PIECE]);
     for CompressedRegion { offset, length, .. } in regions {
@@ -127,8 +128,8 @@ fn hash(regions: &[CompressedRegion], file: &File) -> io::Result<String> {
     Ok(hasher.finalize().to_hex().to_string())
 }
 
-/// Whether a copy is of the bytes that its weight files have now: those of the same identity, or of the same hash (also those of the same
-/// identity if `verify`).
+/// Whether a copy is of the bytes that its weight files have now: all files have the recorded identities, or else the recorded hashes. With
+/// `verify` only the hashes count.
 fn is_current(dir: &Path, weights_dir: &Path, verify: bool) -> bool {
     let found = || -> io::Result<bool> {
         let (recorded, compressed) = (fs::read_to_string(dir.join(SOURCES))?, Compressed::open(dir, weights_dir)?);
@@ -192,7 +193,7 @@ mod tests {
         assert_eq!((regions.len(), regions[0].length), (1, bytes.len()));
         assert!(size < bytes.len() as u64 * 36 / 100, "{size}");
         assert_eq!(regions[0].file, dir.path().join("weights").canonicalize().unwrap());
-        // Touched, but the same bytes: hashed once, and the new identity recorded.
+        // The file is touched, but has the same bytes: they are hashed once, and the new identity is recorded.
         let weights = dir.path().join("weights");
         let touch = || File::options().write(true).open(&weights).unwrap().set_modified(std::time::UNIX_EPOCH).unwrap();
         touch();

@@ -55,7 +55,7 @@ impl DirectFile {
         let expected = self.file.expected(offset, bytes.len());
         self.file.check()?;
         let read = system::read(&self.direct, offset, bytes, piece);
-        // A file that was truncated is named as changed, not as too short.
+        // Checked first, so that a truncated file is reported as changed, not as too short.
         self.file.check()?;
         if read? < expected { Err(io::ErrorKind::UnexpectedEof.into()) } else { Ok(()) }
     }

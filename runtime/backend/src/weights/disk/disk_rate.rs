@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 const STAGE: u64 = 16 << 20;
 /// Least bytes of a measurement.
 const MIN_BYTES: u64 = 256 << 20;
-/// Least time of a measurement: for a tenth of a second, or for bytes read before, a disk may be a third faster than for minutes.
+/// Least time of a measurement. In the first tenth of a second, or on bytes read before, a disk may be a third faster than over minutes.
 const MIN_TIME: Duration = Duration::from_millis(500);
 
 /// Stands for a stage: memory for its weights, and the reads that fill it.

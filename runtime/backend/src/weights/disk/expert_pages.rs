@@ -17,8 +17,8 @@ use std::ops::Range;
 const ARENA: usize = 64 << 20;
 /// Bytes of a small page.
 const PAGE: usize = 4096;
-/// One in this many mappings of the process may be a range of an expert. Each takes one while it has pages, and most have none: ranges
-/// without pages that follow each other are one mapping.
+/// Divides the process's limit on mappings; the quotient is the most ranges of experts. A range takes one mapping while it has pages. Most
+/// ranges have none, and adjacent ranges without pages share one mapping.
 const MAPPING_DIVISOR: usize = 2;
 
 /// The pages of the experts of all streamed sessions.
@@ -147,8 +147,8 @@ impl State {
         bytes.min(largest)
     }
 
-    /// Moves free or new pages to an address range that is not longer than [`longest_move`](Self::longest_move) allows; false if the system
-    /// cannot, now or later.
+    /// Moves free or new pages to an address range that is not longer than [`longest_move`](Self::longest_move) allows. Returns false if
+    /// the system cannot move pages; then none are moved from now on.
     ///
     /// # Safety
     /// The range must be mapped, and nothing may need its contents.
@@ -212,7 +212,7 @@ impl State {
     }
 }
 
-/// What `pieces`, which are in order, leave of a range.
+/// The parts of a range that `pieces` do not cover. `pieces` must be in order.
 fn gaps(addresses: &Range<usize>, pieces: &[Range<usize>]) -> Vec<Range<usize>> {
     let starts = std::iter::once(addresses.start).chain(pieces.iter().map(|piece| piece.end));
     let ends = pieces.iter().map(|piece| piece.start).chain([addresses.end]);

@@ -26,7 +26,7 @@ pub(crate) struct ExpertTensors {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ExpertTensor {
     range: FileRange,
-    /// The expert that it belongs to.
+    /// The expert that it belongs to; `None` if it holds a slice for each expert.
     owner: Option<usize>,
 }
 
@@ -39,9 +39,9 @@ struct FileRange {
 }
 
 impl ExpertTensors {
-    /// Finds the weights of these names that a model file stores in other files under `dir`. Of a weight that a kernel has packed the
-    /// packed copy counts, which has the slices in the same order and of the same size; of one that ONNX Runtime has converted to float32,
-    /// the converted copy.
+    /// Finds the weights of these names that a model file stores in other files under `dir`. If a kernel has packed a weight, its packed
+    /// copy counts: its slices have the same order, and all have one size. If ONNX Runtime has converted a weight to float32, the converted
+    /// copy counts.
     pub fn find(model: &Path, dir: &Path, weights: ExpertWeights<'_>) -> io::Result<Self> {
         let all = tensors(&std::fs::read(model)?)?;
         let numbers: HashMap<&str, usize> = weights.names.iter().map(String::as_str).zip(0..).collect();
@@ -78,7 +78,7 @@ impl ExpertTensors {
             let mut left = Some(mapping);
             for (expert, pages) in self.slices(left.as_ref()) {
                 let Some(whole) = left.take() else { break };
-                // Two weights may have the same bytes.
+                // Two weights may share bytes: skip a slice that begins before what is left.
                 let Some(start) = pages.start.checked_sub(whole.offset) else {
                     left = Some(whole);
                     continue;

@@ -42,8 +42,8 @@ pub(crate) fn mapped_under(dir: &Path) -> io::Result<Vec<Mapping>> {
     Ok(maps.lines().filter_map(parse).filter(|mapping| mapping.path.starts_with(&dir)).collect())
 }
 
-/// Creates a session and returns its own mappings of files under a directory: under the load lock, only this session's mappings appear
-/// while it is created. An error, and no session, if the mappings before cannot be listed.
+/// Creates a session and returns the mappings of files under a directory that appeared meanwhile. They are this session's alone, because
+/// the load lock is held. An error, and no session, if the mappings cannot be listed before.
 pub(crate) fn claim<T>(
     loading: &Loading,
     dir: &Path,
@@ -62,9 +62,9 @@ pub(crate) fn claim<T>(
     })
 }
 
-/// Creates a session and locks its mappings of files under a directory, so that the system does not evict what kernels use there: where memory
-/// is scarce, each page fault would read megabytes around it, which evict what the next one needs. The mappings are private and writable, so
-/// locking copies their pages, and the page cache no longer needs them.
+/// Creates a session and locks its mappings of files under a directory, so that the system does not evict the pages that kernels use there.
+/// Where memory is scarce, each page fault would read megabytes around it and so evict pages that the next fault needs. The mappings are
+/// private and writable, so locking copies their pages, and the files are dropped from the page cache.
 pub(crate) fn claim_locked<T>(
     loading: &Loading,
     dir: &Path,
@@ -78,8 +78,9 @@ pub(crate) fn claim_locked<T>(
     Ok(made)
 }
 
-/// Creates a session and drops the pages of files under a directory that its creation has read: these are the originals of what kernels have
-/// packed, and the scales that are packed with them. What runs use of them after all is read again.
+/// Creates a session, and drops the pages of files under a directory that its creation has read. These pages hold the weights that kernels
+/// have packed into copies of their own, and the scales that are packed with them. If a run uses such a page after all, the system reads it
+/// again.
 pub(crate) fn claim_unread<T>(
     loading: &Loading,
     dir: &Path,

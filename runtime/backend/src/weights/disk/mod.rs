@@ -110,7 +110,7 @@ pub(crate) struct SessionMappings {
     pub prepared: bool,
     /// Where regions of the files are stored compressed; `None` if none are.
     pub compressed: Option<PathBuf>,
-    /// Weights of which a run reads the slices of some experts.
+    /// The weights of experts: a run needs only the slices of the experts that it uses.
     pub experts: ExpertTensors,
 }
 
@@ -196,7 +196,7 @@ impl PendingWeights {
     }
 }
 
-/// Divides mappings into those of each expert and the rest; no experts if the process may not have as many mappings as that takes.
+/// Divides mappings into the rest and those of each expert; there are none of experts if that would exceed the process's limit on mappings.
 fn divide_experts(
     experts: &ExpertTensors,
     mappings: Vec<Mapping>,
@@ -220,15 +220,16 @@ impl SessionWeights {
         matches!(self, SessionWeights::Pending(pending) if pending.probe.is_wanted())
     }
 
-    /// After a run: if the weights are still mapped from their files, as during warm-up, records which pages it touched, and drops them.
+    /// Called after a run: if the weights are still mapped from their files, as during warm-up, records which pages the run touched, and
+    /// drops them.
     pub fn sample_resident(&mut self) {
         if let SessionWeights::Pending(pending) = self {
             pending.probe.sample();
         }
     }
 
-    /// Reads and locks up to `locked` bytes, and drops the rest; a warning for the user, if there is one. Again with another number to
-    /// lock more or less.
+    /// Reads and locks up to `locked` bytes, and drops the rest. Returns a warning for the user, if there is one. May be called again with
+    /// another number, to lock more or less.
     pub fn lock_and_stream(&mut self, locked: u64) -> Result<Option<String>, BackendError> {
         match std::mem::replace(self, SessionWeights::InMemory) {
             SessionWeights::Pending(pending) => {

@@ -1,4 +1,4 @@
-//! A cache of open weight files. A process may have few files open at once and a plan may read from hundreds, so the most recently
+//! A cache of open weight files. The system limits the open files of a process, and a plan may read from hundreds. So the most recently
 //! used files stay open, each once for all sessions of a backend, and the others are reopened when a read needs them.
 
 use crate::weights::file::{FileVersion, WeightFile};
@@ -29,7 +29,7 @@ impl OpenFiles {
         OpenFiles { most, open: Mutex::default() }
     }
 
-    /// A file to read from; reads fail if it is no longer the version it is now.
+    /// A file to read from. Later reads fail if the file has changed since this call.
     pub fn file(self: &Arc<Self>, path: &Path) -> io::Result<NamedFile> {
         let is_current = |file: &WeightFile| file.check().is_ok();
         let was = self.open(path, is_current)?.version();

@@ -8,8 +8,8 @@ use std::ops::Range;
 
 /// Ranges of small pages with fewer bytes are freed: moving them costs more than allocating.
 const MIN_RANGE: usize = 64 << 10;
-/// One in `MAPPING_DIVISOR` of these mappings may be a range that pages move to and from: each takes one mapping or a few, and the rest
-/// of the process needs some too.
+/// Divides the process's limit on mappings; the quotient is the most ranges that pages move to and from. Each of them takes one mapping or
+/// a few, and the rest of the process needs some too.
 const MAPPING_DIVISOR: usize = 4;
 
 /// Free pages of all streamed sessions.
@@ -59,7 +59,7 @@ impl PagePool {
         self.0.borrow_mut().ranges_left += ranges;
     }
 
-    /// Counts pages that the system allocates when they are touched, and frees as many free pages.
+    /// Counts pages that the system will allocate when they are touched, and frees free pages so that the peak is not exceeded.
     pub fn allocate(&self, addresses: Range<usize>) -> Range<usize> {
         self.0.borrow_mut().grow(addresses.len());
         addresses
@@ -73,8 +73,8 @@ impl PagePool {
         self.0.borrow_mut().free(addresses);
     }
 
-    /// Moves free pages to an address range: of a huge page, or smaller. Where there are too few, the system allocates pages when
-    /// they are touched. Returns the parts that the range consists of, for [`release`](Self::release).
+    /// Moves free pages to an address range: one huge page, or a range of small pages. If there are too few free pages, the system
+    /// allocates pages when they are touched. Returns the parts that the range consists of, for [`release`](Self::release).
     ///
     /// # Safety
     /// The range must be memory that [`replace`] made, and must stay mapped until [`forget`](Self::forget). Nothing may need its

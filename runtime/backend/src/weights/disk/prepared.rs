@@ -43,17 +43,17 @@ pub(super) struct KeptDirectory<'a> {
     /// Where it is.
     pub prepared: &'a Prepared<'a>,
     pub partition: &'a str,
-    /// Everything that its contents depend on beside the plan's.
+    /// Everything besides the plan's contents that the contents of the directory depend on.
     pub made_for: String,
     /// Its files.
     pub files: &'a [&'a str],
-    /// What it takes, for a person whose disk is full.
+    /// A sentence on the disk space that it takes, for the error message when the disk is full.
     pub takes: String,
 }
 
 /// Finds a prepared partition or prepares it: `make` writes [`MODEL`] and [`UNALIGNED`] to the directory it is given. `made_for` is
 /// everything that the layout depends on beside the plan's contents: the library's version, the processor and the variables that choose
-/// kernels. Regions are compressed that take at most `limit` of 1000 bytes. Returns the directory.
+/// kernels. Only regions that then take at most `limit` bytes per 1000 are compressed. Returns the directory.
 pub(crate) fn find_or_make(
     prepared: &Prepared<'_>,
     partition: &str,
@@ -81,7 +81,7 @@ impl KeptDirectory<'_> {
         format!("prepare the weights of {} in {}", self.partition, self.prepared.dir.display())
     }
 
-    /// The error of making it.
+    /// Turns an I/O error into the error of making the directory.
     pub fn failed(&self) -> impl Fn(io::Error) -> BackendError {
         let doing = self.doing();
         move |error| BackendError::Runtime { doing: doing.clone(), cause: with_advice(&error) }
@@ -126,7 +126,7 @@ impl KeptDirectory<'_> {
     }
 }
 
-/// The error, and what to do where the plan's directory belongs to somebody else.
+/// The error, with advice where the plan's directory cannot be written to or the size of files is limited.
 fn with_advice(error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => format!(
@@ -200,7 +200,7 @@ fn seal(partial: &Path, files: &[&str], dir: &Path) -> io::Result<()> {
     fs::write(partial.join(SEAL), title(dir) + &lines.concat())
 }
 
-/// The identity of a file, once a later write is sure to change it; `-` if the file system's clock is too coarse to wait for that.
+/// Waits until a later write is sure to change a file's identity, and returns it; `-` if the file system's clock is too coarse for that.
 pub(super) fn identity(file: &File) -> io::Result<String> {
     for _ in 0..2 {
         let found = FileIdentity::of(&file.metadata()?);
@@ -232,7 +232,7 @@ fn is_whole(dir: &Path, files: &[&str], every_byte: bool) -> bool {
             if is_hashed && sealed_hash != hash(&mut file)?.trim_end() {
                 return Ok(false);
             }
-            // Samples fill the page cache too: the system reads ahead of each. Weights are read past it.
+            // Reading samples fills the page cache, because the system reads ahead, but weights are read past the page cache.
             crate::os::drop_cached(&file, 0, 0);
             has_changed |= !is_known;
             new_seal += &format!("{description}{sealed_hash}\n{found}\n");

@@ -1,5 +1,5 @@
 //! Reads files in the background, several at once: through io_uring where the system has it ([`ring`]), else through a few threads with
-//! blocking calls ([`calls`]). More threads decompress, so that reads continue meanwhile.
+//! blocking calls ([`calls`]). Other threads decompress, so that reads continue meanwhile.
 
 mod calls;
 mod request;
@@ -104,7 +104,7 @@ impl Reader {
         ticket
     }
 
-    /// Waits for a read and its decompression; how long ago the disk started and finished it.
+    /// Waits for a read and its decompression. Returns how long ago the disk started and finished the read.
     pub(super) fn wait(&self, ticket: Ticket) -> io::Result<(Duration, Duration)> {
         self.shared.wait(ticket)
     }

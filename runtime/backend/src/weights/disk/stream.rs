@@ -27,7 +27,7 @@ pub(crate) struct StreamedWeights {
     experts: Vec<Range<usize>>,
     /// The experts that the next run uses.
     selected: Vec<u32>,
-    /// The address ranges that the chunks fill that every run needs.
+    /// The address ranges of the chunks that every run needs.
     memory: PageRegions,
     /// Where experts get their pages.
     expert_pages: Rc<ExpertPages>,
@@ -68,8 +68,9 @@ pub(super) struct StreamingIo {
 struct StreamedChunk {
     read: ChunkRead,
     state: ChunkState,
-    /// The memory of a chunk of an expert. Access is forbidden while it is absent: a kernel that reads an expert that was not selected
-    /// must not compute with zeros. While it is read, for a run of another sequence, that is not checked.
+    /// The memory, if the chunk belongs to an expert. Access to it is forbidden while the chunk is absent, so that a kernel that reads an
+    /// expert that was not selected cannot compute with zeros. Access is not forbidden while the chunk is read for a run of another
+    /// sequence.
     expert: Option<ExpertMemory>,
 }
 
@@ -90,8 +91,9 @@ enum ChunkState {
 }
 
 impl StreamedWeights {
-    /// Takes over the mappings that ONNX Runtime made for a session. Reads and locks up to `locked` bytes, in [`lock_order`]; the rest is
-    /// absent, and so are `experts`, which are not among `mappings`. `compressed` are regions of them that are stored in another file.
+    /// Takes over the mappings that ONNX Runtime made for a session. Reads and locks up to `locked` bytes, in [`lock_order`]. The rest is
+    /// absent at first, and so are `experts`, whose mappings are not among `mappings`. `compressed` has the regions of `mappings` that are
+    /// stored in another file.
     ///
     /// # Safety
     /// The mappings must belong to this session alone. The session must live longer than this and must not run while a chunk is
@@ -130,14 +132,14 @@ impl StreamedWeights {
         Ok(StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked, locking })
     }
 
-    /// Locks up to `locked` bytes instead of as many as before. If that is a change, evicts all chunks; what stays locked is not read again.
-    /// Weights with experts stay as they are.
+    /// Changes how many bytes are locked, to at most `locked`. If the number differs from the one before, evicts all chunks; weights that
+    /// stay locked are not read again. Weights with experts stay as they are.
     pub fn relock(&mut self, locked: u64) -> io::Result<()> {
         let is_new = |locking: &mut Locking| locking.budget != locked && self.experts.is_empty();
         let Some(mut locking) = self.locking.take_if(is_new) else { return Ok(()) };
         self.release();
         locking.budget = locked;
-        // The pool must forget pages at addresses that will be locked before they are.
+        // The pool must forget its free pages at these addresses before some of the addresses are locked.
         // SAFETY: of no mapping.
         self.memory = unsafe { PageRegions::new(Rc::clone(&locking.pool), &[]) };
         // SAFETY: `take_over` replaced the mappings; the session keeps them mapped and outlives this; no run is in progress, since that
@@ -231,8 +233,8 @@ impl StreamedWeights {
         }
     }
 
-    /// Refuses a run while a chunk that it needs is absent or being read. Experts that it does not use may be being read, for a run of another
-    /// sequence: the kernel accesses those that its router selected only, which [`forbid`] checks for all that are absent.
+    /// Refuses a run while a chunk that it needs is absent or being read. Other experts may be read meanwhile, for a run of another
+    /// sequence, because a kernel accesses only the experts that its router selected. For absent experts [`forbid`] enforces that.
     pub fn check(&self) -> Result<(), BackendError> {
         if self.locking.is_none() {
             return Err(misfit("locking another part of its session's weights failed"));
@@ -274,7 +276,7 @@ impl Drop for StreamedWeights {
 }
 
 impl Locking {
-    /// Locks the first of all weights, up to the budget, and reads those that were not locked before. Unlocks the rest and frees its pages.
+    /// Locks weights in [`lock_order`] up to the budget, and reads those that were not locked before. Unlocks the rest and frees its pages.
     ///
     /// # Safety
     /// [`Mapping::replace`] made the memory of the mappings, which must stay mapped as long as the result is used, and nothing may need the
@@ -321,7 +323,8 @@ fn divide(ranges: Vec<WeightRange<'_>>, budget: u64) -> Divided<'_> {
         let length = range.mapping.length as u64;
         let (first, rest) = match range.region {
             Some(_) if length <= room => (Some(range), None),
-            // Uncompressed, a part of it can be locked; only worth it if that leaves less to read.
+            // A part of a compressed region can be locked if the other part is read uncompressed. That is worth it only if it leaves less
+            // to read.
             Some(region) if length - room >= region.stored_bytes() => (None, Some(range)),
             _ => {
                 let uncompressed = |mapping| WeightRange { mapping, region: None };
@@ -383,7 +386,7 @@ fn begin(reader: &Reader, ChunkRead { file, offset, length, to, .. }: &ChunkRead
 pub(crate) struct MappedWeights(Vec<Mapping>);
 
 impl MappedWeights {
-    /// For the mappings that ONNX Runtime made for a session.
+    /// Takes the mappings that ONNX Runtime made for a session, and disables readahead for them.
     pub fn new(mappings: Vec<Mapping>) -> Self {
         mappings.iter().for_each(Mapping::read_at_random);
         MappedWeights(mappings)

@@ -84,7 +84,7 @@ pub(crate) struct SessionMappings {
     pub prepared: bool,
     /// Not used.
     pub compressed: Option<PathBuf>,
-    /// Weights of which a run reads the slices of some experts.
+    /// The weights of experts.
     pub experts: ExpertTensors,
 }
 

@@ -1,9 +1,9 @@
 //! The usage probe: finds the mapped weights that runs read, by their pages that become resident during warm-up runs.
 //!
-//! Kernels with packed copies do not read all originals, which stay mapped beside the copies. Weights that no run has touched stay
-//! mapped from their file: they take no memory, and if a run needs them after all, the system faults them in. A warm-up run may visit some
-//! experts of a mixture only, so weights count as read if a run has touched one that is alike: of the same size, and both packed copies, both
-//! originals with a packed copy, or both without.
+//! Kernels with packed copies do not read all originals, which stay mapped beside the copies. Weights that no run has touched stay mapped
+//! from their file: they take no memory, and if a run needs them after all, the system faults them in. A warm-up run may visit only some
+//! experts of a mixture. So a weight also counts as read if a run has touched one that is alike: of the same size, and of the same kind (a
+//! packed copy, an original with a packed copy, or an original without one).
 
 use super::align::{Tensor, tensors};
 use super::mapping::{Mapping, forget};
@@ -20,24 +20,25 @@ const RECORD: &str = "used";
 /// Set in an entry of `/proc/self/pagemap` whose page is resident.
 const PRESENT: u64 = 1 << 63;
 const PAGE: usize = 4096;
-/// A mapping counts as read if at least 1 of `MIN_SHARE` of its pages became resident,
+/// A mapping counts as read if at least one in `MIN_SHARE` of its pages became resident, or more than [`MIN_PAGES`].
 const MIN_SHARE: usize = 32;
-/// or more than `MIN_PAGES`. Fault-around maps 16 pages per fault, so the ends of mappings beside read ones show a few; of a mixture of
-/// 512 experts, warm-up tokens may visit ten.
+/// More resident pages than this count as a read of any mapping. A few do not: fault-around maps 16 pages per fault, so reading a mapping
+/// makes pages at the ends of its neighbours resident. A share alone does not suffice: of 512 experts, warm-up tokens may visit ten.
 const MIN_PAGES: usize = 64;
 
 /// The mappings of a session, and those that a run is known to have read.
 pub(super) struct UsageProbe {
     pub mappings: Vec<Mapping>,
     used: Vec<bool>,
-    /// The directory of the prepared files, where it is recorded; `None` if it is not recorded.
+    /// The directory of the prepared files, where `used` is recorded; `None` if it is not recorded.
     dir: Option<PathBuf>,
-    /// Whether an earlier start has recorded it, or it is not needed.
+    /// Whether an earlier start has recorded `used`, or it is not to be recorded: then warm-up runs are not needed.
     known: bool,
 }
 
 impl UsageProbe {
-    /// For the mappings of a session of files in `dir`, where results are recorded and read back if `records`.
+    /// A probe for the mappings that a session has of files in `dir`. If `records`, results are recorded in this directory and read back
+    /// from it.
     pub fn new(mappings: Vec<Mapping>, dir: &Path, records: bool) -> Self {
         let dir = records.then(|| dir.to_owned());
         let recorded = dir.as_deref().and_then(|dir| std::fs::read_to_string(dir.join(RECORD)).ok());
@@ -57,7 +58,7 @@ impl UsageProbe {
         !self.known
     }
 
-    /// Records which pages the last run made resident, unless it is known, and drops them.
+    /// Notes which mappings the last run has read, unless that is known, and drops their pages.
     pub fn sample(&mut self) {
         for (mapping, used) in self.mappings.iter().zip(&mut self.used) {
             *used |= !self.known && present(mapping).is_ok_and(|pages| is_used(pages, mapping.length / PAGE));

@@ -1,4 +1,4 @@
-//! Copies of tensors in host memory to a device with streams, beside its runs: states that the next run needs.
+//! Copies states that the next run needs from host memory to a device with streams, while the device runs.
 
 use super::{FeedJob, Upload, Uploader};
 use crate::cuda::feeder::FeedWeight;
@@ -13,8 +13,9 @@ use hpp_engine::BackendError;
 const PIECE: u64 = 4 << 20;
 
 impl Uploader {
-    /// Starts to copy a tensor that lies in host memory. `None` if one of the two is no view of memory of this crate, or they differ in size.
-    /// No run may use the target: the copy waits for those of states that were started before, and for no run.
+    /// Starts to copy a tensor from host memory to a device. `None` if the device has no streams, if one of the tensors is no view of
+    /// memory of this crate, or if they differ in size or element type. No run may use the target: the copy waits only for earlier copies
+    /// of states, not for runs.
     pub fn copy_ahead(
         &self,
         runtime: &SharedRuntime,

@@ -9,7 +9,8 @@ pub struct JsonEnd {
 }
 
 impl JsonEnd {
-    /// Reads more of the text, which begins with `{` or `[`. Returns the length of the part of `text` with which it ends, if it does.
+    /// Reads more of the object or list, which begins with `{` or `[`. If it ends within `text`, returns how many bytes of `text` belong to
+    /// it.
     pub fn push(&mut self, text: &str) -> Option<usize> {
         for (at, byte) in text.bytes().enumerate() {
             match byte {

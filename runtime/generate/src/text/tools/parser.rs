@@ -25,7 +25,7 @@ pub enum AnswerPart {
 #[derive(Clone, Debug)]
 pub struct ToolCallParser {
     format: ToolFormat,
-    /// The functions that exist. Where nothing marks a call, only these count.
+    /// The functions that exist. Without a marker, JSON is a call only if it names one of these.
     names: Vec<String>,
     state: State,
     /// Text that was not released yet.
@@ -56,7 +56,7 @@ struct Written {
 }
 
 impl ToolCallParser {
-    /// A parser at the start of an answer. `names` are those of the functions.
+    /// A parser at the start of an answer. `names` are the names of the functions that exist.
     pub fn new(format: ToolFormat, names: Vec<String>) -> Self {
         Self { format, names, state: State::Text, held: String::new(), has_parts: false, calls: 0 }
     }
@@ -152,7 +152,7 @@ impl ToolCallParser {
         true
     }
 
-    /// Takes the calls of the JSON at `start..end` of the held text; text, if it is none.
+    /// Takes the calls out of the JSON at `start..end` of the held text. If the JSON is no call, it becomes text.
     fn take_call(&mut self, marked: &str, start: usize, end: usize, parts: &mut Vec<AnswerPart>) {
         let rest = self.held.split_off(end);
         let whole = std::mem::replace(&mut self.held, rest);

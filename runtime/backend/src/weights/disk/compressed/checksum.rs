@@ -1,8 +1,9 @@
 //! The checksum of stored bytes. It is checked before every decompression, so it must be many times faster than that: 32 words are mixed
 //! side by side, in loops that compilers turn into vector instructions.
 //!
-//! Each step is a bijection of a lane for any word, and of the sum for any lane. So a change within one word always changes the sum, and
-//! other changes do so in all but one of 2^32 cases. It is no protection against intent.
+//! Each step maps its state (a lane, or the sum) and its input (a word, or a lane) to a new state, one to one in either of the two. A
+//! change within one word therefore always changes the checksum, and other changes do so in all but one of 2^32 cases. The checksum does
+//! not protect against deliberate changes.
 
 /// Words that are mixed side by side.
 const LANES: usize = 32;

@@ -86,7 +86,7 @@ impl Tail {
     }
 }
 
-/// Encodes numbers, whole groups of them, of which `tail` must represent all exactly.
+/// Encodes whole groups of numbers. `tail` must represent every number exactly.
 pub(super) fn encode(tail: Tail, words: &[Wide]) -> Vec<u8> {
     let top = best_window(words);
     let (groups, _) = words.as_chunks::<GROUP>();
@@ -125,8 +125,8 @@ fn best_window(words: &[Wide]) -> u8 {
     (EXCEPTION - 1..=u8::MAX).max_by_key(covered).unwrap_or(u8::MAX)
 }
 
-/// Decodes numbers until `words`, whole groups, is full. An error if `stored` has another length than that takes; what was decoded until
-/// then stays.
+/// Fills `words`, whole groups, with decoded numbers. An error if the length of `stored` does not match; `words` then keeps what was
+/// decoded.
 pub(super) fn decode(tail: Tail, stored: &[u8], words: &mut [Wide]) -> Result<(), Damaged> {
     match tail {
         Tail::None => decode_groups::<0>(stored, words),

@@ -15,7 +15,7 @@ use std::path::Path;
 
 /// Smaller weights are not compressed: the additional reads would cost more than they save.
 const MIN_BYTES: u64 = 64 << 10;
-/// Bytes of float32 numbers that are tested before all of them are.
+/// Bytes of the sample of float32 numbers that is tested before the whole weight is.
 const SAMPLE: usize = 64 << 10;
 /// Bytes of a float32.
 const WIDE: usize = 4;
@@ -23,7 +23,7 @@ const WIDE: usize = 4;
 /// Writes compressed regions and their index to a directory.
 pub(in super::super) struct RegionWriter<'a> {
     dir: &'a Path,
-    /// The most stored bytes of 1000 for which a region is compressed.
+    /// The most stored bytes per 1000 original bytes for which a region is compressed.
     limit: u64,
     out: BufWriter<File>,
     end: u64,
@@ -31,13 +31,13 @@ pub(in super::super) struct RegionWriter<'a> {
 }
 
 impl<'a> RegionWriter<'a> {
-    /// Regions are compressed that take at most `limit` of 1000 bytes.
+    /// Creates the file of regions. Only regions that then take at most `limit` bytes per 1000 are compressed.
     pub fn create(dir: &'a Path, limit: u64) -> io::Result<Self> {
         let out = BufWriter::with_capacity(PART, File::create(dir.join(COMPRESSED_FILE))?);
         Ok(RegionWriter { dir, limit, out, end: 0, index: String::new() })
     }
 
-    /// Compresses what can be of a weight, at `offset` of the file at `path`, whose name in the index is `name`.
+    /// Compresses what can be compressed of the weight at `offset` of the file `path`. `name` is the file's name in the index.
     pub fn add(&mut self, path: &Path, name: &Path, (offset, length): (u64, u64)) -> io::Result<()> {
         if length < MIN_BYTES {
             return Ok(());
@@ -59,7 +59,7 @@ impl<'a> RegionWriter<'a> {
                 }
             }
         }
-        // So that what was read here does not displace other memory.
+        // Drop what was read here from the page cache, so that it does not displace other memory.
         crate::os::drop_cached(&source.0, offset / SECTOR * SECTOR, length.next_multiple_of(SECTOR));
         Ok(())
     }
@@ -71,8 +71,8 @@ impl<'a> RegionWriter<'a> {
         fs::write(self.dir.join(REGIONS_FILE), self.index)
     }
 
-    /// Writes a region, each part padded to whole sectors, and notes the sizes of its parts. False, after a partial write, if it does not
-    /// decompress to the original or if a part is too long.
+    /// Writes a region, each part padded to whole sectors, and notes the sizes and checksums of its parts. Returns false, after a partial
+    /// write, if the region does not decompress to the original or if a part is too long.
     fn store(&mut self, source: &WeightSource, region: &mut CompressedRegion) -> io::Result<bool> {
         let shapes = region.code.shapes(&region.encoded, region.length);
         let first = shapes.iter().position(|shape| shape.is_encoded);
@@ -81,7 +81,7 @@ impl<'a> RegionWriter<'a> {
                 shape.fills.clone().map(|fill| source.read(region.offset + fill.start as u64, fill.len()));
             let original = [first_fill?, second?];
             let stored = region.code.store(shape, [&original[0], &original[1]]);
-            // The first part tells about the others: do not encode all of a weight in vain.
+            // If the first encoded part does not shrink enough, the others will not either: do not encode a whole weight in vain.
             let is_long = stored.len() > shape.bytes
                 || Some(number) == first && !self.is_short(stored.len() as u64, original.concat().len());
             region.sizes.push(StoredPart { bytes: stored.len(), checksum: checksum(&stored) });
@@ -127,15 +127,15 @@ impl WeightSource {
         Ok(bytes)
     }
 
-    /// The regions of a weight that a first look says can be compressed, the shortest first: sums and scales if it has them, else all of
-    /// it.
+    /// The regions of a weight that can be compressed as far as a sample shows, with the shortest code first: the sums and scales if the
+    /// weight has them, else the whole weight.
     fn candidates(&self, offset: u64, length: usize) -> io::Result<Vec<Candidate>> {
         if offset.is_multiple_of(SECTOR)
             && let Some(sums) = self.sums(offset, length)?
         {
             return Ok(vec![sums]);
         }
-        // Whole pages; bytes of their neighbours are stored as they are.
+        // A region is whole pages; bytes of neighbouring weights in them are stored as they are.
         let lead = to_usize(offset % SECTOR)?;
         let pages = (lead + length).next_multiple_of(SECTOR as usize);
         let sample = self.read(offset, SAMPLE.min(length / WIDE * WIDE))?;
@@ -193,7 +193,7 @@ fn to_usize(bytes: u64) -> io::Result<usize> {
     usize::try_from(bytes).map_err(io::Error::other)
 }
 
-/// Whether the last part of a region whose size was noted decompresses to the original.
+/// Whether the part of a region whose size was noted last decompresses to the original.
 fn is_lossless(region: &CompressedRegion, shape: &PartShape, stored: &[u8], original: &[Vec<u8>; 2]) -> bool {
     let Some(part) = region.parts().pop().filter(|part| part.fills == shape.fills) else { return false };
     let mut decompressed = original.each_ref().map(|bytes| vec![0xa5; bytes.len()]);

@@ -68,7 +68,7 @@ pub(crate) struct RegionPart {
 pub(super) struct PartShape {
     pub fills: [Range<usize>; 2],
     pub is_encoded: bool,
-    /// Stored bytes; of [`Code::Exponents`] the most that are allowed.
+    /// Stored bytes; for [`Code::Exponents`], the most that are allowed.
     pub bytes: usize,
 }
 
@@ -131,7 +131,7 @@ impl Code {
         }
     }
 
-    /// As one word of the index.
+    /// The code as one word of the index.
     fn name(self) -> String {
         match self {
             Code::Words(word) => word.name().to_owned(),
@@ -169,7 +169,7 @@ impl Code {
     }
 }
 
-/// Adds parts of numbers that take at most `each` bytes.
+/// Adds the parts of the encoded numbers, each of which takes at most `each` stored bytes.
 fn add_numbers(parts: &mut Vec<PartShape>, encoded: &Range<usize>, each: usize) {
     let uncompressed = PART / each * WIDE;
     for from in encoded.clone().step_by(uncompressed) {

@@ -5,8 +5,9 @@
 //!
 //! 1. the integers, N K blocks;
 //! 2. from the next multiple of 64 bytes on, the sums: column n and block k at `(n/16 K + k) 16 + n mod 16`;
-//! 3. the scales, in groups of four columns: within a group, runs of r blocks of one column alternate with those of the next, and blocks
-//!    after the last whole run alternate one by one. r depends on the processor;
+//! 3. the scales, in groups of four columns. Within a group, r blocks of the first column are followed by the same r blocks of the
+//!    second, third and fourth, then by the next r blocks. Blocks after the last whole run of r alternate one by one. r depends on the
+//!    processor;
 //! 4. up to 126 unused bytes.
 //!
 //! Nothing relies on this layout being right: every region is decompressed and compared with the original when it is written.

@@ -76,7 +76,7 @@ impl Read {
         }
     }
 
-    /// Passes the bytes in the staging buffer on, and returns the buffer.
+    /// Decompresses or copies the bytes in the staging buffer to their destination, and returns the buffer to its pool.
     pub fn decompress(self, staging: &StagingPool) -> io::Result<()> {
         let expected = self.expected();
         let (Some(buffer), ReadTarget::Through(decompress)) = (self.buffer, &self.request.to) else { return Ok(()) };

@@ -24,7 +24,7 @@ struct InFlight {
 /// Names the poll of [`Wake`] among the ring's completions; tickets count from zero.
 const WAKE: u64 = u64::MAX;
 
-/// Wakes the thread of a ring while it waits for reads, so that a new request starts beside them instead of after one of them.
+/// Wakes the thread of a ring while it waits for reads, so that a new request starts at once and not only after one of these reads.
 pub(super) struct Wake(File);
 
 impl Wake {
@@ -141,7 +141,7 @@ impl RingWorker<'_> {
             push_read(&mut self.ring, &flight);
             self.in_flight.insert(flight.read.request.ticket.0, flight);
         }
-        // A request could start now only if a read can be added.
+        // Poll for new requests only if another read could start now.
         if self.in_flight.len() < DEPTH && self.deferred.is_none() && !self.is_polled {
             push_poll(&mut self.ring, &self.wake);
             self.is_polled = true;

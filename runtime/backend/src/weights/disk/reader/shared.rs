@@ -55,7 +55,7 @@ impl Shared {
         }
     }
 
-    /// Decompresses the bytes of reads until the reader is dropped, beside other threads that do.
+    /// Decompresses the bytes of reads until the reader is dropped. Several threads do this at once.
     pub fn decompress(&self, reads: &Mutex<Receiver<ToDecompress>>) {
         loop {
             let next = reads.lock().unwrap_or_else(PoisonError::into_inner).recv();
@@ -79,7 +79,7 @@ impl Shared {
     }
 }
 
-/// The error of a file that ends before the bytes to read: what changed it since it was opened, if anything did.
+/// The error of a file that ends before the bytes to read: that it has changed since it was opened, if it has.
 pub(super) fn ends_early(file: &WeightFile) -> io::Error {
     let unchanged = || io::Error::new(io::ErrorKind::UnexpectedEof, "the file ends too early");
     file.check().err().unwrap_or_else(unchanged)
