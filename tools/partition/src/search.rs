@@ -10,7 +10,7 @@ use crate::evaluate::{Evaluator, Goal, ScoredPlacement, TIME_TOLERANCE};
 use crate::exhaust::exhaust;
 use crate::greedy::greedy_run;
 use crate::improve::improve;
-use crate::program::{MAX_NODES, Outcome, PlacementCounts, ProgramSolution, solve};
+use crate::program::{MAX_NODES, Outcome, PlacementCounts, ProgramSolution, SolveLimits, solve};
 use crate::regions::{Region, regions};
 use crate::{BlockPlacement, Options, Phase, Placement, Problem, fits};
 
@@ -19,7 +19,8 @@ use crate::{BlockPlacement, Options, Phase, Placement, Problem, fits};
 pub(crate) const SLOTS: [u32; 4] = [3, 2, 1, 4];
 /// Maximum number of blocks for an exhaustive search.
 pub(crate) const FEW_BLOCKS: usize = 12;
-/// With at most this relative gap to the bound the second, smaller program is not solved.
+/// With at most this relative gap to the bound the second, smaller program is not solved. A number of slots that can save at most this part of a
+/// known time is not searched.
 const SMALL_GAP: f64 = 1e-3;
 /// Maximum number of steps of the exhaustive searches of all numbers of slots: about three seconds. They rarely find a better placement;
 /// they prove that the best one is optimal.
@@ -63,9 +64,9 @@ impl SearchResult {
     }
 }
 
-/// The best `count` placements for one number of slots; `None` if nothing fits. `known` are additional starting placements. Looks for those
-/// that take less than `known_ms`, weighted milliseconds, and returns no placements if the lower bound is above it. An exhaustive search takes its
-/// steps from `steps`.
+/// The best `count` placements for one number of slots; `None` if nothing fits. `known` are additional starting placements. `known_ms` is the
+/// time of the best placement so far, weighted milliseconds: if the lower bound shows that no placement saves more than [`SMALL_GAP`] of it, or
+/// with few blocks that none saves anything, the result has no placements. An exhaustive search takes its steps from `steps`.
 pub(crate) fn search(
     problem: &Problem,
     goal: Goal,
@@ -83,12 +84,15 @@ pub(crate) fn search(
         slots = ?goal.slots,
         "integer program"
     );
-    let (mut bound, counts) = match solve(problem, &goal, &regions, allowed, max_nodes(problem)) {
+    // An exhaustive search is quick, and proves the best.
+    let enough_ms = if problem.blocks.len() <= FEW_BLOCKS { known_ms } else { known_ms * (1.0 - SMALL_GAP) };
+    let limits = SolveLimits { nodes: max_nodes(problem), enough_ms };
+    let (mut bound, counts) = match solve(problem, &goal, &regions, allowed, limits) {
         Outcome::Infeasible => return None,
         Outcome::Unknown => (0.0, None),
         Outcome::Bounded(ProgramSolution { bound, counts }) => (bound, counts),
     };
-    if bound > known_ms {
+    if bound > enough_ms {
         return Some(SearchResult { best: Vec::new(), bound });
     }
     let mut evaluator = Evaluator::new(problem, goal, count.max(STARTS));
@@ -134,8 +138,8 @@ fn counts_of_smaller_program(
     if usual == allowed || usual.iter().any(Vec::is_empty) {
         return None;
     }
-    let nodes = max_nodes(evaluator.problem) / 4;
-    match solve(evaluator.problem, &evaluator.goal, regions, &usual, nodes) {
+    let limits = SolveLimits::nodes(max_nodes(evaluator.problem) / 4);
+    match solve(evaluator.problem, &evaluator.goal, regions, &usual, limits) {
         Outcome::Bounded(solution) => solution.counts,
         _ => None,
     }
@@ -256,7 +260,7 @@ pub(crate) fn optimize_other_phase(
     }
     let regions = regions(problem, &allowed);
     if let Outcome::Bounded(ProgramSolution { counts: Some(counts), .. }) =
-        solve(problem, &evaluator.goal, &regions, &allowed, MAX_NODES)
+        solve(problem, &evaluator.goal, &regions, &allowed, SolveLimits::nodes(MAX_NODES))
     {
         for placements in arrangements(&evaluator.goal, &regions, &counts, &allowed) {
             evaluator.evaluate(&placements);

@@ -351,7 +351,10 @@ fn missing_gpus_hint(costs: &Costs) -> &'static str {
         None if costs.has_no_gpu() => {
             "leave out --vram, or choose a machine with a GPU: `--machine list` shows the presets"
         }
-        None => "give --vram a size for each GPU of the machine, or --vram 0 to plan without one",
+        None => {
+            "give --vram a size for each GPU of the machine, or describe a machine with more GPUs: --machine with a YAML file like those \
+             in fixtures/machines that has an entry under `gpus` for each"
+        }
     }
 }
 

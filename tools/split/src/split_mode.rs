@@ -48,6 +48,8 @@ pub fn check(args: &SplitArgs, errors: &mut InputErrors) {
 const STREAMED: &str = "streams whole layers";
 const TOO_FEW: &str = "--split-mode row divides every layer among GPUs, and the plan is for fewer than two";
 const MORE_GPUS: &str = "give --vram a size for each GPU, such as 24G,24G, or omit --split-mode";
+const OTHER_MACHINE: &str = "describe a machine with several GPUs (--machine with a YAML file like those in fixtures/machines that has an entry \
+                             under `gpus` for each), or omit --split-mode";
 
 /// Refuses a machine with too few GPUs, or with GPUs of several kinds.
 pub fn check_gpus(args: &SplitArgs, gpus: usize, local: &LocalMachine) -> Result<(), SplitError> {
@@ -55,7 +57,8 @@ pub fn check_gpus(args: &SplitArgs, gpus: usize, local: &LocalMachine) -> Result
         return Ok(());
     }
     if gpus < 2 {
-        return Err(SplitError::setting(TOO_FEW, MORE_GPUS));
+        let hint = if args.vram.is_empty() { OTHER_MACHINE } else { MORE_GPUS };
+        return Err(SplitError::setting(TOO_FEW, hint));
     }
     let used = local.gpus.get(..gpus).unwrap_or_default();
     match used.windows(2).find(|pair| pair[0].name != pair[1].name) {

@@ -112,11 +112,13 @@ pub(crate) struct Occupancy {
 
 impl QueuePlace {
     /// Takes `count` places, all or none. There are `limit` places in the queue and one for each free sequence, whose requests start at once. The
-    /// error is the number of places taken.
+    /// error is the number of places in the queue that are taken.
     pub fn take(occupancy: &Arc<Occupancy>, count: usize, limit: usize) -> Result<Vec<QueuePlace>, usize> {
-        let limit = limit.saturating_add(occupancy.free.load(Ordering::SeqCst));
-        let has_room = |waiting: usize| Some(waiting + count).filter(|waiting| *waiting <= limit);
-        occupancy.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_room)?;
+        let free = occupancy.free.load(Ordering::SeqCst);
+        let has_room = |waiting: usize| Some(waiting + count).filter(|waiting| *waiting <= limit.saturating_add(free));
+        // A request that starts takes a free sequence before it gives its place back, so that more than `limit` seem to wait for a moment.
+        let in_queue = |waiting: usize| waiting.saturating_sub(free).min(limit);
+        occupancy.waiting.fetch_update(Ordering::SeqCst, Ordering::SeqCst, has_room).map_err(in_queue)?;
         Ok((0..count).map(|_| QueuePlace(Arc::clone(occupancy))).collect())
     }
 }
@@ -152,4 +154,23 @@ pub enum RequestEvent {
     Embedding(Vec<f32>),
     /// There is no answer.
     Failed(ApiError),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_more_requests_than_the_limit_are_said_to_wait() {
+        let taken = |waiting, free, count| {
+            let occupancy = Arc::new(Occupancy { waiting: AtomicUsize::new(waiting), free: AtomicUsize::new(free) });
+            QueuePlace::take(&occupancy, count, 3).map(|places| places.len())
+        };
+        assert_eq!(taken(4, 2, 1), Ok(1));
+        // Two of the five start at once.
+        assert_eq!(taken(5, 2, 1), Err(3));
+        // Their sequences are taken, and their places not given back yet.
+        assert_eq!(taken(5, 0, 1), Err(3));
+        assert_eq!(taken(2, 0, 2), Err(2));
+    }
 }

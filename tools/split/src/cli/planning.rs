@@ -44,7 +44,8 @@ pub struct PlanningArgs {
     /// Refuse a plan whose first token is expected later than this.
     #[arg(long, value_name = "MS", value_parser = milliseconds, allow_negative_numbers = true)]
     pub first_token_within: Option<f64>,
-    /// Ways in which the plan may hold weights [default: all; resident,cpu,disk with --refine or --kv cpu].
+    /// Ways in which the plan may hold weights [default: all; resident,cpu,disk with --refine, --kv cpu or
+    /// --split-mode row].
     #[arg(long, value_enum)]
     pub mechanisms: Option<MechanismsArg>,
     /// Stream layers to the GPU: `auto` lets the planner choose blocks and phases; a number, or `all`, streams that

@@ -103,7 +103,8 @@ fn contradictory_settings_are_refused_together() {
     run(&["--vram", "1G"]).refusal(&["fewer than two", "24G,24G"]);
     run(&["--vram", "0"]).refusal(&["fewer than two"]);
     run(&["--vram", "1G,0,1G"]).refusal(&["gives one 0 bytes"]);
-    run(&["--machine", "rtx4090"]).refusal(&["fewer than two"]);
+    run(&["--machine", "rtx4090"]).refusal(&["fewer than two", "entry under `gpus`"]);
+    run(&["--machine", "rtx4090", "--vram", "24G,24G"]).refusal(&["the machine has 1", "entry under `gpus`"]);
     run(&["--vram", "1G,1G", "--sweep-vram", "1M..2M"]).refusal(&["--sweep-vram"]);
     run(&["--vram", "1G,1G", "--refine", "8"]).refusal(&["--split-mode row", "--refine"]);
     let dir = tempfile::tempdir().unwrap();
