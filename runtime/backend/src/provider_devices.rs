@@ -70,7 +70,8 @@ pub(crate) fn find_device<'r>(
         return Err(absent(format!("it is used on {word} cards only, and this is {}", describe(&device))));
     }
     if provider == Provider::OPENVINO {
-        openvino::complete(&mut options, kind_name(&device), runtime.threads, runtime.compiled_models.as_deref());
+        openvino::complete(&mut options, kind_name(&device), runtime.threads, runtime.compiled_models.as_deref())
+            .map_err(absent)?;
     }
     let ort_name = device.ep().unwrap_or_default().to_owned();
     if ort_name.len() > LONGEST_ORT_NAME {

@@ -28,6 +28,7 @@ mod schedule;
 mod search;
 mod simulate;
 mod solution;
+mod starts;
 mod sweep;
 mod throughput;
 mod transfer;

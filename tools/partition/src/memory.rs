@@ -227,6 +227,19 @@ pub fn fits(
     usage_with_cuts(problem, placements, slots).check(problem, mechanisms)
 }
 
+/// Whether the host has memory for every placement, so that its limit changes nothing. No placement needs more than that with all blocks on the host,
+/// but for the creation of sessions, of which states and activations may hide a part.
+pub(crate) fn host_holds_any_placement(problem: &Problem) -> bool {
+    let on_host = vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()];
+    let usage = usage(problem, &on_host, &vec![0; problem.budget.vram.len()]);
+    // Partitions may have copies of weights that they share.
+    let in_blocks = (0..problem.blocks.len()).map(|i| problem.weight_bytes(i)).fold(0, u64::saturating_add);
+    let demand = Demand { weights: problem.budget.packing.packed(in_blocks), ..usage.host };
+    let created = problem.budget.packing.session_creation(demand.weights).max(usage.largest_folded);
+    let most = [demand.total(), created, usage.folded].into_iter().fold(0, u64::saturating_add);
+    problem.budget.host().is_none_or(|ram| most <= ram)
+}
+
 impl MemoryUsage {
     /// Checks the problem's budget.
     pub fn check(&self, problem: &Problem, mechanisms: Mechanisms) -> Result<(), OverBudget> {

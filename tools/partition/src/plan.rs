@@ -3,11 +3,12 @@
 use crate::evaluate::{Evaluator, Goal, ScoredPlacement};
 use crate::few_choices;
 use crate::greedy::greedy_run;
+use crate::memory::host_holds_any_placement;
 use crate::refuse::{budget_error, least_on_host};
 use crate::search::{FEW_BLOCKS, MANY_BLOCKS, MAX_STEPS, SLOTS, SearchResult, optimize_other_phase, search};
 use crate::{
-    BlockPlacement, Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, fits,
-    simulate,
+    BlockPlacement, Budget, Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution,
+    fits, simulate,
 };
 use std::panic::resume_unwind;
 
@@ -82,8 +83,20 @@ fn greedy(problem: &Problem, options: &Options) -> Result<ScoredPlacement, OverB
     Evaluator::new(problem, goal, 1).evaluate(&placements).ok_or_else(|| budget_error(problem, options))
 }
 
-/// The best placements over all numbers of slots, and a lower bound; `None` if nothing fits.
+/// The best placements over all numbers of slots, and a lower bound; `None` if nothing fits. Constraints on host memory that change nothing are left
+/// out: the integer program is solved better without them.
 fn exact(problem: &Problem, options: &Options, known: &[&Solution], count: usize) -> Option<SearchResult> {
+    match host_holds_any_placement(problem) {
+        true => {
+            let budget = Budget { ram: None, ..problem.budget.clone() };
+            exact_as_given(&Problem { budget, ..problem.clone() }, options, known, count)
+        }
+        false => exact_as_given(problem, options, known, count),
+    }
+}
+
+/// [`exact`], with the constraints of the problem.
+fn exact_as_given(problem: &Problem, options: &Options, known: &[&Solution], count: usize) -> Option<SearchResult> {
     let weights = weights(problem, options.objective);
     let allowed = allowed(problem, options, weights);
     if let Some(all) = few_choices::all(problem, &allowed).filter(|_| !options.mechanisms.streams()) {

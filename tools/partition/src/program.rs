@@ -15,7 +15,7 @@ use crate::regions::Region;
 use crate::{BlockPlacement, Phase, Placement, Problem};
 use linear::{LinearExpr, LinearModel};
 use memory_constraints::{add_gpu_limit, add_memory_constraints, host_demand};
-use microlp::{ResumeOptions, SolveOptions, SolveOutcome, TerminationReason, Variable};
+use microlp::{SolveOptions, SolveOutcome, Variable};
 use order::add_place_order;
 use time::add_time_constraints;
 
@@ -58,29 +58,13 @@ struct IntegerProgram<'a> {
     memory_unit: f64,
 }
 
-/// When branch and bound stops before it has proven an optimum.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SolveLimits {
-    /// Maximum number of nodes.
-    pub nodes: u64,
-    /// After a quarter of these nodes, a lower bound of at least so many weighted milliseconds is good enough.
-    pub enough_ms: f64,
-}
-
-impl SolveLimits {
-    /// A number of nodes alone.
-    pub fn nodes(nodes: u64) -> Self {
-        SolveLimits { nodes, enough_ms: f64::INFINITY }
-    }
-}
-
-/// Solves the program for these regions. `allowed` has the placements of each block.
+/// Solves the program for these regions. `allowed` has the placements of each block; `nodes` limits branch and bound.
 pub(crate) fn solve(
     problem: &Problem,
     goal: &Goal,
     regions: &[Region],
     allowed: &[Vec<BlockPlacement>],
-    limits: SolveLimits,
+    nodes: u64,
 ) -> Outcome {
     let mut program = IntegerProgram::new(problem, goal, regions, allowed);
     add_memory_constraints(&mut program);
@@ -94,26 +78,13 @@ pub(crate) fn solve(
         add_time_constraints(&mut program, &order, phase, goal.weights[phase as usize] / scale);
         previous = Some(order);
     }
-    let limits = SolveLimits { enough_ms: limits.enough_ms / scale, ..limits };
-    match branch_and_bound(&program.model.lp, limits) {
+    let mut options = SolveOptions::default();
+    options.node_limit = Some(nodes);
+    match program.model.lp.solve_with(options) {
         Ok(outcome) => solved(outcome, scale, &program.counts),
         Err(microlp::Error::Infeasible) => Outcome::Infeasible,
         Err(_) => Outcome::Unknown,
     }
-}
-
-/// Solves a program within limits in its own unit.
-fn branch_and_bound(lp: &microlp::Problem, limits: SolveLimits) -> Result<SolveOutcome, microlp::Error> {
-    let first = if limits.enough_ms.is_finite() { limits.nodes / 4 } else { limits.nodes };
-    let mut options = SolveOptions::default();
-    options.node_limit = Some(first);
-    let outcome = lp.solve_with(options)?;
-    let is_enough = outcome.stats().best_bound.is_some_and(|bound| bound >= limits.enough_ms);
-    if is_enough || outcome.termination_reason() != TerminationReason::NodeLimit || first == limits.nodes {
-        return Ok(outcome);
-    }
-    let rest = ResumeOptions { node_limit: Some(limits.nodes - first), ..outcome.last_resume_options() };
-    outcome.resume_with(rest)
 }
 
 /// The placement within the GPU budgets that needs the least host memory; `None` if there is none.

@@ -8,10 +8,10 @@
 use crate::arrange::{arrangements, neighbours};
 use crate::evaluate::{Evaluator, Goal, ScoredPlacement, TIME_TOLERANCE};
 use crate::exhaust::exhaust;
-use crate::greedy::greedy_run;
 use crate::improve::improve;
-use crate::program::{MAX_NODES, Outcome, PlacementCounts, ProgramSolution, SolveLimits, solve};
+use crate::program::{MAX_NODES, Outcome, PlacementCounts, ProgramSolution, solve};
 use crate::regions::{Region, regions};
+use crate::starts::starts;
 use crate::{BlockPlacement, Options, Phase, Placement, Problem, fits};
 
 /// Numbers of slots to try if the options do not give one, in this order. With fewer than 3 copies stall, but each slot takes the place of a
@@ -19,8 +19,7 @@ use crate::{BlockPlacement, Options, Phase, Placement, Problem, fits};
 pub(crate) const SLOTS: [u32; 4] = [3, 2, 1, 4];
 /// Maximum number of blocks for an exhaustive search.
 pub(crate) const FEW_BLOCKS: usize = 12;
-/// With at most this relative gap to the bound the second, smaller program is not solved. A number of slots that can save at most this part of a
-/// known time is not searched.
+/// With at most this relative gap to the bound the second, smaller program is not solved.
 const SMALL_GAP: f64 = 1e-3;
 /// Maximum number of steps of the exhaustive searches of all numbers of slots: about three seconds. They rarely find a better placement;
 /// they prove that the best one is optimal.
@@ -64,9 +63,9 @@ impl SearchResult {
     }
 }
 
-/// The best `count` placements for one number of slots; `None` if nothing fits. `known` are additional starting placements. `known_ms` is the
-/// time of the best placement so far, weighted milliseconds: if the lower bound shows that no placement saves more than [`SMALL_GAP`] of it, or
-/// with few blocks that none saves anything, the result has no placements. An exhaustive search takes its steps from `steps`.
+/// The best `count` placements for one number of slots; `None` if nothing fits. `known` are additional starting placements. Looks for those
+/// that take less than `known_ms`, weighted milliseconds, and returns no placements if the lower bound is above it. An exhaustive search takes its
+/// steps from `steps`.
 pub(crate) fn search(
     problem: &Problem,
     goal: Goal,
@@ -84,19 +83,16 @@ pub(crate) fn search(
         slots = ?goal.slots,
         "integer program"
     );
-    // An exhaustive search is quick, and proves the best.
-    let enough_ms = if problem.blocks.len() <= FEW_BLOCKS { known_ms } else { known_ms * (1.0 - SMALL_GAP) };
-    let limits = SolveLimits { nodes: max_nodes(problem), enough_ms };
-    let (mut bound, counts) = match solve(problem, &goal, &regions, allowed, limits) {
+    let (mut bound, counts) = match solve(problem, &goal, &regions, allowed, max_nodes(problem)) {
         Outcome::Infeasible => return None,
         Outcome::Unknown => (0.0, None),
         Outcome::Bounded(ProgramSolution { bound, counts }) => (bound, counts),
     };
-    if bound > enough_ms {
+    if bound > known_ms {
         return Some(SearchResult { best: Vec::new(), bound });
     }
     let mut evaluator = Evaluator::new(problem, goal, count.max(STARTS));
-    for placements in simple_placements(problem, &evaluator.goal, allowed) {
+    for placements in starts(problem, &evaluator.goal, allowed) {
         evaluator.evaluate(&placements);
     }
     if let Some(counts) = counts {
@@ -138,8 +134,8 @@ fn counts_of_smaller_program(
     if usual == allowed || usual.iter().any(Vec::is_empty) {
         return None;
     }
-    let limits = SolveLimits::nodes(max_nodes(evaluator.problem) / 4);
-    match solve(evaluator.problem, &evaluator.goal, regions, &usual, limits) {
+    let nodes = max_nodes(evaluator.problem) / 4;
+    match solve(evaluator.problem, &evaluator.goal, regions, &usual, nodes) {
         Outcome::Bounded(solution) => solution.counts,
         _ => None,
     }
@@ -184,20 +180,6 @@ fn best_arrangement(
 ) -> Option<ScoredPlacement> {
     let all = arrangements(&evaluator.goal, regions, counts, allowed);
     all.iter().filter_map(|placements| evaluator.evaluate(placements)).min_by(ScoredPlacement::order)
-}
-
-/// Simple starting placements: one place for all blocks, and the greedy planner's placement.
-fn simple_placements(problem: &Problem, goal: &Goal, allowed: &[Vec<BlockPlacement>]) -> Vec<Vec<BlockPlacement>> {
-    let mut places = vec![Placement::Cpu];
-    places.extend((0..problem.budget.vram.len()).map(Placement::Resident));
-    if goal.mechanisms.streams() {
-        places.extend((0..problem.budget.vram.len()).map(Placement::Streamed));
-    }
-    let slots = goal.slots.iter().copied().max().unwrap_or(0);
-    let everywhere = places.into_iter().map(|place| vec![BlockPlacement::both(place); problem.blocks.len()]);
-    let is_allowed =
-        |placements: &Vec<BlockPlacement>| placements.iter().zip(allowed).all(|(c, allowed)| allowed.contains(c));
-    everywhere.chain([greedy_run(problem, slots)]).filter(is_allowed).collect()
 }
 
 /// Moves blocks from the host to a place in one phase, one after another, while they fit.
@@ -260,7 +242,7 @@ pub(crate) fn optimize_other_phase(
     }
     let regions = regions(problem, &allowed);
     if let Outcome::Bounded(ProgramSolution { counts: Some(counts), .. }) =
-        solve(problem, &evaluator.goal, &regions, &allowed, SolveLimits::nodes(MAX_NODES))
+        solve(problem, &evaluator.goal, &regions, &allowed, MAX_NODES)
     {
         for placements in arrangements(&evaluator.goal, &regions, &counts, &allowed) {
             evaluator.evaluate(&placements);

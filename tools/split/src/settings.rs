@@ -14,6 +14,7 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     sizes(args, &mut errors);
     streaming(args, &mut errors);
     targets(args, &mut errors);
+    sweep(args, &mut errors);
     without_gpus(args, &mut errors);
     check_manual_placement(args, &mut errors);
     refining(args, &mut errors);
@@ -106,6 +107,15 @@ fn targets(args: &SplitArgs, errors: &mut InputErrors) {
         args.planning.sweep_vram.is_none() || !has_target,
         "--sweep-vram shows the speed of each size, and --at-least and --first-token-within are for one plan",
         "omit one of them",
+    );
+}
+
+fn sweep(args: &SplitArgs, errors: &mut InputErrors) {
+    let is_unequal = args.vram.windows(2).any(|pair| pair[0] != pair[1]);
+    errors.require(
+        args.planning.sweep_vram.is_none() || !is_unequal,
+        "--sweep-vram gives every GPU the same size, and --vram gives them different ones",
+        "give --vram as many equal sizes as there are GPUs, or omit it",
     );
 }
 

@@ -142,7 +142,8 @@ fn text(points: &[Point], request: &PlanningRequest, source: &str) -> String {
         let vram = if same.len() == 1 { first } else { format!("{first} to {last}") };
         [vec![vram], same[0].1.clone()].concat()
     });
-    let header = ["VRAM", "blocks on GPU + streamed", "tokens/s", "", "first token", ""];
+    let vram = if request.problem.gpus.len() > 1 { "VRAM of each GPU" } else { "VRAM" };
+    let header = [vram, "blocks on GPU + streamed", "tokens/s", "", "first token", ""];
     format!(
         "{}\n\nexpected ({source}): a {}-token prompt, decoding at {} tokens of context",
         table(&header, &[0, 1, 2, 4], rows),

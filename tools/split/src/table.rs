@@ -7,7 +7,7 @@ use hpp_partition::MOST_SEQUENCES;
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{
     Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, PartitionVariant, Plan,
-    PredictedThroughput, Predictions, Residency, Ring,
+    PredictedThroughput, Predictions, Residency, Ring, StateUpdate,
 };
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -245,19 +245,41 @@ fn further_sequences(plan: &Plan, of_one: u64) -> (u64, String) {
     (bytes, text)
 }
 
-/// Bytes of state on a GPU at a time. During the prompt it holds the state of all partitions that compute there then, during decoding of
-/// those that compute there then; of state that is kept in host memory in both phases, that of one partition.
+/// Bytes of the states in host memory whose partitions decode on another device, for one sequence.
+fn copied_states(plan: &Plan, host: &str) -> u64 {
+    let is_elsewhere =
+        |name: &str| plan.partitions.iter().any(|partition| partition.name == name && partition.device != host);
+    let here =
+        plan.states.iter().filter(|state| state.device == host && !state.on_disk && is_elsewhere(&state.partition));
+    here.map(|state| state.memory().saturating_mul(plan.budgets.batch)).fold(0, u64::saturating_add)
+}
+
+/// Bytes of state on a GPU. State that the GPU keeps: the larger of the sums over the partitions that compute there in each phase. State that is
+/// kept elsewhere is copied to staging buffers: those that hold it during the whole phase belong to one partition; the others are shared,
+/// and there is a second set if several partitions share them, because the states of the next one are copied ahead.
 fn states_on_gpu(plan: &Plan, gpu: &str) -> u64 {
-    let follows = |partition: &Partition| {
-        plan.states.iter().all(|s| s.partition != partition.name || s.device == partition.device)
-    };
-    let in_phase = |device: &dyn Fn(&Partition) -> bool| {
-        let here = || plan.partitions.iter().filter(|partition| device(partition));
-        let kept: u64 = here().filter(|partition| follows(partition)).map(|partition| partition.bytes.kv.0).sum();
-        let copied = here().filter(|partition| !follows(partition)).map(|partition| partition.bytes.kv.0).max();
-        kept.saturating_add(copied.unwrap_or(0))
-    };
-    in_phase(&|partition| partition.device == gpu).max(in_phase(&|partition| partition.prefill_device() == gpu))
+    let (mut kept, mut own, mut shared, mut sets) = (0, 0_u64, 0, 1);
+    let places: [fn(&Partition) -> &str; 2] = [|partition| &partition.device, Partition::prefill_device];
+    for (here, in_other_phase) in [(places[0], places[1]), (places[1], places[0])] {
+        let mut kept_here = 0_u64;
+        let mut sharing = 0;
+        for partition in plan.partitions.iter().filter(|partition| here(partition) == gpu && partition.bytes.kv.0 > 0) {
+            let bytes = partition.bytes.kv.0;
+            let states = || plan.states.iter().filter(|state| state.partition == partition.name);
+            let grows = states().any(|state| matches!(state.update, StateUpdate::Append { .. }));
+            if states().all(|state| state.device == partition.device) {
+                kept_here = kept_here.saturating_add(bytes);
+            } else if !grows && states().all(|state| state.device == in_other_phase(partition)) {
+                own = own.saturating_add(bytes);
+            } else {
+                shared = bytes.max(shared);
+                sharing += 1;
+            }
+        }
+        kept = kept_here.max(kept);
+        sets = if sharing > 1 { 2 } else { sets };
+    }
+    [kept, own].into_iter().fold(shared.saturating_mul(sets), u64::saturating_add)
 }
 
 /// Bytes of host memory in use, and their large items as text: weights that compute there, locked parts of weights read
@@ -297,6 +319,10 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     }
     if layout > 0 {
         parts += &format!(", {} that the layout of CPU kernels takes beside the weights", human(layout));
+    }
+    let copied = copied_states(plan, &host.name);
+    if copied > 0 {
+        parts += &format!(", {} for KV caches of layers on GPUs, copied there around each run", human(copied));
     }
     if plan.state_window() > 0 {
         parts += &format!(", {} for KV caches on disk", human(plan.state_window()));

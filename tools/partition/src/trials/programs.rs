@@ -2,7 +2,7 @@
 
 use super::instances::{Random, brute_force, disk_bound_instance, instance, random_placements, shares_weights};
 use crate::evaluate::{Evaluator, Goal};
-use crate::program::{MAX_NODES, Outcome, ProgramSolution, SolveLimits, solve};
+use crate::program::{MAX_NODES, Outcome, ProgramSolution, solve};
 use crate::regions::regions;
 use crate::{BlockPlacement, Contention, KvHome, Mechanisms, Objective, Phase, Problem, simulate};
 use proptest::prelude::*;
@@ -11,7 +11,7 @@ fn bound(problem: &Problem, weights: [f64; 2], slots: u32, mechanisms: Mechanism
     let goal = Goal { weights, mechanisms, slots: vec![slots; problem.gpus.len()] };
     let allowed: Vec<Vec<BlockPlacement>> =
         (0..problem.blocks.len()).map(|i| problem.placements(i, mechanisms)).collect();
-    match solve(problem, &goal, &regions(problem, &allowed), &allowed, SolveLimits::nodes(MAX_NODES)) {
+    match solve(problem, &goal, &regions(problem, &allowed), &allowed, MAX_NODES) {
         Outcome::Bounded(solution) => Some(solution.bound),
         Outcome::Infeasible => None,
         // The solver fails on a few instances for numerical reasons. The planner then goes on with a bound that always holds.
@@ -90,7 +90,7 @@ proptest! {
         for weights in [[1.0, 0.0], [0.0, 1.0]] {
             let goal = Goal { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
             let score = Evaluator::new(&problem, goal.clone(), 1).evaluate(&placements).map(|c| c.score.objective);
-            let outcome = solve(&problem, &goal, &regions, &allowed, SolveLimits::nodes(MAX_NODES));
+            let outcome = solve(&problem, &goal, &regions, &allowed, MAX_NODES);
             let (Outcome::Bounded(ProgramSolution { bound, .. }), Some(ms)) = (outcome, score) else {
                 return Err(TestCaseError::fail(format!("the program and the evaluator differ: {score:?}")));
             };
@@ -128,7 +128,7 @@ proptest! {
         for (weights, phase) in [([1.0, 0.0], Phase::Prefill), ([0.0, 1.0], Phase::Decode)] {
             let goal = Goal { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
             let ms = simulate(&problem, &placements, &goal.slots, phase).ms;
-            if let Outcome::Bounded(ProgramSolution { bound, .. }) = solve(&problem, &goal, &regions, &allowed, SolveLimits::nodes(MAX_NODES)) {
+            if let Outcome::Bounded(ProgramSolution { bound, .. }) = solve(&problem, &goal, &regions, &allowed, MAX_NODES) {
                 prop_assert!(bound <= ms * (1.0 + 1e-9), "{phase:?}: bound {bound}, simulated {ms}");
             }
         }
@@ -150,7 +150,7 @@ proptest! {
         for weights in [[1.0, 0.0], [0.0, 1.0], [1.0, 3.0]] {
             let goal = Goal { weights, mechanisms: Mechanisms::All, slots: vec![slots; gpus] };
             let score = Evaluator::new(&problem, goal.clone(), 1).evaluate(&placements).map(|c| c.score.objective);
-            match (solve(&problem, &goal, &regions, &allowed, SolveLimits::nodes(MAX_NODES)), score) {
+            match (solve(&problem, &goal, &regions, &allowed, MAX_NODES), score) {
                 (Outcome::Bounded(ProgramSolution { bound, .. }), Some(ms)) => {
                     prop_assert!(bound <= ms * (1.0 + 1e-9), "{weights:?}: bound {bound}, simulated {ms}");
                     prop_assert!(bound > 0.3 * ms, "{weights:?}: bound {bound} is far below {ms}");

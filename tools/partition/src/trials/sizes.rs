@@ -3,7 +3,7 @@
 use crate::{
     BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Contention, Cost, DeviceId, GpuCosts, Mechanisms,
     Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, Streamed, Work, Workload, best,
-    bottleneck, evaluate, explain_runs, fits, plan, sweep, useless_gpus,
+    bottleneck, evaluate, explain_runs, fits, plan, sweep, usage, useless_gpus,
 };
 use proptest::prelude::*;
 
@@ -198,6 +198,34 @@ fn the_same_problem_has_the_same_plan() {
     let problem = problem(dense(30), DESKTOP, 512, 128);
     let options = options(Mechanisms::All, Objective::Mixed);
     assert_eq!(best(&problem, &options, 4), best(&problem.clone(), &options, 4));
+}
+
+/// With two GPUs the integer program often has no good solution within its nodes, and a limit on host memory makes it harder. The plan is good
+/// nevertheless: it streams the few layers that no GPU holds.
+#[test]
+fn two_gpus_stream_what_they_cannot_hold() {
+    let mut blocks = vec![block(0, BlockRole::Embedding, 525_000_000, 4096, 0)];
+    blocks.extend((1..=32).map(|i| block(i, BlockRole::Layer(i - 1), 218_000_000, 218_000_000, 32 << 20)));
+    blocks.push(block(33, BlockRole::Head, 525_000_000, 525_000_000, 0));
+    blocks.iter_mut().for_each(|block| block.workspace_bytes = 64 << 20);
+    let options = options(Mechanisms::All, Objective::Mixed);
+    for (cpu, gpu, contention, disk) in
+        [((30.0, 0.3), (400.0, 40.0), 1.0, Some(2.0)), ((50.0, 0.5), (400.0, 40.0), 1.2, None)]
+    {
+        let machine = TrialMachine { cpu, gpu, link: 20.0, contention, disk, ram: None, vram: 0 };
+        let mut problem = problem(blocks.clone(), machine, 512, 128);
+        problem.gpus.push(problem.gpus[0].clone());
+        (problem.budget.vram, problem.budget.margin) = (vec![3 * GIB, 2 * GIB], 0);
+        let free = plan(&problem, &options).unwrap();
+        let needs = usage(&problem, &free.placements, &free.slots).host.total();
+        assert!(free.gap() < 0.1, "gap {}: {:?}", free.gap(), free.placements);
+        for ram in [needs + needs / 4, 64 * GIB] {
+            problem.budget.ram = Some(ram);
+            let limited = plan(&problem, &options).unwrap();
+            assert!(limited.gap() < 0.1, "{ram}: gap {}: {:?}", limited.gap(), limited.placements);
+        }
+        assert_eq!(plan(&problem, &options).unwrap().placements, free.placements, "a limit that holds everything");
+    }
 }
 
 #[test]

@@ -68,7 +68,7 @@ pub struct PlanningArgs {
     /// another context length would change.
     #[arg(long)]
     pub explain: bool,
-    /// Print expected speed for each VRAM budget of a range, such as 4G..24G or 4G..24G:2G, and write no plan.
+    /// Print expected speed for each VRAM budget of a range, such as 4G..24G or 4G..24G:2G, the same for each GPU, and write no plan.
     #[arg(long, value_name = "FROM..TO[:STEP]")]
     pub sweep_vram: Option<VramRange>,
     /// Write the simulated timeline of a prompt and some tokens to this file, in the Chrome trace format (for

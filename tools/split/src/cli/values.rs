@@ -38,14 +38,15 @@ impl FromStr for LayerCount {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvHomeArg {
     /// The device that computes the layer. Layers on the CPU keep theirs in a file, as with `disk`, if memory is too small for the context,
-    /// or if weights that are read from disk are expected to use that memory much better.
+    /// or if weights that are read from disk are expected to use that memory much better. With --objective throughput those of layers on
+    /// GPUs are in host memory, as with `cpu`, if that is faster.
     Auto,
     /// The device that computes the layer.
     Follow,
     /// The GPU; refused when a layer with state computes on the CPU.
     Gpu,
-    /// Host memory, copied to the GPU and back around each layer: VRAM holds one layer's cache at a time, and the whole
-    /// cache crosses the bus twice per token.
+    /// Host memory, copied to the GPU and back around each layer: VRAM holds the caches of one layer, or of two, and the
+    /// whole cache crosses the bus twice per token.
     #[value(name = "cpu")]
     Host,
     /// The GPU for its layers, and a file for layers on the CPU, whose caches are read before each layer and written after it: a

@@ -1,7 +1,7 @@
 //! Memory that plans count: workspaces and states, as runs take them.
 
 use crate::support::{LLAMA, copied, fixture, split};
-use hpp_schema::Plan;
+use hpp_schema::{ByteSize, Plan};
 
 /// Caches are appended, and attention writes its scores to memory.
 const APPENDED: &str = "torch/llama-dynamo-kv";
@@ -45,6 +45,28 @@ fn appended_caches_take_two_buffers() {
     assert_eq!(counted, 2 * of_one_buffer);
     let (counted, of_one_buffer) = kv(LLAMA);
     assert_eq!(counted, of_one_buffer);
+}
+
+/// Caches in host memory are copied to a GPU, which holds those of two layers: of the one that computes, and of the next one.
+#[test]
+fn the_table_counts_caches_that_are_copied_to_a_gpu() {
+    let model = fixture(LLAMA);
+    let arguments =
+        [model.to_str().unwrap(), "--dry-run", "--gpu-layers", "all", "--vram", "1G", "--context", "512", "--kv"];
+    let text = |kv: &str| split(&[&arguments[..], &[kv]].concat()).success().stdout;
+    let plan: Plan =
+        serde_json::from_str(&split(&[&arguments[..], &["cpu", "--json"]].concat()).success().stdout).unwrap();
+    let of =
+        |bytes: fn(&hpp_schema::Partition) -> u64| plan.partitions.iter().filter(|p| p.device == "gpu0").map(bytes);
+    let used = plan.weights_on("gpu0").unwrap()
+        + 2 * of(|p| p.bytes.kv.0).max().unwrap()
+        + of(|p| p.bytes.workspace.0).max().unwrap();
+    let caches: u64 = of(|p| p.bytes.kv.0).sum();
+    let copied = text("cpu");
+    assert!(copied.contains(&format!("gpu0: {} of 1 GiB", ByteSize(used).human())), "{copied}");
+    let on_host = format!("{} for KV caches of layers on GPUs", ByteSize(caches).human());
+    assert!(copied.contains(&on_host), "{on_host}: {copied}");
+    assert!(!text("follow").contains("for KV caches of layers on GPUs"));
 }
 
 /// Of four layers with caches on disk, the window takes as much as those of three.

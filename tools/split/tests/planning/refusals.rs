@@ -24,6 +24,7 @@ fn contradictory_settings_are_refused() {
         (&["--refine", "0"], &["0 tokens"]),
         (&["--refine", "8", "--machine", &machine("mini-pc.yaml")], &["--refine", "--machine"]),
         (&["--sweep-vram", "1M..2M", "--gpu-layers", "2"], &["manually"]),
+        (&["--sweep-vram", "1M..2M", "--vram", "3M,2M"], &["every GPU the same size", "equal sizes"]),
         (&["--sweep-vram", "1M..2M", "--at-least", "5"], &["--at-least", "are for one plan"]),
         (&["--first-token-within", "nan"], &["--first-token-within"]),
         (&["--vram", "0", "--gpu-layers", "2"], &["--vram 0", "--gpu-layers"]),
