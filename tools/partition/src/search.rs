@@ -11,7 +11,7 @@ use crate::exhaust::exhaust;
 use crate::improve::improve;
 use crate::program::{MAX_NODES, Outcome, PlacementCounts, ProgramSolution, solve};
 use crate::regions::{Region, regions};
-use crate::starts::starts;
+use crate::starts::{full_gpus, simple_placements};
 use crate::{BlockPlacement, Options, Phase, Placement, Problem, fits};
 
 /// Numbers of slots to try if the options do not give one, in this order. With fewer than 3 copies stall, but each slot takes the place of a
@@ -28,6 +28,8 @@ pub(crate) const MAX_STEPS: usize = 1_000_000;
 const MAX_CLIMB_EVALUATIONS: usize = 12_000;
 /// Number of placements to improve.
 const STARTS: usize = 4;
+/// Number of placements with full GPUs to improve.
+const FULL_STARTS: usize = 2;
 /// Maximum number of evaluations of the local search from one placement.
 const MAX_IMPROVE_EVALUATIONS: usize = 1500;
 
@@ -92,7 +94,7 @@ pub(crate) fn search(
         return Some(SearchResult { best: Vec::new(), bound });
     }
     let mut evaluator = Evaluator::new(problem, goal, count.max(STARTS));
-    for placements in starts(problem, &evaluator.goal, allowed) {
+    for placements in simple_placements(problem, &evaluator.goal, allowed) {
         evaluator.evaluate(&placements);
     }
     if let Some(counts) = counts {
@@ -105,10 +107,13 @@ pub(crate) fn search(
     }
     known.iter().for_each(|placements| drop(evaluator.evaluate(placements)));
     let starts: Vec<ScoredPlacement> = evaluator.best().iter().take(STARTS).cloned().collect();
-    for start in starts {
-        if evaluator.best()[0].score.objective > bound {
-            improve(&mut evaluator, allowed, start, scaled(problem, MAX_IMPROVE_EVALUATIONS));
-        }
+    improve_each(&mut evaluator, allowed, starts, bound);
+    if evaluator.best().first().is_none_or(|best| best.score.objective > bound * (1.0 + SMALL_GAP)) {
+        let full = full_gpus(problem, &evaluator.goal, allowed);
+        let mut starts: Vec<_> = full.iter().filter_map(|placements| evaluator.evaluate(placements)).collect();
+        starts.sort_by(ScoredPlacement::order);
+        starts.truncate(FULL_STARTS);
+        improve_each(&mut evaluator, allowed, starts, bound);
     }
     if problem.blocks.len() <= FEW_BLOCKS && exhaust(&mut evaluator, allowed, steps, known_ms) {
         bound = evaluator.best().first().map_or(known_ms, |best| best.score.objective.min(known_ms)).max(bound);
@@ -116,6 +121,16 @@ pub(crate) fn search(
     let best_ms = evaluator.best().first().map(|best| best.score.objective);
     tracing::debug!(bound_ms = bound, best_ms, evaluations = evaluator.evaluations, "placements searched");
     (!evaluator.best().is_empty()).then(|| SearchResult { best: evaluator.best().to_vec(), bound })
+}
+
+/// Improves one placement after the other, unless the best has reached the bound.
+fn improve_each(evaluator: &mut Evaluator, allowed: &[Vec<BlockPlacement>], starts: Vec<ScoredPlacement>, bound: f64) {
+    let limit = scaled(evaluator.problem, MAX_IMPROVE_EVALUATIONS);
+    for start in starts {
+        if evaluator.best()[0].score.objective > bound {
+            improve(evaluator, allowed, start, limit);
+        }
+    }
 }
 
 /// Counts from a smaller program, in which blocks have the same place in both phases, or are streamed for the prompt and decode on the

@@ -8,23 +8,31 @@ use crate::greedy::greedy_run;
 use crate::memory::check_gpu;
 use crate::{BlockPlacement, BlockRole, Placement, Problem};
 
-/// The starting placements for a goal, whether they fit or not. `allowed` has the placements of each block.
-pub(crate) fn starts(problem: &Problem, goal: &Goal, allowed: &[Vec<BlockPlacement>]) -> Vec<Vec<BlockPlacement>> {
-    let gpus = || 0..problem.budget.vram.len();
+/// All blocks at one place, and the greedy planner's placement; whether they fit or not. `allowed` has the placements of each block.
+pub(crate) fn simple_placements(
+    problem: &Problem,
+    goal: &Goal,
+    allowed: &[Vec<BlockPlacement>],
+) -> Vec<Vec<BlockPlacement>> {
     let mut places = vec![Placement::Cpu];
-    places.extend(gpus().map(Placement::Resident));
+    places.extend((0..problem.budget.vram.len()).map(Placement::Resident));
     if goal.mechanisms.streams() {
-        places.extend(gpus().map(Placement::Streamed));
+        places.extend((0..problem.budget.vram.len()).map(Placement::Streamed));
     }
     let slots = goal.slots.iter().copied().max().unwrap_or(0);
-    let mut all: Vec<Vec<BlockPlacement>> =
-        places.into_iter().map(|place| vec![BlockPlacement::both(place); problem.blocks.len()]).collect();
-    all.push(greedy_run(problem, slots));
-    if goal.mechanisms.streams() {
-        all.extend(gpus().flat_map(|gpu| with_streamed_rest(problem, goal, allowed, gpu)));
-    }
-    all.retain(|placements| placements.iter().zip(allowed).all(|(placement, allowed)| allowed.contains(placement)));
-    all
+    let everywhere = places.into_iter().map(|place| vec![BlockPlacement::both(place); problem.blocks.len()]);
+    everywhere.chain([greedy_run(problem, slots)]).filter(|placements| are_allowed(placements, allowed)).collect()
+}
+
+/// Full GPUs, each in turn with the blocks that are left streamed to it; whether host memory is large enough or not.
+pub(crate) fn full_gpus(problem: &Problem, goal: &Goal, allowed: &[Vec<BlockPlacement>]) -> Vec<Vec<BlockPlacement>> {
+    let gpus = 0..if goal.mechanisms.streams() { problem.budget.vram.len() } else { 0 };
+    let all = gpus.flat_map(|gpu| with_streamed_rest(problem, goal, allowed, gpu));
+    all.filter(|placements| are_allowed(placements, allowed)).collect()
+}
+
+fn are_allowed(placements: &[BlockPlacement], allowed: &[Vec<BlockPlacement>]) -> bool {
+    placements.iter().zip(allowed).all(|(placement, allowed)| allowed.contains(placement))
 }
 
 /// All GPUs hold as many blocks as fit, and the rest is streamed to one of them: in both phases, or for the prompt while the host decodes. The
