@@ -191,7 +191,7 @@ pub struct Options {
     pub objective: Objective,
     /// What the runtime may do with weights.
     pub mechanisms: Mechanisms,
-    /// Slots of the slot ring for streamed weights; `None` lets the planner choose 3 or 4.
+    /// Slots of the slot ring for streamed weights; `None` lets the planner choose 1 to 4.
     pub slots: Option<u32>,
 }
 

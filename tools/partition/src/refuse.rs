@@ -7,7 +7,7 @@ use crate::program::min_host_placement;
 use crate::regions::regions;
 use crate::{BlockPlacement, BlockSpec, Demand, DeviceId, Options, OverBudget, Placement, Problem};
 
-/// The demand and budget of the block that exceeds a GPU least, if no GPU can hold any block that it could compute: the plan then uses
+/// The smallest demand of a block on a GPU, with that GPU's budget, if no GPU can hold any block that it could compute: the plan then uses
 /// the host only. `None` if a GPU can hold a block.
 pub fn useless_gpus(problem: &Problem, options: &Options) -> Option<OverBudget> {
     let budget = &problem.budget;
@@ -16,7 +16,7 @@ pub fn useless_gpus(problem: &Problem, options: &Options) -> Option<OverBudget> 
         let demand = Demand { weights: problem.weight_bytes(block), kv, workspace, ring: 0 };
         OverBudget::check(DeviceId::Gpu(gpu), demand, budget.vram[gpu], budget.margin)
     };
-    let mut smallest_excess: Option<OverBudget> = None;
+    let mut smallest: Option<OverBudget> = None;
     for gpu in 0..budget.vram.len() {
         for block in 0..problem.blocks.len() {
             if !problem.placements(block, options.mechanisms).contains(&BlockPlacement::both(Placement::Resident(gpu)))
@@ -27,14 +27,14 @@ pub fn useless_gpus(problem: &Problem, options: &Options) -> Option<OverBudget> 
                 Ok(()) => return None,
                 Err(error) => {
                     let is_smaller = |known: &OverBudget| error.required_budget() < known.required_budget();
-                    if smallest_excess.as_ref().is_none_or(is_smaller) {
-                        smallest_excess = Some(error);
+                    if smallest.as_ref().is_none_or(is_smaller) {
+                        smallest = Some(error);
                     }
                 }
             }
         }
     }
-    smallest_excess
+    smallest
 }
 
 /// The error for a problem without a placement that fits. If the blocks that the user assigned exceed a GPU, the error names that GPU.

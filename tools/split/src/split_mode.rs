@@ -57,7 +57,7 @@ pub fn check_gpus(args: &SplitArgs, gpus: usize, local: &LocalMachine) -> Result
         return Ok(());
     }
     if gpus < 2 {
-        let hint = if args.vram.is_empty() { OTHER_MACHINE } else { MORE_GPUS };
+        let hint = if args.vram.is_empty() && args.planning.machine.is_some() { OTHER_MACHINE } else { MORE_GPUS };
         return Err(SplitError::setting(TOO_FEW, hint));
     }
     let used = local.gpus.get(..gpus).unwrap_or_default();

@@ -4,7 +4,7 @@ use crate::amount::{self, ESTIMATED, MEASURED};
 use crate::{fold, split_mode};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use hpp_partition::MOST_SEQUENCES;
-use hpp_schema::memory::PROCESS;
+use hpp_schema::memory::{PROCESS, RESERVE};
 use hpp_schema::{
     Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, PartitionVariant, Plan,
     PredictedThroughput, Predictions, Residency, Ring, StateUpdate,
@@ -204,8 +204,14 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
                 let slots = amount::count(ring.slots as usize, "slot");
                 format!(", {slots} of {} for streamed weights included", ring.slot_bytes.human())
             };
+            let mut parts = device.ring.map_or(String::new(), slots);
+            let [prompt, _] = phase_states(plan, name);
+            if prompt.during_phase > 0 {
+                let bytes = ByteSize(prompt.during_phase.saturating_mul(planned_sequences(plan))).human();
+                parts += &format!(", {bytes} for the KV caches of layers that it computes in prompts only");
+            }
             let used = used.into_iter().fold(0, u64::saturating_add);
-            (used, plan.budgets.vram.get(gpus_before).copied(), device.ring.map_or(String::new(), slots))
+            (used, plan.budgets.vram.get(gpus_before).copied(), parts)
         }
         DeviceKind::Cpu => {
             let limit = plan.budgets.ram;
@@ -254,32 +260,55 @@ fn copied_states(plan: &Plan, host: &str) -> u64 {
     here.map(|state| state.memory().saturating_mul(plan.budgets.batch)).fold(0, u64::saturating_add)
 }
 
-/// Bytes of state on a GPU. State that the GPU keeps: the larger of the sums over the partitions that compute there in each phase. State that is
-/// kept elsewhere is copied to staging buffers: those that hold it during the whole phase belong to one partition; the others are shared,
-/// and there is a second set if several partitions share them, because the states of the next one are copied ahead.
-fn states_on_gpu(plan: &Plan, gpu: &str) -> u64 {
-    let (mut kept, mut own, mut shared, mut sets) = (0, 0_u64, 0, 1);
-    let places: [fn(&Partition) -> &str; 2] = [|partition| &partition.device, Partition::prefill_device];
-    for (here, in_other_phase) in [(places[0], places[1]), (places[1], places[0])] {
-        let mut kept_here = 0_u64;
-        let mut sharing = 0;
+/// Bytes of state on a GPU in one phase.
+#[derive(Default)]
+struct PhaseStates {
+    /// States that the GPU keeps between passes.
+    kept: u64,
+    /// States that are on the GPU during the phase: they are updated in place, and the other phase computes where they are kept.
+    during_phase: u64,
+    /// The largest states of a partition among those that are copied to shared staging buffers for each run.
+    largest_copied: u64,
+    /// Partitions with such states.
+    copied: usize,
+}
+
+impl PhaseStates {
+    /// Of the partitions that compute on `gpu` in the phase, where `here` is the device of a partition and `elsewhere` that of the other phase.
+    fn of(plan: &Plan, gpu: &str, here: fn(&Partition) -> &str, elsewhere: fn(&Partition) -> &str) -> Self {
+        let mut found = PhaseStates::default();
         for partition in plan.partitions.iter().filter(|partition| here(partition) == gpu && partition.bytes.kv.0 > 0) {
             let bytes = partition.bytes.kv.0;
             let states = || plan.states.iter().filter(|state| state.partition == partition.name);
-            let grows = states().any(|state| matches!(state.update, StateUpdate::Append { .. }));
-            if states().all(|state| state.device == partition.device) {
-                kept_here = kept_here.saturating_add(bytes);
-            } else if !grows && states().all(|state| state.device == in_other_phase(partition)) {
-                own = own.saturating_add(bytes);
+            let is_in_place = states().all(|state| matches!(state.update, StateUpdate::InPlace { .. }));
+            if states().all(|state| state.device == gpu) {
+                found.kept = found.kept.saturating_add(bytes);
+            } else if is_in_place && states().all(|state| state.device == elsewhere(partition)) {
+                found.during_phase = found.during_phase.saturating_add(bytes);
             } else {
-                shared = bytes.max(shared);
-                sharing += 1;
+                found.largest_copied = bytes.max(found.largest_copied);
+                found.copied += 1;
             }
         }
-        kept = kept_here.max(kept);
-        sets = if sharing > 1 { 2 } else { sets };
+        found
     }
-    [kept, own].into_iter().fold(shared.saturating_mul(sets), u64::saturating_add)
+}
+
+/// The states on a GPU in prompts and in decoding.
+fn phase_states(plan: &Plan, gpu: &str) -> [PhaseStates; 2] {
+    let (decode, prefill): (fn(&Partition) -> &str, fn(&Partition) -> &str) =
+        (|partition| &partition.device, Partition::prefill_device);
+    [PhaseStates::of(plan, gpu, prefill, decode), PhaseStates::of(plan, gpu, decode, prefill)]
+}
+
+/// Bytes of state on a GPU. There is a second set of staging buffers if several partitions use them, because the states of the next one are copied
+/// ahead.
+fn states_on_gpu(plan: &Plan, gpu: &str) -> u64 {
+    let [prompt, decode] = phase_states(plan, gpu);
+    let sets = if prompt.copied.max(decode.copied) > 1 { 2 } else { 1 };
+    let copied = prompt.largest_copied.max(decode.largest_copied).saturating_mul(sets);
+    let kept = prompt.kept.saturating_add(prompt.during_phase).max(decode.kept);
+    [kept, decode.during_phase].into_iter().fold(copied, u64::saturating_add)
 }
 
 /// Bytes of host memory in use, and their large items as text: weights that compute there, locked parts of weights read
@@ -343,7 +372,13 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
             ", {kept} of the {streamed} streamed to GPUs stay in memory, the rest is read from disk in each pass"
         );
     }
-    (required.saturating_add(kept), parts)
+    let used = required.saturating_add(kept);
+    // Without room for it, the runtime locks fewer weights.
+    let free = limit.filter(|_| window > 0).map_or(0, |limit| RESERVE.min(limit.saturating_sub(used)));
+    if free > 0 {
+        parts += &format!(", {} left free", human(free));
+    }
+    (used.saturating_add(free), parts)
 }
 
 /// `embedding, layers.0-11, head`: joins labels, with consecutive layers as a range.
