@@ -260,6 +260,9 @@ fn copied_states(plan: &Plan, host: &str) -> u64 {
     here.map(|state| state.memory().saturating_mul(plan.budgets.batch)).fold(0, u64::saturating_add)
 }
 
+/// The device of a partition in some phase.
+type DeviceOf = fn(&Partition) -> &str;
+
 /// Bytes of state on a GPU in one phase.
 #[derive(Default)]
 struct PhaseStates {
@@ -275,7 +278,7 @@ struct PhaseStates {
 
 impl PhaseStates {
     /// Of the partitions that compute on `gpu` in the phase, where `here` is the device of a partition and `elsewhere` that of the other phase.
-    fn of(plan: &Plan, gpu: &str, here: fn(&Partition) -> &str, elsewhere: fn(&Partition) -> &str) -> Self {
+    fn of(plan: &Plan, gpu: &str, here: DeviceOf, elsewhere: DeviceOf) -> Self {
         let mut found = PhaseStates::default();
         for partition in plan.partitions.iter().filter(|partition| here(partition) == gpu && partition.bytes.kv.0 > 0) {
             let bytes = partition.bytes.kv.0;
@@ -296,8 +299,8 @@ impl PhaseStates {
 
 /// The states on a GPU in prompts and in decoding.
 fn phase_states(plan: &Plan, gpu: &str) -> [PhaseStates; 2] {
-    let (decode, prefill): (fn(&Partition) -> &str, fn(&Partition) -> &str) =
-        (|partition| &partition.device, Partition::prefill_device);
+    let decode: DeviceOf = |partition| &partition.device;
+    let prefill: DeviceOf = Partition::prefill_device;
     [PhaseStates::of(plan, gpu, prefill, decode), PhaseStates::of(plan, gpu, decode, prefill)]
 }
 
