@@ -147,9 +147,7 @@ pub(crate) fn pass_steps(problem: &Problem, placements: &[BlockPlacement], phase
                 Some(gpu) => push_ahead(upload(problem, gpu, swap_in.tensors, block..block + 1), &mut swaps_in),
                 None => push_transfer(problem, swap_in, block, &mut swaps_in),
             }
-            // In a pass of several sequences the next sequence needs the buffer.
-            let stays = swap.until_phase_ends && problem.load.sequences == 1;
-            let out = if stays { &mut steps.end } else { &mut swaps_out };
+            let out = if swap.until_phase_ends { &mut steps.end } else { &mut swaps_out };
             push_transfer(problem, swap_out, block, out);
         }
         let ms = blocks.clone().map(|block| problem.block_ms(block, place, phase, pass)).sum::<f64>();

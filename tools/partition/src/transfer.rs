@@ -20,6 +20,8 @@ pub(crate) struct StateSwap {
     /// Whether the state stays on the computing device until all passes of the phase are done; otherwise it is swapped back after each
     /// run of the block.
     pub until_phase_ends: bool,
+    /// Whether the block has its own buffer on the computing device.
+    has_own_buffer: bool,
     /// Whether neither phase computes on the device that keeps the state.
     is_never_at_home: bool,
 }
@@ -132,13 +134,16 @@ impl Problem {
         let computes_on = placement.in_phase(phase).gpu();
         // If the other phase computes where the state is kept, the block has its own buffer on the computing device of this phase.
         let is_never_at_home = placement.in_phase(phase.other()).gpu() != home;
-        let until_phase_ends = self.blocks[block].kv_grows.is_none() && !is_never_at_home;
-        (computes_on != home).then_some(StateSwap { home, computes_on, until_phase_ends, is_never_at_home })
+        let has_own_buffer = self.blocks[block].kv_grows.is_none() && !is_never_at_home;
+        // In a pass of several sequences the next one needs the buffer.
+        let until_phase_ends = has_own_buffer && self.load.sequences == 1;
+        let swap = StateSwap { home, computes_on, until_phase_ends, has_own_buffer, is_never_at_home };
+        (computes_on != home).then_some(swap)
     }
 
     /// Whether a block's state has its own buffer on the computing device of a phase.
     pub(crate) fn has_own_state_buffer(&self, block: usize, placement: BlockPlacement, phase: Phase) -> bool {
-        self.state_swap(block, placement, phase).is_some_and(|swap| swap.until_phase_ends)
+        self.state_swap(block, placement, phase).is_some_and(|swap| swap.has_own_buffer)
     }
 
     /// The transfer of a block's state after the prompt to the device that keeps it; `None` if it is there already.
@@ -186,9 +191,11 @@ impl Problem {
                 }
             },
         };
-        let StateSwap { home, computes_on, .. } = swap;
+        let StateSwap { home, computes_on, has_own_buffer, .. } = swap;
+        // An empty state is not copied to the block's own buffer.
+        let past = if has_own_buffer && before == 0 { Tensors { number: 0, bytes: 0 } } else { tensors(before) };
         [
-            Transfer { from: home, to: computes_on, tensors: tensors(before), ahead: swap.is_shared_upload() },
+            Transfer { from: home, to: computes_on, tensors: past, ahead: swap.is_shared_upload() },
             Transfer { from: computes_on, to: home, tensors: tensors(after), ahead: false },
         ]
     }
