@@ -238,6 +238,23 @@ fn a_partition_may_stream_for_the_prompt_only() {
     }
 }
 
+/// A plan within the smallest budget that a refusal names predicts the speed of one sequence, even if its partitions need a few more bytes than
+/// their blocks.
+#[test]
+fn the_smallest_budget_with_movable_layers_has_a_predicted_speed() {
+    let model = fixture("genai/learned-llama-fp32-cpu");
+    let run = |vram: &str| {
+        let settings = ["--movable", "--stream", "2", "--gpu-layers", "2", "--dry-run", "--json", "--vram", vram];
+        split(&[&[model.to_str().unwrap()], &settings[..]].concat())
+    };
+    let refusal = run("8M").refusal(&["the smallest sufficient --vram"]).stderr;
+    let (_, bytes) = refusal.split_once("the smallest sufficient --vram is ").unwrap();
+    let bytes = bytes.split_once('(').unwrap().1.split_once(" bytes").unwrap().0;
+    let plan: Plan = serde_json::from_str(&run(bytes).success().stdout).unwrap();
+    let throughput = plan.predictions.throughput.unwrap();
+    assert!(throughput.sequences == 1 && throughput.tokens_per_second > 0.0, "{throughput:?}");
+}
+
 #[test]
 fn movable_layers_are_partitions_with_weights_in_slots_of_their_own() {
     let dir = tempfile::tempdir().unwrap();
