@@ -206,7 +206,7 @@ pub fn throughput(problem: &Problem, planned: u64, options: &Options, solution: 
     for sequences in SEQUENCES {
         let many = problem.with_sequences(sequences, as_rows);
         let checked = if sequences > 1 { many.beside_reserve() } else { many.clone() };
-        // The plan is for one sequence, whether it fits or not: partitions may need a few more bytes than their blocks.
+        // The plan was accepted for one sequence, so its speed is predicted whatever this check says.
         let fits = sequences == 1 || fits(&checked, &solution.placements, &solution.slots, options.mechanisms).is_ok();
         if !fits || weights_stay && !holds_weights(&checked) {
             break;

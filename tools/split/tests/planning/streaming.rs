@@ -238,8 +238,7 @@ fn a_partition_may_stream_for_the_prompt_only() {
     }
 }
 
-/// A plan within the smallest budget that a refusal names predicts the speed of one sequence, even if its partitions need a few more bytes than
-/// their blocks.
+/// A plan within the smallest budget that a refusal names predicts the speed of one sequence.
 #[test]
 fn the_smallest_budget_with_movable_layers_has_a_predicted_speed() {
     let model = fixture("genai/learned-llama-fp32-cpu");
