@@ -287,13 +287,17 @@ fn from_disk(
             let made_for = machine + &kernel_settings();
             let make = |dir: &Path| {
                 reporter.preparing(spec.partition, prepared.dir);
-                let saving = saving(on_host(runtime, spec, packs_weights)?, dir, spec.partition)?;
-                let session = commit(saving, spec, control)?;
-                let read = disk::mapped_under(spec.weights_dir).unwrap_or_default();
-                drop(session);
-                // From now on these weights are read from the prepared file.
-                disk::forget(&read);
-                Ok(())
+                if !(packs_weights && spec.host_kernels.widened) {
+                    return save(runtime, spec, packs_weights, dir, &PREPARED_FILES, control);
+                }
+                save(runtime, spec, false, dir, &WIDENED_FILES, control)?;
+                let (model, weights) = (dir.join(WIDENED_FILES.model), dir.join(WIDENED_FILES.weights));
+                let widened = SessionSpec { file: &model, weights_dir: dir, ..*spec };
+                save(runtime, &widened, packs_weights, dir, &PREPARED_FILES, control)?;
+                [model, weights].iter().try_for_each(std::fs::remove_file).map_err(|error| BackendError::Runtime {
+                    doing: format!("remove the widened weights of {} from {}", spec.partition, dir.display()),
+                    cause: error.to_string(),
+                })
             };
             let limit = if is_table { 0 } else { spec.compress_permille.map_or(CLEARLY_SHORTER, u64::from) };
             let dir = disk::find_or_make(prepared, spec.partition, &made_for, limit, make)?;
@@ -362,14 +366,39 @@ fn remove(cause: &str, dir: &Path) -> String {
     )
 }
 
-/// Adds the options with which creating a session also writes its optimized graph and packed weights to a directory.
-fn saving(builder: SessionBuilder, dir: &Path, partition: &str) -> Result<SessionBuilder, BackendError> {
-    builder
-        .with_optimized_model_path(dir.join(disk::MODEL))
-        .and_then(|builder| builder.with_config_entry("session.save_external_prepacked_constant_initializers", "1"))
-        .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_file_name", disk::UNALIGNED))
+/// The names of the files that [`save`] writes.
+struct SavedFiles {
+    model: &'static str,
+    weights: &'static str,
+}
+
+const PREPARED_FILES: SavedFiles = SavedFiles { model: disk::MODEL, weights: disk::UNALIGNED };
+
+/// 16-bit weights are saved twice, first widened and then packed. A single session would have all of them in memory widened and packed.
+const WIDENED_FILES: SavedFiles = SavedFiles { model: "widened.onnx", weights: "widened.onnx.data" };
+
+/// Creates a session that writes its optimized graph and its weights, packed or as they are, to a directory.
+fn save(
+    runtime: &SharedRuntime,
+    spec: &SessionSpec<'_>,
+    packed: bool,
+    dir: &Path,
+    files: &SavedFiles,
+    control: &OrtControl,
+) -> Result<(), BackendError> {
+    let saved_packed = if packed { "1" } else { "0" };
+    let builder = on_host(runtime, spec, packed)?
+        .with_optimized_model_path(dir.join(files.model))
+        .and_then(|b| b.with_config_entry("session.save_external_prepacked_constant_initializers", saved_packed))
+        .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_file_name", files.weights))
         .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024"))
-        .map_err(failed(format!("prepare the weights of {partition}")))
+        .map_err(failed(format!("prepare the weights of {}", spec.partition)))?;
+    let session = commit(builder, spec, control)?;
+    let read = disk::mapped_under(spec.weights_dir).unwrap_or_default();
+    drop(session);
+    // From now on these weights are read from the file that was written.
+    disk::forget(&read);
+    Ok(())
 }
 
 /// The options of every session.

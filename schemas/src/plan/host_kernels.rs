@@ -10,6 +10,9 @@ pub struct HostKernels {
     /// Kernels read the weights from a packed copy in a layout of their own, however long packing takes.
     #[serde(default, skip_serializing_if = "is_false")]
     pub packed: bool,
+    /// Kernels compute 16-bit weights in 32 bits. ONNX Runtime widens them when it creates a session.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub widened: bool,
     /// Something large depends on weights alone, such as a transposed table. ONNX Runtime computes it when it creates a session, and it stays in
     /// memory unless it is prepared in a file.
     #[serde(default, skip_serializing_if = "is_false")]

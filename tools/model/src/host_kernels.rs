@@ -5,10 +5,10 @@
 //! needs memory for the copy; without it, weights stay mapped from their file and the system may evict them. The two layouts round
 //! differently, so one decision holds for all partitions of a model: it computes the same numbers whole and split.
 
-use hpp_onnx::proto::{GraphProto, ModelProto, NodeProto};
+use hpp_onnx::proto::{GraphProto, ModelProto, NodeProto, TensorProto};
 use hpp_onnx::walk;
 use hpp_schema::{DType, HostKernels};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::convert::Infallible;
 
 /// Operators whose kernels pack weights narrower than 32 bits, and convolutions, whose kernels always pack. `true`: ONNX Runtime can
@@ -38,6 +38,9 @@ const PACKED: [(&str, bool); 18] = [
 /// model exported for CUDA then gives wrong results without an error.
 const CONSTANT_WEIGHTS: &str = "QMoE";
 
+/// Operators with CPU kernels that read 16-bit weights as they are.
+const HALF_READERS: [&str; 3] = ["Gather", "MatMulNBits", "QMoE"];
+
 /// Experts that compute with activations of 8 bits state this level.
 const INTEGER_EXPERTS: (&str, &str, i64) = ("QMoE", "accuracy_level", 4);
 
@@ -45,6 +48,7 @@ const INTEGER_EXPERTS: (&str, &str, i64) = ("QMoE", "accuracy_level", 4);
 pub fn host_kernels(model: &ModelProto) -> HostKernels {
     let mut kernels = HostKernels { packed: has_narrow_floats(model), ..HostKernels::default() };
     model.graph.iter().for_each(|graph| add_graph(graph, &mut kernels));
+    kernels.widened = model.graph.as_ref().is_some_and(widens_weights);
     kernels.folded = model.graph.as_ref().is_some_and(folds_weights);
     model.functions.iter().flat_map(|function| &function.node).for_each(|node| add_node(node, &mut kernels));
     kernels
@@ -66,6 +70,22 @@ fn add_node(node: &NodeProto, kernels: &mut HostKernels) {
     let states_level = || node.attribute.iter().any(|stated| stated.name() == attribute && stated.i() == level);
     kernels.integer_experts |= node.op_type() == experts && states_level();
     walk::bodies(node).for_each(|body| add_graph(body, kernels));
+}
+
+/// Whether the CPU provider widens the 16-bit weights that this operator reads.
+pub(crate) fn reads_widened(operator: &str) -> bool {
+    !HALF_READERS.contains(&operator)
+}
+
+/// Whether a node reads a 16-bit weight that the CPU provider widens.
+fn widens_weights(graph: &GraphProto) -> bool {
+    let is_half = |tensor: &&TensorProto| {
+        let dtype = DType::from_onnx(tensor.data_type());
+        matches!(dtype, Some(DType::Float16 | DType::Bfloat16)) && !tensor.dims.is_empty()
+    };
+    let half: HashSet<&str> = graph.initializer.iter().filter(is_half).map(TensorProto::name).collect();
+    let reads_half = |node: &NodeProto| node.input.iter().any(|name| half.contains(name.as_str()));
+    graph.node.iter().any(|node| reads_widened(node.op_type()) && reads_half(node))
 }
 
 /// From this many elements of a weight on, a value computed from the weight takes so much memory that it matters.
@@ -152,8 +172,8 @@ mod tests {
         for name in ["genai/llama3-fp32-cpu", "optimum/llama-with-past"] {
             assert!(fixture(name).is_default(), "{name}");
         }
-        for name in ["genai/llama3-int4-cpu", "optimum/llama-with-past-fp16"] {
-            assert_eq!(fixture(name), HostKernels { packed: true, ..HostKernels::default() }, "{name}");
+        for (name, widened) in [("genai/llama3-int4-cpu", false), ("optimum/llama-with-past-fp16", true)] {
+            assert_eq!(fixture(name), HostKernels { packed: true, widened, ..HostKernels::default() }, "{name}");
         }
         let mixture = HostKernels { packed: true, constant_weights: true, ..HostKernels::default() };
         assert_eq!(fixture("genai/gpt-oss-int4-cpu"), mixture);

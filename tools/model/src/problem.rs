@@ -21,7 +21,7 @@ use hpp_schema::{
     StateUpdate,
 };
 pub use measured::ProviderTimes;
-pub(crate) use packing::session_copies;
+pub(crate) use packing::{largest_widened, session_copies};
 pub use packing::{packing, scales_beside_packed};
 use passes::passes;
 

@@ -53,10 +53,6 @@ pub struct Decompression {
     pub host_share: f64,
 }
 
-/// From this growth on, most weights must be 16-bit numbers, which widening to 32 bits doubles; packing alone adds a third
-/// at most.
-const WIDENED_PERMILLE: u64 = 500;
-
 impl Packing {
     /// The packed size of this many bytes of the model, rounded up.
     pub fn packed(self, bytes: u64) -> u64 {
@@ -68,12 +64,6 @@ impl Packing {
     pub fn unpacked(self, packed: u64) -> u64 {
         let bytes = (u128::from(packed) * 1000).div_ceil(u128::from(1000 + self.growth_permille));
         u64::try_from(bytes).unwrap_or(u64::MAX)
-    }
-
-    /// Additional bytes that the creation of a session takes if its weights have `packed` bytes. ONNX Runtime widens 16-bit weights to 32
-    /// bits for the kernels, and keeps all widened weights in memory until the last is packed. It packs other weights from their file.
-    pub(crate) fn session_creation(self, packed: u64) -> u64 {
-        if self.growth_permille >= WIDENED_PERMILLE { packed } else { 0 }
     }
 
     /// Packed bytes per byte of the model.

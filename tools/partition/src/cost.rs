@@ -39,6 +39,9 @@ pub struct BlockSpec {
     /// If weights are constants of a session, ONNX Runtime computes these values when it creates the session (constant folding), and passes
     /// do not need this part.
     pub folded_bytes: u64,
+    /// The largest 16-bit weight of the block that host kernels compute in 32 bits, bytes in 32 bits. ONNX Runtime widens it when it creates
+    /// a session, and then packs it or writes it to a file: either takes its size once more.
+    pub widened_bytes: u64,
     /// Bytes that a session on the host holds for the block beside packed weights, also where weights are read from disk.
     pub session_bytes: u64,
     /// Additional bytes of a prefill pass on the host, whose attention kernels write the scores of all tokens of the pass to
@@ -206,6 +209,7 @@ pub(crate) mod tests {
             kv_filled: None,
             workspace_bytes: scale / 10,
             folded_bytes: 0,
+            widened_bytes: 0,
             session_bytes: 0,
             score_bytes: 0,
             boundary_bytes: 8,

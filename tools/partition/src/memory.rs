@@ -45,9 +45,8 @@ pub struct MemoryUsage {
     pub folded: u64,
     /// `folded` of the block that has most.
     pub largest_folded: u64,
-    /// The largest run of blocks on the host, which become one partition unless they are read from disk; packed bytes, without blocks
-    /// that read only some rows of their weights.
-    pub largest_run: u64,
+    /// The largest `widened_bytes` of the host's blocks, without blocks that read only some rows of their weights.
+    pub largest_widened: u64,
 }
 
 /// States on disk in a pass of a phase.
@@ -62,7 +61,7 @@ pub struct StatesOnDisk {
 /// The memory use of a placement as the planner counts it: a weight that several blocks on the host share counts once.
 pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let on_host = |i: &usize| placements[*i].on_host() && !problem.reads_rows(*i);
+    let blocks_on_host = || (0..placements.len()).filter(|i| placements[*i].on_host() && !problem.reads_rows(*i));
     let folded = || (0..placements.len()).filter(|i| placements[*i].on_host()).map(|i| problem.blocks[i].folded_once());
     MemoryUsage {
         gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, placements, slots[gpu], gpu)).collect(),
@@ -78,8 +77,8 @@ pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) ->
         states_on_disk: Phase::BOTH.map(|phase| state_passes(problem, placements, phase)),
         folded: folded().sum(),
         largest_folded: folded().max().unwrap_or(0),
-        largest_run: packed(largest_run(problem, placements)),
-        largest_on_host: (0..placements.len()).filter(on_host).map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
+        largest_widened: blocks_on_host().map(|i| problem.blocks[i].widened_bytes).max().unwrap_or(0),
+        largest_on_host: blocks_on_host().map(|i| problem.weight_bytes(i)).max().map_or(0, packed),
     }
 }
 
@@ -108,20 +107,6 @@ fn host_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) ->
 /// The experts of a block that the host reads by demand: those of blocks that it computes in both phases.
 fn experts_by_demand(problem: &Problem, placements: &[BlockPlacement], block: usize) -> Option<Experts> {
     problem.blocks[block].experts.filter(|_| placements[block] == BlockPlacement::both(Placement::Cpu))
-}
-
-/// The weights of the largest run of blocks on the host, bytes of the model.
-fn largest_run(problem: &Problem, placements: &[BlockPlacement]) -> u64 {
-    let (mut largest, mut run) = (0, 0u64);
-    for (i, placement) in placements.iter().enumerate() {
-        run = match placement.on_host() {
-            true if problem.reads_rows(i) => run,
-            true => run.saturating_add(problem.weight_bytes(i)),
-            false => 0,
-        };
-        largest = run.max(largest);
-    }
-    largest
 }
 
 /// Host memory for state: of all blocks and sequences, or the window for state on disk.
@@ -235,8 +220,7 @@ pub(crate) fn host_holds_any_placement(problem: &Problem) -> bool {
     // Partitions may have copies of weights that they share.
     let in_blocks = (0..problem.blocks.len()).map(|i| problem.weight_bytes(i)).fold(0, u64::saturating_add);
     let demand = Demand { weights: problem.budget.packing.packed(in_blocks), ..usage.host };
-    let created = problem.budget.packing.session_creation(demand.weights).max(usage.largest_folded);
-    let most = [demand.total(), created, usage.folded].into_iter().fold(0, u64::saturating_add);
+    let most = [demand.total(), usage.largest_created(), usage.folded].into_iter().fold(0, u64::saturating_add);
     problem.budget.host().is_none_or(|ram| most <= ram)
 }
 
@@ -257,10 +241,10 @@ impl MemoryUsage {
     /// The smallest demand on host memory: with a disk only the weights of one block and the read-ahead buffers, unless all weights
     /// together need less.
     pub(crate) fn min_host_demand(&self, problem: &Problem, mechanisms: Mechanisms) -> Demand {
-        let beside_all = self.beside_all(problem);
+        let beside_all = self.beside_all();
         if may_read_disk(problem, mechanisms) && !self.host_holds_all(problem) {
-            let created = self.session_creation(problem, self.largest_on_host);
-            let one_block = self.largest_on_host.saturating_add(problem.budget.read_ahead).saturating_add(created);
+            let one_block =
+                self.largest_on_host.saturating_add(problem.budget.read_ahead).saturating_add(self.session_creation());
             return Demand { weights: one_block.min(self.host.weights.saturating_add(beside_all)), ..self.host };
         }
         Demand { workspace: self.host.workspace.saturating_add(beside_all), ..self.host }
@@ -268,7 +252,7 @@ impl MemoryUsage {
 
     /// Whether host memory holds all weights, while sessions are created too.
     pub fn host_holds_all(&self, problem: &Problem) -> bool {
-        let needed = self.host.total().saturating_add(self.beside_all(problem));
+        let needed = self.host.total().saturating_add(self.beside_all());
         problem.budget.host().is_none_or(|ram| needed <= ram)
     }
 
@@ -276,20 +260,26 @@ impl MemoryUsage {
     pub fn host_holds_all_but_tables(&self, problem: &Problem) -> bool {
         let Some(ram) = problem.budget.host() else { return true };
         let weights = self.host_reads.iter().map(HostReads::all).max().unwrap_or(0);
-        let parts = [weights, self.host.kv, self.host.workspace, self.beside_all(problem)];
+        let parts = [weights, self.host.kv, self.host.workspace, self.beside_all()];
         parts.into_iter().fold(0, u64::saturating_add) <= ram
     }
 
     /// Bytes that are needed beside the demand of passes if all weights stay in memory.
-    fn beside_all(&self, problem: &Problem) -> u64 {
-        self.session_creation(problem, self.largest_run).saturating_add(self.folded)
+    fn beside_all(&self) -> u64 {
+        self.session_creation().saturating_add(self.folded)
     }
 
     /// Bytes that the creation of a session takes beyond the demand of passes: the memory that states and activations take later is still
-    /// free then. A folded value is in memory twice until a kernel has packed it.
-    fn session_creation(&self, problem: &Problem, packed: u64) -> u64 {
+    /// free then.
+    fn session_creation(&self) -> u64 {
         let later = self.host.kv.saturating_add(self.host.workspace.saturating_sub(self.host_sessions));
-        problem.budget.packing.session_creation(packed).max(self.largest_folded).saturating_sub(later)
+        self.largest_created().saturating_sub(later)
+    }
+
+    /// The largest value that is in memory twice while a session is created, bytes: ONNX Runtime packs widened weights and folded values one
+    /// at a time, and frees each as soon as it is packed.
+    fn largest_created(&self) -> u64 {
+        self.largest_widened.max(self.largest_folded)
     }
 
     /// Bytes of weights read from disk in each pass of a phase; 0 if all weights fit into host memory.

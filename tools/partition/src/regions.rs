@@ -76,7 +76,8 @@ fn are_equal(problem: &Problem, allowed: &[Vec<BlockPlacement>], a: usize, b: us
     let sizes = |i: usize| {
         let block = &problem.blocks[i];
         let BlockSpec { kv_bytes, kv_tensors, kv_grows, kv_filled, .. } = *block;
-        let workspace = (block.workspace_bytes, block.folded_bytes, block.session_bytes, block.score_bytes);
+        let created = (block.folded_bytes, block.widened_bytes, block.session_bytes);
+        let workspace = (block.workspace_bytes, block.score_bytes, created);
         let state = (kv_bytes, kv_tensors, kv_grows, kv_filled);
         (problem.weight_bytes(i), problem.streamed_bytes(i), block.streamed.slot_bytes(), state, workspace)
     };

@@ -123,6 +123,7 @@ mod tests {
             kv_filled: Some(FilledState { fixed: 0, token: 1000, capacity: 60_000 }),
             workspace_bytes: MB,
             folded_bytes: 0,
+            widened_bytes: 0,
             session_bytes: 0,
             boundary_bytes: 8,
             boundary_tensors: 1,

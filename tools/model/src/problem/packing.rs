@@ -1,6 +1,7 @@
 //! Estimates how many bytes host kernels add when they pack a model's weights, and how many packed bytes can be derived
 //! instead of read from disk. Reads only samples of the weights.
 
+use crate::host_kernels::reads_widened;
 use hpp_graph::{Graph, Node, NodeId, ValueId};
 use hpp_onnx::{Model, SampledNumbers, looks_widened, sample_numbers};
 use hpp_partition::Packing;
@@ -40,6 +41,16 @@ pub fn packing(model: &Model, graph: &Graph, compress_permille: u32) -> Packing 
         decompressed_permille: permille(bytes, all.saturating_add(growth)).min(1000),
         read_permille: if bytes == 0 { 0 } else { 1000 - permille(unread, bytes) },
     }
+}
+
+/// The largest of these weights that has 16-bit numbers and that the CPU provider widens to 32 bits, in bytes once widened.
+pub fn largest_widened(graph: &Graph, weights: &[ValueId]) -> u64 {
+    let is_widened = |id: &ValueId| {
+        let mut readers = graph.value(*id).consumers.iter().map(|node| &*graph.node(*node).op_type);
+        is_half(graph, *id) && readers.any(|operator| reads_widened(operator))
+    };
+    let widened = weights.iter().filter(|id| is_widened(id)).filter_map(|id| graph.weight(*id));
+    widened.map(|weight| weight.bytes.saturating_mul(2)).max().unwrap_or(0)
 }
 
 /// Bytes that sessions on the host hold of these nodes besides packed weights: `MatMulNBits` with 16-bit activations keeps a float32 copy of its

@@ -230,45 +230,31 @@ fn state_on_disk_takes_a_window_for_one_sequence_and_time_to_read() {
     assert_eq!((found(&problem).host.kv, reads(&problem)), (600 + 3 * 250, 0));
 }
 
-/// 16-bit weights, which are widened, are in memory twice while one session is created that holds them all. States and activations
-/// come later.
+/// The largest of the widened weights is in memory twice when a session packs it. States and activations come later.
 #[test]
-fn widened_weights_are_in_memory_twice_while_a_session_is_created() {
-    let packing = Packing { growth_permille: 1000, ..Packing::default() };
+fn the_largest_widened_weight_is_in_memory_twice_while_a_session_is_created() {
     let problem = |ram| {
-        let budget = Budget { ram: Some(ram), packing, ..Budget::default() };
-        Problem { disk_bytes_per_ms: Some(10.0), ..problem(dense(4, 1000), budget) }
+        let mut problem = problem(dense(4, 1000), Budget { ram: Some(ram), ..Budget::default() });
+        problem.disk_bytes_per_ms = Some(10.0);
+        problem.blocks.iter_mut().for_each(|block| block.session_bytes = 10);
+        (problem.blocks[2].widened_bytes, problem.blocks[4].widened_bytes) = (1500, 1900);
+        problem
     };
     let usage_with = |ram| usage(&problem(ram), &placed("......"), &[]);
-    let MemoryUsage { host, largest_run, .. } = usage_with(0);
-    let later = host.kv + host.workspace;
-    assert!(later < largest_run && largest_run <= host.weights);
-    let enough = host.weights + largest_run;
+    let MemoryUsage { host, largest_widened, host_sessions, .. } = usage_with(0);
+    assert_eq!((largest_widened, host_sessions), (1900, 60));
+    let later = host.kv + host.workspace - host_sessions;
+    assert!(0 < later && later < largest_widened);
+    // What sessions hold from their creation on is in memory while others are created.
+    let enough = host.weights + largest_widened + host_sessions;
     for (ram, holds_all) in [(enough, true), (enough - 1, false), (host.weights + later, false)] {
         assert_eq!(usage_with(ram).host_holds_all(&problem(ram)), holds_all, "{ram}");
         let fits = |mechanisms| fits(&problem(ram), &placed("......"), &[], mechanisms).is_ok();
         assert_eq!(fits(Mechanisms::ResidentCpu), holds_all, "{ram}");
         assert!(fits(Mechanisms::ResidentCpuDisk), "one block at a time is created for reading from disk");
     }
-}
-
-/// Sessions hold some memory beside weights from their creation on, so the last session is created beside that of all
-/// others.
-#[test]
-fn what_sessions_hold_takes_memory_while_others_are_created() {
-    let packing = Packing { growth_permille: 1000, ..Packing::default() };
-    let problem = |ram| {
-        let mut problem = problem(dense(4, 1000), Budget { ram: Some(ram), packing, ..Budget::default() });
-        problem.blocks.iter_mut().for_each(|block| block.session_bytes = 10);
-        problem
-    };
-    let usage_with = |ram| usage(&problem(ram), &placed("......"), &[]);
-    let MemoryUsage { host, largest_run, host_sessions, .. } = usage_with(0);
-    assert_eq!(host_sessions, 60);
-    let enough = host.weights + largest_run + host_sessions;
-    assert!(usage_with(enough).host_holds_all(&problem(enough)));
-    assert!(!usage_with(enough - 1).host_holds_all(&problem(enough - 1)));
     assert_eq!(usage(&problem(0), &placed("0000.."), &[]).host_sessions, 20);
+    assert_eq!(usage(&problem(0), &placed("...00."), &[]).largest_widened, 1500);
 }
 
 /// A head that multiplies with a transposed table: the table is in memory twice while its session is created, and later once.

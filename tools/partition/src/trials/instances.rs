@@ -137,6 +137,7 @@ fn block(d: &mut Random, i: usize) -> BlockSpec {
         kv_filled: None,
         workspace_bytes: d.below(60),
         folded_bytes: 0,
+        widened_bytes: 0,
         session_bytes: 0,
         score_bytes: if d.one_in(3) { d.below(60) } else { 0 },
         boundary_bytes: 1 + d.below(20),

@@ -59,6 +59,7 @@ fn block(number: u32, kind: BlockRole, parameters: u64, active: u64, kv_bytes: u
         kv_filled: None,
         workspace_bytes: 256 << 20,
         folded_bytes: 0,
+        widened_bytes: 0,
         session_bytes: 0,
         score_bytes: 0,
         boundary_bytes: 16 << 10,

@@ -23,6 +23,7 @@ pub fn four_layers() -> Problem {
         kv_filled: None,
         workspace_bytes: 0,
         folded_bytes: 0,
+        widened_bytes: 0,
         session_bytes: 0,
         score_bytes: 0,
         boundary_bytes: 0,

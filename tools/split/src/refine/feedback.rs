@@ -263,6 +263,7 @@ mod tests {
             kv_filled: None,
             workspace_bytes: 10,
             folded_bytes: 0,
+            widened_bytes: 0,
             session_bytes: 0,
             score_bytes: 0,
             boundary_bytes: 1000,
