@@ -286,6 +286,10 @@ pub struct Device {
     /// scales. Absent if nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel_layout: Option<ByteSize>,
+    /// Memory beyond what runs need while sessions are created: the largest weight that is widened or folded is in memory twice then. Absent
+    /// if states and activations, which come later, take as much, or if weights are read from disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_creation: Option<ByteSize>,
     /// Heap of sessions and the tokenizer beyond the 64 MiB that every process takes, bytes. Absent if nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heap: Option<ByteSize>,
@@ -390,6 +394,7 @@ impl Device {
             window: None,
             expert_cache: None,
             kernel_layout: None,
+            session_creation: None,
             heap: None,
             compress_permille: None,
             provider_options: BTreeMap::new(),

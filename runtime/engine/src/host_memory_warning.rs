@@ -45,8 +45,8 @@ pub fn budget_warning(plan: &Plan) -> Option<String> {
     })
 }
 
-/// Bytes of host memory that a plan needs with this many sequences: resident weights, the window for weights read from disk, the cache of
-/// experts, states (for states on disk, their window), activations and the process itself; and as many of the weights streamed to GPUs as the
+/// Bytes of host memory that a plan needs with this many sequences: resident weights, what the creation of sessions takes, the window for
+/// weights read from disk, the cache of experts, states (for states on disk, their window), activations and the process itself; and as many of the weights streamed to GPUs as the
 /// plan's budget has room for.
 pub fn needed(plan: &Plan, sequences: u64) -> u64 {
     let hosts: Vec<&str> = plan.devices.iter().filter(|d| d.kind == DeviceKind::Cpu).map(|d| d.name.as_str()).collect();
@@ -69,6 +69,7 @@ pub fn needed(plan: &Plan, sequences: u64) -> u64 {
         sum(&mut plan.partitions.iter().map(resident_weights)),
         sum(&mut plan.devices.iter().filter_map(|device| device.window).map(|window| window.0)),
         sum(&mut plan.devices.iter().filter_map(|device| device.kernel_layout).map(|layout| layout.0)),
+        sum(&mut plan.devices.iter().filter_map(|device| device.session_creation).map(|more| more.0)),
         sum(&mut plan.devices.iter().filter_map(|device| device.heap).map(|heap| heap.0)),
         sum(&mut plan.devices.iter().filter_map(|device| device.expert_cache).map(|cache| cache.0)),
         sum(&mut states.map(|bytes| bytes.saturating_mul(sequences))),

@@ -68,6 +68,8 @@ pub struct Decision<'a> {
     pub compress_permille: u32,
     /// Heap of sessions and the tokenizer beyond that of every process, bytes.
     pub heap: u64,
+    /// Host memory beyond what runs need while sessions are created, bytes.
+    pub session_creation: u64,
     /// The memory that holds state.
     pub kv: KvHome,
     /// Whether state on the host lies on disk.
@@ -218,12 +220,14 @@ fn devices(decision: &Decision, partitions: &[Partition]) -> Vec<Device> {
     let window = decision.disk.as_ref().and_then(|disk| disk.window).map(ByteSize);
     let expert_cache = decision.disk.as_ref().and_then(|disk| disk.expert_cache).map(ByteSize);
     let kernel_layout = kernel_layout(decision, partitions).map(ByteSize);
-    let heap = Some(ByteSize(decision.heap)).filter(|heap| heap.0 > 0);
+    let if_any = |bytes: u64| Some(ByteSize(bytes)).filter(|bytes| bytes.0 > 0);
+    let (heap, session_creation) = (if_any(decision.heap), if_any(decision.session_creation));
     let compress_permille = window.map(|_| decision.compress_permille);
     let name = device_name(Placement::Cpu);
     let provider_options = provider_options(decision, partitions, &name);
     let host = Device::new(name, DeviceKind::Cpu);
-    let host = Device { window, expert_cache, kernel_layout, heap, compress_permille, provider_options, ..host };
+    let host = Device { window, expert_cache, kernel_layout, session_creation, ..host };
+    let host = Device { heap, compress_permille, provider_options, ..host };
     std::iter::once(host).chain((0..gpus).map(gpu)).collect()
 }
 

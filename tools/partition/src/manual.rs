@@ -1,22 +1,68 @@
 //! Manual placement: `--gpu-layers N`, `--stream N` and `--assign 'layers.0-11=gpu,layers.12=stream,head=cpu'`.
 
-use crate::{BlockRole, BlockSpec, DeviceId, Placement};
+use crate::{BlockRole, BlockSpec, DeviceId, KvHome, Placement, Problem};
 use std::str::FromStr;
 
-/// The last `count` layers on gpu0, the rest on the host; a count above the number of layers puts every block on gpu0. Blocks that the user
-/// keeps on the host stay there.
-pub fn gpu_layers(blocks: &[BlockSpec], count: u64) -> Vec<DeviceId> {
+/// The last `count` layers on the GPUs, the rest on the host; a count above the number of layers puts every block on a GPU. Blocks that the
+/// user keeps on the host stay there. Each GPU has a run of the chosen blocks, the first GPU the first run; the runs are as full as possible in
+/// proportion to the GPUs' budgets.
+pub fn gpu_layers(problem: &Problem, count: u64) -> Vec<DeviceId> {
+    let blocks = &problem.blocks;
     let layers = blocks.iter().filter(|block| is_layer(block)).count() as u64;
     let mut from_the_end = 0;
-    let mut devices: Vec<DeviceId> = (blocks.iter().rev())
-        .map(|block| {
+    let mut chosen: Vec<usize> = (0..blocks.len())
+        .rev()
+        .filter(|at| {
+            let block = &blocks[*at];
             from_the_end += u64::from(is_layer(block));
             let is_chosen = count > layers || (is_layer(block) && from_the_end <= count);
-            if is_chosen && !block.on_host { DeviceId::Gpu(0) } else { DeviceId::Cpu }
+            is_chosen && !block.on_host
         })
         .collect();
-    devices.reverse();
+    chosen.reverse();
+    let mut devices = vec![DeviceId::Cpu; blocks.len()];
+    for (at, gpu) in chosen.iter().zip(shares(problem, &chosen)) {
+        devices[*at] = DeviceId::Gpu(gpu);
+    }
     devices
+}
+
+/// Bisections that find the share of the GPUs' budgets that blocks fill, to one part in 2^50.
+const BISECTIONS: u32 = 50;
+
+/// The GPU of each of these blocks, in order, so that the share of its budget that the fullest GPU uses is as small as possible.
+fn shares(problem: &Problem, chosen: &[usize]) -> Vec<usize> {
+    let blocks = || chosen.iter().map(|at| &problem.blocks[*at]);
+    let kv_bytes = |block: &BlockSpec| if problem.budget.kv == KvHome::Device { block.kv_bytes } else { 0 };
+    let bytes: Vec<f64> = (chosen.iter().zip(blocks()))
+        .map(|(at, block)| problem.weight_bytes(*at).saturating_add(kv_bytes(block)) as f64)
+        .collect();
+    let workspace = blocks().map(|block| block.workspace_bytes).max().unwrap_or(0);
+    let reserved = workspace.saturating_add(problem.budget.margin);
+    let budgets: Vec<f64> =
+        problem.budget.vram.iter().map(|vram| vram.saturating_sub(reserved).max(1) as f64).collect();
+    if budgets.len() < 2 {
+        return vec![0; chosen.len()];
+    }
+    let filled = |share: f64| {
+        let (mut gpu, mut used) = (0, 0.0);
+        let next = |bytes: &f64| {
+            while gpu < budgets.len() && used + bytes > share * budgets[gpu] {
+                (gpu, used) = (gpu + 1, 0.0);
+            }
+            used += bytes;
+            (gpu < budgets.len()).then_some(gpu)
+        };
+        bytes.iter().map(next).collect::<Option<Vec<usize>>>()
+    };
+    // The largest GPU alone holds all blocks with `enough` of its budget.
+    let largest = budgets.iter().copied().fold(0.0, f64::max);
+    let (mut too_little, mut enough) = (0.0, bytes.iter().sum::<f64>() / largest * 1.001);
+    for _ in 0..BISECTIONS {
+        let middle = f64::midpoint(too_little, enough);
+        if filled(middle).is_some() { enough = middle } else { too_little = middle }
+    }
+    filled(enough).unwrap_or_else(|| vec![0; chosen.len()])
 }
 
 /// Changes up to `count` layers from the host to streaming to gpu0; returns their number. They are spread evenly and include the last
@@ -196,7 +242,8 @@ fn summary(blocks: &[BlockSpec]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cost::tests::dense;
+    use crate::Budget;
+    use crate::cost::tests::{dense, problem};
 
     fn text<P: ToString>(placements: &[P]) -> String {
         placements.iter().map(P::to_string).collect::<Vec<_>>().join(" ")
@@ -204,19 +251,38 @@ mod tests {
 
     #[test]
     fn gpu_layers_counts_from_the_end() {
-        let blocks = dense(3, 1000);
-        assert_eq!(text(&gpu_layers(&blocks, 0)), "cpu cpu cpu cpu cpu");
-        assert_eq!(text(&gpu_layers(&blocks, 2)), "cpu cpu gpu0 gpu0 cpu");
-        assert_eq!(text(&gpu_layers(&blocks, 3)), "cpu gpu0 gpu0 gpu0 cpu");
-        assert_eq!(text(&gpu_layers(&blocks, 99)), "gpu0 gpu0 gpu0 gpu0 gpu0");
+        let problem = problem(dense(3, 1000), Budget { vram: vec![1 << 20], ..Budget::default() });
+        assert_eq!(text(&gpu_layers(&problem, 0)), "cpu cpu cpu cpu cpu");
+        assert_eq!(text(&gpu_layers(&problem, 2)), "cpu cpu gpu0 gpu0 cpu");
+        assert_eq!(text(&gpu_layers(&problem, 3)), "cpu gpu0 gpu0 gpu0 cpu");
+        assert_eq!(text(&gpu_layers(&problem, 99)), "gpu0 gpu0 gpu0 gpu0 gpu0");
+    }
+
+    #[test]
+    fn gpu_layers_fills_several_gpus_in_proportion_to_their_budgets() {
+        // Six layers of 1000 bytes of weights and 250 of state; embedding and head have 2000 bytes each.
+        let placed = |count, vram: &[u64]| {
+            let budget = Budget { vram: vram.to_vec(), margin: 100, ..Budget::default() };
+            text(&gpu_layers(&problem(dense(6, 1000), budget), count)).replace("gpu", "")
+        };
+        assert_eq!(placed(6, &[20_000, 20_000]), "cpu 0 0 0 1 1 1 cpu");
+        assert_eq!(placed(6, &[20_000, 10_000]), "cpu 0 0 0 0 1 1 cpu");
+        assert_eq!(placed(6, &[10_000, 20_000, 10_000]), "cpu 0 1 1 1 1 2 cpu");
+        assert_eq!(placed(2, &[20_000, 20_000]), "cpu cpu cpu cpu cpu 0 1 cpu");
+        assert_eq!(placed(99, &[u64::MAX, u64::MAX]), "0 0 0 0 1 1 1 1");
+        // A GPU whose budget is less than its margin gets nothing.
+        assert_eq!(placed(6, &[50, 20_000]), "cpu 1 1 1 1 1 1 cpu");
+        // 3950 bytes beside margin and workspace hold three layers, and 2700 bytes hold two: five fit only so.
+        assert_eq!(placed(5, &[2_900, 4_150]), "cpu cpu 0 0 1 1 1 cpu");
     }
 
     #[test]
     fn what_the_user_keeps_on_the_host_counts_as_no_layer() {
         let mut blocks = dense(3, 1000);
         blocks[2].on_host = true;
-        assert_eq!(text(&gpu_layers(&blocks, 2)), "cpu gpu0 cpu gpu0 cpu");
-        assert_eq!(text(&gpu_layers(&blocks, 99)), "gpu0 gpu0 cpu gpu0 gpu0");
+        let problem = problem(blocks.clone(), Budget { vram: vec![1 << 20], ..Budget::default() });
+        assert_eq!(text(&gpu_layers(&problem, 2)), "cpu gpu0 cpu gpu0 cpu");
+        assert_eq!(text(&gpu_layers(&problem, 99)), "gpu0 gpu0 cpu gpu0 gpu0");
         let mut placements = vec![Placement::Cpu; 5];
         assert_eq!(stream_layers(&blocks, &mut placements, 9), 2);
         assert_eq!(text(&placements), "cpu streamed to gpu0 cpu streamed to gpu0 cpu");

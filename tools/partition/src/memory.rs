@@ -271,7 +271,7 @@ impl MemoryUsage {
 
     /// Bytes that the creation of a session takes beyond the demand of passes: the memory that states and activations take later is still
     /// free then.
-    fn session_creation(&self) -> u64 {
+    pub fn session_creation(&self) -> u64 {
         let later = self.host.kv.saturating_add(self.host.workspace.saturating_sub(self.host_sessions));
         self.largest_created().saturating_sub(later)
     }

@@ -122,7 +122,8 @@ pub struct SplitArgs {
     /// What of the model each GPU computes, in llama.cpp's words.
     #[arg(long, value_enum, default_value_t = SplitModeArg::Layer)]
     pub split_mode: SplitModeArg,
-    /// Place the last N layers on the GPU: a number, `all`, or `auto` to let the planner decide within the budget.
+    /// Place the last N layers on the GPU, or on several in proportion to their budgets: a number, `all`, or `auto` to let the planner decide
+    /// within the budget.
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N|all|auto", allow_negative_numbers = true)]
     pub gpu_layers: Option<LayerCount>,
     /// Place blocks by hand, such as `layers.0-11=gpu,layers.12=stream,head=cpu`; overrides all other placement

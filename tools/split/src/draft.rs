@@ -51,6 +51,7 @@ pub fn draft(
         packing: request.problem.budget.packing,
         compress_permille: request.compress_permille,
         heap: request.heap,
+        session_creation: partitioning.session_creation(request),
         budgets: request.recorded_budgets.clone(),
         kv: request.problem.budget.kv,
         host_kv_on_disk: request.problem.budget.host_kv_on_disk,

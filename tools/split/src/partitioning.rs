@@ -230,7 +230,7 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, Deci
 fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solution, SplitError> {
     let blocks = &request.problem.blocks;
     let count = if let Some(LayerCount::Count(count)) = args.gpu_layers { count } else { 0 };
-    let resident = gpu_layers(blocks, count).into_iter().map(|place| match place {
+    let resident = gpu_layers(&request.problem, count).into_iter().map(|place| match place {
         DeviceId::Cpu => Placement::Cpu,
         DeviceId::Gpu(gpu) => Placement::Resident(gpu),
     });
@@ -347,6 +347,14 @@ impl Partitioning {
         let problem = self.problem(request);
         let on_host = MemoryUsage { gpus: vec![], ..usage_of_partitions(&problem, placements, slots) };
         on_host.check(&problem, request.options.mechanisms).map_err(over_budget)
+    }
+
+    /// Host memory beyond what runs need while sessions are created, bytes; 0 if weights are read from disk.
+    pub fn session_creation(&self, request: &PlanningRequest) -> u64 {
+        let Solution { placements, slots, .. } = &self.solution;
+        let problem = self.problem(request);
+        let usage = usage_of_partitions(&problem, placements, slots);
+        if usage.host_holds_all(&problem) { usage.session_creation() } else { 0 }
     }
 
     /// Merges a partition into the next one, on the next one's device.

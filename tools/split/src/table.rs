@@ -381,6 +381,9 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     if free > 0 {
         parts += &format!(", {} left free", human(free));
     }
+    if let Some(more) = host.session_creation {
+        parts += &format!(", {} more while sessions are created", human(more.0));
+    }
     (used.saturating_add(free), parts)
 }
 

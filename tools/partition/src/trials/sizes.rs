@@ -127,7 +127,7 @@ fn options(mechanisms: Mechanisms, objective: Objective) -> Options {
 /// The placement of `--gpu-layers` that decodes fastest and fits.
 fn best_contiguous(problem: &Problem, options: &Options) -> Solution {
     let solution_with = |count: u64| {
-        let places = crate::gpu_layers(&problem.blocks, count);
+        let places = crate::gpu_layers(problem, count);
         let placement = |device: &DeviceId| {
             BlockPlacement::both(if *device == DeviceId::Cpu { Placement::Cpu } else { Placement::Resident(0) })
         };

@@ -133,6 +133,7 @@ impl Draft {
             packing: Packing::default(),
             compress_permille: 0,
             heap: 0,
+            session_creation: 0,
             kv: KvHome::Device,
             host_kv_on_disk: false,
             parts: &parts,

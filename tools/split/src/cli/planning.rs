@@ -49,7 +49,8 @@ pub struct PlanningArgs {
     #[arg(long, value_enum)]
     pub mechanisms: Option<MechanismsArg>,
     /// Stream layers to the GPU: `auto` lets the planner choose blocks and phases; a number, or `all`, streams that
-    /// many of the layers that would compute on the host, evenly spaced so that copies overlap with host computation.
+    /// many of the layers that would compute on the host to the first GPU, evenly spaced so that copies overlap with host
+    /// computation; `--assign layers.3=gpu1:stream` streams to another GPU.
     #[arg(long, value_name = "auto|N|all")]
     pub stream: Option<LayerCount>,
     /// Which experts of a mixture to read from disk where they do not fit in memory: those that a pass selects, and
