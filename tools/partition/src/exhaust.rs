@@ -90,9 +90,10 @@ struct PartialPlacement {
 #[derive(Clone, Default)]
 struct GpuUse {
     weights: u64,
-    kv: [u64; 2],
-    /// State that has its own buffer for one phase, in addition to `kv`.
+    /// State that the GPU keeps, or that has a staging buffer of its own.
     own_kv: u64,
+    /// The largest state that is copied to a shared staging buffer.
+    shared_kv: u64,
     workspace: u64,
     largest_streamed: u64,
 }
@@ -101,7 +102,7 @@ impl GpuUse {
     /// Bytes with a ring of this many slots.
     fn total(&self, slots: u32) -> u64 {
         let ring = self.largest_streamed.saturating_mul(slots.into());
-        self.weights + self.kv[0].max(self.kv[1]) + self.own_kv + self.workspace + ring
+        self.weights + self.shared_kv + self.own_kv + self.workspace + ring
     }
 }
 
@@ -205,14 +206,17 @@ impl PartialPlacement {
         for gpu in placement.resident() {
             self.gpus[gpu].weights += new_bytes(problem, before, |b| &b.weights, |c| c.is_resident_on(gpu));
         }
+        let staged = problem.staged_state(number);
         for phase in Phase::BOTH {
             let Some(gpu) = placement.in_phase(phase).gpu() else { continue };
             let used = &mut self.gpus[gpu];
             match problem.budget.kv {
-                KvHome::Device => used.kv[phase as usize] += block.kv_bytes,
+                KvHome::Device if phase == Phase::Decode => used.own_kv += block.kv_bytes,
+                KvHome::Device if placement.decode.gpu() == Some(gpu) => {}
                 // The block has its own buffer, or shares one with other blocks.
-                KvHome::Host if problem.has_own_state_buffer(number, placement, phase) => used.own_kv += block.kv_bytes,
-                KvHome::Host => used.kv[phase as usize] = used.kv[phase as usize].max(block.kv_bytes),
+                KvHome::Device => used.own_kv += staged,
+                KvHome::Host if problem.has_own_state_buffer(number, placement, phase) => used.own_kv += staged,
+                KvHome::Host => used.shared_kv = used.shared_kv.max(staged),
             }
             used.workspace = used.workspace.max(block.workspace_bytes);
         }

@@ -1,10 +1,10 @@
 //! Memory use of a placement on each device, and whether it fits the budget.
 //!
 //! A GPU holds at the same time: weights that are resident in either phase, once per partition that reads them; constants of streamed
-//! blocks; the state of the blocks that compute there (the maximum over the phases, because after the prompt state is copied out
-//! before other state is copied in); the activations of the largest block; a slot ring for streamed blocks. If state is kept on the
-//! host, blocks share staging buffers: one for the state of one block, and a second one if several blocks use them, because states
-//! are copied ahead. Blocks that compute on the host in one phase have their own buffers.
+//! blocks; the state of the blocks that it decodes; the activations of the largest block; a slot ring for streamed blocks. State that is
+//! kept elsewhere is copied to staging buffers, which hold the state of one sequence. Each block that a GPU computes in one phase only has its
+//! own. If all state is kept on the host, the other blocks share staging buffers: one for the state of one block, and a second one if several
+//! blocks use them, because states are copied ahead.
 //!
 //! The host holds the weights that it computes with or that are copied from it, and the state of every block that does not stay on
 //! one GPU. If that exceeds its budget and there is a disk, part of each block stays locked and the rest is read in every
@@ -121,7 +121,7 @@ fn host_state(problem: &Problem, placements: &[BlockPlacement]) -> u64 {
 /// The size of the state window for the runs of a block. Sequences run one after another, so a run needs the states of
 /// one sequence.
 pub(crate) fn window_of(problem: &Problem, block: usize) -> u64 {
-    state_window(kv(problem, block) / problem.load.sequences.max(1))
+    state_window(problem.staged_state(block))
 }
 
 /// States on disk that a pass of a phase reads and evicts; for a prompt of several passes the mean. The window holds the states of three runs (in
@@ -397,6 +397,11 @@ fn check_gpu_demand(problem: &Problem, gpu: usize, demand: Demand) -> Result<(),
 }
 
 impl Problem {
+    /// Size of a staging buffer for a block's state, bytes: of one sequence, because sequences run one after another.
+    pub(crate) fn staged_state(&self, block: usize) -> u64 {
+        self.blocks[block].kv_bytes / self.load.sequences.max(1)
+    }
+
     /// Whether a block (an embedding) reads only some rows of its weights, so that the weights may stay on disk without being read in
     /// every pass.
     pub fn reads_rows(&self, block: usize) -> bool {
@@ -422,23 +427,6 @@ fn kv(problem: &Problem, block: usize) -> u64 {
 }
 
 fn gpu_demand(problem: &Problem, placements: &[BlockPlacement], slots: u32, gpu: usize) -> Demand {
-    let computing =
-        |phase: Phase| (0..placements.len()).filter(move |i| placements[*i].in_phase(phase).gpu() == Some(gpu));
-    let has_own_buffer =
-        |i: &usize, phase| problem.budget.kv == KvHome::Host && problem.has_own_state_buffer(*i, placements[*i], phase);
-    let shared_state = |phase| match problem.budget.kv {
-        KvHome::Device => computing(phase).map(|i| kv(problem, i)).sum::<u64>(),
-        KvHome::Host => {
-            computing(phase).filter(|i| !has_own_buffer(i, phase)).map(|i| kv(problem, i)).max().unwrap_or(0)
-        }
-    };
-    // A second set of staging buffers, to which states are copied ahead.
-    let is_staged = |i: &usize, phase| kv(problem, *i) > 0 && !has_own_buffer(i, phase);
-    let has_second_set = problem.budget.kv == KvHome::Host
-        && Phase::BOTH.iter().any(|phase| computing(*phase).filter(|i| is_staged(i, *phase)).count() > 1);
-    let sets = if has_second_set { 2 } else { 1 };
-    let own_state =
-        |phase| computing(phase).filter(move |i| has_own_buffer(i, phase)).map(|i| kv(problem, i)).sum::<u64>();
     let is_streamed = |i: usize| placements[i].is_streamed_to(gpu);
     let is_resident = |i: usize| placements[i].is_resident_on(gpu);
     let has_ring = (0..placements.len()).any(is_streamed);
@@ -447,11 +435,38 @@ fn gpu_demand(problem: &Problem, placements: &[BlockPlacement], slots: u32, gpu:
     let resident = distinct_bytes(problem, |block| &block.weights, is_resident, |i| !is_joined(problem, placements, i));
     Demand {
         weights: resident + distinct_bytes(problem, |block| block.streamed.constants(), is_streamed, |_| false),
-        kv: sets * Phase::BOTH.map(shared_state).into_iter().max().unwrap_or(0)
-            + Phase::BOTH.map(own_state).iter().sum::<u64>(),
+        kv: match problem.budget.kv {
+            KvHome::Device => state_kept_on(problem, placements, gpu),
+            KvHome::Host => state_copied_to(problem, placements, gpu),
+        },
         workspace: gpu_workspace(problem, placements, gpu),
         ring: slot.saturating_mul(slots.into()),
     }
+}
+
+/// State on a GPU that keeps the state of what it decodes: of all sequences, and a staging buffer for the state of each block that it computes
+/// in prompts only.
+fn state_kept_on(problem: &Problem, placements: &[BlockPlacement], gpu: usize) -> u64 {
+    let bytes = |i: usize| match placements[i] {
+        BlockPlacement { decode, .. } if decode.gpu() == Some(gpu) => kv(problem, i),
+        BlockPlacement { prefill, .. } if prefill.gpu() == Some(gpu) => problem.staged_state(i),
+        _ => 0,
+    };
+    (0..placements.len()).map(bytes).sum()
+}
+
+/// Staging buffers on a GPU for states in host memory: one for each state that stays for a phase, and one or two sets that the others share.
+fn state_copied_to(problem: &Problem, placements: &[BlockPlacement], gpu: usize) -> u64 {
+    let computing =
+        |phase: Phase| (0..placements.len()).filter(move |i| placements[*i].in_phase(phase).gpu() == Some(gpu));
+    let has_own_buffer = |i: &usize, phase| problem.has_own_state_buffer(*i, placements[*i], phase);
+    let sharing = |phase| computing(phase).filter(move |i| !has_own_buffer(i, phase));
+    let with_own_buffer = |phase| computing(phase).filter(move |i| has_own_buffer(i, phase));
+    // States are copied ahead to a second set.
+    let count = |phase| sharing(phase).filter(|i| kv(problem, *i) > 0).count();
+    let sets = if Phase::BOTH.map(count).iter().any(|count| *count > 1) { 2 } else { 1 };
+    let largest = Phase::BOTH.into_iter().flat_map(sharing).map(|i| problem.staged_state(i)).max().unwrap_or(0);
+    sets * largest + Phase::BOTH.into_iter().flat_map(with_own_buffer).map(|i| problem.staged_state(i)).sum::<u64>()
 }
 
 /// Bytes of the weights of the selected blocks, each weight once.

@@ -195,7 +195,8 @@ fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<BlockPlacemen
 /// The allowed placements of each block. If one phase has no weight, a block's place in that phase is its place in the other phase, which
 /// needs the least memory. It may also be the host, if that changes how state is swapped (which also divides pipelines of several
 /// sequences). If the host decodes the block and host memory is limited, it may also be a GPU for the prompt, so that attention scores of
-/// the prompt take no host memory.
+/// the prompt take no host memory. With several sequences the host may decode any block: then a GPU that computes the prompt holds the state of one
+/// sequence instead of all.
 fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<BlockPlacement>> {
     let both_phases_count = weights.iter().all(|weight| *weight > 0.0);
     let weighted_phase = Phase::BOTH[usize::from(weights[0] == 0.0)];
@@ -220,8 +221,14 @@ fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<B
                 && problem.budget.ram.is_some()
                 && problem.blocks[block].score_bytes > 0
         };
+        let saves_state = |placement: &BlockPlacement| {
+            weighted_phase == Phase::Prefill && placement.decode == Placement::Cpu && problem.load.sequences > 1
+        };
         let is_allowed = |placement: &BlockPlacement| {
-            placement.prefill == placement.decode || changes_swap(placement) || saves_scores(placement)
+            placement.prefill == placement.decode
+                || changes_swap(placement)
+                || saves_scores(placement)
+                || saves_state(placement)
         };
         all.into_iter().filter(is_allowed).collect()
     };

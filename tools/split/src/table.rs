@@ -192,7 +192,7 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let in_memory: u64 = states().filter(|state| !state.on_disk).map(|state| state.memory() * plan.budgets.batch).sum();
     let kv = match device.kind {
         DeviceKind::Cpu => in_memory + plan.state_window(),
-        DeviceKind::Gpu => states_on_gpu(plan, name).saturating_mul(planned_sequences(plan)),
+        DeviceKind::Gpu => states_on_gpu(plan, name),
     };
     let workspace: u64 = on_device().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
     let (used, limit, parts) = match device.kind {
@@ -207,7 +207,7 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
             let mut parts = device.ring.map_or(String::new(), slots);
             let [prompt, _] = phase_states(plan, name);
             if prompt.during_phase > 0 {
-                let bytes = ByteSize(prompt.during_phase.saturating_mul(planned_sequences(plan))).human();
+                let bytes = ByteSize(prompt.during_phase).human();
                 parts += &format!(", {bytes} for the KV caches of layers that it computes in prompts only");
             }
             let used = used.into_iter().fold(0, u64::saturating_add);
@@ -304,14 +304,14 @@ fn phase_states(plan: &Plan, gpu: &str) -> [PhaseStates; 2] {
     [PhaseStates::of(plan, gpu, prefill, decode), PhaseStates::of(plan, gpu, decode, prefill)]
 }
 
-/// Bytes of state on a GPU. There is a second set of staging buffers if several partitions use them, because the states of the next one are copied
-/// ahead.
+/// Bytes of state on a GPU: what it keeps of all sequences, and staging buffers for the states of one. There is a second set of the shared buffers if
+/// several partitions use them, because the states of the next one are copied ahead.
 fn states_on_gpu(plan: &Plan, gpu: &str) -> u64 {
     let [prompt, decode] = phase_states(plan, gpu);
     let sets = if prompt.copied.max(decode.copied) > 1 { 2 } else { 1 };
     let copied = prompt.largest_copied.max(decode.largest_copied).saturating_mul(sets);
-    let kept = prompt.kept.saturating_add(prompt.during_phase).max(decode.kept);
-    [kept, decode.during_phase].into_iter().fold(copied, u64::saturating_add)
+    let kept = prompt.kept.max(decode.kept).saturating_mul(planned_sequences(plan));
+    [kept, prompt.during_phase, decode.during_phase].into_iter().fold(copied, u64::saturating_add)
 }
 
 /// Bytes of host memory in use, and their large items as text: weights that compute there, locked parts of weights read

@@ -35,23 +35,26 @@ pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
     let limit = problem.budget.vram[gpu].saturating_sub(problem.budget.margin);
     match problem.budget.kv {
         KvHome::Device => {
-            for phase in Phase::BOTH {
-                let state = program.state(|placement| placement.in_phase(phase).gpu() == Some(gpu));
-                program.limit(&fixed.clone().plus(&state, 1.0), limit);
-            }
+            let decodes = move |placement: BlockPlacement| placement.decode.gpu() == Some(gpu);
+            let computes_prompts_only =
+                move |placement: BlockPlacement| placement.prefill.gpu() == Some(gpu) && !decodes(placement);
+            let kept = program.state(decodes);
+            let staged = program.sum_over(computes_prompts_only, |i| problem.staged_state(i));
+            program.limit(&fixed.plus(&kept, 1.0).plus(&staged, 1.0), limit);
         }
         // Blocks that compute on the host in one phase have their own state buffers, if the state is updated in place. The others share
         // a buffer for the largest state, and if there are several, another one.
         KvHome::Host => {
-            let kv = |i: usize| problem.blocks[i].kv_bytes;
+            let staged = |i: usize| problem.staged_state(i);
             let has_growing_state = |i: usize| problem.blocks[i].kv_grows.is_some();
             let uses_gpu_and_host =
                 move |placement: BlockPlacement| uses_gpu(placement) && placement.computes_on_host();
             let uses_gpu_only = move |placement: BlockPlacement| uses_gpu(placement) && !placement.computes_on_host();
-            let largest_gpu_only_state = program.max_over_selected(uses_gpu_only, kv);
-            fixed.add(&program.state_of(|i| !has_growing_state(i), uses_gpu_and_host), 1.0);
+            let largest_gpu_only_state = program.max_over_selected(uses_gpu_only, staged);
+            let own_buffers = program.sum_over(uses_gpu_and_host, |i| if has_growing_state(i) { 0 } else { staged(i) });
+            fixed.add(&own_buffers, 1.0);
             let largest_growing_state =
-                program.max_over_selected(uses_gpu_and_host, |i| if has_growing_state(i) { kv(i) } else { 0 });
+                program.max_over_selected(uses_gpu_and_host, |i| if has_growing_state(i) { staged(i) } else { 0 });
             let second = second_staging_buffer(program, gpu, &largest_gpu_only_state);
             program.limit(&fixed.clone().plus(&largest_gpu_only_state, 1.0).plus(&second, 1.0), limit);
             program.limit(&fixed.plus(&largest_growing_state, 1.0), limit);
@@ -62,9 +65,10 @@ pub(super) fn add_gpu_limit(program: &mut IntegerProgram, gpu: usize) {
 /// Size of the second staging buffer for states on the host: at least `largest` if, in some phase, the GPU computes several blocks with a
 /// state that the host computes in no phase; else 0.
 fn second_staging_buffer(program: &mut IntegerProgram, gpu: usize, largest: &LinearExpr) -> LinearExpr {
+    let problem = program.problem;
     let most =
-        program.problem.blocks.iter().map(|block| block.kv_bytes).max().unwrap_or(0) as f64 / program.memory_unit;
-    let blocks = program.problem.blocks.len() as f64;
+        (0..problem.blocks.len()).map(|i| problem.staged_state(i)).max().unwrap_or(0) as f64 / program.memory_unit;
+    let blocks = problem.blocks.len() as f64;
     let has_second = program.model.integer(1);
     for phase in Phase::BOTH {
         let stages = move |placement: BlockPlacement| {
@@ -132,12 +136,7 @@ impl IntegerProgram<'_> {
 
     /// State of the blocks with a selected block placement.
     fn state(&self, selects: impl Fn(BlockPlacement) -> bool) -> LinearExpr {
-        self.state_of(|_| true, selects)
-    }
-
-    /// State of the blocks with a selected block placement that `includes` selects.
-    fn state_of(&self, includes: impl Fn(usize) -> bool, selects: impl Fn(BlockPlacement) -> bool) -> LinearExpr {
-        self.sum_over(selects, |i| if includes(i) { self.problem.blocks[i].kv_bytes } else { 0 })
+        self.sum_over(selects, |i| self.problem.blocks[i].kv_bytes)
     }
 
     /// Bytes of the blocks with a selected block placement. Every block of a class counts with the smallest number of its

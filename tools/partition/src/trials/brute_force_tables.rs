@@ -209,9 +209,13 @@ impl<'a> Tables<'a> {
                     (with_state(&|i| blocks[i].kv_bytes > 0), with_state(&|i| blocks[i].kv_grows.is_some()));
                 let visits = |phase: usize| (sets.on_gpu[phase] & has_state & (both | grows)).count_ones();
                 let buffers = if visits(0).max(visits(1)) > 1 { 2 } else { 1 };
-                buffers * self.most_state[both].max(self.most_shared_state[one]) + self.own_state[one]
+                let of_all = buffers * self.most_state[both].max(self.most_shared_state[one]) + self.own_state[one];
+                of_all / self.problem.load.sequences
             }
-            KvHome::Device => self.state[sets.on_gpu[0]].max(self.state[sets.on_gpu[1]]),
+            KvHome::Device => {
+                let [prompt, decode] = sets.on_gpu;
+                self.state[decode] + self.state[prompt & !decode] / self.problem.load.sequences
+            }
         };
         let on_gpu = sets.resident_bytes
             + state

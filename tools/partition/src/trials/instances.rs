@@ -285,25 +285,23 @@ fn disk_bytes_if_fits(
     for gpu in 0..problem.gpus.len() {
         let is_here = |w: Placement| w.gpu() == Some(gpu);
         let weights: u64 = resident_partitions(problem, placements, gpu).into_iter().map(bytes_of_partition).sum();
-        let kv = |i: usize| blocks[i].kv_bytes;
         // A block that computes on the host in one phase and on this GPU in the other has its own state buffer here.
         let has_own_buffer = |i: usize| either(placements[i], Placement::Cpu) && blocks[i].kv_grows.is_none();
-        let state = Phase::BOTH.map(|phase| {
-            let computing = || (0..blocks.len()).filter(|i| is_here(placements[*i].in_phase(phase)));
-            match problem.budget.kv {
-                KvHome::Device => computing().map(kv).sum::<u64>(),
-                KvHome::Host => computing().filter(|i| !has_own_buffer(*i)).map(kv).max().unwrap_or(0),
-            }
-        });
+        // A buffer holds the state of one sequence.
+        let buffer = |i: usize| blocks[i].kv_bytes / problem.load.sequences;
+        let at_all = |i: &usize| is_here(placements[*i].prefill) || is_here(placements[*i].decode);
+        let here = || (0..blocks.len()).filter(at_all);
+        let decodes = |i: usize| is_here(placements[i].decode);
         // If the states of two partitions visit this GPU in a pass, there are two buffers for them.
         let visits = |phase| (0..blocks.len()).filter(move |i| is_here(placements[*i].in_phase(phase)));
-        let visits = |phase| visits(phase).filter(|i| kv(*i) > 0 && !has_own_buffer(*i)).count();
-        let has_two = problem.budget.kv == KvHome::Host && Phase::BOTH.into_iter().any(|phase| visits(phase) > 1);
-        let buffers = if has_two { 2 } else { 1 };
-        let at_all = |i: &usize| is_here(placements[*i].prefill) || is_here(placements[*i].decode);
-        let own_state = match problem.budget.kv {
-            KvHome::Device => 0,
-            KvHome::Host => (0..blocks.len()).filter(at_all).filter(|i| has_own_buffer(*i)).map(kv).sum::<u64>(),
+        let visits = |phase| visits(phase).filter(|i| blocks[*i].kv_bytes > 0 && !has_own_buffer(*i)).count();
+        let buffers = if Phase::BOTH.into_iter().any(|phase| visits(phase) > 1) { 2 } else { 1 };
+        let state: u64 = match problem.budget.kv {
+            KvHome::Device => here().map(|i| if decodes(i) { blocks[i].kv_bytes } else { buffer(i) }).sum(),
+            KvHome::Host => {
+                let shared = here().filter(|i| !has_own_buffer(*i)).map(buffer).max().unwrap_or(0);
+                buffers * shared + here().filter(|i| has_own_buffer(*i)).map(buffer).sum::<u64>()
+            }
         };
         let workspace = max(&|c| is_here(c.prefill) || is_here(c.decode), &|i| blocks[i].workspace_bytes);
         let is_streamed = |c| either(c, Placement::Streamed(gpu));
@@ -311,7 +309,7 @@ fn disk_bytes_if_fits(
         let constants = (0..blocks.len()).filter(|i| is_streamed(placements[*i]));
         let constants: BTreeSet<(u32, u64)> = constants.flat_map(|i| blocks[i].streamed.constants().to_vec()).collect();
         let constants: u64 = constants.iter().map(|(_, bytes)| bytes).sum();
-        let total = weights + constants + buffers * state[0].max(state[1]) + own_state + workspace + ring;
+        let total = weights + constants + state + workspace + ring;
         if total > 0 && total + problem.budget.margin > problem.budget.vram[gpu] {
             return None;
         }

@@ -14,7 +14,7 @@ fn shards(plan: &Plan) -> Vec<&Partition> {
 #[test]
 fn each_gpu_computes_half_of_every_layer() {
     let plan = planned(&ROWS);
-    let whole = planned(&["--gpu-layers", "all", "--vram", "1G,1G"]);
+    let whole = planned(&["--gpu-layers", "all", "--vram", "1G"]);
     let shards = shards(&plan);
     // Attention and MLP of four layers, on two GPUs.
     assert_eq!(shards.len(), 4 * 2 * 2);
