@@ -65,6 +65,12 @@ impl SpanKind {
 pub const TRACE_START: &str = r#"{"traceEvents":["#;
 
 impl Timeline {
+    /// The timeline with these spans, ordered by start; enclosing spans come before those within.
+    pub fn ordered(mut spans: Vec<Span>) -> Self {
+        spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(b.duration_us.total_cmp(&a.duration_us)));
+        Timeline { spans }
+    }
+
     /// Exports to JSON in the Chrome trace event format: one process, one thread per lane in order of first appearance,
     /// one complete event (`"ph": "X"`, times in microseconds) per span.
     pub fn to_chrome_trace(&self) -> String {

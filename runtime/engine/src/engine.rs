@@ -13,7 +13,7 @@ use crate::runtime::{
 };
 use crate::telemetry::{PassTelemetry, Telemetry};
 use crate::tensor::{HostTensor, Logits};
-use hpp_schema::{Plan, Residency, Timeline};
+use hpp_schema::{Plan, Residency, Span, Timeline};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -306,6 +306,11 @@ impl<B: Backend> Engine<B> {
     /// Spans that the timeline has so far. An engine that runs for long should stop recording at some number of them.
     pub fn timeline_spans(&self) -> usize {
         self.runtime.recorder.spans()
+    }
+
+    /// Removes the spans of the timeline so far and returns them, in no order. Recording goes on.
+    pub fn take_timeline(&mut self) -> Vec<Span> {
+        self.runtime.recorder.take_spans()
     }
 
     /// The timeline so far: a lane for each device (`gpu0`, or `gpu0 on the CPU` for its stages that run there), for each

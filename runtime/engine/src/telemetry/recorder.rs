@@ -96,11 +96,14 @@ impl Recorder {
         self.timeline.as_ref().map_or(0, |recording| recording.spans.len())
     }
 
+    /// Removes the spans recorded so far and returns them, in no order. Recording goes on.
+    pub fn take_spans(&mut self) -> Vec<Span> {
+        self.timeline.as_mut().map_or(Vec::new(), |recording| std::mem::take(&mut recording.spans))
+    }
+
     /// The timeline so far, ordered by start; enclosing spans come before those within.
     pub fn timeline(&self) -> Timeline {
-        let mut spans = self.timeline.as_ref().map_or(Vec::new(), |recording| recording.spans.clone());
-        spans.sort_by(|a, b| a.start_us.total_cmp(&b.start_us).then(b.duration_us.total_cmp(&a.duration_us)));
-        Timeline { spans }
+        Timeline::ordered(self.timeline.as_ref().map_or(Vec::new(), |recording| recording.spans.clone()))
     }
 
     /// A tensor was copied between memories.

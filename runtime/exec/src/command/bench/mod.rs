@@ -21,7 +21,7 @@ use hpp_generate::text::TextTokenizer;
 use hpp_generate::{ModelInputs, PlanFile, PromptEncoder, SingleSequence, check_language_model};
 use hpp_io::{show, show_json};
 use hpp_schema::{Timeline, Whole, error_line};
-use report::{BenchReport, report, stage_times, text};
+use report::{BenchReport, add_stage_times, report, text};
 use std::time::Instant;
 use token_times::TokenTimes;
 use weight_paths::weight_paths;
@@ -60,16 +60,17 @@ pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
 
     if !args.no_warmup {
         ctx.console.working("warm-up run");
-        measure(&mut sequence, &prompt, args.new_tokens)?;
+        measure(&mut sequence, &prompt, args.new_tokens, false)?;
     }
     let other_load = OtherLoad::start();
     let mut runs = Vec::new();
     let mut last_timeline = None;
     for number in 1..=args.runs {
         ctx.console.working(format!("run {number} of {}", args.runs));
-        let (run, timeline) = measure(&mut sequence, &prompt, args.new_tokens)?;
-        // Only the timeline of the last run is written: one takes megabytes for a few hundred tokens of many partitions.
-        last_timeline = trace.is_some().then_some(timeline);
+        // Only the timeline of the last run is written.
+        let keeps_timeline = trace.is_some() && number == args.runs;
+        let (run, timeline) = measure(&mut sequence, &prompt, args.new_tokens, keeps_timeline)?;
+        last_timeline = keeps_timeline.then_some(timeline);
         tracing::info!(number, first_token_ms = run.first_token_ms, "run measured");
         runs.push(run);
     }
@@ -138,11 +139,13 @@ fn prompt_tokens(args: &BenchArgs, room: PromptRoom) -> Result<u64, ExecError> {
     })
 }
 
-/// Measures one run. Also returns its timeline.
+/// Measures one run. With `keeps_timeline` also returns its timeline, which takes megabytes for a few hundred tokens of many partitions;
+/// otherwise the spans of each token are dropped after it.
 fn measure(
     sequence: &mut SingleSequence<OrtBackend>,
     prompt: &[u32],
     new_tokens: u64,
+    keeps_timeline: bool,
 ) -> Result<(BenchRun, Timeline), ExecError> {
     sequence.clear();
     sequence.engine().reset_telemetry();
@@ -151,17 +154,25 @@ fn measure(
     sequence.prefill(prompt, &|| false)?;
     let mut token = greedy(sequence.logits())?;
     let first_token_ms = millis(started.elapsed());
+    let Telemetry { stages: stages_of_plan, prefill, decode, .. } = sequence.engine().telemetry();
+    let first_pass = prefill.count + decode.count;
+    let mut stages = vec![vec![0.0; stages_of_plan.len()]; new_tokens.saturating_sub(1) as usize];
     let mut tokens = Vec::new();
+    let mut spans = sequence.engine().take_timeline();
     for _ in 1..new_tokens {
+        if !keeps_timeline {
+            spans.clear();
+        }
         let started = Instant::now();
         sequence.feed(&[token])?;
         token = greedy(sequence.logits())?;
         tokens.push(TokenTimes::new(millis(started.elapsed()), sequence.engine().last_pass()));
+        let of_token = sequence.engine().take_timeline();
+        add_stage_times(&mut stages, &stages_of_plan, first_pass, &of_token);
+        spans.extend(of_token);
     }
-    let engine = sequence.engine();
-    let (telemetry, timeline) = (engine.telemetry(), engine.timeline());
-    let stages = stage_times(&telemetry, &timeline, tokens.len());
-    Ok((BenchRun { first_token_ms, tokens, telemetry, stages }, timeline))
+    let telemetry = sequence.engine().telemetry();
+    Ok((BenchRun { first_token_ms, tokens, telemetry, stages }, Timeline::ordered(spans)))
 }
 
 #[cfg(test)]

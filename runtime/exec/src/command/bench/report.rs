@@ -12,7 +12,7 @@ use crate::report::{Bytes, StageTimes, memory, table};
 use crate::runtime::OrtBackend;
 use hpp_engine::{StageTelemetry, Telemetry};
 use hpp_generate::{PlanFile, SingleSequence};
-use hpp_schema::{ByteSize, Plan, SpanKind, Timeline};
+use hpp_schema::{ByteSize, Plan, Span, SpanKind};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -118,18 +118,15 @@ pub(super) fn report(
     }
 }
 
-/// Milliseconds of each stage in each of the last `tokens` passes of a run, which decode its tokens: `[token][stage]`.
-pub(super) fn stage_times(telemetry: &Telemetry, timeline: &Timeline, tokens: usize) -> Vec<Vec<f64>> {
-    let last = telemetry.prefill.count + telemetry.decode.count;
-    let first = last.saturating_sub(tokens as u64);
-    let mut times = vec![vec![0.0; telemetry.stages.len()]; tokens];
-    for span in timeline.spans.iter().filter(|span| span.kind == SpanKind::Compute && span.pass >= first) {
-        let stage = telemetry.stages.iter().position(|stage| stage.partition == span.name && stage.lane() == span.lane);
+/// Adds the milliseconds of each of `stages` to `times`, `[token][stage]`. The first token was computed in pass `first`, each further one in the
+/// pass after.
+pub(super) fn add_stage_times(times: &mut [Vec<f64>], stages: &[StageTelemetry], first: u64, spans: &[Span]) {
+    for span in spans.iter().filter(|span| span.kind == SpanKind::Compute && span.pass >= first) {
+        let stage = stages.iter().position(|stage| stage.partition == span.name && stage.lane() == span.lane);
         if let (Some(stage), Some(token)) = (stage, times.get_mut((span.pass - first) as usize)) {
             token[stage] += span.duration_us / 1e3;
         }
     }
-    times
 }
 
 /// Milliseconds of a stage in the passes of the prompt. In a model without states each pass computes the whole text, and telemetry counts all passes
