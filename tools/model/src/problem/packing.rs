@@ -47,7 +47,7 @@ pub fn packing(model: &Model, graph: &Graph, compress_permille: u32) -> Packing 
 pub fn largest_widened(graph: &Graph, weights: &[ValueId]) -> u64 {
     let is_widened = |id: &ValueId| {
         let mut readers = graph.value(*id).consumers.iter().map(|node| &*graph.node(*node).op_type);
-        is_half(graph, *id) && readers.any(|operator| reads_widened(operator))
+        is_half(graph, *id) && readers.any(reads_widened)
     };
     let widened = weights.iter().filter(|id| is_widened(id)).filter_map(|id| graph.weight(*id));
     widened.map(|weight| weight.bytes.saturating_mul(2)).max().unwrap_or(0)
