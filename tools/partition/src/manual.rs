@@ -30,7 +30,8 @@ pub fn gpu_layers(problem: &Problem, count: u64) -> Vec<DeviceId> {
 /// Bisections that find the share of the GPUs' budgets that blocks fill, to one part in 2^50.
 const BISECTIONS: u32 = 50;
 
-/// The GPU of each of these blocks, in order, so that the share of its budget that the fullest GPU uses is as small as possible.
+/// The GPU of each of these blocks, in order, so that the share of its budget that the fullest GPU uses is as small as possible. Weights that
+/// several blocks read count for each of them, and slots for streamed weights do not count.
 fn shares(problem: &Problem, chosen: &[usize]) -> Vec<usize> {
     let blocks = || chosen.iter().map(|at| &problem.blocks[*at]);
     let kv_bytes = |block: &BlockSpec| if problem.budget.kv == KvHome::Device { block.kv_bytes } else { 0 };
@@ -38,7 +39,12 @@ fn shares(problem: &Problem, chosen: &[usize]) -> Vec<usize> {
         .map(|(at, block)| problem.weight_bytes(*at).saturating_add(kv_bytes(block)) as f64)
         .collect();
     let workspace = blocks().map(|block| block.workspace_bytes).max().unwrap_or(0);
-    let reserved = workspace.saturating_add(problem.budget.margin);
+    // Two staging buffers for states that are kept on the host.
+    let staged = match problem.budget.kv {
+        KvHome::Device => 0,
+        KvHome::Host => chosen.iter().map(|at| 2 * problem.staged_state(*at)).max().unwrap_or(0),
+    };
+    let reserved = workspace.saturating_add(staged).saturating_add(problem.budget.margin);
     let budgets: Vec<f64> =
         problem.budget.vram.iter().map(|vram| vram.saturating_sub(reserved).max(1) as f64).collect();
     if budgets.len() < 2 {

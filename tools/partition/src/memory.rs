@@ -2,9 +2,9 @@
 //!
 //! A GPU holds at the same time: weights that are resident in either phase, once per partition that reads them; constants of streamed
 //! blocks; the state of the blocks that it decodes; the activations of the largest block; a slot ring for streamed blocks. State that is
-//! kept elsewhere is copied to staging buffers, which hold the state of one sequence. Each block that a GPU computes in one phase only has its
-//! own. If all state is kept on the host, the other blocks share staging buffers: one for the state of one block, and a second one if several
-//! blocks use them, because states are copied ahead.
+//! kept elsewhere is copied to staging buffers, which hold the state of one sequence. A block whose state is updated in place, and is at home in the
+//! other phase, has its own. The other blocks, if all state is kept on the host, share staging buffers: one for the state of one block, and a second
+//! one if several blocks use them, because states are copied ahead.
 //!
 //! The host holds the weights that it computes with or that are copied from it, and the state of every block that does not stay on
 //! one GPU. If that exceeds its budget and there is a disk, part of each block stays locked and the rest is read in every

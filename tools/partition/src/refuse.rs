@@ -5,14 +5,15 @@ use crate::memory::usage_with_cuts;
 use crate::plan::fewest_slots;
 use crate::program::min_host_placement;
 use crate::regions::regions;
-use crate::{BlockPlacement, BlockSpec, Demand, DeviceId, Options, OverBudget, Placement, Problem};
+use crate::{BlockPlacement, BlockSpec, Demand, DeviceId, KvHome, Options, OverBudget, Placement, Problem};
 
 /// The smallest demand of a block on a GPU, with that GPU's budget, if no GPU can hold any block that it could compute: the plan then uses
 /// the host only. `None` if a GPU can hold a block.
 pub fn useless_gpus(problem: &Problem, options: &Options) -> Option<OverBudget> {
     let budget = &problem.budget;
     let check_alone = |block: usize, gpu: usize| {
-        let BlockSpec { kv_bytes: kv, workspace_bytes: workspace, .. } = problem.blocks[block];
+        let BlockSpec { kv_bytes, workspace_bytes: workspace, .. } = problem.blocks[block];
+        let kv = if budget.kv == KvHome::Host { problem.staged_state(block) } else { kv_bytes };
         let demand = Demand { weights: problem.weight_bytes(block), kv, workspace, ring: 0 };
         OverBudget::check(DeviceId::Gpu(gpu), demand, budget.vram[gpu], budget.margin)
     };

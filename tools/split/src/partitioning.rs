@@ -249,7 +249,24 @@ fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solutio
         }
     }
     refuse_missing_gpus(request, places.iter())?;
-    Ok(evaluate_manual(request, args, places.into_iter().map(BlockPlacement::both).collect(), &[]))
+    let evaluated = |places: &[Placement]| {
+        evaluate_manual(request, args, places.iter().copied().map(BlockPlacement::both).collect(), &[])
+    };
+    let fits = |solution: &Solution| {
+        fits(&request.problem, &solution.placements, &solution.slots, request.options.mechanisms).is_ok()
+    };
+    let divided = evaluated(&places);
+    if fits(&divided) {
+        return Ok(divided);
+    }
+    // The division does not count everything, such as slots, so a single GPU may hold what several do not.
+    let on_one = |gpu: usize| -> Vec<Placement> {
+        let to_gpu =
+            |place: &Placement| if matches!(place, Placement::Resident(_)) { Placement::Resident(gpu) } else { *place };
+        places.iter().map(to_gpu).collect()
+    };
+    let alone = (0..request.problem.gpus.len()).map(|gpu| evaluated(&on_one(gpu))).find(fits);
+    Ok(alone.unwrap_or(divided))
 }
 
 /// Predicts the times of a manual placement. A GPU that streams has the planner's number of slots (`planned`), else

@@ -1,7 +1,7 @@
 //! Prepared partitions: weights on disk, beside the plan, in the layout that kernels want.
 //!
 //! ONNX Runtime writes such a file itself (`session.save_external_prepacked_constant_initializers`) and maps it back without copying.
-//! Compressed regions are stored beside it. Preparing takes seconds and twice the disk space of the partition's weights, so each
+//! Compressed regions are stored beside it. Preparing takes seconds and several times the disk space of the partition's weights, so each
 //! partition is prepared once, in a temporary directory that is renamed into place when it is complete.
 //!
 //! Invariant: a directory with a matching seal is complete. One process prepares at a time; others wait and then find the result.

@@ -118,8 +118,8 @@ pub(super) fn report(
     }
 }
 
-/// Adds the milliseconds of each of `stages` to `times`, `[token][stage]`. The first token was computed in pass `first`, each further one in the
-/// pass after.
+/// Adds the milliseconds of each of `stages` to `times`, `[token][stage]`. Pass `first` computed the first of these tokens, each pass after it
+/// one more.
 pub(super) fn add_stage_times(times: &mut [Vec<f64>], stages: &[StageTelemetry], first: u64, spans: &[Span]) {
     for span in spans.iter().filter(|span| span.kind == SpanKind::Compute && span.pass >= first) {
         let stage = stages.iter().position(|stage| stage.partition == span.name && stage.lane() == span.lane);
