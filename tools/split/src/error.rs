@@ -55,6 +55,8 @@ pub enum SplitError {
         freed_by_kv_on_disk: u64,
         /// Whether each GPU needs as much, and no block may move: layers are divided by rows.
         divides_rows: bool,
+        /// Whether `bytes` are for each GPU.
+        on_each_gpu: bool,
         /// A shorter context that fits, tokens, if one was found.
         fitting_context: Option<NonZeroU64>,
         /// Whether a ring with fewer slots is possible.
@@ -124,8 +126,10 @@ pub enum NeededBudget {
     Smallest,
     /// Another placement may need less.
     Enough,
-    /// Another memory is too small, too.
-    WithMoreElsewhere,
+    /// Host memory is too small, too.
+    WithMoreRam,
+    /// The memory of this GPU, at most 255, is too small, too.
+    WithMoreVram(u8),
     /// The machine has less.
     BeyondMachine,
 }
@@ -196,12 +200,13 @@ impl SplitError {
                 fewer_slots,
                 fitting_layers,
                 divides_rows,
+                on_each_gpu,
                 ..
             } => {
                 let flag = match source.device {
                     DeviceId::Cpu => "--ram".to_owned(),
                     DeviceId::Gpu(_) if *gpus == 1 => "--vram".to_owned(),
-                    DeviceId::Gpu(_) if *divides_rows => "--vram on each GPU".to_owned(),
+                    DeviceId::Gpu(_) if *on_each_gpu => "--vram on each GPU".to_owned(),
                     DeviceId::Gpu(gpu) => format!("--vram for gpu{gpu} alone"),
                 };
                 let slots = if *fewer_slots { "give fewer --slots" } else { "" };
@@ -227,8 +232,13 @@ impl SplitError {
                 let budget = match needed {
                     NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),
                     NeededBudget::Enough => format!("{human} ({bytes} bytes) of {flag} are enough"),
-                    NeededBudget::WithMoreElsewhere => {
-                        let other = if on_host { "--vram" } else { "--ram" };
+                    NeededBudget::WithMoreRam | NeededBudget::WithMoreVram(_) => {
+                        let flag = flag.trim_end_matches(" alone");
+                        let other = match needed {
+                            NeededBudget::WithMoreVram(_) if *gpus == 1 => "--vram".to_owned(),
+                            NeededBudget::WithMoreVram(gpu) => format!("--vram for gpu{gpu}"),
+                            _ => "--ram".to_owned(),
+                        };
                         format!("{human} ({bytes} bytes) of {flag} are enough if {other} is raised, too")
                     }
                     NeededBudget::BeyondMachine => {

@@ -67,23 +67,33 @@ pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, refusa
 }
 
 fn with_raised_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: SplitError) -> SplitError {
-    if let SplitError::OverBudget { fitting_layers, source, .. } = &mut refusal
+    if let SplitError::OverBudget { fitting_layers, source, on_each_gpu, needed, .. } = &mut refusal
         && source.device != DeviceId::Cpu
     {
         *fitting_layers = most_layers(request, args);
+        // Counted layers are divided again, in proportion to the budgets.
+        if request.problem.gpus.len() > 1
+            && args.assign.is_none()
+            && matches!(args.gpu_layers, Some(LayerCount::Count(_)))
+        {
+            (*on_each_gpu, *needed) = (true, NeededBudget::Enough);
+        }
     }
     for _ in 0..MOST_RAISES {
-        let SplitError::OverBudget { bytes, needed, source, .. } = &mut refusal else { break };
-        let Err(next) = place(&with_enough(request, source.device, *bytes), args) else { break };
+        let SplitError::OverBudget { bytes, needed, source, on_each_gpu, .. } = &mut refusal else { break };
+        let Err(next) = place(&with_enough(request, source.device, *bytes, *on_each_gpu), args) else { break };
         let SplitError::OverBudget { bytes: more, source: other, .. } = &next else { break };
-        let is_other_shard = request.divides_rows && other.device != DeviceId::Cpu && source.device != DeviceId::Cpu;
-        if other.device != source.device && !is_other_shard {
+        let is_other_gpu = *on_each_gpu && other.device != DeviceId::Cpu && source.device != DeviceId::Cpu;
+        if other.device != source.device && !is_other_gpu {
             // More of this memory alone may be enough.
             let is_enough = place(&request.with_budget(other.device, *more), args).is_ok();
             if is_enough {
                 return next;
             }
-            *needed = NeededBudget::WithMoreElsewhere;
+            *needed = match other.device {
+                DeviceId::Cpu => NeededBudget::WithMoreRam,
+                DeviceId::Gpu(gpu) => NeededBudget::WithMoreVram(u8::try_from(gpu).unwrap_or(u8::MAX)),
+            };
             return refusal;
         }
         if *more <= *bytes {
@@ -95,9 +105,9 @@ fn with_raised_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: 
     refusal
 }
 
-/// The request where a device may use this many bytes: every GPU, if each has a shard of every layer.
-fn with_enough(request: &PlanningRequest, device: DeviceId, bytes: u64) -> PlanningRequest {
-    if device == DeviceId::Cpu || !request.divides_rows {
+/// The request where a device, or each GPU (`on_each_gpu`), may use this many bytes.
+fn with_enough(request: &PlanningRequest, device: DeviceId, bytes: u64, on_each_gpu: bool) -> PlanningRequest {
+    if device == DeviceId::Cpu || !on_each_gpu {
         return request.with_budget(device, bytes);
     }
     let raised = |request: PlanningRequest, gpu: usize| {
@@ -497,6 +507,7 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             gpus,
             freed_by_kv_on_disk,
             divides_rows: request.divides_rows,
+            on_each_gpu: request.divides_rows,
             fitting_context: None,
             fewer_slots,
             fitting_layers: None,
