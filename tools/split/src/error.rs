@@ -128,8 +128,8 @@ pub enum NeededBudget {
     Enough,
     /// Host memory is too small, too.
     WithMoreRam,
-    /// The memory of this GPU, at most 255, is too small, too.
-    WithMoreVram(u8),
+    /// The memory of a GPU is too small, too.
+    WithMoreVram,
     /// The machine has less.
     BeyondMachine,
 }
@@ -232,13 +232,8 @@ impl SplitError {
                 let budget = match needed {
                     NeededBudget::Smallest => format!("the smallest sufficient {flag} is {human} ({bytes} bytes)"),
                     NeededBudget::Enough => format!("{human} ({bytes} bytes) of {flag} are enough"),
-                    NeededBudget::WithMoreRam | NeededBudget::WithMoreVram(_) => {
-                        let flag = flag.trim_end_matches(" alone");
-                        let other = match needed {
-                            NeededBudget::WithMoreVram(_) if *gpus == 1 => "--vram".to_owned(),
-                            NeededBudget::WithMoreVram(gpu) => format!("--vram for gpu{gpu}"),
-                            _ => "--ram".to_owned(),
-                        };
+                    NeededBudget::WithMoreRam | NeededBudget::WithMoreVram => {
+                        let other = if *needed == NeededBudget::WithMoreRam { "--ram" } else { "--vram" };
                         format!("{human} ({bytes} bytes) of {flag} are enough if {other} is raised, too")
                     }
                     NeededBudget::BeyondMachine => {

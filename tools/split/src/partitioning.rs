@@ -67,39 +67,45 @@ pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, refusa
 }
 
 fn with_raised_budget(request: &PlanningRequest, args: &SplitArgs, mut refusal: SplitError) -> SplitError {
-    if let SplitError::OverBudget { fitting_layers, source, on_each_gpu, needed, .. } = &mut refusal
+    if let SplitError::OverBudget { bytes, fitting_layers, source, needed, on_each_gpu, .. } = &mut refusal
         && source.device != DeviceId::Cpu
     {
         *fitting_layers = most_layers(request, args);
-        // Counted layers are divided again, in proportion to the budgets.
-        if request.problem.gpus.len() > 1
-            && args.assign.is_none()
-            && matches!(args.gpu_layers, Some(LayerCount::Count(_)))
-        {
-            (*on_each_gpu, *needed) = (true, NeededBudget::Enough);
+        // With other budgets counted layers are divided in another way.
+        if request.problem.gpus.len() > 1 && matches!(args.gpu_layers, Some(LayerCount::Count(_))) {
+            (*bytes, *needed, *on_each_gpu) = (needed_on_each(request, source), NeededBudget::Enough, true);
         }
     }
     for _ in 0..MOST_RAISES {
         let SplitError::OverBudget { bytes, needed, source, on_each_gpu, .. } = &mut refusal else { break };
         let Err(next) = place(&with_enough(request, source.device, *bytes, *on_each_gpu), args) else { break };
         let SplitError::OverBudget { bytes: more, source: other, .. } = &next else { break };
-        let is_other_gpu = *on_each_gpu && other.device != DeviceId::Cpu && source.device != DeviceId::Cpu;
-        if other.device != source.device && !is_other_gpu {
+        if other.device != source.device {
             // More of this memory alone may be enough.
-            let is_enough = place(&request.with_budget(other.device, *more), args).is_ok();
+            let is_enough = !*on_each_gpu && place(&request.with_budget(other.device, *more), args).is_ok();
             if is_enough {
                 return next;
             }
-            *needed = match other.device {
-                DeviceId::Cpu => NeededBudget::WithMoreRam,
-                DeviceId::Gpu(gpu) => NeededBudget::WithMoreVram(u8::try_from(gpu).unwrap_or(u8::MAX)),
+            let too_small_too = match (source.device, other.device) {
+                (DeviceId::Gpu(_), DeviceId::Gpu(_)) => None,
+                (_, DeviceId::Cpu) => Some(NeededBudget::WithMoreRam),
+                (DeviceId::Cpu, DeviceId::Gpu(_)) => Some(NeededBudget::WithMoreVram),
             };
-            return refusal;
+            if let Some(too_small_too) = too_small_too {
+                *needed = too_small_too;
+                return refusal;
+            }
+            if !*on_each_gpu {
+                let most = needed_on_each(request, source).max(needed_on_each(request, other));
+                (*bytes, *needed, *on_each_gpu) = (most, NeededBudget::Enough, true);
+                continue;
+            }
         }
-        if *more <= *bytes {
+        let more = if *on_each_gpu { needed_on_each(request, other) } else { *more };
+        if more <= *bytes {
             break;
         }
-        *bytes = *more;
+        *bytes = more;
         *needed = NeededBudget::Enough;
     }
     refusal
@@ -110,11 +116,8 @@ fn with_enough(request: &PlanningRequest, device: DeviceId, bytes: u64, on_each_
     if device == DeviceId::Cpu || !on_each_gpu {
         return request.with_budget(device, bytes);
     }
-    let raised = |request: PlanningRequest, gpu: usize| {
-        let more = request.problem.budget.vram[gpu].max(bytes);
-        request.with_budget(DeviceId::Gpu(gpu), more)
-    };
-    (0..request.problem.gpus.len()).fold(request.clone(), raised)
+    let each = (0..request.problem.gpus.len()).map(DeviceId::Gpu);
+    each.fold(request.clone(), |request, gpu| request.with_budget(gpu, bytes))
 }
 
 /// The most layers, fewer than `--gpu-layers` asks for, with which the plan fits; `None` if it asks for no number, or if none fits.
@@ -534,13 +537,17 @@ pub fn sufficient_budget(request: &PlanningRequest, needed: &OverBudget) -> u64 
     }
     let demand = needed.demand.total();
     if request.divides_rows {
-        // All GPUs get as much.
-        return with_default_margin(demand);
+        return needed_on_each(request, needed);
     }
     let vram = &request.problem.budget.vram;
     let others: Vec<u64> = vram.iter().enumerate().filter(|(at, _)| *at != gpu).map(|(_, bytes)| *bytes).collect();
     let beside_others = (!others.is_empty()).then(|| demand.saturating_add(default_margin(&others)));
     with_default_margin(demand).min(beside_others.unwrap_or(u64::MAX))
+}
+
+/// The budget with which a GPU holds its demand if every GPU has as much, bytes.
+fn needed_on_each(request: &PlanningRequest, needed: &OverBudget) -> u64 {
+    if request.default_margin { with_default_margin(needed.demand.total()) } else { needed.required_budget() }
 }
 
 fn refuse_missing_gpus<'a>(
