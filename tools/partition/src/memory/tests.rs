@@ -294,3 +294,24 @@ fn what_is_folded_takes_memory_while_a_session_is_created() {
     on_gpu.budget.vram = vec![1 << 20];
     assert_eq!(usage(&on_gpu, &placed(".....0"), &[0]).gpus[0].workspace, 4100);
 }
+
+/// Each layer has 250 bytes of state. gpu0 computes the first, the prompts of the second and the tokens of the third; gpu1 computes the rest of the
+/// second and third.
+#[test]
+fn a_gpu_holds_what_it_decodes_and_a_buffer_for_each_layer_that_it_computes_in_prompts_only() {
+    let kv = |home: KvHome, sequences: u64| {
+        let budget = Budget { vram: vec![1 << 20, 1 << 20], kv: home, ..Budget::default() };
+        let problem = problem(dense(4, 1000), budget).with_sequences(sequences, false);
+        let mut placements = placed("......");
+        placements[1] = BlockPlacement::both(Placement::Resident(0));
+        placements[2] = BlockPlacement { prefill: Placement::Resident(0), decode: Placement::Resident(1) };
+        placements[3] = BlockPlacement { prefill: Placement::Resident(1), decode: Placement::Resident(0) };
+        usage(&problem, &placements, &[0, 0]).gpus.iter().map(|gpu| gpu.kv).collect::<Vec<_>>()
+    };
+    assert_eq!(kv(KvHome::Device, 1), [2 * 250 + 250, 250 + 250]);
+    // Three sequences: the kept states three times, each buffer once.
+    assert_eq!(kv(KvHome::Device, 3), [3 * 2 * 250 + 250, 3 * 250 + 250]);
+    // All states are on the host: two shared buffers on gpu0, which computes two of the layers in each phase, and one on gpu1.
+    assert_eq!(kv(KvHome::Host, 1), [2 * 250, 250]);
+    assert_eq!(kv(KvHome::Host, 3), [2 * 250, 250]);
+}
