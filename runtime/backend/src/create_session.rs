@@ -19,7 +19,7 @@ use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{Device, DeviceKind, HostKernels, PROVIDER_FAULTS, Provider, ProviderFault};
 use ort::ep::ArenaExtendStrategy;
 use ort::session::Session;
-use ort::session::builder::SessionBuilder;
+use ort::session::builder::{GraphOptimizationLevel, SessionBuilder};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -288,18 +288,22 @@ fn from_disk(
             let make = |dir: &Path| {
                 reporter.preparing(spec.partition, prepared.dir);
                 if !(packs_weights && spec.host_kernels.widened) {
-                    return save(runtime, spec, packs_weights, dir, &PREPARED_FILES, control);
+                    return save(runtime, spec, Saving::optimized(packs_weights), dir, control);
                 }
-                save(runtime, spec, false, dir, &WIDENED_FILES, control)?;
-                let (model, weights) = (dir.join(WIDENED_FILES.model), dir.join(WIDENED_FILES.weights));
+                save(runtime, spec, Saving::WIDENED, dir, control)?;
+                let (model, weights) = (dir.join(Saving::WIDENED.model), dir.join(Saving::WIDENED.weights));
                 let widened = SessionSpec { file: &model, weights_dir: dir, ..*spec };
-                save(runtime, &widened, packs_weights, dir, &PREPARED_FILES, control)?;
+                save(runtime, &widened, Saving::PACKED_AS_IS, dir, control)?;
                 [model, weights].iter().try_for_each(std::fs::remove_file).map_err(|error| BackendError::Runtime {
                     doing: format!("remove the widened weights of {} from {}", spec.partition, dir.display()),
                     cause: error.to_string(),
                 })
             };
-            let limit = if is_table { 0 } else { spec.compress_permille.map_or(CLEARLY_SHORTER, u64::from) };
+            let limit = if is_table || !disk::reads_directly() {
+                0
+            } else {
+                spec.compress_permille.map_or(CLEARLY_SHORTER, u64::from)
+            };
             let dir = disk::find_or_make(prepared, spec.partition, &made_for, limit, make)?;
             sigbus::register(&[dir.join(disk::WEIGHTS)]);
             (dir.join(disk::MODEL), dir)
@@ -308,6 +312,7 @@ fn from_disk(
     };
     let own = SessionSpec { file: &file, weights_dir: &dir, ..*spec };
     let builder = on_host(runtime, &own, packs_weights)?;
+    let builder = if prepared.is_some() { as_saved(builder, spec)? } else { builder };
     let (session, mappings) =
         disk::claim(loading, &dir, || commit(builder, &own, control)).map_err(|error| match (&prepared, error) {
             (Some(_), BackendError::Runtime { doing, cause }) => {
@@ -315,7 +320,7 @@ fn from_disk(
             }
             (_, error) => error,
         })?;
-    let experts = experts_in(spec, &file, &dir)?;
+    let (mappings, experts) = (disk::locate(mappings, &file), experts_in(spec, &file, &dir)?);
     let compressed = match prepared {
         Some(_) => Some(dir.clone()),
         None => compressed_copy(runtime, spec, reporter),
@@ -328,7 +333,7 @@ fn from_disk(
 /// The directory of the compressed copy of weights that kernels take as the model has them, if the plan wants one. A copy only saves
 /// reading: if it cannot be written, the weights are read as they are, and later partitions do not try again.
 fn compressed_copy(runtime: &SharedRuntime, spec: &SessionSpec<'_>, reporter: &dyn Reporter) -> Option<PathBuf> {
-    let is_read = spec.residency == WeightResidency::ReadFromDisk;
+    let is_read = spec.residency == WeightResidency::ReadFromDisk && disk::reads_directly();
     let (prepared, limit) =
         spec.prepared.zip(spec.compress_permille.map(u64::from)).filter(|(_, limit)| is_read && *limit > 0)?;
     if runtime.is_copying_refused.load(Ordering::Relaxed) {
@@ -366,31 +371,54 @@ fn remove(cause: &str, dir: &Path) -> String {
     )
 }
 
-/// The names of the files that [`save`] writes.
-struct SavedFiles {
+/// What [`save`] writes, and how.
+#[derive(Clone, Copy)]
+struct Saving {
+    /// The names of its files.
     model: &'static str,
     weights: &'static str,
+    /// Whether weights are packed as kernels want them.
+    packed: bool,
+    /// Whether ONNX Runtime optimizes the graph first.
+    optimizes: bool,
 }
 
-const PREPARED_FILES: SavedFiles = SavedFiles { model: disk::MODEL, weights: disk::UNALIGNED };
+impl Saving {
+    /// 16-bit weights are saved twice, first widened and then packed. A single session would have all of them in memory widened and packed.
+    const WIDENED: Saving =
+        Saving { model: "widened.onnx", weights: "widened.onnx.data", packed: false, optimizes: true };
 
-/// 16-bit weights are saved twice, first widened and then packed. A single session would have all of them in memory widened and packed.
-const WIDENED_FILES: SavedFiles = SavedFiles { model: "widened.onnx", weights: "widened.onnx.data" };
+    /// A graph that was saved before, with packed weights.
+    const PACKED_AS_IS: Saving =
+        Saving { model: disk::MODEL, weights: disk::UNALIGNED, packed: true, optimizes: false };
 
-/// Creates a session that writes its optimized graph and its weights, packed or as they are, to a directory.
+    const fn optimized(packed: bool) -> Saving {
+        Saving { packed, optimizes: true, ..Saving::PACKED_AS_IS }
+    }
+}
+
+/// Has a session run a saved graph as it is. It was optimized before it was saved. A second time, ONNX Runtime fuses operators between which
+/// the first time has removed casts, and then numbers are rounded otherwise than in a session that has all weights in memory.
+fn as_saved(builder: SessionBuilder, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
+    let doing = format!("load the prepared weights of {}", spec.partition);
+    builder.with_optimization_level(GraphOptimizationLevel::Disable).map_err(failed(doing))
+}
+
+/// Creates a session that writes its graph and its weights to a directory.
 fn save(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
-    packed: bool,
+    Saving { model, weights, packed, optimizes }: Saving,
     dir: &Path,
-    files: &SavedFiles,
     control: &OrtControl,
 ) -> Result<(), BackendError> {
     let saved_packed = if packed { "1" } else { "0" };
-    let builder = on_host(runtime, spec, packed)?
-        .with_optimized_model_path(dir.join(files.model))
+    let builder = on_host(runtime, spec, packed)?;
+    let builder = if optimizes { builder } else { as_saved(builder, spec)? };
+    let builder = builder
+        .with_optimized_model_path(dir.join(model))
         .and_then(|b| b.with_config_entry("session.save_external_prepacked_constant_initializers", saved_packed))
-        .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_file_name", files.weights))
+        .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_file_name", weights))
         .and_then(|b| b.with_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024"))
         .map_err(failed(format!("prepare the weights of {}", spec.partition)))?;
     let session = commit(builder, spec, control)?;

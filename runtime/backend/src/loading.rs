@@ -28,7 +28,6 @@ impl Loading {
     }
 
     /// Runs `make` while no other thread creates or releases a session.
-    #[cfg(target_os = "linux")]
     pub fn mapping<T>(&self, make: impl FnOnce() -> T) -> T {
         let _mapping = lock(&MAPPING);
         make()

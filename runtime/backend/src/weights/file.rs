@@ -56,7 +56,6 @@ impl WeightFile {
         WeightFile { bytes, ..Self::open_buffered(path).unwrap() }
     }
 
-    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux reopens files"))]
     pub fn path(&self) -> &Path {
         &self.path
     }

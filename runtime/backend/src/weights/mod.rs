@@ -1,7 +1,6 @@
 //! Weights outside of their session's own memory: streamed from disk ([`disk`]) or uploaded to a device ([`upload`]). Both read through one
 //! file type ([`file`]).
 
-#[cfg_attr(not(target_os = "linux"), path = "disk/unsupported.rs")]
 pub(crate) mod disk;
 mod file;
 pub(crate) mod upload;

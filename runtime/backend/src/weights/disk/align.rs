@@ -7,8 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::FileExt;
+use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 /// Alignment of packed weights.
@@ -25,16 +24,17 @@ pub(super) fn align(model: &Path, weights: &Path, aligned: &Path) -> io::Result<
     let (old, new) = (name(weights), name(aligned));
     let mut moved = Relocation { old, new, pieces: BTreeMap::new(), end: 0 };
     let rewritten = moved.message(Kind::Model, &std::fs::read(model)?)?;
-    let (source, mut target) = (File::open(weights)?, BufWriter::with_capacity(COPY, File::create(aligned)?));
+    let (mut source, mut target) = (File::open(weights)?, BufWriter::with_capacity(COPY, File::create(aligned)?));
     let mut pieces: Vec<((u64, u64), u64)> = moved.pieces.into_iter().collect();
     pieces.sort_by_key(|(_, to)| *to);
     let (mut at, mut buffer) = (0, vec![0; COPY]);
     for &((from, length), to) in &pieces {
         io::copy(&mut io::Read::take(io::repeat(0), to - at), &mut target)?;
+        source.seek(SeekFrom::Start(from))?;
         let mut done = 0;
         while done < length {
             let size = buffer.len().min(usize::try_from(length - done).unwrap_or(COPY));
-            source.read_exact_at(&mut buffer[..size], from + done)?;
+            source.read_exact(&mut buffer[..size])?;
             target.write_all(&buffer[..size])?;
             done += size as u64;
         }

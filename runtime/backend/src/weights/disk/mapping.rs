@@ -1,5 +1,6 @@
-//! The file mappings of this process, and replacing them by anonymous memory.
+//! The mappings of weight files that belong to one session.
 
+use super::views;
 use crate::loading::Loading;
 use crate::weights::file::SECTOR;
 use hpp_engine::BackendError;
@@ -10,19 +11,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tracing::info;
 
-/// Bytes of a huge page.
-pub(super) const HUGE: usize = 2 << 20;
-
-/// The limit on mappings of a process, if the system does not report it.
-const DEFAULT_MAX_MAPPINGS: usize = 65_530;
-
-/// How many mappings this process may have.
-pub(super) fn most_mappings() -> usize {
-    let allowed = std::fs::read_to_string("/proc/sys/vm/max_map_count").ok();
-    allowed.and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT_MAX_MAPPINGS)
-}
-
-/// A private mapping of whole pages of a file.
+/// A mapping of whole pages of a file, which only this process sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mapping {
     /// Its address.
@@ -35,13 +24,6 @@ pub(crate) struct Mapping {
     pub path: PathBuf,
 }
 
-/// Private writable mappings of files under a directory: how ONNX Runtime maps external weights.
-pub(crate) fn mapped_under(dir: &Path) -> io::Result<Vec<Mapping>> {
-    let dir = dir.canonicalize()?;
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
-    Ok(maps.lines().filter_map(parse).filter(|mapping| mapping.path.starts_with(&dir)).collect())
-}
-
 /// Creates a session and returns the mappings of files under a directory that appeared meanwhile. They are this session's alone, because
 /// the load lock is held. An error, and no session, if the mappings cannot be listed before.
 pub(crate) fn claim<T>(
@@ -50,7 +32,7 @@ pub(crate) fn claim<T>(
     make: impl FnOnce() -> Result<T, BackendError>,
 ) -> Result<(T, Vec<Mapping>), BackendError> {
     let mapped = || {
-        mapped_under(dir).map_err(|error| BackendError::Runtime {
+        views::list(dir).map_err(|error| BackendError::Runtime {
             doing: format!("list the mappings of {}", dir.display()),
             cause: error.to_string(),
         })
@@ -86,7 +68,7 @@ pub(crate) fn claim_unread<T>(
     dir: &Path,
     make: impl FnOnce() -> Result<T, BackendError>,
 ) -> Result<T, BackendError> {
-    if mapped_under(dir).is_err() {
+    if views::list(dir).is_err() {
         return make();
     }
     let (made, mappings) = claim(loading, dir, make)?;
@@ -95,17 +77,6 @@ pub(crate) fn claim_unread<T>(
         unsafe { mapping.free_pages() };
     }
     Ok(made)
-}
-
-fn parse(line: &str) -> Option<Mapping> {
-    let (fields, path) = (line.split_ascii_whitespace(), line.find('/').map(|at| &line[at..])?);
-    let [range, rights, offset] = fields.take(3).collect::<Vec<_>>().try_into().ok()?;
-    let (start, end) = range.split_once('-')?;
-    let number = |text| usize::from_str_radix(text, 16).ok();
-    let (start, end) = (number(start)?, number(end)?);
-    // The system writes spaces as they are and line ends as \012.
-    let path = PathBuf::from(path.replace("\\012", "\n"));
-    (rights == "rw-p").then_some(Mapping { start, length: end - start, offset: number(offset)? as u64, path })
 }
 
 /// The ranges in `now` that are not in `before`.
@@ -141,123 +112,34 @@ pub(crate) fn forget(mappings: &[Mapping]) {
     }
 }
 
-/// Frees the pages in an address range, which stays mapped.
-///
-/// # Safety
-/// The range must be mapped, and nothing may need its contents.
-pub(super) unsafe fn free_pages(addresses: Range<usize>) {
-    // SAFETY: this function's contract.
-    unsafe { libc::madvise(addresses.start as *mut libc::c_void, addresses.len(), libc::MADV_DONTNEED) };
-}
-
-/// Moves pages from one address range to another of the same length, replacing the pages there; false if the system cannot.
-///
-/// # Safety
-/// Both ranges must be whole pages of memory that [`replace`] made, huge pages if `to` is one, and nothing may need their contents.
-pub(super) unsafe fn move_pages(from: usize, to: &Range<usize>) -> bool {
-    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
-    let (from, at) = (from as *mut libc::c_void, to.start as *mut libc::c_void);
-    // SAFETY: both ranges are mapped (this function's contract) and stay so: `from` is left mapped without pages.
-    unsafe { libc::mremap(from, to.len(), to.len(), flags, at) != libc::MAP_FAILED }
-}
-
-/// Replaces the mapping of an address range by anonymous memory, which reads as zeros until it is filled.
-///
-/// # Safety
-/// The range must be whole mapped pages whose contents nothing needs.
-pub(super) unsafe fn replace(addresses: &Range<usize>) -> io::Result<()> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    let (start, rights) = (addresses.start as *mut libc::c_void, libc::PROT_READ | libc::PROT_WRITE);
-    // SAFETY: the range is mapped (this function's contract), so `MAP_FIXED` replaces nothing else.
-    let at = unsafe { libc::mmap(start, addresses.len(), rights, flags, -1, 0) };
-    if at == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
-    }
-    // The disk fills pages soon after they are allocated: huge pages are fewer allocations and fewer TLB misses.
-    // SAFETY: advice for the mapping just made.
-    unsafe { libc::madvise(start, addresses.len(), libc::MADV_HUGEPAGE) };
-    Ok(())
-}
-
-/// Replaces the mapping of an address range by one without pages that may not be accessed: an access is a segmentation fault. Ranges of this
-/// kind that follow each other are one mapping to the system.
-///
-/// # Safety
-/// The range must be whole mapped pages whose contents nothing needs.
-pub(super) unsafe fn forbid(addresses: &Range<usize>) -> io::Result<()> {
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-    let start = addresses.start as *mut libc::c_void;
-    // SAFETY: the range is mapped (this function's contract), so `MAP_FIXED` replaces nothing else.
-    let at = unsafe { libc::mmap(start, addresses.len(), libc::PROT_NONE, flags, -1, 0) };
-    if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
-}
-
-/// Forbids any access to an address range, which keeps its pages, until [`permit`].
-///
-/// # Safety
-/// The range must be whole pages of memory that [`replace`] made, and nothing may access them until then.
-pub(super) unsafe fn close(addresses: &Range<usize>) -> io::Result<()> {
-    // SAFETY: this function's contract.
-    unsafe { protect(addresses, libc::PROT_NONE) }
-}
-
-/// Allows access to an address range again.
-///
-/// # Safety
-/// The range must be whole pages of memory that [`replace`] made.
-pub(super) unsafe fn permit(addresses: &Range<usize>) -> io::Result<()> {
-    // SAFETY: this function's contract.
-    unsafe { protect(addresses, libc::PROT_READ | libc::PROT_WRITE) }
-}
-
-/// # Safety
-/// The range must be whole pages of memory that [`replace`] made, and nothing may access them in a way that is not allowed.
-unsafe fn protect(addresses: &Range<usize>, rights: libc::c_int) -> io::Result<()> {
-    // SAFETY: this function's contract.
-    match unsafe { libc::mprotect(addresses.start as *mut libc::c_void, addresses.len(), rights) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 impl Mapping {
-    /// Replaces the file's pages by anonymous memory, which reads as zeros until it is filled.
-    ///
-    /// # Safety
-    /// Nothing may read the mapping before it is filled, or write to it, and it must stay mapped as long as the memory is used.
-    pub(super) unsafe fn replace(&self) -> io::Result<()> {
-        // SAFETY: this function's contract.
-        unsafe { replace(&(self.start..self.start + self.length)) }
-    }
-
     /// Frees its pages. Later reads see the file again, or zeros if the mapping was replaced.
     ///
     /// # Safety
     /// It must still be mapped, and nothing may need the contents of anonymous memory there.
     pub(super) unsafe fn free_pages(&self) {
         // SAFETY: this function's contract.
-        unsafe { free_pages(self.start..self.start + self.length) };
+        unsafe { views::evict(&self.addresses()) };
     }
 
     /// Disables readahead: pages are read in random order.
     pub(super) fn read_at_random(&self) {
-        // SAFETY: advice changes no contents; if the range is not mapped, the call fails.
-        unsafe { libc::madvise(self.address(), self.length, libc::MADV_RANDOM) };
+        views::read_at_random(&self.addresses());
     }
 
     /// Locks its pages in memory; an error if the system refuses.
     pub(super) fn lock(&self) -> io::Result<()> {
-        // SAFETY: locking changes no contents; if the range is not mapped, the call fails.
-        if unsafe { libc::mlock(self.address(), self.length) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+        views::lock(&self.addresses())
     }
 
     /// Undoes [`lock`](Self::lock): its pages may be freed again.
+    #[cfg(target_os = "linux")]
     pub(super) fn unlock(&self) {
-        // SAFETY: unlocking changes no contents; if the range is not mapped or not locked, nothing happens.
-        unsafe { libc::munlock(self.address(), self.length) };
+        views::unlock(&self.addresses());
     }
 
     /// Whether these mappings hold all of its addresses.
+    #[cfg(target_os = "linux")]
     pub(super) fn is_within(&self, others: &[Mapping]) -> bool {
         let (mut at, end) = (self.start, self.start + self.length);
         while at < end {
@@ -271,16 +153,6 @@ impl Mapping {
     /// Its addresses.
     pub(super) fn addresses(&self) -> Range<usize> {
         self.start..self.start + self.length
-    }
-
-    fn address(&self) -> *mut libc::c_void {
-        self.start as *mut libc::c_void
-    }
-
-    /// The addresses in it that huge pages may fill.
-    pub(super) fn huge_pages(&self) -> Range<usize> {
-        let (start, end) = (self.start.next_multiple_of(HUGE), (self.start + self.length) / HUGE * HUGE);
-        start..end.max(start)
     }
 
     /// The first `bytes` of it, rounded up to whole pages, and the rest.
@@ -306,36 +178,12 @@ mod tests {
     }
 
     #[test]
-    fn only_private_writable_mappings_of_files_count() {
-        let line = "7f0000001000-7f0000004000 rw-p 00002000 fe:00 12   /a dir/model.data";
-        let found = parse(line).unwrap();
-        assert_eq!((found.start, found.length, found.offset), (0x7f0000001000, 0x3000, 0x2000));
-        assert_eq!(found.path, Path::new("/a dir/model.data"));
-        for other in [
-            "7f0000001000-7f0000004000 r--p 00002000 fe:00 12 /a/model.data",
-            "7f0000001000-7f0000004000 rw-s 00002000 fe:00 12 /a/model.data",
-            "7f0000001000-7f0000004000 rw-p 00000000 00:00 0 [heap]",
-            "7f0000001000-7f0000004000 rw-p 00000000 00:00 0",
-            "nonsense",
-        ] {
-            assert_eq!(parse(other), None, "{other}");
-        }
-    }
-
-    #[test]
     fn new_mappings_are_separated_from_old_ones_they_were_merged_with() {
         let old = mapping(0x2000, 0x1000, 0x10000);
         let now = [mapping(0x1000, 0x4000, 0xf000), mapping(0x9000, 0x1000, 0)];
         let new = new_since(std::slice::from_ref(&old), &now);
         assert_eq!(new, [mapping(0x1000, 0x1000, 0xf000), mapping(0x3000, 0x2000, 0x11000), now[1].clone()]);
         assert_eq!(new_since(&now, &[old]), []);
-    }
-
-    #[test]
-    fn huge_pages_are_aligned_to_their_size() {
-        assert_eq!(mapping(0x1000, 0x60_0000, 0).huge_pages(), 0x20_0000..0x60_0000);
-        assert_eq!(mapping(0x20_0000, 0x20_0000, 0).huge_pages(), 0x20_0000..0x40_0000);
-        assert!(mapping(0x1000, 0x20_0000, 0).huge_pages().is_empty());
     }
 
     #[test]

@@ -1,78 +1,66 @@
 //! Streams the weights of a session from disk: before each run they are read, after it they are evicted.
 //!
-//! ONNX Runtime maps external weights from their file and never writes to them, so once a session exists, the pages behind those
-//! addresses can be replaced ([`mapping`]): by anonymous memory that direct reads fill before a run ([`reader`]) and that is evicted
-//! after it. Part of each session's weights stays locked. Where kernels want another layout, the session is created from a file that
-//! has it already ([`prepared`]), because memory in which ONNX Runtime packs weights itself is not mapped from a file. Regions of
-//! weights that can be stored in fewer bytes are read compressed and decompressed in memory ([`compressed`]): of a prepared file, or of the
-//! model's own ([`copies`]).
+//! ONNX Runtime maps external weights from their file ([`mapping`], [`views`]). There are two ways to stream them: direct reads into memory
+//! that replaces the mapping ([`direct`], Linux), and reading the mapped pages ahead through the system's file cache ([`paged`]). Part of
+//! each session's weights stays locked. Where kernels want another layout, the session is created from a file that has it already
+//! ([`prepared`]), because memory in which ONNX Runtime packs weights itself is not mapped from a file.
 
 mod align;
-mod chunks;
-mod compressed;
-mod copies;
+#[cfg_attr(not(target_os = "linux"), path = "elsewhere.rs")]
 mod direct;
-mod disk_rate;
-mod expert_pages;
 mod experts;
-mod huge_pages;
 mod mapping;
-mod open_files;
-mod page_pool;
-mod page_region;
+mod paged;
+mod prefetcher;
 mod prepared;
-mod reader;
-mod stream;
+mod streamed;
 mod usage_probe;
+mod views;
 
-pub use compressed::rate::decompression_rate;
-pub(crate) use copies::find_or_copy;
+pub(crate) use direct::find_or_copy;
 pub(super) use direct::{DirectFile, DirectReads};
-pub use disk_rate::read_rate;
+pub use direct::{decompression_rate, read_rate};
 pub(crate) use experts::ExpertTensors;
-pub(crate) use mapping::{Mapping, claim, claim_locked, claim_unread, forget, mapped_under};
+pub(crate) use mapping::{Mapping, claim, claim_locked, claim_unread, forget};
 pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
+pub(crate) use views::{list as mapped_under, locate};
 
-use super::file::SECTOR;
 use crate::os;
-use compressed::Compressed;
-use expert_pages::ExpertPages;
+use direct::ToRead;
 use hpp_engine::port::{ChunkSize, Interval, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
-use open_files::OpenFiles;
-use page_pool::PagePool;
-use reader::Reader;
+use paged::PagedWeights;
+use prefetcher::Prefetcher;
 use std::cell::OnceCell;
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
-use stream::{MappedWeights, StreamedWeights, StreamingIo, expert_ranges};
+use streamed::{ReadBeforeRuns, Taken, interval};
 use tracing::{debug, info};
 use usage_probe::UsageProbe;
 
-/// Why weights cannot be streamed from disk on this system, if so. Mappings are replaced in steps of [`SECTOR`] bytes, and some kernels for
-/// aarch64 have larger pages.
+/// The environment variable that, with the value `mapped`, has weights read through the file cache where direct reads are possible, too.
+const READS: &str = "HPP_READS";
+
+/// Why weights cannot be streamed from disk on this system, if so.
 pub(crate) fn refusal() -> Option<String> {
-    // SAFETY: the call takes no pointer.
-    let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
-    refusal_of(u64::try_from(page).unwrap_or(SECTOR))
+    let why =
+        "this system does not tell where ONNX Runtime has mapped them, and decides itself which of them stay in memory";
+    (!views::CAN_LIST).then(|| why.to_owned())
 }
 
-fn refusal_of(page: u64) -> Option<String> {
-    (page > SECTOR)
-        .then(|| format!("the pages of this system have {page} bytes, and streaming from disk needs {SECTOR}"))
+/// Whether weights are read past the file cache, and may be stored compressed; if not, their mapped pages are read ahead.
+pub(crate) fn reads_directly() -> bool {
+    direct::refusal().is_none() && std::env::var_os(READS).is_none_or(|value| value != "mapped")
 }
 
-/// The reader, pools of pages and open files that all streamed sessions of a backend share. The reader starts with the first session.
+/// What all streamed sessions of a backend share. Threads start with the first session.
 #[derive(Clone, Default)]
 pub(crate) struct DiskReaders {
-    reader: Rc<OnceCell<Rc<Reader>>>,
-    pool: Rc<PagePool>,
-    expert_pages: Rc<ExpertPages>,
-    files: Arc<OpenFiles>,
+    direct: direct::Readers,
+    prefetcher: Rc<OnceCell<Rc<Prefetcher>>>,
     /// Set once the user was warned that the system does not lock memory.
     unlocked: Rc<OnceCell<()>>,
 }
@@ -84,7 +72,7 @@ pub(crate) enum SessionWeights {
     /// Will be streamed; mapped from their file until [`lock_and_stream`](Self::lock_and_stream).
     Pending(PendingWeights),
     /// Partly locked; the rest is read before each run.
-    Streamed(StreamedWeights),
+    Streamed(Box<dyn ReadBeforeRuns>),
     /// Mapped from their file; a run faults pages in.
     Mapped(MappedWeights),
 }
@@ -92,10 +80,17 @@ pub(crate) enum SessionWeights {
 /// Weights that will be streamed.
 pub(crate) struct PendingWeights {
     probe: UsageProbe,
-    compressed: Compressed,
     experts: ExpertTensors,
-    readers: DiskReaders,
+    way: Way,
     partition: String,
+    /// Set once the user was warned that the system does not lock memory.
+    unlocked: Rc<OnceCell<()>>,
+}
+
+/// How weights are read.
+enum Way {
+    Direct(ToRead),
+    Paged(Rc<Prefetcher>),
 }
 
 /// The mappings of a session's weights and what to do with them. Default: weights in memory.
@@ -142,50 +137,44 @@ impl DiskReaders {
         // Creating a session leaves about 1 MiB of freed memory in the heap, which weights can use.
         os::trim_heap();
         let probe = UsageProbe::new(mappings, &dir, prepared);
-        let compressed = compressed.map(|stored| Compressed::open(&stored, &dir)).transpose();
-        let compressed = compressed.map_err(reading(partition))?.unwrap_or_default();
-        self.reader().and_then(|reader| reader.prepare()).map_err(reading(partition))?;
-        Ok(SessionWeights::Pending(PendingWeights {
-            probe,
-            compressed,
-            experts,
-            readers: self.clone(),
-            partition: partition.to_owned(),
-        }))
+        let way = self.way(compressed, &dir).map_err(reading(partition))?;
+        let (partition, unlocked) = (partition.to_owned(), Rc::clone(&self.unlocked));
+        Ok(SessionWeights::Pending(PendingWeights { probe, experts, way, partition, unlocked }))
     }
 
-    fn reader(&self) -> io::Result<Rc<Reader>> {
-        if let Some(reader) = self.reader.get() {
-            return Ok(Rc::clone(reader));
+    fn way(&self, compressed: Option<PathBuf>, dir: &Path) -> io::Result<Way> {
+        if reads_directly() {
+            return self.direct.prepare(compressed, dir).map(Way::Direct);
         }
-        let reader = Rc::new(Reader::start()?);
-        Ok(Rc::clone(self.reader.get_or_init(|| reader)))
+        info!(why = direct::refusal(), "weights are read through the file cache");
+        if let Some(prefetcher) = self.prefetcher.get() {
+            return Ok(Way::Paged(Rc::clone(prefetcher)));
+        }
+        let prefetcher = Rc::new(Prefetcher::start()?);
+        Ok(Way::Paged(Rc::clone(self.prefetcher.get_or_init(|| prefetcher))))
     }
 }
 
 impl PendingWeights {
-    fn lock_and_stream(self, locked: u64) -> Result<(StreamedWeights, Option<String>), BackendError> {
-        let PendingWeights { probe, compressed, experts, readers, partition } = self;
-        let failed = reading(&partition);
-        let io = StreamingIo {
-            reader: readers.reader().map_err(&failed)?,
-            pool: Rc::clone(&readers.pool),
-            expert_pages: Rc::clone(&readers.expert_pages),
-            files: Arc::clone(&readers.files),
-        };
-        let (mappings, experts) = divide_experts(&experts, probe.used(), &readers.expert_pages);
+    fn lock_and_stream(self, locked: u64) -> Result<(Box<dyn ReadBeforeRuns>, Option<String>), BackendError> {
+        let PendingWeights { probe, experts, way, partition, unlocked: is_warned } = self;
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::take_over`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
-        let weights = unsafe { StreamedWeights::take_over(io, mappings, experts, compressed, locked) };
-        let mut weights = weights.map_err(&failed)?;
+        let taken = unsafe {
+            match way {
+                Way::Direct(to_read) => to_read.take_over(probe.used(), &experts, locked),
+                Way::Paged(prefetcher) => PagedWeights::take_over(prefetcher, probe.used(), &experts, locked),
+            }
+        };
+        let Taken { weights, unlocked } = taken.map_err(reading(&partition))?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
         let (resident, stored) = (sum(|chunk| chunk.resident), sum(|chunk| chunk.stored));
         info!(partition, locked, chunks = weights.bytes().len(), resident, stored, "weights streamed from disk");
         for (number, ChunkSize { resident, stored }) in weights.bytes().iter().enumerate() {
             debug!(partition, number, resident, stored, "chunk");
         }
-        let unlocked = weights.take_unlocked().filter(|_| readers.unlocked.set(()).is_ok());
+        let unlocked = unlocked.filter(|_| is_warned.set(()).is_ok());
         let warning = |error: io::Error| {
             format!(
                 "the system does not lock weights in memory ({error}); they may be swapped out. Raise the limit on locked memory \
@@ -193,19 +182,6 @@ impl PendingWeights {
             )
         };
         Ok((weights, unlocked.map(warning)))
-    }
-}
-
-/// Divides mappings into the rest and those of each expert; there are none of experts if that would exceed the process's limit on mappings.
-fn divide_experts(
-    experts: &ExpertTensors,
-    mappings: Vec<Mapping>,
-    pages: &ExpertPages,
-) -> (Vec<Mapping>, Vec<Vec<Mapping>>) {
-    let (rest, divided) = experts.divide(mappings.clone());
-    match pages.register(divided.iter().flatten().map(expert_ranges).sum()) {
-        true => (rest, divided),
-        false => (mappings, Vec::new()),
     }
 }
 
@@ -254,9 +230,9 @@ impl SessionWeights {
     }
 
     /// The weights that are read before each run, if there are any.
-    fn streamed(&mut self) -> Option<&mut StreamedWeights> {
+    fn streamed(&mut self) -> Option<&mut dyn ReadBeforeRuns> {
         match self {
-            SessionWeights::Streamed(weights) => Some(weights),
+            SessionWeights::Streamed(weights) => Some(weights.as_mut()),
             SessionWeights::InMemory | SessionWeights::Pending(_) | SessionWeights::Mapped(_) => None,
         }
     }
@@ -292,7 +268,7 @@ impl SessionWeights {
 
     /// Waits for a chunk.
     pub fn wait(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Interval, BackendError> {
-        self.streamed().map_or(Ok(Interval::default()), |weights| weights.wait(chunk, now))
+        self.streamed().map_or(Ok(Interval::default()), |weights| Ok(interval(weights.wait(chunk)?, now)))
     }
 
     /// Evicts what the last run used, without experts.
@@ -313,17 +289,26 @@ impl SessionWeights {
     }
 }
 
-fn reading(partition: &str) -> impl Fn(io::Error) -> BackendError {
-    move |error| BackendError::Runtime { doing: format!("read the weights of {partition}"), cause: error.to_string() }
+/// Weights that stay mapped from their file: a run faults pages in, and they are dropped after it.
+pub(crate) struct MappedWeights(Vec<Mapping>);
+
+impl MappedWeights {
+    /// Takes the mappings that ONNX Runtime made for a session, and disables readahead for them.
+    pub fn new(mappings: Vec<Mapping>) -> Self {
+        mappings.iter().for_each(Mapping::read_at_random);
+        MappedWeights(mappings)
+    }
+
+    /// Drops the pages that a run has touched.
+    pub fn release(&self) {
+        for mapping in &self.0 {
+            // SAFETY: the mappings are this session's alone (`DiskReaders::take_over`), which is alive; they are still backed by the file, so
+            // dropped pages are read again when needed.
+            unsafe { mapping.free_pages() };
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn larger_pages_are_refused() {
-        assert_eq!(refusal_of(SECTOR), None);
-        assert!(refusal_of(65_536).is_some_and(|why| why.contains("65536 bytes")));
-    }
+fn reading(partition: &str) -> impl Fn(io::Error) -> BackendError {
+    move |error| BackendError::Runtime { doing: format!("read the weights of {partition}"), cause: error.to_string() }
 }

@@ -7,7 +7,7 @@
 //! Invariant: a directory with a matching seal is complete. One process prepares at a time; others wait and then find the result.
 
 use super::align::align;
-use super::compressed::{self, RegionWriter};
+use super::direct;
 use hpp_engine::BackendError;
 use hpp_engine::port::Prepared;
 use hpp_schema::{ByteSize, FileIdentity};
@@ -23,12 +23,10 @@ pub(crate) const MODEL: &str = "model.onnx";
 pub(crate) const UNALIGNED: &str = "unaligned";
 /// Its weights, aligned as their kernels expect.
 pub(crate) const WEIGHTS: &str = "model.onnx.data";
-/// The files of a prepared partition.
-const FILES: [&str; 4] = [MODEL, WEIGHTS, compressed::COMPRESSED_FILE, compressed::REGIONS_FILE];
 /// The file with the hashes and identities of the others, written last.
 const SEAL: &str = "seal";
 /// The version of the format, part of the key.
-const FORMAT: &str = "hpp-prepared-8";
+const FORMAT: &str = "hpp-prepared-9";
 /// Prefix of temporary directories.
 const PARTIAL: &str = ".partial-";
 /// Bytes of a test write that fails on a full disk; also the buffer size for hashing.
@@ -63,14 +61,13 @@ pub(crate) fn find_or_make(
 ) -> Result<PathBuf, BackendError> {
     let takes = "Prepared weights take up to two and a half times the space of 4-bit weights, and six times that of 16-bit weights";
     let made_for = format!("{made_for}\n{limit}");
-    let wanted = KeptDirectory { prepared, partition, made_for, files: &FILES, takes: takes.to_owned() };
+    let files = &[&[MODEL, WEIGHTS], direct::REGION_FILES].concat();
+    let wanted = KeptDirectory { prepared, partition, made_for, files, takes: takes.to_owned() };
     let finish = |partial: &Path| {
         let weights = partial.join(WEIGHTS);
         let pieces = align(&partial.join(MODEL), &partial.join(UNALIGNED), &weights)?;
         fs::remove_file(partial.join(UNALIGNED))?;
-        let mut regions = RegionWriter::create(partial, limit)?;
-        pieces.into_iter().try_for_each(|piece| regions.add(&weights, Path::new(WEIGHTS), piece))?;
-        regions.finish()
+        direct::compress(partial, WEIGHTS, limit, pieces)
     };
     let make = |partial: &Path| make(partial).and_then(|()| finish(partial).map_err(wanted.failed()));
     wanted.find_or_make(|_| true, make)
@@ -164,10 +161,16 @@ fn make_room(why: &str, partial: &Path, takes: &str) -> String {
     format!("{why}{free}. {takes}: make room (or raise `ulimit -f`), or put the plan on another disk (hpp-split --out)")
 }
 
-/// Free bytes of the file system of a directory.
+/// Free bytes of the file system of a directory; asked for on Linux only.
+#[cfg(target_os = "linux")]
 fn free_space(folder: &Path) -> Option<u64> {
     let found = rustix::fs::statvfs(folder).ok()?;
     Some(found.f_bavail * found.f_frsize)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn free_space(_: &Path) -> Option<u64> {
+    None
 }
 
 /// Removes the subdirectories whose names match.
@@ -189,7 +192,8 @@ fn title(dir: &Path) -> String {
 /// Syncs all files to disk, then writes the seal for the final directory `dir`, and drops the files from the page cache.
 fn seal(partial: &Path, files: &[&str], dir: &Path) -> io::Result<()> {
     let lines = files.iter().map(|name| {
-        let mut file = File::open(partial.join(name))?;
+        // Windows syncs only files that are open for writing.
+        let mut file = File::options().read(true).write(true).open(partial.join(name))?;
         file.sync_all()?;
         let found = identity(&file)?;
         let line = format!("{}{}{found}\n", describe(&mut file, name)?, hash(&mut file)?);
@@ -329,11 +333,14 @@ mod tests {
         fs::write(found.join(WEIGHTS), bytes).unwrap();
         find("b", "y");
         assert_eq!(made.get(), 5);
-        // The compressed regions change.
-        let found = find("b", "y");
-        fs::write(found.join(compressed::COMPRESSED_FILE), "x").unwrap();
-        find("b", "y");
-        assert_eq!(made.get(), 6);
+        #[cfg(target_os = "linux")]
+        {
+            // The compressed regions change.
+            let found = find("b", "y");
+            fs::write(found.join(direct::REGION_FILES[0]), "x").unwrap();
+            find("b", "y");
+            assert_eq!(made.get(), 6);
+        }
         // A byte between two samples changes: the new mtime causes a full hash.
         let found = find("b", "y");
         let mut bytes = vec![7; 1 << 20];
@@ -367,7 +374,7 @@ mod tests {
         File::options().write(true).open(found.join(WEIGHTS)).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
         assert!(!again(false).0);
         assert_ne!(seal(), before);
-        assert_eq!(fs::read_dir(&found).unwrap().count(), FILES.len() + 1, "there are other files");
+        assert_eq!(fs::read_dir(&found).unwrap().count(), 2 + direct::REGION_FILES.len() + 1, "there are other files");
     }
 
     #[test]

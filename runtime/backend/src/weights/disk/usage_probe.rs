@@ -8,17 +8,14 @@
 use super::align::{Tensor, tensors};
 use super::mapping::{Mapping, forget};
 use super::prepared::MODEL;
+use super::views;
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
-use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// File beside prepared weights that records which mappings runs have read.
 const RECORD: &str = "used";
-/// Set in an entry of `/proc/self/pagemap` whose page is resident.
-const PRESENT: u64 = 1 << 63;
 const PAGE: usize = 4096;
 /// A mapping counts as read if at least one in `MIN_SHARE` of its pages became resident, or more than [`MIN_PAGES`].
 const MIN_SHARE: usize = 32;
@@ -124,10 +121,7 @@ fn is_used(resident: usize, pages: usize) -> bool {
 
 /// Resident pages of a mapping.
 fn present(mapping: &Mapping) -> io::Result<usize> {
-    let mut entries = vec![0; mapping.length / PAGE * 8];
-    File::open("/proc/self/pagemap")?.read_exact_at(&mut entries, (mapping.start / PAGE * 8) as u64)?;
-    let (entries, _) = entries.as_chunks();
-    Ok(entries.iter().filter(|entry| u64::from_ne_bytes(**entry) & PRESENT != 0).count())
+    views::resident(&mapping.addresses()).map(|bytes| bytes / PAGE)
 }
 
 /// One line for each mapping: offset, length, and whether it was read.
@@ -158,8 +152,9 @@ fn read(text: &str, mappings: &[Mapping]) -> Option<Vec<bool>> {
 #[cfg(test)]
 mod tests {
     use super::super::align::tests::{model, tensor};
-    use super::super::mapping::mapped_under;
+    use super::super::mapped_under;
     use super::*;
+    use std::fs::File;
 
     fn mapped(path: &Path) -> memmap2::MmapMut {
         // SAFETY: only this test uses its file.

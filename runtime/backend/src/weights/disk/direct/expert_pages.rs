@@ -6,7 +6,7 @@
 //! neither freed nor allocated again. Reads into small pages ran at a quarter of the rate, and copies to fresh pages took longer than the reads
 //! (RUNTIME.md).
 
-use super::mapping::{HUGE, close, forbid, free_pages, most_mappings, move_pages, permit, replace};
+use super::address_space::{HUGE, close, forbid, free_pages, most_mappings, move_pages, permit, replace};
 use crate::os::Pages;
 use std::cell::RefCell;
 use std::collections::BTreeMap;

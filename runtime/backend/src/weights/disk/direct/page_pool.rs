@@ -1,7 +1,7 @@
 //! A pool of physical pages shared by all streamed sessions. Allocating, zeroing and freeing pages for every token costs more CPU than
 //! decompressing the weights, so the pages of a finished stage are moved (`mremap`) into the address range of the next.
 
-use super::mapping::{HUGE, free_pages, most_mappings, move_pages, replace};
+use super::address_space::{HUGE, free_pages, most_mappings, move_pages, replace};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;

@@ -79,7 +79,7 @@ mod tests {
         at.sort_unstable();
         assert!(
             at.windows(2).all(|pair| pair[1] - pair[0] == BUFFER)
-                && at[0].is_multiple_of(super::super::super::mapping::HUGE)
+                && at[0].is_multiple_of(super::super::super::address_space::HUGE)
         );
         let (sender, receiver) = std::sync::mpsc::channel();
         std::thread::scope(|scope| {

@@ -1,7 +1,8 @@
 //! Divides a session's weights into chunks, in the order in which they are locked, and plans where each read goes.
 
+use super::super::mapping::Mapping;
+use super::address_space::huge_pages;
 use super::compressed::{Compressed, CompressedRegion, PART, RegionPart};
-use super::mapping::Mapping;
 use super::open_files::{OpenFiles, ReadFrom};
 use super::reader::{BUFFER, ReadTarget};
 use crate::weights::file::SECTOR;
@@ -138,7 +139,7 @@ fn separate_fragments<'a>(range: WeightRange<'a>, merged: &[Mapping]) -> Vec<Loc
 /// The addresses that huge pages may fill in the merged mapping that contains `mapping`.
 pub(super) fn in_huge_pages(merged: &[Mapping], mapping: &Mapping) -> Range<usize> {
     let containing = merged.iter().find(|other| other.start + other.length > mapping.start);
-    containing.map_or(0..0, Mapping::huge_pages)
+    containing.map_or(0..0, huge_pages)
 }
 
 /// The parts of a mapping before, within and after an address range.
@@ -251,7 +252,7 @@ fn pieces(mapping: Mapping, bytes: u64) -> Vec<Mapping> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mapping::HUGE;
+    use super::super::address_space::HUGE;
     use super::*;
 
     #[test]

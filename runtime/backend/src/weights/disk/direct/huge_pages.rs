@@ -1,6 +1,6 @@
 //! Anonymous memory in huge pages that are all allocated: disks fill them twice as fast as small pages.
 
-use super::mapping::{HUGE, replace};
+use super::address_space::{HUGE, replace};
 use crate::os::Pages;
 use std::io;
 

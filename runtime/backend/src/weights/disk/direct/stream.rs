@@ -1,15 +1,17 @@
-//! The streamed weights of one session: some are locked in memory, and the chunks of the rest are read before each run.
+//! The weights of one session that are read directly: some are locked in memory, and the chunks of the rest are read before each run.
 
+use super::super::mapping::Mapping;
+use super::super::streamed::ReadBeforeRuns;
+use super::address_space::{forbid, replace};
 use super::chunks::{ChunkRead, Files, MAX_READ, WeightRange, in_huge_pages, lock_order, merge_adjacent, reads};
 use super::compressed::Compressed;
 use super::expert_pages::ExpertPages;
-use super::mapping::{Mapping, forbid};
 use super::open_files::OpenFiles;
 use super::page_pool::PagePool;
 use super::page_region::PageRegions;
 use super::reader::{Reader, Ticket};
 use hpp_engine::BackendError;
-use hpp_engine::port::{ChunkSize, Interval};
+use hpp_engine::port::ChunkSize;
 use std::io;
 use std::ops::Range;
 use std::rc::Rc;
@@ -109,7 +111,7 @@ impl StreamedWeights {
         for mapping in mappings.iter().chain(experts.iter().flatten()) {
             // SAFETY: the session keeps it mapped, no other session uses it, and no run starts before its chunks are present (this
             // function's contract).
-            unsafe { mapping.replace() }?;
+            unsafe { replace(&mapping.addresses()) }?;
         }
         let (files, locked_now) = (Files::new(files), Vec::new());
         let mut locking = Locking { mappings, compressed, files, pool, budget: locked, locked: locked_now };
@@ -132,48 +134,42 @@ impl StreamedWeights {
         Ok(StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked, locking })
     }
 
-    /// Changes how many bytes are locked, to at most `locked`. If the number differs from the one before, evicts all chunks; weights that
-    /// stay locked are not read again. Weights with experts stay as they are.
-    pub fn relock(&mut self, locked: u64) -> io::Result<()> {
-        let is_new = |locking: &mut Locking| locking.budget != locked && self.experts.is_empty();
-        let Some(mut locking) = self.locking.take_if(is_new) else { return Ok(()) };
-        self.release();
-        locking.budget = locked;
-        // The pool must forget its free pages at these addresses before some of the addresses are locked.
-        // SAFETY: of no mapping.
-        self.memory = unsafe { PageRegions::new(Rc::clone(&locking.pool), &[]) };
-        // SAFETY: `take_over` replaced the mappings; the session keeps them mapped and outlives this; no run is in progress, since that
-        // borrows this, and the next is refused until all chunks are present.
-        let Streamed { chunks, bytes, memory, unlocked } = unsafe { locking.read_and_lock(&self.reader) }?;
-        (self.chunks, self.bytes, self.memory) = (chunks, bytes, memory);
-        self.unlocked = unlocked.or(self.unlocked.take());
-        self.locking = Some(locking);
-        Ok(())
-    }
-
-    /// The size of each chunk.
-    pub fn bytes(&self) -> &[ChunkSize] {
-        &self.bytes
-    }
-
     /// Why the system refused to lock weights, if it did; returned once.
     pub fn take_unlocked(&mut self) -> Option<io::Error> {
         self.unlocked.take()
     }
 
-    /// The chunks of each expert; empty if every run needs all chunks.
-    pub fn experts(&self) -> &[Range<usize>] {
+    /// The number of chunks that every run needs.
+    fn always_needed(&self) -> usize {
+        self.experts.first().map_or(self.chunks.len(), |chunks| chunks.start)
+    }
+
+    fn wait_for_reads(&mut self, chunks: Range<usize>) {
+        for chunk in &mut self.chunks[chunks] {
+            if let ChunkState::Reading(ticket) = chunk.state {
+                // Whether the read failed does not matter: the chunk is evicted.
+                drop(self.reader.wait(ticket));
+                chunk.state = ChunkState::Present;
+            }
+        }
+    }
+}
+
+impl ReadBeforeRuns for StreamedWeights {
+    fn bytes(&self) -> &[ChunkSize] {
+        &self.bytes
+    }
+
+    fn experts(&self) -> &[Range<usize>] {
         &self.experts
     }
 
-    /// Which experts the next run uses.
-    pub fn select_experts(&mut self, experts: &[u32]) {
+    fn select_experts(&mut self, experts: &[u32]) {
         self.selected.clear();
         self.selected.extend_from_slice(experts);
     }
 
-    /// Starts to read a chunk.
-    pub fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
+    fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
         match self.chunks[chunk].state {
             ChunkState::Absent => {
                 let chunk = &mut self.chunks[chunk];
@@ -192,22 +188,18 @@ impl StreamedWeights {
         }
     }
 
-    /// Waits for a chunk; returns the interval of its read, by the clock `now`.
-    pub fn wait(&mut self, chunk: usize, now: impl Fn() -> Duration) -> Result<Interval, BackendError> {
+    fn wait(&mut self, chunk: usize) -> Result<(Duration, Duration), BackendError> {
         let chunk = &mut self.chunks[chunk];
         let ChunkState::Reading(ticket) = chunk.state else { return Err(misfit("no read of it was started")) };
         let waited = self.reader.wait(ticket);
         chunk.state = if waited.is_ok() { ChunkState::Present } else { ChunkState::Absent };
-        let (began, ended) = waited.map_err(|error| BackendError::Runtime {
+        waited.map_err(|error| BackendError::Runtime {
             doing: format!("read weights from {} at offset {}", chunk.read.file.path().display(), chunk.read.offset),
             cause: error.to_string(),
-        })?;
-        let now = now();
-        Ok(Interval { start: now.saturating_sub(began), end: now.saturating_sub(ended) })
+        })
     }
 
-    /// Evicts all chunks but those of experts.
-    pub fn release(&mut self) {
+    fn release(&mut self) {
         let needed = 0..self.always_needed();
         self.wait_for_reads(needed.clone());
         let chunks = &mut self.chunks[needed];
@@ -219,8 +211,7 @@ impl StreamedWeights {
         chunks.iter_mut().for_each(|chunk| chunk.state = ChunkState::Absent);
     }
 
-    /// Evicts a chunk of an expert.
-    pub fn evict(&mut self, chunk: usize) {
+    fn evict(&mut self, chunk: usize) {
         self.wait_for_reads(chunk..chunk + 1);
         let chunk = &mut self.chunks[chunk];
         if let Some(memory) = &mut chunk.expert {
@@ -235,7 +226,7 @@ impl StreamedWeights {
 
     /// Refuses a run while a chunk that it needs is absent or being read. Other experts may be read meanwhile, for a run of another
     /// sequence, because a kernel accesses only the experts that its router selected. For absent experts [`forbid`] enforces that.
-    pub fn check(&self) -> Result<(), BackendError> {
+    fn check(&self) -> Result<(), BackendError> {
         if self.locking.is_none() {
             return Err(misfit("locking another part of its session's weights failed"));
         }
@@ -250,19 +241,23 @@ impl StreamedWeights {
         }
     }
 
-    /// The number of chunks that every run needs.
-    fn always_needed(&self) -> usize {
-        self.experts.first().map_or(self.chunks.len(), |chunks| chunks.start)
-    }
-
-    fn wait_for_reads(&mut self, chunks: Range<usize>) {
-        for chunk in &mut self.chunks[chunks] {
-            if let ChunkState::Reading(ticket) = chunk.state {
-                // Whether the read failed does not matter: the chunk is evicted.
-                drop(self.reader.wait(ticket));
-                chunk.state = ChunkState::Present;
-            }
-        }
+    /// Changes how many bytes are locked, to at most `locked`. If the number differs from the one before, evicts all chunks; weights that
+    /// stay locked are not read again. Weights with experts stay as they are.
+    fn relock(&mut self, locked: u64) -> io::Result<()> {
+        let is_new = |locking: &mut Locking| locking.budget != locked && self.experts.is_empty();
+        let Some(mut locking) = self.locking.take_if(is_new) else { return Ok(()) };
+        self.release();
+        locking.budget = locked;
+        // The pool must forget its free pages at these addresses before some of the addresses are locked.
+        // SAFETY: of no mapping.
+        self.memory = unsafe { PageRegions::new(Rc::clone(&locking.pool), &[]) };
+        // SAFETY: `take_over` replaced the mappings; the session keeps them mapped and outlives this; no run is in progress, since that
+        // borrows this, and the next is refused until all chunks are present.
+        let Streamed { chunks, bytes, memory, unlocked } = unsafe { locking.read_and_lock(&self.reader) }?;
+        (self.chunks, self.bytes, self.memory) = (chunks, bytes, memory);
+        self.unlocked = unlocked.or(self.unlocked.take());
+        self.locking = Some(locking);
+        Ok(())
     }
 }
 
@@ -382,26 +377,6 @@ fn begin(reader: &Reader, ChunkRead { file, offset, length, to, .. }: &ChunkRead
     unsafe { reader.read(file, *offset, *length, to.clone()) }
 }
 
-/// Weights that stay mapped from their file: a run faults pages in, and they are dropped after it.
-pub(crate) struct MappedWeights(Vec<Mapping>);
-
-impl MappedWeights {
-    /// Takes the mappings that ONNX Runtime made for a session, and disables readahead for them.
-    pub fn new(mappings: Vec<Mapping>) -> Self {
-        mappings.iter().for_each(Mapping::read_at_random);
-        MappedWeights(mappings)
-    }
-
-    /// Drops the pages that a run has touched.
-    pub fn release(&self) {
-        for mapping in &self.0 {
-            // SAFETY: the mappings are this session's alone (`DiskReaders::take_over`), which is alive; they are still backed by the file, so
-            // dropped pages are read again when needed.
-            unsafe { mapping.free_pages() };
-        }
-    }
-}
-
 fn no_memory(error: io::Error) -> BackendError {
     BackendError::Runtime {
         doing: "make room for an expert (hpp-split --experts all needs fewer mappings)".into(),
@@ -457,8 +432,8 @@ mod tests {
             for _ in 0..2 {
                 weights.prefetch(0).unwrap();
                 weights.prefetch(1).unwrap();
-                weights.wait(0, || Duration::ZERO).unwrap();
-                let error = weights.wait(1, || Duration::ZERO).unwrap_err().to_string();
+                weights.wait(0).unwrap();
+                let error = weights.wait(1).unwrap_err().to_string();
                 assert!(error.contains("read weights from /proc/self/mem at offset 0"), "{error}");
                 assert!(error.contains("Input/output error"), "{error}");
                 // SAFETY: the first chunk was read, and no read is in progress.
@@ -481,7 +456,7 @@ mod tests {
         let file = std::fs::File::open(dir.join("weights")).unwrap();
         // SAFETY: only this test uses its file.
         let map = unsafe { memmap2::MmapOptions::new().map_copy(&file) }.unwrap();
-        let mappings = super::super::mapped_under(dir).unwrap();
+        let mappings = super::super::super::mapped_under(dir).unwrap();
         assert_eq!(mappings.iter().map(|mapping| mapping.length).sum::<usize>(), bytes.len());
         (bytes, map, mappings)
     }
@@ -505,8 +480,7 @@ mod tests {
                         .unwrap();
                 for _ in 0..2 {
                     (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
-                    (0..weights.bytes().len())
-                        .for_each(|chunk| assert!(weights.wait(chunk, || Duration::ZERO).is_ok()));
+                    (0..weights.bytes().len()).for_each(|chunk| assert!(weights.wait(chunk).is_ok()));
                     weights.check().unwrap();
                     // SAFETY: the mapping has this length, and nothing writes to it now.
                     assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{locked} locked");
@@ -563,7 +537,7 @@ mod tests {
                 weights.relock(locked).unwrap();
                 assert!(weights.bytes().is_empty() || weights.check().is_err(), "its chunks are absent");
                 (0..weights.bytes().len()).for_each(|chunk| weights.prefetch(chunk).unwrap());
-                (0..weights.bytes().len()).for_each(|chunk| assert!(weights.wait(chunk, || Duration::ZERO).is_ok()));
+                (0..weights.bytes().len()).for_each(|chunk| assert!(weights.wait(chunk).is_ok()));
                 weights.check().unwrap();
                 // SAFETY: the mapping has this length, and nothing writes to it now.
                 assert!(unsafe { std::slice::from_raw_parts(start, bytes.len()) } == bytes, "{locked} locked");
@@ -599,10 +573,8 @@ mod tests {
                 let mut weights = taken.unwrap();
                 let chunks = 0..weights.bytes().len();
                 chunks.clone().for_each(|chunk| weights.prefetch(chunk).unwrap());
-                let failed: Vec<String> = chunks
-                    .filter_map(|chunk| weights.wait(chunk, || Duration::ZERO).err())
-                    .map(|error| error.to_string())
-                    .collect();
+                let failed: Vec<String> =
+                    chunks.filter_map(|chunk| weights.wait(chunk).err()).map(|error| error.to_string()).collect();
                 assert!(
                     matches!(&failed[..], [one] if one.contains("dense at offset") && one.contains("damaged: remove")),
                     "{failed:?}"

@@ -1,7 +1,8 @@
 //! The address ranges that the chunks of one session fill, divided into huge pages and the small pages between them. The pages come from
 //! the pool and return to it.
 
-use super::mapping::{HUGE, Mapping};
+use super::super::mapping::Mapping;
+use super::address_space::{HUGE, huge_pages};
 use super::page_pool::PagePool;
 use std::ops::Range;
 use std::rc::Rc;
@@ -95,7 +96,7 @@ impl Drop for PageRegions {
 /// The ranges of a mapping: each huge page, and what lies before and after them.
 fn around_huge_pages(mapping: &Mapping) -> Vec<Range<usize>> {
     let (start, end) = (mapping.start, mapping.start + mapping.length);
-    let huge = mapping.huge_pages().step_by(HUGE).flat_map(|at| [at, at + HUGE]);
+    let huge = huge_pages(mapping).step_by(HUGE).flat_map(|at| [at, at + HUGE]);
     let mut bounds: Vec<usize> = std::iter::once(start).chain(huge).chain([end]).collect();
     bounds.dedup();
     bounds.windows(2).map(|pair| pair[0]..pair[1]).collect()
@@ -103,7 +104,7 @@ fn around_huge_pages(mapping: &Mapping) -> Vec<Range<usize>> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::mapping::replace;
+    use super::super::address_space::replace;
     use super::*;
     use crate::os::Pages;
     use std::path::PathBuf;

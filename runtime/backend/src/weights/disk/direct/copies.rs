@@ -4,9 +4,9 @@
 //! A copy is valid for the bytes that it was made of. It records the identity of each weight file and a hash of what was compressed of that
 //! file, and is made again if the hash no longer matches.
 
-use super::align::tensors;
+use super::super::align::tensors;
+use super::super::prepared::{KeptDirectory, identity};
 use super::compressed::{COMPRESSED_FILE, Compressed, CompressedRegion, REGIONS_FILE, RegionWriter};
-use super::prepared::{KeptDirectory, identity};
 use hpp_engine::BackendError;
 use hpp_engine::port::Prepared;
 use hpp_schema::FileIdentity;
@@ -162,7 +162,7 @@ fn is_current(dir: &Path, weights_dir: &Path, verify: bool) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::align::tests::refers_to;
+    use super::super::super::align::tests::refers_to;
     use super::*;
     use std::cell::Cell;
 

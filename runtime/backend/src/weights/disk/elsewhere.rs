@@ -1,17 +1,22 @@
 //! Direct reads on Windows (`FILE_FLAG_NO_BUFFERING`, overlapped) and macOS (`F_NOCACHE`, a few threads): several in flight, bypassing the
 //! system's file cache. Other systems have none.
 
+use super::ExpertTensors;
+use super::mapping::Mapping;
+use super::streamed::Taken;
 use crate::os::Pages;
 use crate::weights::file::{SECTOR, WeightFile};
+use hpp_engine::BackendError;
+use hpp_engine::port::Prepared;
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-#[cfg_attr(windows, path = "direct_elsewhere/overlapped.rs")]
-#[cfg_attr(target_os = "macos", path = "direct_elsewhere/no_cache.rs")]
-#[cfg_attr(not(any(windows, target_os = "macos")), path = "direct_elsewhere/none.rs")]
+#[cfg_attr(windows, path = "elsewhere/overlapped.rs")]
+#[cfg_attr(target_os = "macos", path = "elsewhere/no_cache.rs")]
+#[cfg_attr(not(any(windows, target_os = "macos")), path = "elsewhere/none.rs")]
 mod system;
 
 /// Largest read given to the system at once.
@@ -22,6 +27,59 @@ const STAGE: u64 = 16 << 20;
 const MIN_BYTES: u64 = 256 << 20;
 /// Least time of a measurement.
 const MIN_TIME: Duration = Duration::from_millis(500);
+
+/// The files of compressed regions beside prepared weights: none.
+pub(super) const REGION_FILES: &[&str] = &[];
+
+/// Why weights of sessions on the host are not read directly.
+pub(super) fn refusal() -> Option<String> {
+    Some("memory of HPP's own takes the place of ONNX Runtime's mappings on Linux only".to_owned())
+}
+
+/// Infinite: nothing is decompressed.
+pub fn decompression_rate() -> f64 {
+    f64::INFINITY
+}
+
+/// Compresses nothing.
+pub(super) fn compress(_: &Path, _: &str, _: u64, _: Vec<(u64, u64)>) -> io::Result<()> {
+    Ok(())
+}
+
+/// Copies nothing. Not called, because nothing is read compressed.
+pub(crate) fn find_or_copy(
+    prepared: &Prepared<'_>,
+    partition: &str,
+    _: [&Path; 2],
+    _: u64,
+    _: impl FnOnce(),
+) -> Result<PathBuf, BackendError> {
+    Ok(prepared.dir.join(partition))
+}
+
+/// Readers of sessions' weights; none exist.
+#[derive(Clone, Default)]
+pub(super) struct Readers;
+
+/// Weights that would be read directly; there are none.
+pub(super) enum ToRead {}
+
+impl Readers {
+    /// Always refuses.
+    pub fn prepare(&self, _: Option<PathBuf>, _: &Path) -> io::Result<ToRead> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+}
+
+impl ToRead {
+    /// Not called.
+    ///
+    /// # Safety
+    /// No requirements; unsafe only to match the Linux version.
+    pub unsafe fn take_over(self, _: Vec<Mapping>, _: &ExpertTensors, _: u64) -> io::Result<Taken> {
+        match self {}
+    }
+}
 
 /// What direct files share: nothing here, since each read brings its own events or threads.
 #[derive(Default)]

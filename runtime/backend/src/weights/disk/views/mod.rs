@@ -1,0 +1,40 @@
+//! Views: ranges of weight files that ONNX Runtime has mapped. Each system lists those of this process, and takes advice about their pages.
+
+#[cfg(unix)]
+mod unix;
+#[cfg(unix)]
+pub(super) use unix::{evict, lock, page_bytes, prefetch, read_at_random, unlock};
+
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(target_os = "linux")]
+pub(crate) use linux::list;
+#[cfg(target_os = "linux")]
+pub(super) use linux::{CAN_LIST, resident};
+
+#[cfg(target_os = "macos")]
+mod macos;
+#[cfg(target_os = "macos")]
+pub(crate) use macos::list;
+#[cfg(target_os = "macos")]
+pub(super) use macos::{CAN_LIST, resident};
+
+#[cfg(windows)]
+mod windows;
+#[cfg(windows)]
+pub(super) use windows::{CAN_LIST, evict, lock, page_bytes, prefetch, read_at_random, resident, unlock};
+#[cfg(windows)]
+pub(crate) use windows::{list, locate};
+
+#[cfg(not(any(target_os = "linux", target_os = "macos", windows)))]
+mod none;
+#[cfg(not(any(target_os = "linux", target_os = "macos", windows)))]
+pub(crate) use none::list;
+#[cfg(not(any(target_os = "linux", target_os = "macos", windows)))]
+pub(super) use none::{CAN_LIST, resident};
+
+/// Finds the offsets of views in their files. Here the list has them already.
+#[cfg(not(windows))]
+pub(crate) fn locate(views: Vec<super::mapping::Mapping>, _: &std::path::Path) -> Vec<super::mapping::Mapping> {
+    views
+}
