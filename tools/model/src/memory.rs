@@ -18,7 +18,7 @@ impl HostMemory {
         HostMemory::under(Path::new("/")).or_else(HostMemory::elsewhere)
     }
 
-    /// Reads it on Windows and macOS. Limits of a job object (Windows) are not considered: set `--ram` there.
+    /// Reads it on Windows and macOS. Limits of a job object (Windows) are not considered.
     #[cfg(not(target_os = "linux"))]
     fn elsewhere() -> Option<HostMemory> {
         let memory = sysinfo::MemoryRefreshKind::nothing().with_ram();

@@ -39,9 +39,13 @@ pub struct LocalGpu {
 }
 
 impl LocalMachine {
-    /// Reads the host's memory, and queries hpp-exec for GPUs if `query_gpus`.
+    /// Reads the host's memory, and queries hpp-exec for GPUs if `query_gpus`. On Windows hpp-exec also knows the limits of the job that both
+    /// run in.
     pub fn detect(query_gpus: bool) -> LocalMachine {
-        LocalMachine { host: HostMemory::read(), gpus: if query_gpus { find_gpus() } else { vec![] } }
+        let report = if query_gpus || cfg!(windows) { query_exec() } else { None };
+        let gpus = report.as_ref().filter(|_| query_gpus).map(DevicesReport::gpus).unwrap_or_default();
+        let limit = report.as_ref().and_then(DevicesReport::host);
+        LocalMachine { host: HostMemory::read().map(|host| limited(host, limit)), gpus }
     }
 
     /// The default host budget, bytes.
@@ -82,21 +86,33 @@ fn rounded_down(bytes: u64) -> u64 {
     if bytes > 16 * STEP { bytes / STEP * STEP } else { bytes >> 20 << 20 }
 }
 
-/// GPUs of this machine in the order of plans; none if there is no sign of a GPU, or hpp-exec is missing or fails.
-fn find_gpus() -> Vec<LocalGpu> {
+/// The smaller of two views of the same memory.
+fn limited(host: HostMemory, limit: Option<HostMemory>) -> HostMemory {
+    limit.map_or(host, |limit| HostMemory {
+        total: host.total.min(limit.total),
+        available: host.available.min(limit.available),
+    })
+}
+
+/// What hpp-exec knows of this machine; `None` if there is no sign of a GPU (on Linux), or hpp-exec is missing or fails.
+fn query_exec() -> Option<DevicesReport> {
     let may_have_gpu = !cfg!(target_os = "linux") || GPU_PATHS.iter().any(|path| Path::new(path).exists());
     if !may_have_gpu && std::env::var_os(EXEC).is_none() {
-        return vec![];
+        return None;
     }
     let exec = find_exec().ok();
     let report = exec.as_deref().and_then(query);
-    tracing::info!(?exec, answered = report.is_some(), "GPUs looked for with hpp-exec");
-    report.map(|report| report.gpus()).unwrap_or_default()
+    tracing::info!(?exec, answered = report.is_some(), "hpp-exec asked for devices");
+    report
 }
 
 /// The fields of `hpp-exec devices --json` that planning uses.
 #[derive(Debug, Deserialize)]
 struct DevicesReport {
+    #[serde(default)]
+    memory_total: Option<u64>,
+    #[serde(default)]
+    memory_available: Option<u64>,
     providers: Vec<ReportedProvider>,
 }
 
@@ -114,6 +130,11 @@ struct ReportedDevice {
 }
 
 impl DevicesReport {
+    /// The host's memory, within the limits of this process.
+    fn host(&self) -> Option<HostMemory> {
+        Some(HostMemory { total: self.memory_total?, available: self.memory_available? })
+    }
+
     /// `gpu0`, `gpu1`, ...: where providers share a device, that of the first provider, which plans prefer.
     fn gpus(&self) -> Vec<LocalGpu> {
         let usable = || self.providers.iter().filter(|provider| provider.usable).flat_map(|p| &p.devices);
@@ -162,10 +183,20 @@ mod tests {
             device("cpu", "2")
         );
         let report: DevicesReport = serde_json::from_str(&text).unwrap();
+        assert_eq!(report.host(), None, "hpp-exec does not know the memory");
         let local = LocalMachine { host: None, gpus: report.gpus() };
         assert_eq!(local.gpus.len(), 2);
         assert_eq!(local.vram(), [12 << 30], "unknown memory gives no budget");
         assert!(local.note(false, true).unwrap().contains("12 GiB of gpu0 card"));
+    }
+
+    #[test]
+    fn limits_that_only_hpp_exec_knows_count() {
+        let text = r#"{"memory_total":100,"memory_available":60,"providers":[]}"#;
+        let report: DevicesReport = serde_json::from_str(text).unwrap();
+        let memory = |total, available| HostMemory { total, available };
+        assert_eq!(limited(memory(90, 70), report.host()), memory(90, 60));
+        assert_eq!(limited(memory(90, 70), None), memory(90, 70));
     }
 
     #[test]
