@@ -16,11 +16,10 @@ use crate::raw::space::MemorySpace;
 use crate::raw::value::Value;
 use crate::session::{OrtSession, OrtTensor, OrtWeightPager, SessionParts};
 use crate::state_file::StateFile;
-use crate::weights::disk::DiskReaders;
+use crate::weights::disk::{DiskReaders, stays_mapped};
 use crate::weights::upload::{Upload, UploadSource, Uploader};
 use hpp_engine::port::{
     Backend, HostCopy, Interval, Loaded, MemoryId, MemoryUse, SessionSpec, TimingToken, Uploaded, WeightLocation,
-    WeightResidency,
 };
 use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{DType, Device, DeviceKind, Provider};
@@ -220,8 +219,8 @@ impl Backend for OrtBackend {
         let provided = provide(&self.runtime, spec, control, reporter, &loading)?;
         self.add_spaces(provided.provider)?;
         let Made { session, processor, weights, packs_weights, packed } = provided.made;
-        let is_mapped = weights.prepared && matches!(weights.residency, WeightResidency::Mapped { .. });
-        let stays_mapped = is_mapped.then(|| weights.dir.join(crate::weights::disk::WEIGHTS));
+        let is_mapped = weights.prepared && stays_mapped(weights.residency);
+        let mapped = is_mapped.then(|| weights.dir.join(crate::weights::disk::WEIGHTS));
         // SAFETY: `provide` claimed the mappings for this session alone. `SessionCore` drops the weights before the session, and `run`
         // checks them first.
         let weights = unsafe { self.readers.take_over(weights, spec.partition, reporter) }?;
@@ -236,7 +235,7 @@ impl Backend for OrtBackend {
         };
         let spaces = self.spaces.borrow().clone();
         let provider = provided.provider;
-        let parts = SessionParts { session, weights, spaces, lock, streams, mapped: stays_mapped, provider };
+        let parts = SessionParts { session, weights, spaces, lock, streams, mapped, provider };
         let (session, weights) = OrtSession::new(parts)?;
         let (provider, refused) = (provided.provider, provided.refused);
         Ok(Loaded { session, weights, provider, processor, packs_weights, refused })

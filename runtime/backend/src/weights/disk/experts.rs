@@ -2,7 +2,7 @@
 
 use super::align::{Tensor, tensors};
 use super::mapping::Mapping;
-use crate::weights::file::SECTOR;
+use super::views;
 use hpp_engine::port::ExpertWeights;
 use std::collections::HashMap;
 use std::io;
@@ -106,7 +106,7 @@ impl ExpertTensors {
     /// The whole pages of experts within a mapping, by their offsets in its file, in order.
     fn slices(&self, mapping: Option<&Mapping>) -> Vec<(usize, std::ops::Range<u64>)> {
         let Some(mapping) = mapping else { return Vec::new() };
-        let mapped = mapping.offset..mapping.offset + mapping.length as u64;
+        let (mapped, step) = (mapping.offset..mapping.offset + mapping.length as u64, views::step());
         let within = |tensor: &&ExpertTensor| {
             let range = &tensor.range;
             let end = range.offset.checked_add(range.length);
@@ -117,7 +117,7 @@ impl ExpertTensors {
             let (first, bytes) = (experts.start, range.length / experts.len().max(1) as u64);
             experts.map(move |expert| {
                 let start = range.offset + (expert - first) as u64 * bytes;
-                (expert, start.next_multiple_of(SECTOR)..(start + bytes) / SECTOR * SECTOR)
+                (expert, start.next_multiple_of(step)..(start + bytes) / step * step)
             })
         });
         let mut slices: Vec<_> = slices.filter(|(_, pages)| pages.start < pages.end).collect();

@@ -2,7 +2,6 @@
 
 use super::views;
 use crate::loading::Loading;
-use crate::weights::file::SECTOR;
 use hpp_engine::BackendError;
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -45,8 +44,8 @@ pub(crate) fn claim<T>(
 }
 
 /// Creates a session and locks its mappings of files under a directory, so that the system does not evict the pages that kernels use there.
-/// Where memory is scarce, each page fault would read megabytes around it and so evict pages that the next fault needs. The mappings are
-/// private and writable, so locking copies their pages, and the files are dropped from the page cache.
+/// Where memory is scarce, each page fault would read megabytes around it and so evict pages that the next fault needs. On Linux the mappings
+/// are private and writable, so locking copies their pages, and the files are dropped from the page cache.
 pub(crate) fn claim_locked<T>(
     loading: &Loading,
     dir: &Path,
@@ -157,7 +156,7 @@ impl Mapping {
 
     /// The first `bytes` of it, rounded up to whole pages, and the rest.
     pub(super) fn split(&self, bytes: u64) -> (Option<Mapping>, Option<Mapping>) {
-        let at = (bytes.next_multiple_of(SECTOR) as usize).min(self.length);
+        let at = (bytes.next_multiple_of(views::step()) as usize).min(self.length);
         let part = |start: usize, length: usize| Mapping {
             start: self.start + start,
             length,

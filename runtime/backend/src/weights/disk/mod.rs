@@ -56,6 +56,15 @@ pub(crate) fn reads_directly() -> bool {
     direct::refusal().is_none() && std::env::var_os(READS).is_none_or(|value| value != "mapped")
 }
 
+/// Whether weights of a residency stay mapped from their files, so that kernels would see changes of these.
+pub(crate) fn stays_mapped(residency: WeightResidency) -> bool {
+    match residency {
+        WeightResidency::Mapped { .. } => true,
+        WeightResidency::ReadFromDisk => !reads_directly(),
+        WeightResidency::InMemory => false,
+    }
+}
+
 /// What all streamed sessions of a backend share. Threads start with the first session.
 #[derive(Clone, Default)]
 pub(crate) struct DiskReaders {
@@ -130,7 +139,8 @@ impl DiskReaders {
         }
         if mappings.is_empty() {
             reporter.warning(&format!(
-                "the weights of {partition} stay in memory: they are inside its file, so there is nothing to read them from"
+                "the weights of {partition} stay in memory: they are inside its file, so there is nothing to read them from{}",
+                if cfg!(target_os = "linux") { "" } else { " (or the system did not tell where they are mapped)" }
             ));
             return Ok(SessionWeights::InMemory);
         }
@@ -175,11 +185,12 @@ impl PendingWeights {
             debug!(partition, number, resident, stored, "chunk");
         }
         let unlocked = unlocked.filter(|_| is_warned.set(()).is_ok());
+        let advice = match cfg!(unix) {
+            true => ". Raise the limit on locked memory (ulimit -l, RLIMIT_MEMLOCK, LimitMEMLOCK= of a service)",
+            false => "",
+        };
         let warning = |error: io::Error| {
-            format!(
-                "the system does not lock weights in memory ({error}); they may be swapped out. Raise the limit on locked memory \
-                 (ulimit -l, RLIMIT_MEMLOCK, LimitMEMLOCK= of a service)"
-            )
+            format!("the system does not lock weights in memory ({error}); they may be swapped out{advice}")
         };
         Ok((weights, unlocked.map(warning)))
     }

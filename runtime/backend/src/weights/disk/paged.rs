@@ -31,6 +31,8 @@ pub(super) struct PagedWeights {
     mappings: Vec<Mapping>,
     budget: u64,
     locked: Vec<Range<usize>>,
+    /// Whether locking another part has failed; then no run may start.
+    is_broken: bool,
     chunks: Vec<PagedChunk>,
     sizes: Vec<ChunkSize>,
     /// The chunks of each expert.
@@ -73,6 +75,7 @@ impl PagedWeights {
             mappings,
             budget: locked,
             locked: locked_now,
+            is_broken: false,
             chunks,
             sizes,
             experts: Vec::new(),
@@ -163,6 +166,7 @@ impl ReadBeforeRuns for PagedWeights {
     fn select_experts(&mut self, _: &[u32]) {}
 
     fn prefetch(&mut self, chunk: usize) -> Result<(), BackendError> {
+        self.check()?;
         let chunk = &mut self.chunks[chunk];
         match chunk.state {
             State::Evicted => {
@@ -201,18 +205,23 @@ impl ReadBeforeRuns for PagedWeights {
         self.chunks[chunk].evict(&self.prefetcher);
     }
 
-    /// Every run is allowed: what was not read ahead is read from the mapped file.
+    /// What was not read ahead is read from the mapped file.
     fn check(&self) -> Result<(), BackendError> {
-        Ok(())
+        match self.is_broken {
+            true => Err(misfit("locking another part of its session's weights failed")),
+            false => Ok(()),
+        }
     }
 
     fn relock(&mut self, locked: u64) -> io::Result<()> {
-        if self.budget == locked || !self.experts.is_empty() {
+        if self.budget == locked && !self.is_broken || !self.experts.is_empty() {
             return Ok(());
         }
         self.release();
         self.budget = locked;
-        self.lock_and_divide().map(drop)
+        let divided = self.lock_and_divide();
+        self.is_broken = divided.is_err();
+        divided.map(drop)
     }
 }
 

@@ -63,7 +63,7 @@ impl UsageProbe {
             // dropped pages are read again when needed.
             unsafe { mapping.free_pages() };
         }
-        // Nor shall they stay in the page cache: from now on reads bypass it.
+        // Nor shall they stay in the page cache: direct reads bypass it, and other reads are to start from the disk.
         forget(&self.mappings);
     }
 
@@ -106,12 +106,16 @@ fn mark_alike(model: &Path, mappings: &[Mapping], used: &mut [bool]) {
     }
 }
 
-/// The likeness of a weight and of its packed copy, by their file and offset.
+/// The likeness of a weight and of its packed copy, by their file and the offset of their mapping.
 fn likeness(tensor: &Tensor) -> impl Iterator<Item = ((&OsStr, u64), Likeness)> {
+    // Weights begin at pages of 4 KiB, mappings at pages of the system.
+    let page = views::page_bytes() as u64;
+    let mapped_at = move |at: u64| if page > PAGE as u64 { at / page * page } else { at };
     let has_packed_copy = tensor.packed.is_some();
     let ranges = tensor.stored.map(|range| (range, false)).into_iter().chain(tensor.packed.map(|range| (range, true)));
     let file = Path::new(&tensor.location).file_name().unwrap_or_default();
-    ranges.map(move |((at, length), is_packed)| ((file, at), Likeness { length, is_packed, has_packed_copy }))
+    ranges
+        .map(move |((at, length), is_packed)| ((file, mapped_at(at)), Likeness { length, is_packed, has_packed_copy }))
 }
 
 /// Whether a mapping of `pages` pages counts as read when `resident` of them are resident.

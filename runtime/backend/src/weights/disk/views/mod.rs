@@ -1,5 +1,7 @@
 //! Views: ranges of weight files that ONNX Runtime has mapped. Each system lists those of this process, and takes advice about their pages.
 
+use crate::weights::file::SECTOR;
+
 #[cfg(unix)]
 mod unix;
 #[cfg(unix)]
@@ -37,4 +39,9 @@ pub(super) use none::{CAN_LIST, resident};
 #[cfg(not(windows))]
 pub(crate) fn locate(views: Vec<super::mapping::Mapping>, _: &std::path::Path) -> Vec<super::mapping::Mapping> {
     views
+}
+
+/// Mappings are divided at multiples of this: at whole pages of the system, and of the files.
+pub(super) fn step() -> u64 {
+    SECTOR.max(page_bytes() as u64)
 }

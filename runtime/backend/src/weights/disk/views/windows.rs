@@ -44,7 +44,8 @@ pub(in super::super) fn page_bytes() -> usize {
 /// Views of files under a directory: how ONNX Runtime maps external weights. Their offsets are 0 until [`locate`] finds them.
 pub(crate) fn list(dir: &Path) -> io::Result<Vec<Mapping>> {
     let dir = dir.canonicalize()?;
-    let names = [device_path(&dir)?, drive_path(&dir)];
+    // The names of the root of a drive end in a separator.
+    let names = [device_path(&dir)?, drive_path(&dir)].map(|name| name.trim_end_matches('\\').to_owned());
     let mut found: Vec<Mapping> = Vec::new();
     let mut at = 0;
     while let Some(region) = region_at(at) {
@@ -108,31 +109,35 @@ fn device_path(dir: &Path) -> io::Result<String> {
     }
 }
 
-/// Finds the offsets of views of the weights of a model file. Views that show no known weight are left out: the system manages their pages.
+/// Finds the offsets of views of the weights of a model file, and returns the pages of each weight. Views that show no known weight are left
+/// out: the system manages their pages.
 pub(crate) fn locate(views: Vec<Mapping>, model: &Path) -> Vec<Mapping> {
     let weights = std::fs::read(model).and_then(|model| tensors(&model)).unwrap_or_default();
+    // The offsets of weights whose views would have this length.
     let mut candidates: HashMap<(String, usize), Vec<u64>> = HashMap::new();
     for Tensor { location, stored, packed, .. } in &weights {
         let name = location.rsplit(['/', '\\']).next().unwrap_or(location);
         for (offset, length) in stored.iter().chain(packed) {
-            let inside = offset % GRANULARITY;
-            let bytes = ((inside + length) as usize).next_multiple_of(PAGE);
+            let bytes = ((offset % GRANULARITY + length) as usize).next_multiple_of(PAGE);
             let offsets = candidates.entry((name.to_owned(), bytes)).or_default();
-            if !offsets.contains(&(offset - inside)) {
-                offsets.push(offset - inside);
+            if !offsets.contains(offset) {
+                offsets.push(*offset);
             }
         }
     }
     let mut files: HashMap<PathBuf, Option<WeightFile>> = HashMap::new();
-    let offset_of = |view: &Mapping| {
+    let mut weight_of = |view: Mapping| {
         let file = files.entry(view.path.clone()).or_insert_with(|| WeightFile::open_buffered(&view.path).ok());
         let name = view.path.file_name()?.to_string_lossy().into_owned();
         let offsets = candidates.get_mut(&(name, view.length))?;
-        let found = offsets.iter().position(|offset| shows(view, file.as_ref(), *offset))?;
-        Some(offsets.remove(found))
+        let found = offsets.iter().position(|offset| shows(&view, file.as_ref(), offset - offset % GRANULARITY))?;
+        let offset = offsets.remove(found);
+        // A view begins up to 64 KiB before its weight.
+        let skipped = (offset % GRANULARITY) as usize / PAGE * PAGE;
+        let (start, length) = (view.start + skipped, view.length - skipped);
+        Some(Mapping { start, length, offset: offset / PAGE as u64 * PAGE as u64, ..view })
     };
-    let mut offset_of = offset_of;
-    views.into_iter().filter_map(|view| Some(Mapping { offset: offset_of(&view)?, ..view })).collect()
+    views.into_iter().filter_map(&mut weight_of).collect()
 }
 
 /// Whether a view shows its file from an offset on, by samples.
@@ -230,4 +235,61 @@ pub(in super::super) fn resident(addresses: &Range<usize>) -> io::Result<usize> 
     // SAFETY: the attributes are plain flags in either reading of the union.
     let is_valid = |page: &&PSAPI_WORKING_SET_EX_INFORMATION| unsafe { page.VirtualAttributes.Flags } & VALID != 0;
     Ok(pages.iter().filter(is_valid).count() * PAGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::align::tests::{model, tensor};
+    use super::*;
+    use std::fs::File;
+
+    #[test]
+    fn views_are_listed_with_their_files_and_offsets() {
+        let dir = tempfile::tempdir().unwrap();
+        let (weights, graph) = (dir.path().join("weights"), dir.path().join("model.onnx"));
+        let bytes: Vec<u8> = (0..700_000_u32).flat_map(u32::to_le_bytes).collect();
+        std::fs::write(&weights, bytes).unwrap();
+        // Two of one length, one that begins within a unit of views, and one shorter than a sample.
+        let ranges = [(0, 300_000), (393_216, 300_000), (1_000_000, 123_456), (2_000_000, 16)];
+        let of = |(offset, length): (u64, usize)| {
+            let [offset, length] = [offset.to_string(), length.to_string()];
+            tensor("w", &[("location", "weights"), ("offset", &offset), ("length", &length)])
+        };
+        std::fs::write(&graph, model(&ranges.map(of))).unwrap();
+        let file = File::open(&weights).unwrap();
+        let view = |(offset, length): (u64, usize)| {
+            // SAFETY: only this test uses the file.
+            unsafe { memmap2::MmapOptions::new().offset(offset).len(length).map(&file) }.unwrap()
+        };
+        let views = ranges.map(view);
+        let found = list(dir.path()).unwrap();
+        assert_eq!(found.len(), ranges.len());
+        let located = locate(found, &graph);
+        for ((offset, _), view) in ranges.into_iter().zip(&views) {
+            let inside = offset % PAGE as u64;
+            let start = view.as_ptr() as usize - inside as usize;
+            let found = located.iter().find(|mapping| mapping.start == start);
+            let length = (inside as usize + view.len()).next_multiple_of(PAGE);
+            assert_eq!(found.map(|mapping| (mapping.offset, mapping.length)), Some((offset - inside, length)));
+        }
+        assert!(located.iter().all(|mapping| mapping.path == weights.canonicalize().unwrap()));
+        let other = tempfile::tempdir().unwrap();
+        assert_eq!(list(other.path()).unwrap(), []);
+        std::fs::write(&graph, model(&[of((0, 16))])).unwrap();
+        assert_eq!(locate(list(dir.path()).unwrap(), &graph), [], "views of no known weight are left to the system");
+    }
+
+    #[test]
+    fn pages_can_be_locked() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("weights");
+        std::fs::write(&path, vec![7; 8 << 20]).unwrap();
+        // SAFETY: only this test uses the file.
+        let view = unsafe { memmap2::Mmap::map(&File::open(&path).unwrap()) }.unwrap();
+        let addresses = view.as_ptr() as usize..view.as_ptr() as usize + view.len();
+        prefetch(&addresses);
+        lock(&addresses).unwrap();
+        assert_eq!(resident(&addresses).unwrap(), view.len());
+        unlock(&addresses);
+    }
 }
