@@ -143,6 +143,9 @@ impl ExecError {
             ExecError::Serve(e) => e.hint()?,
             ExecError::Prompts { .. } => "give a file with one JSON object a line; hpp-exec jobs --help shows one",
             ExecError::JsonSchema { source, .. } => schema_hint(source)?,
+            ExecError::Embeddings { .. } => {
+                "give --embeddings the table that the model was exported with, [vocab, hidden]"
+            }
             ExecError::LogFilter(e) => e.hint(),
             ExecError::Usage { hint, .. } => hint,
             ExecError::UnsplitTooLarge { .. } => "raise the limit, or run this on a machine with more memory",

@@ -2,7 +2,7 @@
 
 mod support;
 
-use hpp_exec::tensors::read_npy;
+use hpp_exec::tensors::{LogitsFile, read_npy};
 use hpp_generate::text::TextTokenizer;
 use serde_json::json;
 use std::io::Write;
@@ -72,6 +72,23 @@ fn embeddings_are_looked_up_for_models_that_take_them() {
     plan.run(&[&["--tokens", "512"][..], &table].concat()).fails(1, &["512", "no embedding"]);
     plan.command("verify", &table).ok();
     plan.command("bench", &[&["--prompt-tokens", "8", "--new-tokens", "2", "--runs", "1"][..], &table].concat()).ok();
+}
+
+#[test]
+fn a_table_of_embeddings_of_another_width_is_refused_before_anything_runs() {
+    let plan = PlanDir::new("genai/llama3-fp32-cpu-noembed", 64);
+    let (narrow, jobs) = (plan.file("narrow.npy"), plan.file("jobs.jsonl"));
+    let mut rows = LogitsFile::create(&narrow).unwrap();
+    (0..512).for_each(|_| rows.push(&[0.0; 63]).unwrap());
+    rows.finish(63).unwrap();
+    std::fs::write(&jobs, r#"{"id": 1, "tokens": [1, 2, 3]}"#).unwrap();
+    let table = ["--embeddings", narrow.to_str().unwrap()];
+    let says = ["narrow.npy", "63 numbers", "inputs_embeds takes 64", "--embeddings"];
+    plan.run(&[&["--tokens", "1,2,3", "-n", "4"][..], &table].concat()).fails(1, &says);
+    plan.command("verify", &table).fails(1, &says);
+    let (jobs, answers) = (jobs.to_str().unwrap(), plan.file("answers.jsonl"));
+    let files = ["--in", jobs, "--out", answers.to_str().unwrap()];
+    plan.command("jobs", &[&files[..], &table].concat()).fails(1, &says);
 }
 
 #[test]

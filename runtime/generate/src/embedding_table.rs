@@ -1,6 +1,7 @@
 //! A table of token embeddings, for models that take embeddings instead of token ids.
 
 use hpp_engine::HostTensor;
+use hpp_schema::{Dim, ModelInput};
 
 /// Embeddings `[vocab, hidden]` in float32.
 pub struct EmbeddingTable {
@@ -19,6 +20,16 @@ pub enum EmbeddingError {
         dtype: hpp_schema::DType,
         /// The tensor's shape.
         shape: Vec<u64>,
+    },
+    /// The rows are not as wide as what the model takes.
+    #[error("its rows have {width} numbers, and the model's input {input} takes {needed} for each token")]
+    WrongWidth {
+        /// Numbers in a row.
+        width: u64,
+        /// The model's input of embeddings.
+        input: String,
+        /// Numbers that it takes for each token.
+        needed: u64,
     },
     /// A token has no row.
     #[error("token {token} has no embedding: the table has rows for tokens 0 to {}", vocab.saturating_sub(1))]
@@ -39,6 +50,17 @@ impl EmbeddingTable {
         Ok(Self { vocab: vocab as usize, hidden: hidden as usize, data })
     }
 
+    /// This table, if its rows are as wide as `input` takes them. An input that declares no width takes any.
+    pub fn for_input(self, input: &ModelInput) -> Result<Self, EmbeddingError> {
+        let width = self.hidden as u64;
+        match input.shape.last().and_then(Dim::as_fixed) {
+            Some(needed) if needed != width => {
+                Err(EmbeddingError::WrongWidth { width, input: input.name.clone(), needed })
+            }
+            _ => Ok(self),
+        }
+    }
+
     /// Replaces `rows` by the embeddings of these tokens, `[tokens, hidden]`.
     pub fn read_rows(&self, tokens: &[u32], rows: &mut Vec<f32>) -> Result<(), EmbeddingError> {
         rows.clear();
@@ -57,6 +79,22 @@ impl EmbeddingTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_are_as_wide_as_the_input_takes_them() {
+        let check = |width: Dim| {
+            let input = ModelInput {
+                name: "inputs_embeds".into(),
+                dtype: hpp_schema::DType::Float32,
+                shape: vec![Dim::Unknown, Dim::Unknown, width],
+                role: hpp_schema::InputRole::Embeddings,
+            };
+            EmbeddingTable::new(&HostTensor::from_f32(&[1, 2], &[0.0, 0.5])).unwrap().for_input(&input)
+        };
+        assert!(check(Dim::fixed(2)).is_ok() && check(Dim::Unknown).is_ok());
+        let says = "its rows have 2 numbers, and the model's input inputs_embeds takes 3 for each token";
+        assert_eq!(check(Dim::fixed(3)).err().unwrap().to_string(), says);
+    }
 
     #[test]
     fn tokens_become_their_rows() {

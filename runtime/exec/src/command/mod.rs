@@ -159,17 +159,17 @@ fn warn_of_memory(plan: &Plan, here: &Plan, console: &Console) {
 
 /// Reads the table of embeddings, which must be given if and only if the model takes embeddings.
 fn open_embeddings(plan: &Plan, path: Option<&Path>) -> Result<Option<EmbeddingTable>, ExecError> {
-    let takes_embeddings = plan.model.inputs.iter().any(|input| input.role == InputRole::Embeddings);
+    let embeddings = plan.model.inputs.iter().find(|input| input.role == InputRole::Embeddings);
     let usage = |message: &str, hint: &str| ExecError::Usage { message: message.to_owned(), hint: hint.to_owned() };
-    match (takes_embeddings, path) {
-        (true, None) => Err(usage(
+    match (embeddings, path) {
+        (Some(_), None) => Err(usage(
             "this model takes embeddings, not token ids",
             "give the table of its embeddings: --embeddings FILE.npy, [vocab, hidden]",
         )),
-        (false, Some(_)) => Err(usage("this model takes token ids, not embeddings", "leave --embeddings out")),
-        (false, None) => Ok(None),
-        (true, Some(path)) => {
-            let table = EmbeddingTable::new(&read_npy(path)?);
+        (None, Some(_)) => Err(usage("this model takes token ids, not embeddings", "leave --embeddings out")),
+        (None, None) => Ok(None),
+        (Some(input), Some(path)) => {
+            let table = EmbeddingTable::new(&read_npy(path)?).and_then(|table| table.for_input(input));
             Ok(Some(table.map_err(|source| ExecError::Embeddings { path: path.to_owned(), source })?))
         }
     }
