@@ -96,8 +96,8 @@ impl DraftChoice {
                 WithoutDraft::Ngram => Ok(DraftChoice::Ngram),
                 WithoutDraft::Refuse => Err(ExecError::Usage {
                     message: format!("--speculate draft needs a draft model, and {} has none", plan.path.display()),
-                    hint: "split the model with --draft int4, or use --speculate ngram; without a subcommand hpp-exec also \
-                           takes --draft PLAN"
+                    hint: "use --speculate ngram, or, if the model's weights are floats, split it with --draft int4; without a \
+                           subcommand hpp-exec also takes --draft PLAN"
                         .to_owned(),
                 }),
             };
