@@ -6,7 +6,7 @@ use crate::request::PlanningRequest;
 use crate::{split_mode, table};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    Alternative, BlockPlacement, BlockRole, BlockSpec, Objective, Placement, RunExplanation, explain_runs,
+    Alternative, BlockPlacement, BlockRole, BlockSpec, DeviceId, Objective, Placement, RunExplanation, explain_runs,
 };
 use hpp_schema::ByteSize;
 
@@ -148,11 +148,11 @@ fn reason(request: &PlanningRequest, partitioning: &Partitioning, run: &RunExpla
     let chosen = || if partitioning.is_measured { MEASURED_FASTEST } else { BEFORE_LAUNCHES }.to_owned();
     match best_alternative(run) {
         None => "no other device can compute it".to_owned(),
-        Some(other) if sharing == 1 => compared(request, other, now, "does").unwrap_or(chosen()),
+        Some(other) if sharing == 1 => compared(request, other, now).unwrap_or(chosen()),
         Some(other) => {
             let labels: Vec<String> = inside.iter().map(|block| block.label.clone()).collect();
             let together = |reason| format!("{} together {reason}", table::blocks(&labels));
-            compared(request, other, now, "do").map_or(chosen(), together)
+            compared(request, other, now).map_or(chosen(), together)
         }
     }
 }
@@ -162,22 +162,31 @@ const MEASURED_FASTEST: &str = "fastest of the measured plans";
 const BEFORE_LAUNCHES: &str =
     "best before the launch of each partition is counted; with them, other devices may be faster";
 
-/// The best alternative: those that fit first, then the least time.
+/// The best alternative: those that fit first, then the least time. Where none fits, streaming to the device that holds the run comes last: that
+/// this needs more memory says nothing of why the run is there.
 fn best_alternative(run: &RunExplanation) -> Option<&Alternative> {
-    run.elsewhere.iter().min_by(|a, b| {
-        let by_fit = a.over_budget.is_some().cmp(&b.over_budget.is_some());
-        by_fit.then(a.objective_ms.total_cmp(&b.objective_ms))
-    })
+    let streams_to_own = |other: &Alternative| match (run.placement.decode, other.place) {
+        (Placement::Resident(own), Placement::Streamed(gpu)) => own == gpu,
+        _ => false,
+    };
+    let rank = |other: &Alternative| match other.over_budget {
+        None => 0,
+        Some(_) => 1 + u8::from(streams_to_own(other)),
+    };
+    run.elsewhere.iter().min_by(|a, b| rank(a).cmp(&rank(b)).then(a.objective_ms.total_cmp(&b.objective_ms)))
 }
 
-/// What another device lacks or costs; `None` if it costs less than the placement, which takes `now` milliseconds. `verb` is
-/// "does" or "do".
-fn compared(request: &PlanningRequest, other: &Alternative, now: f64, verb: &str) -> Option<String> {
+/// What another place lacks or costs; `None` if it costs less than the placement, which takes `now` milliseconds.
+fn compared(request: &PlanningRequest, other: &Alternative, now: f64) -> Option<String> {
     let more_ms = other.objective_ms - now;
     match &other.over_budget {
         Some(over_budget) => {
-            let short = over_budget.required_budget().saturating_sub(over_budget.budget);
-            Some(format!("{verb} not fit on {}: {} too much", over_budget.device, ByteSize(short).human()))
+            let memory = match over_budget.device {
+                DeviceId::Cpu => "host memory".to_owned(),
+                gpu => gpu.to_string(),
+            };
+            let missing = ByteSize(over_budget.missing()).human();
+            Some(format!("would not fit {}: {memory} lacks {missing}", place_name(other.place)))
         }
         None if more_ms < 0.0 && !is_rounding(more_ms, now) => None,
         None => {

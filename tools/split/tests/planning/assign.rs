@@ -35,7 +35,7 @@ fn reasons_tell_the_user_s_blocks_from_the_planner_s() {
     assert!(of("layers.2").contains("layers.2 placed manually"), "{}", of("layers.2"));
     let small = planned(&["--assign", "layers.0=gpu", "--vram", "2M"]);
     let last = small.partitions.last().unwrap();
-    assert!(last.reason.contains("does not fit on gpu0"), "{}", last.reason);
+    assert!(last.reason.contains("would not fit on gpu0: gpu0 lacks "), "{}", last.reason);
 }
 
 /// The greedy planner fills the GPU around named blocks, too, and a GPU that is not there is refused.

@@ -12,6 +12,16 @@ fn planned(model: &str, more: &[&str]) -> Plan {
     serde_json::from_str(&done.stdout).unwrap()
 }
 
+/// The reason of blocks that a GPU holds says what the host lacks for them, not what streaming them to this GPU would lack.
+#[test]
+fn the_reason_names_the_place_that_would_not_fit() {
+    let limits = ["--vram", "12M", "--ram", "80M", "--context", "512"];
+    let plan = planned("genai/learned-llama-fp32-cpu", &limits);
+    let layers = plan.partitions.iter().find(|partition| partition.blocks.contains(&"layers.0".to_owned())).unwrap();
+    assert_eq!(layers.device.to_string(), "gpu0");
+    assert!(layers.reason.starts_with("would not fit on the CPU: host memory lacks 2."), "{}", layers.reason);
+}
+
 /// The host computes the same, so it needs the same, whether or not there is a GPU that can hold nothing.
 #[test]
 fn the_workspace_of_the_host_is_the_same_beside_an_empty_gpu() {
