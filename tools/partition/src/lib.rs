@@ -44,7 +44,7 @@ pub use host_reads::HostReads;
 pub use manual::{Assign, AssignError, gpu_layers, stream_layers};
 pub use memory::{MemoryUsage, fits, usage, usage_of_partitions};
 pub use neurons::{NeuronReads, ReadCosts};
-pub use plan::{best, evaluate, fewest_slots, plan};
+pub use plan::{best, evaluate, plan};
 pub use problem::{
     BlockPlacement, Contention, Cost, GpuCosts, Mechanisms, Objective, Options, Placement, Planner, Problem, Workload,
 };

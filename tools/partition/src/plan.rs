@@ -236,7 +236,7 @@ fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<B
 }
 
 /// The smallest number of slots that the planner tries; 0 if it streams nothing.
-pub fn fewest_slots(problem: &Problem, options: &Options) -> u32 {
+pub(crate) fn fewest_slots(problem: &Problem, options: &Options) -> u32 {
     slots(problem, options).into_iter().flatten().min().unwrap_or(0)
 }
 

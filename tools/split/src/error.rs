@@ -59,8 +59,8 @@ pub enum SplitError {
         on_each_gpu: bool,
         /// A shorter context that fits, tokens, if one was found.
         fitting_context: Option<NonZeroU64>,
-        /// Whether a ring with fewer slots is possible.
-        fewer_slots: bool,
+        /// The most slots with which the plan fits, if it fits with fewer.
+        fitting_slots: Option<NonZeroU32>,
         /// The most layers that fit, if `--gpu-layers` asks for more.
         fitting_layers: Option<NonZeroU32>,
         /// Demand and budget.
@@ -197,7 +197,7 @@ impl SplitError {
                 gpus,
                 freed_by_kv_on_disk,
                 fitting_context,
-                fewer_slots,
+                fitting_slots,
                 fitting_layers,
                 divides_rows,
                 on_each_gpu,
@@ -209,7 +209,10 @@ impl SplitError {
                     DeviceId::Gpu(_) if *on_each_gpu => "--vram on each GPU".to_owned(),
                     DeviceId::Gpu(gpu) => format!("--vram for gpu{gpu} alone"),
                 };
-                let slots = if *fewer_slots { "give fewer --slots" } else { "" };
+                let slots = match fitting_slots {
+                    Some(slots) => format!("give --slots {slots}, which fits"),
+                    None => String::new(),
+                };
                 let assign = match (*gpus > 0, *divides_rows) {
                     (false, _) => "",
                     (true, false) => "move blocks with --assign",
@@ -244,7 +247,7 @@ impl SplitError {
                     Some(layers) => format!("give --gpu-layers {layers}, which fits, or auto"),
                     None => String::new(),
                 };
-                let others = [layers.as_str(), slots, context.as_str(), kv, draft.as_str(), assign];
+                let others = [layers.as_str(), slots.as_str(), context.as_str(), kv, draft.as_str(), assign];
                 let others: Vec<&str> = others.into_iter().filter(|other| !other.is_empty()).collect();
                 if others.is_empty() { budget } else { format!("{budget}; or {}", others.join(", or ")) }
             }

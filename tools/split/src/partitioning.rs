@@ -10,7 +10,7 @@ use crate::split_mode;
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
     BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, KvHome, Mechanisms, MemoryUsage, Options,
-    OverBudget, Phase, Placement, Problem, Solution, evaluate, fewest_slots, fits, gpu_layers, plan, stream_layers,
+    OverBudget, Phase, Placement, Problem, Solution, evaluate, fits, gpu_layers, plan, stream_layers,
     usage_of_partitions,
 };
 use hpp_schema::memory::{READ_AHEAD, state_window};
@@ -62,6 +62,11 @@ pub fn with_confirmed_budget(request: &PlanningRequest, args: &SplitArgs, refusa
         && request.machine_memory(source.device).is_some_and(|memory| *bytes > memory)
     {
         *needed = NeededBudget::BeyondMachine;
+    }
+    if let SplitError::OverBudget { fitting_slots, source, .. } = &mut refusal
+        && source.demand.ring > 0
+    {
+        *fitting_slots = most_slots(request, args);
     }
     refusal
 }
@@ -129,6 +134,18 @@ fn most_layers(request: &PlanningRequest, args: &SplitArgs) -> Option<NonZeroU32
     };
     let most = u32::try_from(asked.min(request.problem.blocks.len() as u64)).ok()?;
     let candidates: Vec<u32> = (1..most).collect();
+    NonZeroU32::new(candidates.partition_point(fits) as u32)
+}
+
+/// The most slots, fewer than planned, with which the plan fits; `None` if it does with no number.
+fn most_slots(request: &PlanningRequest, args: &SplitArgs) -> Option<NonZeroU32> {
+    let fits = |slots: &u32| {
+        let (mut request, mut args) = (request.clone(), args.clone());
+        (request.options.slots, args.planning.slots) = (Some(*slots), Some(*slots));
+        place(&request, &args).is_ok()
+    };
+    let planned = request.options.slots.unwrap_or(DEFAULT_SLOTS);
+    let candidates: Vec<u32> = (1..planned.min(request.problem.blocks.len() as u32 + 1)).collect();
     NonZeroU32::new(candidates.partition_point(fits) as u32)
 }
 
@@ -496,11 +513,6 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
         };
         let bytes = sufficient_budget(request, &source);
         let freed_by_kv_on_disk = freed_by_kv_on_disk(&request.problem, &source);
-        let slots = match decided_by {
-            DecidedBy::User => request.options.slots.unwrap_or(DEFAULT_SLOTS),
-            DecidedBy::Planner | DecidedBy::Both => fewest_slots(&request.problem, &request.options),
-        };
-        let fewer_slots = source.demand.ring > 0 && slots > 1;
         let draft = if source.device == DeviceId::Cpu { request.limits.reserved } else { 0 };
         let source = OverBudget { draft, ..source };
         SplitError::OverBudget {
@@ -512,7 +524,7 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
             divides_rows: request.divides_rows,
             on_each_gpu: request.divides_rows,
             fitting_context: None,
-            fewer_slots,
+            fitting_slots: None,
             fitting_layers: None,
             source,
         }

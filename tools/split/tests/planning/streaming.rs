@@ -281,14 +281,21 @@ fn a_budget_smaller_than_a_slot_is_refused_with_numbers() {
         let more = ["--stream", "all", "--vram", vram, "--margin", "1B", "--slots", slots, "--dry-run"];
         split(&[&[model.to_str().unwrap(), "--out", out.to_str().unwrap()], &more[..]].concat())
     };
+    let mut enough = vec![];
     for slots in ["1", "3"] {
         let done = run("600K", slots).refusal(&["gpu0", "600 KiB", "slot ring", "smallest sufficient --vram"]);
-        assert_eq!(done.stderr.contains("fewer --slots"), slots != "1", "{}", done.stderr);
+        assert!(!done.stderr.contains("--slots"), "no number of them fits: {}", done.stderr);
         let bytes = done.stderr.split('(').next_back().and_then(|rest| rest.split(' ').next()).unwrap().to_owned();
         run(&bytes, slots).success();
         let less = bytes.parse::<u64>().unwrap() - 1;
         run(&less.to_string(), slots).refusal(&["smallest sufficient --vram"]);
+        enough.push(bytes);
     }
+    // Fewer slots are offered where they fit.
+    run(&enough[0], "3").refusal(&["or give --slots 1, which fits"]);
+    let less = enough[1].parse::<u64>().unwrap() - 1;
+    run(&less.to_string(), "3").refusal(&["or give --slots 2, which fits"]);
+    run(&less.to_string(), "2").success();
 }
 
 /// A slot has one piece per weight position: a block with one large weight and one with many small ones need more
