@@ -2,7 +2,7 @@
 
 use crate::input_errors::{InputError, InputErrors};
 use crate::partitioning::Partitioning;
-use hpp_graph::PartitionGraph;
+use hpp_graph::{NodeId, PartitionGraph};
 use hpp_model::{Analysis, has_paged_caches, machine_layouts, unknown_operators, without_cpu_kernel};
 use hpp_partition::{Phase, Placement};
 
@@ -20,6 +20,12 @@ pub fn check(analysis: &Analysis, allow: bool) -> Result<(), InputErrors> {
     refuse(if allow { vec![] } else { unknown_operators(&analysis.model) }, UNKNOWN)
 }
 
+/// Refuses operators without a CPU kernel in a model of which everything computes on the host.
+pub fn check_all_on_host(analysis: &Analysis, allow: bool) -> Result<(), InputErrors> {
+    let nodes = analysis.segmentation.blocks.iter().flat_map(|block| block.nodes.iter().copied());
+    if allow { Ok(()) } else { refuse_on_host(analysis, nodes) }
+}
+
 /// Refuses operators that compute on the host and have no CPU kernel.
 pub fn check_host(
     analysis: &Analysis,
@@ -34,7 +40,10 @@ pub fn check_host(
         Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu)
     };
     let partitions = partitioning.partitions.iter().zip(parts).filter(|(partition, _)| on_host(partition.placement));
-    let nodes = partitions.flat_map(|(_, part)| part.nodes.iter().copied());
+    refuse_on_host(analysis, partitions.flat_map(|(_, part)| part.nodes.iter().copied()))
+}
+
+fn refuse_on_host(analysis: &Analysis, nodes: impl Iterator<Item = NodeId>) -> Result<(), InputErrors> {
     let hint = if has_paged_caches(&analysis.graph) { PAGED } else { NO_KERNEL };
     refuse(without_cpu_kernel(&analysis.graph, nodes), hint)
 }

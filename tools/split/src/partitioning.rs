@@ -576,7 +576,8 @@ fn refuse_missing_gpus<'a>(
     }
 }
 
-fn refuse_split_kv(blocks: &[BlockSpec], placements: &[BlockPlacement], kv: KvHomeArg) -> Result<(), SplitError> {
+/// Refuses layers with KV caches on the host where `--kv gpu` wants them on GPUs.
+pub fn refuse_split_kv(blocks: &[BlockSpec], placements: &[BlockPlacement], kv: KvHomeArg) -> Result<(), SplitError> {
     let on_host = blocks.iter().zip(placements).filter(|(b, c)| b.kv_bytes > 0 && c.decode == Placement::Cpu).count();
     if kv == KvHomeArg::Gpu && on_host > 0 {
         return Err(SplitError::setting(

@@ -11,7 +11,7 @@ use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
 use crate::local_machine::LocalMachine;
 use crate::own_draft::{self, OwnDraft};
-use crate::partitioning::{Partitioning, sufficient_budget};
+use crate::partitioning::{Partitioning, refuse_split_kv, sufficient_budget};
 use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::tell::while_telling;
@@ -43,6 +43,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if let Some(range) = args.planning.sweep_vram {
         return while_telling("planning", || sweep::run(&inputs, &first, range, &costs.label()));
     }
+    refuse_without_gpus(args, &analysis, &first)?;
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
     check_target(args, Some(&out_dir))?;
     if let Some(path) = &args.planning.trace {
@@ -172,6 +173,16 @@ fn own_draft(args: &SplitArgs, analysis: &Analysis, costs: &Costs) -> Result<Opt
     own_draft::check(analysis)?;
     let options = calibrate::draft_options(args, analysis, costs, bits)?;
     OwnDraft::plan(args, analysis, costs, &options).map(Some)
+}
+
+/// Refuses what a plan without GPUs cannot do however much memory it has, so that no hint on memory comes before.
+fn refuse_without_gpus(args: &SplitArgs, analysis: &Analysis, request: &PlanningRequest) -> Result<(), SplitError> {
+    if !request.problem.gpus.is_empty() {
+        return Ok(());
+    }
+    operators::check_all_on_host(analysis, args.allow_unknown_operators)?;
+    let blocks = &request.problem.blocks;
+    refuse_split_kv(blocks, &vec![BlockPlacement::both(Placement::Cpu); blocks.len()], args.kv)
 }
 
 fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &PlanningRequest) {

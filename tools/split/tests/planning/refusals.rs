@@ -252,3 +252,17 @@ fn a_json_file_is_no_model_but_names_the_one_beside_it() {
     }
     split(&[dir.path().to_str().unwrap(), "--dry-run"]).success();
 }
+
+/// What no memory mends is refused before memory that is too small, whose hint would lead to it.
+#[test]
+fn what_a_plan_without_gpus_cannot_do_is_refused_before_its_memory() {
+    let refused = |model: &str, more: &[&str], words: &[&str]| {
+        let done = split(&[&[fixture(model).to_str().unwrap(), "--vram", "0", "--ram", "1M"], more].concat());
+        assert!(!done.refusal(words).stderr.contains("--ram"));
+    };
+    let paged = "genai/llama3-fp16-cuda-paged";
+    refused(paged, &["--dry-run"], &["PagedAttention has no CPU kernel", "without paged attention"]);
+    refused(LLAMA, &["--dry-run", "--kv", "gpu"], &["--kv gpu, but 4 layers with a KV cache compute on the CPU"]);
+    let unchecked = ["--vram", "0", "--ram", "1M", "--dry-run", "--allow-unknown-operators"];
+    split(&[&[fixture(paged).to_str().unwrap()], &unchecked[..]].concat()).refusal(&["the smallest sufficient --ram"]);
+}
