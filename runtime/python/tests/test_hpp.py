@@ -122,6 +122,19 @@ class OnLearnedModel(unittest.TestCase):
         self.assertEqual(result.finish_reason, "cancelled")
         self.assertLess(len(result.tokens), self.model.context // 2)
 
+    def test_signal_handlers_run_while_tokens_come_quickly(self) -> None:
+        def generated() -> float:
+            started = time.monotonic()
+            self.model.generate("Vec", temperature=0, ignore_eos=True, reuse="nothing")
+            return time.monotonic() - started
+
+        handled: list[float] = []
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, lambda *_: handled.append(time.monotonic())))
+        threading.Timer(generated() / 4, os.kill, [os.getpid(), signal.SIGINT]).start()
+        whole = generated()
+        # At the end of the call, Python would run them in any case.
+        self.assertGreater(time.monotonic() - handled[0], whole / 4)
+
     def test_sampling_follows_the_seed_and_stop_texts_end_the_answer(self) -> None:
         def sampled(seed: int) -> hpp.Generated:
             return self.model.generate("fn", max_new=24, temperature=1.5, top_k=50, top_p=0.99, seed=seed, ignore_eos=True)
