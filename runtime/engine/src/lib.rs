@@ -39,7 +39,8 @@ pub use host_memory_warning::{
 pub use options::{EngineOptions, RowBatching, Verify, WeightReads};
 pub use partition_bench::{CacheFlusher, PartitionBench, RunTimes};
 pub use plan_settings::{
-    is_limited_by_disk, tries_none, untried, with_provider_options, with_providers, without_missing_gpus,
+    is_limited_by_disk, tries_none, untried, with_provider_options, with_providers, without_effect,
+    without_missing_gpus,
 };
 pub use port::{Backend, Fallback};
 pub use reporter::{ProviderFallback, Reporter, Silent, fallback_warnings, listed};

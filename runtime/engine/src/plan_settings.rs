@@ -115,6 +115,12 @@ pub fn tries_none(plan: &Plan, providers: &[Provider]) -> bool {
     !providers.is_empty() && providers.iter().all(|provider| untried(&plan, [*provider]).is_some())
 }
 
+/// Why a list of providers has no effect on a plan; `None` if it has one.
+pub fn without_effect(plan: &Plan, providers: &[Provider]) -> Option<String> {
+    let ids: Vec<&str> = providers.iter().map(Provider::id).collect();
+    tries_none(plan, providers).then(|| format!("no partition of this plan can compute with {}", ids.join(" or ")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -5,7 +5,7 @@ use crate::console::{Console, Level};
 use crate::error::ExecError;
 use crate::planning::compiled_models;
 use hpp_engine::{
-    Engine, EngineOptions, is_limited_by_disk, tries_none, untried, with_providers, without_missing_gpus,
+    Engine, EngineOptions, is_limited_by_disk, untried, with_providers, without_effect, without_missing_gpus,
 };
 use hpp_schema::{Device, Plan, Provider, provider_libraries, provider_options};
 use std::path::Path;
@@ -58,10 +58,11 @@ impl OnnxRuntime {
         let unused_option = untried(&changed, with_options)
             .map(|unused| ("--ep-option", unused))
             .or_else(|| untried(&changed, libraries).map(|unused| ("--ep-lib", unused)));
-        let unused = if tries_none(plan, &args.providers) {
-            let ids: Vec<&str> = args.providers.iter().map(Provider::id).collect();
-            let message = format!("--providers: no partition of this plan can compute with {}", ids.join(" or "));
-            (message, "make a plan for a GPU with hpp-split --vram, or leave the option out".to_owned())
+        let unused = if let Some(why) = without_effect(plan, &args.providers) {
+            (
+                format!("--providers: {why}"),
+                "make a plan for a GPU with hpp-split --vram, or leave the option out".to_owned(),
+            )
         } else if let Some((option, unused)) = unused_option {
             let message = format!("{option}: no partition of this plan tries the provider {:?}", unused.id());
             (message, format!("add --providers {},cpu, or leave the option out", unused.id()))

@@ -5,10 +5,10 @@ use crate::warnings::Warnings;
 use hpp_backend::{IdleThreads, OrtBackend, OrtOptions, available_memory};
 use hpp_engine::{
     CancelHandle, Engine, EngineOptions, Fallback, Reporter, host_memory_warning, is_limited_by_disk, untried,
-    with_provider_options, with_providers, without_missing_gpus,
+    with_provider_options, with_providers, without_effect, without_missing_gpus,
 };
 use hpp_generate::{ModelInputs, PlanFile, SingleSequence};
-use hpp_schema::{Provider, ProviderOptions};
+use hpp_schema::{Plan, Provider, ProviderOptions};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -69,9 +69,7 @@ pub fn load(
     if let Some(warning) = host_memory_warning(&here, available_memory()) {
         warnings.add(warning);
     }
-    if let Some(unused) = untried(&changed, settings.provider_options.keys().copied()) {
-        let hint = format!("add providers=[{:?}, \"cpu\"], or leave the option out", unused.id());
-        let message = format!("ep_option: no partition of this plan tries the provider {:?}", unused.id());
+    if let Some((message, hint)) = unused(&plan.plan, &settings.providers, &settings.provider_options) {
         if options.fallback == Fallback::Refuse {
             return Err(Failure::of(message, &hint));
         }
@@ -87,6 +85,21 @@ pub fn load(
     let loaded =
         Loaded { library: library.to_owned(), threads, context: engine.context(), time: engine.telemetry().load };
     Ok((SingleSequence::new(engine, ModelInputs::default()), loaded))
+}
+
+/// A choice of providers, or options of one, that has no effect on a plan, and what to do instead.
+fn unused(
+    plan: &Plan,
+    providers: &[Provider],
+    options: &BTreeMap<Provider, ProviderOptions>,
+) -> Option<(String, String)> {
+    if let Some(why) = without_effect(plan, providers) {
+        let hint = "make a plan for a GPU with hpp.split(vram=...), or leave providers out";
+        return Some((format!("providers: {why}"), hint.to_owned()));
+    }
+    let unused = untried(&with_providers(plan, providers), options.keys().copied())?;
+    let message = format!("ep_option: no partition of this plan tries the provider {:?}", unused.id());
+    Some((message, format!("add providers=[{:?}, \"cpu\"], or leave the option out", unused.id())))
 }
 
 fn open_backend(plan: &PlanFile, settings: &LoadSettings, warnings: &Arc<Warnings>) -> Result<OrtBackend, Failure> {

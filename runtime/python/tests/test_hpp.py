@@ -218,6 +218,7 @@ class OnLearnedModel(unittest.TestCase):
             (lambda: hpp.load(self.plan, ep_option={"precision": "F32"}), "is not NAME.KEY=VALUE"),
             (lambda: hpp.load(self.plan, ep_option={"cuda.x": 1}), "takes no options"),
             (lambda: hpp.load(self.plan, ep_option={"openvino.x": 1}, strict=True), "no partition of this plan tries"),
+            (lambda: hpp.load(self.plan, providers=["cuda"], strict=True), "providers: no partition of this plan can compute with cuda"),
             (lambda: hpp.load(self.plan, threads=0), "threads cannot be 0"),
             (lambda: hpp.load(self.plan, weights="never"), "weights cannot be"),
             (lambda: hpp.load(self.plan, context=10**9), "context of 1000000000 tokens is not possible"),
@@ -239,6 +240,10 @@ class OnLearnedModel(unittest.TestCase):
         with self.assertRaises(hpp.HppError) as caught:
             hpp.profile(self.directory / "no-model", progress=False)
         self.assertTrue(str(caught.exception))
+
+    def test_providers_that_no_partition_tries_are_warned_of(self) -> None:
+        with self.assertWarnsRegex(hpp.HppWarning, "no partition of this plan can compute with cuda: make a plan for a GPU"):
+            hpp.load(self.plan, providers=["cuda"]).close()
 
     def test_a_plan_for_a_gpu_runs_here_with_a_warning(self) -> None:
         plan = hpp.split(LEARNED, ram="1G", vram="12M", gpu_layers=2, out=self.directory / "gpu")
