@@ -21,6 +21,10 @@ from ._onnxruntime import environment
 from ._plan import PLAN_NAME, Plan, StrPath
 
 
+# Options of one value that is a list itself. All others of which commands take several may be given several times.
+JOINED = ("vram", "assign")
+
+
 def split(
     model: StrPath,
     vram: str | int | None = None,
@@ -84,7 +88,7 @@ def refuse(options: Mapping[str, Any], names: Iterable[str], command: str, why: 
 
 
 def flags(options: Mapping[str, Any]) -> list[str]:
-    """Options as a command line has them: True is a flag alone, a list is separated by commas, None and False are left out."""
+    """Options as a command line has them: True is a flag alone, an option with a list is given for each item, None and False are left out."""
     arguments: list[str] = []
     for name, value in options.items():
         option = "--" + name.replace("_", "-")
@@ -92,11 +96,11 @@ def flags(options: Mapping[str, Any]) -> list[str]:
             continue
         if value is True:
             arguments.append(option)
-        elif isinstance(value, (list, tuple)):
-            arguments.append(f"{option}={','.join(str(item) for item in value)}")
-        else:
-            text = os.fspath(value) if isinstance(value, os.PathLike) else str(value)
-            arguments.append(f"{option}={text}")
+            continue
+        values = [str(item) for item in (value if isinstance(value, (list, tuple)) else [value])]
+        # An item may hold commas, as a text of --stop.
+        given = [",".join(values)] if values and name in JOINED else values
+        arguments += [f"{option}={text}" for text in given]
     return arguments
 
 

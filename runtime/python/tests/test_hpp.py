@@ -21,6 +21,7 @@ from pathlib import Path
 import hpp
 import numpy
 from hpp._answers import claim, model_hash
+from hpp._commands import flags
 
 MODELS = Path(os.environ["HPP_TEST_MODELS"])
 LEARNED = MODELS / "genai" / "learned-llama-fp32-cpu"
@@ -240,6 +241,14 @@ class OnLearnedModel(unittest.TestCase):
         with self.assertRaises(hpp.HppError) as caught:
             hpp.profile(self.directory / "no-model", progress=False)
         self.assertTrue(str(caught.exception))
+
+    def test_lists_become_options_that_are_repeated(self) -> None:
+        given = {"stop": ["a, b", "c"], "providers": ("cuda", "cpu"), "vram": ["12M", "8M"], "out": Path("x"), "force": True, "ram": None}
+        expected = ["--stop=a, b", "--stop=c", "--providers=cuda", "--providers=cpu", "--vram=12M,8M", "--out=x", "--force"]
+        self.assertEqual(flags(given), expected)
+        lists = {"vram": ["12M", "8M"], "assign": ["layers.0=gpu", "head=cpu"], "providers": ["cuda", "openvino", "cpu"]}
+        plan = hpp.split(LEARNED, ram="1G", out=self.directory / "lists", ep_option=["openvino.A=1,2", "openvino.B=3"], **lists)
+        self.assertIn("{'A': '1,2', 'B': '3'}", str(plan.data["devices"]))
 
     def test_providers_that_no_partition_tries_are_warned_of(self) -> None:
         with self.assertWarnsRegex(hpp.HppWarning, "no partition of this plan can compute with cuda: make a plan for a GPU"):
