@@ -69,6 +69,7 @@ impl GenerateError {
                 UNREADABLE
             }
             GenerateError::Tokenizer(TokenizerError::Load { path, .. }) if !path.exists() => MOVED,
+            GenerateError::Tokenizer(TokenizerError::UnknownToken(_)) => "give ids of tokens that tokenizer.json has",
             GenerateError::Tokenizer(_) => {
                 "get tokenizer.json again from the model's source; hpp-exec PLAN --tokens 1,2,3 runs without it"
             }

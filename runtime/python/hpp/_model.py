@@ -251,7 +251,7 @@ class Model:
         """The text of tokens. Special tokens have none.
 
         Raises:
-            HppError: the plan has no tokenizer.
+            HppError: the plan has no tokenizer, or the vocabulary has no such token.
         """
         return self._engine.decode(_token_ids(tokens))
 

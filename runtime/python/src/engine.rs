@@ -145,9 +145,13 @@ impl Engine {
         Ok(py.detach(|| self.tokens_of(messages))?)
     }
 
-    /// The text of tokens.
+    /// The text of tokens, which the vocabulary must have.
     fn decode(&self, py: Python<'_>, tokens: Vec<u32>) -> PyResult<String> {
-        let decode = || -> Result<String, Failure> { Ok(self.encoder.tokenizer()?.decode(&tokens)?) };
+        let decode = || -> Result<String, Failure> {
+            let tokenizer = self.encoder.tokenizer()?;
+            tokenizer.check_known(&tokens)?;
+            Ok(tokenizer.decode(&tokens)?)
+        };
         Ok(py.detach(decode)?)
     }
 

@@ -211,6 +211,7 @@ class OnLearnedModel(unittest.TestCase):
             (lambda: self.model.generate(messages=[{"role": "tool", "content": ""}]), "role of a message cannot be"),
             (lambda: self.model.generate(messages=[{"role": "user"}]), "no role or no content"),
             (lambda: self.model.logits([]), "the prompt is empty"),
+            (lambda: self.model.detokenize([1, 99999]), "the vocabulary has no token 99999"),
             (lambda: hpp.load(self.plan, providers=["T P U"]), "cannot be the name of a provider"),
             (lambda: hpp.load(self.plan, providers=["tpu"]), "there is no provider"),
             (lambda: hpp.load(self.plan, ep_lib={"cpu": "x.so"}), "cpu provider is part of ONNX Runtime"),

@@ -200,13 +200,8 @@ impl ServedModel {
 
     /// Checks that the tokenizer has all these tokens.
     pub fn check_known(&self, tokens: &[u32]) -> Result<(), ApiError> {
-        let tokenizer = self.tokenizer()?;
-        match tokens.iter().find(|token| tokenizer.count_unknown(&[**token]) > 0) {
-            None => Ok(()),
-            Some(token) => {
-                Err(ApiError::Invalid { message: format!("the vocabulary has no token {token}"), param: None })
-            }
-        }
+        let failed = |error| ApiError::Invalid { message: hpp_schema::error_line(&error), param: None };
+        self.tokenizer()?.check_known(tokens).map_err(failed)
     }
 
     /// The bytes that one token adds to a text; for a special token, the bytes of its name.

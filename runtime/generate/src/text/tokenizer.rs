@@ -61,6 +61,9 @@ pub enum TokenizerError {
         /// What the tokenizer reported.
         source: Box<dyn Error + Send + Sync>,
     },
+    /// A token that the tokenizer does not have.
+    #[error("the vocabulary has no token {0}")]
+    UnknownToken(u32),
 }
 
 /// Whether to add the special tokens that `tokenizer.json` puts around a text.
@@ -126,6 +129,12 @@ impl TextTokenizer {
     /// How many of these tokens the tokenizer does not know. They have no text although the model chose them.
     pub fn count_unknown(&self, tokens: &[u32]) -> usize {
         tokens.iter().filter(|token| self.inner.id_to_token(**token).is_none()).count()
+    }
+
+    /// Checks that the tokenizer has all these tokens: [`decode`](Self::decode) leaves out those that it does not have.
+    pub fn check_known(&self, tokens: &[u32]) -> Result<(), TokenizerError> {
+        let unknown = tokens.iter().find(|token| self.inner.id_to_token(**token).is_none());
+        unknown.map_or(Ok(()), |token| Err(TokenizerError::UnknownToken(*token)))
     }
 
     /// The bytes that each token adds to a text.
@@ -264,6 +273,13 @@ mod tests {
     #[test]
     fn ids_beyond_the_vocabulary_are_counted_and_special_tokens_are_not() {
         assert_eq!(byte_level().count_unknown(&[97, 256, 257, 999_999]), 2);
+    }
+
+    #[test]
+    fn the_first_id_beyond_the_vocabulary_is_named() {
+        assert!(byte_level().check_known(&[97, 256]).is_ok());
+        let error = byte_level().check_known(&[97, 257, 999_999]).unwrap_err();
+        assert_eq!(error.to_string(), "the vocabulary has no token 257");
     }
 
     #[test]
