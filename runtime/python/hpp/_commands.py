@@ -51,7 +51,9 @@ def split(
     arguments = [os.fspath(model), *flags({"vram": vram, "ram": ram, "out": out, **options})]
     stdout, lines = run("hpp-split", arguments, progress)
     notes = [line for line in lines if line.startswith("note: ")]
-    return Plan(written(lines), report="\n".join([stdout.rstrip("\n"), *notes]))
+    # With quiet=True, it does not say where.
+    plan = written(lines) if out is None else Path(out) / PLAN_NAME
+    return Plan(plan, report="\n".join([stdout.rstrip("\n"), *notes]))
 
 
 def profile(model: StrPath, out: StrPath = "profile.yaml", *, progress: bool = True, **options: Any) -> Path:

@@ -251,6 +251,10 @@ class OnLearnedModel(unittest.TestCase):
         plan = hpp.split(LEARNED, ram="1G", out=self.directory / "lists", ep_option=["openvino.A=1,2", "openvino.B=3"], **lists)
         self.assertIn("{'A': '1,2', 'B': '3'}", str(plan.data["devices"]))
 
+    def test_a_quiet_split_returns_the_plan(self) -> None:
+        plan = hpp.split(LEARNED, ram="1G", vram=0, out=self.directory / "quiet", quiet=True)
+        self.assertEqual(plan.path, self.directory / "quiet" / "plan.yaml")
+
     def test_providers_that_no_partition_tries_are_warned_of(self) -> None:
         with self.assertWarnsRegex(hpp.HppWarning, "no partition of this plan can compute with cuda: make a plan for a GPU"):
             hpp.load(self.plan, providers=["cuda"]).close()
