@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import operator
 import os
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Union, overload
+from typing import TYPE_CHECKING, Any, Literal, SupportsIndex, Union, overload
 
 from . import _native
 from ._errors import HppError, HppWarning
@@ -180,11 +181,11 @@ class Model:
             tokens: token ids to continue. One of the three must be given.
             max_new: most tokens to generate; by default, and for -1, until the model ends the text or the context is full.
             temperature: flattens (above 1) or sharpens the distribution; 0 takes the most likely token.
-            top_k: samples from so many most likely tokens; 0 is all.
+            top_k: samples from so many most likely tokens; 0 and -1 are all.
             top_p: samples from the fewest most likely tokens whose probabilities add up to this.
             min_p: samples from tokens at least so many times as likely as the most likely one.
             repetition_penalty: makes tokens that are in the text less likely; 1 changes nothing.
-            seed: the same seed gives the same text. Settings that are left out are the model's, else greedy.
+            seed: the same seed gives the same text; -1 is a new one. Settings that are left out are the model's, else greedy.
             stop: texts that end the answer, and are left out of it.
             ignore_eos: whether to go on after a token that ends a text.
             stream: whether to return an iterator over pieces of text instead of the whole.
@@ -197,16 +198,16 @@ class Model:
         """
         generation = self._engine.generate(
             self._prompt(prompt, messages, tokens),
-            # As for hpp-exec, -1 is no limit.
-            max_new=None if max_new == -1 else max_new,
+            # As for hpp-exec, -1 is no limit, and no limit of likely tokens is 0.
+            max_new=_whole("max_new", max_new, minus_one=None),
             stop=[stop] if isinstance(stop, str) else list(stop),
             ignore_eos=ignore_eos,
             temperature=temperature,
-            top_k=top_k,
+            top_k=_whole("top_k", top_k, minus_one=0),
             top_p=top_p,
             min_p=min_p,
             repetition_penalty=repetition_penalty,
-            seed=seed,
+            seed=_whole("seed", seed, minus_one=_new_seed()),
             reuse=reuse,
             logits=logits,
         )
@@ -384,8 +385,9 @@ def load(
     Raises:
         HppError: the plan or a file of it is missing or damaged, there is no ONNX Runtime, or memory is short.
     """
-    if threads is not None and threads < 1:
-        raise HppError(f"threads cannot be {threads}", "give a number from 1 up, or leave it out")
+    for name, number, least in (("threads", threads, 1), ("context", context, 1), ("pinned", pinned, 0)):
+        if number is not None and number < least:
+            raise HppError(f"{name} cannot be {number}", f"give a number from {least} up, or leave it out")
     plan = plan if isinstance(plan, Plan) else Plan(plan)
     engine = _native.Engine.load(
         os.fspath(plan),
@@ -405,6 +407,25 @@ def load(
     model = Model(plan, engine)
     model._issue_warnings(stacklevel=3)
     return model
+
+
+_LARGEST_NUMBER = 0xFFFFFFFFFFFFFFFF
+
+
+def _whole(name: str, value: int | None, *, minus_one: int | None) -> int | None:
+    """A whole number from 0 up, or what -1 stands for."""
+    # What is no number, the engine refuses by name.
+    if not isinstance(value, SupportsIndex):
+        return value
+    number = operator.index(value)
+    if not -1 <= number <= _LARGEST_NUMBER:
+        raise HppError(f"{name} cannot be {number}", f"give -1 or a whole number from 0 to {_LARGEST_NUMBER}, or leave it out")
+    return minus_one if number == -1 else number
+
+
+def _new_seed() -> int:
+    """A random seed that JSON readers keep exact: 53 bits."""
+    return int.from_bytes(os.urandom(8), "little") >> 11
 
 
 def _is_ngram(speculate: str) -> bool:

@@ -148,6 +148,13 @@ class OnLearnedModel(unittest.TestCase):
         stopped = self.model.generate(messages=QUESTION, max_new=48, temperature=0, stop=word)
         self.assertEqual((stopped.finish_reason, stopped.text), ("stop", whole.split(word)[0]))
 
+    def test_minus_one_is_every_token_a_new_seed_and_no_limit(self) -> None:
+        one, other = (self.model.generate("fn", max_new=4, top_k=-1, seed=-1, ignore_eos=True) for _ in range(2))
+        self.assertNotEqual(one.seed, other.seed)
+        again = self.model.generate("fn", max_new=4, top_k=0, seed=one.seed, ignore_eos=True)
+        self.assertEqual(again.tokens, one.tokens)
+        self.assertEqual(self.model.generate("fn", max_new=-1, seed=2**64 - 1).seed, 2**64 - 1)
+
     def test_the_next_turn_of_a_conversation_starts_from_the_states_of_the_last(self) -> None:
         prompt = self.model.tokenize("Vec::push appends")
         first = self.model.generate(tokens=prompt, max_new=8, temperature=0, ignore_eos=True, reuse="nothing")
@@ -207,6 +214,10 @@ class OnLearnedModel(unittest.TestCase):
             (lambda: self.model.generate(tokens=[-1]), "out of range"),
             (lambda: self.model.generate(tokens=[0.5]), "float64, not integers"),
             (lambda: self.model.generate("a", temperature=-1), "temperature must be zero or"),
+            (lambda: self.model.generate("a", max_new=-2), "max_new cannot be -2"),
+            (lambda: self.model.generate("a", top_k=-2), "top_k cannot be -2"),
+            (lambda: self.model.generate("a", seed=numpy.int64(-2)), "seed cannot be -2"),
+            (lambda: self.model.generate("a", seed=2**64), "seed cannot be 18446744073709551616"),
             (lambda: self.model.generate("a", reuse="all"), "reuse cannot be"),
             (lambda: self.model.generate(messages=[{"role": "tool", "content": ""}]), "role of a message cannot be"),
             (lambda: self.model.generate(messages=[{"role": "user"}]), "no role or no content"),
@@ -222,6 +233,8 @@ class OnLearnedModel(unittest.TestCase):
             (lambda: hpp.load(self.plan, ep_option={"openvino.x": 1}, strict=True), "no partition of this plan tries"),
             (lambda: hpp.load(self.plan, providers=["cuda"], strict=True), "providers: no partition of this plan can compute with cuda"),
             (lambda: hpp.load(self.plan, threads=0), "threads cannot be 0"),
+            (lambda: hpp.load(self.plan, context=-1), "context cannot be -1"),
+            (lambda: hpp.load(self.plan, pinned=-1), "pinned cannot be -1"),
             (lambda: hpp.load(self.plan, weights="never"), "weights cannot be"),
             (lambda: hpp.load(self.plan, context=10**9), "context of 1000000000 tokens is not possible"),
         ]:
