@@ -11,7 +11,7 @@ use hpp_engine::{BackendError, Reporter};
 use hpp_schema::{Provider, ProviderOptions};
 use ort::environment::{Environment, GlobalThreadPoolOptions};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -64,6 +64,17 @@ pub enum OpenError {
         /// Which.
         cause: String,
     },
+    /// ONNX Runtime is another library in this process already.
+    #[error(
+        "all models of a process share ONNX Runtime, which is {} here, not {}",
+        .used.display(), .asked.display()
+    )]
+    SharedLibrary {
+        /// The library of this process.
+        used: PathBuf,
+        /// The library that was named.
+        asked: PathBuf,
+    },
     /// The library was found, but its initialisation failed.
     #[error("ONNX Runtime from {} cannot be used", .library.display())]
     Failed {
@@ -80,7 +91,9 @@ impl OpenError {
         match self {
             OpenError::NotFound(error) => error.hint(),
             OpenError::Setting { .. } => "set it to NAME=PATH, several separated as in PATH, or unset it",
-            OpenError::SharedProvider { .. } => "start another process for the other library",
+            OpenError::SharedProvider { .. } | OpenError::SharedLibrary { .. } => {
+                "start another process for the other library"
+            }
             OpenError::Failed { .. } => "name another library with --ort-lib or ORT_DYLIB_PATH",
         }
     }
@@ -144,6 +157,7 @@ static RUNTIME: Mutex<Option<Arc<SharedRuntime>>> = Mutex::new(None);
 pub(crate) fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Arc<SharedRuntime>, OpenError> {
     let mut runtime = RUNTIME.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(runtime) = runtime.as_ref() {
+        check_shared(&runtime.found.path, options.library.as_deref())?;
         runtime.log.send_to(reporter);
         runtime.plugins.name(&options.provider_libraries).map_err(|cause| OpenError::SharedProvider { cause })?;
         return Ok(runtime.clone());
@@ -151,6 +165,17 @@ pub(crate) fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<
     let made = Arc::new(make(options, reporter)?);
     *runtime = Some(made.clone());
     Ok(made)
+}
+
+/// Refuses a named library if the process runs another one.
+fn check_shared(used: &Path, asked: Option<&Path>) -> Result<(), OpenError> {
+    let is_same = |asked: &Path| asked.canonicalize().ok() == used.canonicalize().ok();
+    match asked {
+        Some(asked) if !is_same(asked) => {
+            Err(OpenError::SharedLibrary { used: used.to_owned(), asked: asked.to_owned() })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn make(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<SharedRuntime, OpenError> {
@@ -253,5 +278,16 @@ mod tests {
         );
         let error = ort::LoadDynamicError::MissingApi { path: "x.so".into() };
         assert_eq!(explain(&error), "it is not ONNX Runtime");
+    }
+    #[test]
+    fn another_library_than_that_of_the_process_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let (used, other) = (dir.path().join("used.so"), dir.path().join("other.so"));
+        std::fs::write(&used, "").unwrap();
+        std::fs::write(&other, "").unwrap();
+        assert!(check_shared(&used, None).is_ok());
+        assert!(check_shared(&used, Some(&dir.path().join(".").join("used.so"))).is_ok());
+        let error = check_shared(&used, Some(&other)).unwrap_err();
+        assert!(error.to_string().contains("other.so") && error.hint().contains("another process"), "{error}");
     }
 }

@@ -379,8 +379,8 @@ def load(
         pinned: bytes of host memory that may be pinned for weights streamed to GPUs; by default as much as they need.
         verify_weights: whether to compare every byte of the plan's files with the recorded hashes.
         speculate: "ngram" drafts tokens that followed the last time the text ended as it does now, and verifies several in one pass.
-        ort_lib: the ONNX Runtime library. By default ORT_DYLIB_PATH, else the package onnxruntime of this Python, else what
-            hpp-exec finds (README.md).
+        ort_lib: the ONNX Runtime library, which all models of this process share: another than that of the first load is refused. By
+            default ORT_DYLIB_PATH, else the package onnxruntime of this Python, else what hpp-exec finds (README.md).
 
     Raises:
         HppError: the plan or a file of it is missing or damaged, there is no ONNX Runtime, or memory is short.

@@ -232,6 +232,7 @@ class OnLearnedModel(unittest.TestCase):
             (lambda: hpp.load(self.plan, ep_option={"cuda.x": 1}), "takes no options"),
             (lambda: hpp.load(self.plan, ep_option={"openvino.x": 1}, strict=True), "no partition of this plan tries"),
             (lambda: hpp.load(self.plan, providers=["cuda"], strict=True), "providers: no partition of this plan can compute with cuda"),
+            (lambda: hpp.load(self.plan, ort_lib=__file__), "all models of a process share ONNX Runtime"),
             (lambda: hpp.load(self.plan, threads=0), "threads cannot be 0"),
             (lambda: hpp.load(self.plan, context=-1), "context cannot be -1"),
             (lambda: hpp.load(self.plan, pinned=-1), "pinned cannot be -1"),
