@@ -84,6 +84,10 @@ class Answers:
     def has(self, key: str) -> bool:
         return key in self.places
 
+    def is_greedy(self, key: str) -> bool:
+        """Whether there is an answer that no seed decided."""
+        return self.has(key) and self.take(key).get("seed") is None
+
     def take(self, key: str) -> dict[str, Any]:
         path, at = self.places[key]
         with path.open("rb") as file:

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ def jobs(
         plans: a plan, or a model that each node plans for itself, or one of either for each kind of node (label `hpp-kind`).
         work: a directory for answers so far. With the same one, a later run goes on where an earlier one ended, however it ended: prompts
             with an answer are not computed again. It is refused for another model. On storage that all nodes share if nodes may be lost.
+            Rows with the same prompt and settings have the same answer, except where tokens are drawn and neither the row nor the options
+            give a seed (or give -1): such a row is known by its `id`, which should be its own.
         nodes: how many nodes compute. By default, all that have processors now.
         batch_size: prompts of one run of hpp-exec.
         ray_options: resources of an engine and more, for `Dataset.map_batches`. By default 55 % of the smallest node's memory, which lets Ray
@@ -93,7 +96,10 @@ class Engine:
         self.work = Path(work)
         self.work.mkdir(parents=True, exist_ok=True)
         claim(self.work, model_hash(self.plan), self.plan)
-        self.flags = _commands.flags(options)
+        self.options = options
+        # To hpp-exec jobs, -1 is one new seed for all prompts; in a row, it is one for the row.
+        self.seeds = {"seed": -1} if options.get("seed") == -1 else {}
+        self.flags = _commands.flags({**options, "seed": None} if self.seeds else options)
         self.lock = engine_of_this_node()
         self.answers = Answers(self.work)
 
@@ -101,8 +107,8 @@ class Engine:
         """Answers a batch: a table with the column `id` in, the columns of `jobs` out."""
         if "id" not in batch.column_names:
             raise HppError("the dataset has no column id", "give each prompt an id, as lines of hpp-exec jobs have")
-        lines = [prompt(row) for row in batch.to_pylist()]
-        keys = [self.key(line) for line in lines]
+        lines = [{**self.seeds, **prompt(row)} for row in batch.to_pylist()]
+        keys = self.keys(lines)
         missing = {key: line for key, line in zip(keys, lines) if not self.answers.has(key)}
         if missing:
             self.run(missing)
@@ -110,12 +116,31 @@ class Engine:
         columns = {field.name: [row.get(field.name) for row in rows] for field in ANSWER}
         return pyarrow.table(columns, schema=ANSWER).add_column(0, "id", batch.column("id"))
 
-    def key(self, line: Mapping[str, Any]) -> str:
+    def keys(self, lines: list[dict[str, Any]]) -> list[str]:
+        """The names of a batch's answers. Where tokens may be drawn with a new seed, each row has an answer of its own, by its `id`."""
+        seen: Counter[str] = Counter()
+        keys = []
+        for line in lines:
+            key = self.key(line)
+            if self.may_draw(line) and not self.answers.is_greedy(key):
+                row = self.key(line, repr(line.get("id")))
+                # Rows without an id, or with the same one, are told apart by their order in the batch.
+                key = self.key(line, repr(line.get("id")), seen[row]) if seen[row] else row
+                seen[row] += 1
+            keys.append(key)
+        return keys
+
+    def may_draw(self, line: Mapping[str, Any]) -> bool:
+        """Whether the answer may depend on a new seed. Without a temperature, the model's recommended settings decide."""
+        temperature, seed = (line.get(name, self.options.get(name)) for name in ("temperature", "seed"))
+        return temperature != 0 and seed in (None, -1)
+
+    def key(self, line: Mapping[str, Any], *row: Any) -> str:
         """Names a prompt in files of answers: another prompt, setting or option has another name. The plan is not part of it, because nodes
         of several kinds have several plans of one model: `work` is of one model."""
         asked = {name: value for name, value in line.items() if name != "id"}
         # The number of threads and the like differ between nodes; what decides the answer is compared.
-        text = json.dumps([asked, [flag for flag in self.flags if not flag.startswith("--threads")]], sort_keys=True)
+        text = json.dumps([asked, [flag for flag in self.flags if not flag.startswith("--threads")], *row], sort_keys=True)
         return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
 
     def run(self, lines: Mapping[str, Mapping[str, Any]]) -> None:

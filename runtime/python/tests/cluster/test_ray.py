@@ -93,6 +93,31 @@ class Jobs(unittest.TestCase):
         self.assertIsNone(found["good"]["error"])
         self.assertIn("top_p", found["bad"]["error"])
 
+    def test_each_row_that_is_drawn_without_a_seed_has_an_answer_of_its_own(self) -> None:
+        work, plan = in_directory(), planned(1)
+
+        def answered(lines: list[dict], **options: object) -> dict[object, tuple]:
+            dataset = ray.data.from_items(lines, override_num_blocks=2)
+            rows = hpp.ray.jobs(dataset, plan, work, batch_size=4, threads=THREADS, max_new=4, **options).take_all()
+            self.assertEqual([row["error"] for row in rows], [None] * len(lines))
+            return {row["id"]: (row["seed"], tuple(row["tokens"])) for row in rows}
+
+        def seeds(answers: dict[object, tuple]) -> set:
+            return {seed for seed, _ in answers.values()}
+
+        lines = [{"id": number, "prompt": "fn"} for number in range(6)]
+        drawn = answered(lines, temperature=1.5)
+        self.assertEqual(len(seeds(drawn)), 6)
+        self.assertEqual(answered(lines, temperature=1.5), drawn, "computed again")
+        self.assertEqual(len(seeds(answered(lines, seed=-1))), 6)
+        self.assertEqual(len(seeds(answered([{**line, "seed": -1} for line in lines]))), 6)
+        self.assertEqual(set(answered(lines, temperature=0).values()), set(answered(lines[:1]).values()))
+
+    def test_rows_without_an_id_are_told_apart_by_their_order(self) -> None:
+        rows = ray.data.from_items([{"id": None, "prompt": "fn"}] * 3, override_num_blocks=1)
+        answers = hpp.ray.jobs(rows, planned(1), in_directory(), threads=THREADS, max_new=4, temperature=1.5).take_all()
+        self.assertEqual(len({row["seed"] for row in answers}), 3)
+
     def test_nodes_of_an_unknown_kind_are_refused(self) -> None:
         with self.assertRaisesRegex(Exception, "no plan for nodes of the kind"):
             hpp.ray.jobs(ray.data.from_items(prompts(1)), {"third": "plan"}, in_directory()).take_all()
