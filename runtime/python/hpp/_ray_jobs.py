@@ -31,7 +31,7 @@ ANSWER = pyarrow.schema(
         ("tokens", pyarrow.list_(pyarrow.int64())),
         ("text", pyarrow.string()),
         ("finish", pyarrow.string()),
-        ("seed", pyarrow.int64()),
+        ("seed", pyarrow.uint64()),
         ("error", pyarrow.string()),
     ]
 )

@@ -111,6 +111,8 @@ class Jobs(unittest.TestCase):
         self.assertEqual(answered(lines, temperature=1.5), drawn, "computed again")
         self.assertEqual(len(seeds(answered(lines, seed=-1))), 6)
         self.assertEqual(len(seeds(answered([{**line, "seed": -1} for line in lines]))), 6)
+        large = 2**64 - 2
+        self.assertEqual(seeds(answered([{**line, "seed": large} for line in lines])), {large})
         self.assertEqual(set(answered(lines, temperature=0).values()), set(answered(lines[:1]).values()))
 
     def test_rows_without_an_id_are_told_apart_by_their_order(self) -> None:
