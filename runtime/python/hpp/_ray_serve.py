@@ -37,6 +37,8 @@ ONGOING = 64
 LOADING = 600
 # By name: Serve would copy a class, and the copy would not know the requests of this module as its own.
 ROUTER = "hpp.ray.ConversationRouter"
+# What hpp-exec serve answers without a key: its page, which asks for one, and its health.
+WITHOUT_KEY = ("/", "/health")
 # Tells where the pages in a directory of KV pages are known to be.
 PLACE = "place"
 
@@ -175,8 +177,7 @@ class Front:
         self.api_key = api_key
 
     async def __call__(self, request: Request) -> Response:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self.api_key is not None and not secrets.compare_digest(given.encode(), self.api_key.encode()):
+        if request.url.path not in WITHOUT_KEY and not self.has_key(request):
             message = "a key is needed: Authorization: Bearer KEY"
             return JSONResponse({"error": {"message": message, "type": "authentication_error", "param": None, "code": None}}, 401)
         body = await request.body()
@@ -185,6 +186,10 @@ class Front:
         answer = self.engines.forward.remote(forwarded)
         status, headers = await anext(aiter(answer))
         return StreamingResponse(answer, status, headers)
+
+    def has_key(self, request: Request) -> bool:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return self.api_key is None or secrets.compare_digest(given.encode(), self.api_key.encode())
 
 
 @dataclasses.dataclass

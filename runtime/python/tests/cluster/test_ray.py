@@ -155,6 +155,10 @@ class Server(unittest.TestCase):
         with self.assertRaises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen("http://127.0.0.1:8000/v1/models")
         self.assertEqual(refused.exception.code, 401)
+        with urllib.request.urlopen("http://127.0.0.1:8000/health") as answer:
+            self.assertEqual(json.load(answer), {"status": "ok"})
+        with urllib.request.urlopen("http://127.0.0.1:8000/") as answer:
+            self.assertIn("text/html", answer.headers["Content-Type"])
         chats = [[{"role": "user", "content": f"Question {number}: what does Vec::push do?"}] for number in range(8)]
         first = [turn(chat) for chat in chats]
         self.assertEqual(len({place for place, _, _ in first}), 2, "all conversations went to one node")
