@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import os
@@ -69,6 +70,8 @@ def jobs(
     Raises:
         HppError: no node has processors. Failures of a node are raised where the dataset is used.
     """
+    # Ray keeps the engines of a run that failed, and the memory reserved for them, in a cycle of references.
+    gc.collect()
     computing = computing_nodes()
     placed = dict(ray_options or {})
     if ray_options is None:

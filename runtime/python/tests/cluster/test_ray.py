@@ -120,6 +120,16 @@ class Jobs(unittest.TestCase):
         answers = hpp.ray.jobs(rows, planned(1), in_directory(), threads=THREADS, max_new=4, temperature=1.5).take_all()
         self.assertEqual(len({row["seed"] for row in answers}), 3)
 
+    def test_a_run_after_one_that_failed_has_its_memory(self) -> None:
+        rows, plan = ray.data.from_items(prompts(2)), planned(1)
+        for _ in range(3):
+            try:
+                hpp.ray.jobs(rows, plan, in_directory(), no_such_option=True).take_all()
+                self.fail("a wrong option was accepted")
+            except Exception as error:
+                self.assertIn("no-such-option", str(error))
+        self.assertEqual(len(hpp.ray.jobs(rows, plan, in_directory(), threads=THREADS).take_all()), 2)
+
     def test_nodes_of_an_unknown_kind_are_refused(self) -> None:
         with self.assertRaisesRegex(Exception, "no plan for nodes of the kind"):
             hpp.ray.jobs(ray.data.from_items(prompts(1)), {"third": "plan"}, in_directory()).take_all()
