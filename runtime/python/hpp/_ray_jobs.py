@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import math
 import os
 import uuid
 from collections import Counter
@@ -25,6 +26,10 @@ from ._ray_nodes import Plans, computing_nodes, engine_of_this_node, kind_of_thi
 BATCH = 256
 # More than half of a node's memory, so that Ray places one engine on each node.
 MEMORY = 0.55
+
+# Settings of a row that are whole numbers, and those that are true or false.
+WHOLE = ("id", "max_new", "max_tokens", "max_completion_tokens", "top_k", "seed")
+TRUTH = ("chat", "ignore_eos")
 
 ANSWER = pyarrow.schema(
     [
@@ -169,7 +174,20 @@ class Engine:
 
 def prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row without what is null in it: tables have every column in every row."""
-    return {name: without_nulls(value) for name, value in row.items() if value is not None}
+    values = {name: as_written(name, value) for name, value in row.items()}
+    return {name: without_nulls(value) for name, value in values.items() if value is not None}
+
+
+def as_written(name: str, value: Any) -> Any:
+    """The value of which pandas has made a float: no value, or a whole number or truth value in a column that has no value in another row."""
+    if not isinstance(value, float):
+        return value
+    if math.isnan(value):
+        return None
+    if name in TRUTH and value in (0, 1):
+        return bool(value)
+    # Beyond 53 bits, a float may be another number than what was written: it is refused.
+    return int(value) if name in WHOLE and value.is_integer() and abs(value) < 1 << 53 else value
 
 
 def without_nulls(value: Any) -> Any:

@@ -4,6 +4,7 @@ fixtures/end-to-end/tests/python.rs runs it where Ray is installed (make test-ra
 """
 
 import json
+import math
 import os
 import subprocess
 import tempfile
@@ -119,6 +120,11 @@ class Jobs(unittest.TestCase):
         rows = ray.data.from_items([{"id": None, "prompt": "fn"}] * 3, override_num_blocks=1)
         answers = hpp.ray.jobs(rows, planned(1), in_directory(), threads=THREADS, max_new=4, temperature=1.5).take_all()
         self.assertEqual(len({row["seed"] for row in answers}), 3)
+
+    def test_floats_of_pandas_are_the_numbers_that_were_written(self) -> None:
+        row = {"id": 5.0, "prompt": "a", "max_new": 5.0, "top_k": 0.5, "seed": 2.0**60, "temperature": 1.0, "chat": 1.0, "stop": math.nan}
+        expected = {"id": 5, "prompt": "a", "max_new": 5, "top_k": 0.5, "seed": 2.0**60, "temperature": 1.0, "chat": True}
+        self.assertEqual(repr(hpp._ray_jobs.prompt(row)), repr(expected))
 
     def test_a_run_after_one_that_failed_has_its_memory(self) -> None:
         rows, plan = ray.data.from_items(prompts(2)), planned(1)
