@@ -82,10 +82,9 @@ def merged(measured: list[tuple[str, str]], corpus: Path, out: Path, force: bool
             path.write_text(text, encoding="utf-8")
         for kind in kinds:
             written[kind] = out if kinds in ([kind], [DEFAULT]) else out.with_name(f"{out.stem}-{kind}{out.suffix}")
-            first = next(path for path, (of, _) in zip(parts, measured) if of == kind)
-            # Times are those of the first; sums do not depend on the order but for their last bits.
-            ordered = [first, *(path for path in parts if path != first)]
-            arguments = [os.fspath(path) for path in ordered]
-            flags = _commands.flags({"prompts": corpus, "out": written[kind], "force": force, "skip_bad": skip_bad})
+            times = next(path for path, (of, _) in zip(parts, measured) if of == kind)
+            arguments = [os.fspath(path) for path in parts]
+            options = {"prompts": corpus, "times": times, "out": written[kind], "force": force, "skip_bad": skip_bad}
+            flags = _commands.flags(options)
             _commands.run("hpp-profile", ["merge", *arguments, *flags], False)
     return written

@@ -109,7 +109,7 @@ pub struct Cli {
 #[derive(Clone, Debug, Subcommand)]
 pub enum Command {
     /// Merge profiles of one model whose corpora are the parts of one corpus, in order, as several machines have run them. Times and
-    /// rates are those of the first.
+    /// rates are those of the first, or of --times.
     Merge(MergeArgs),
 }
 
@@ -122,6 +122,9 @@ pub struct MergeArgs {
     /// The whole corpus.
     #[arg(long, value_name = "FILE")]
     pub prompts: PathBuf,
+    /// Which of the profiles to take times and rates from (default: the first).
+    #[arg(long, value_name = "PROFILE")]
+    pub times: Option<PathBuf>,
     /// The profile to write.
     #[arg(long, value_name = "FILE", default_value = "profile.yaml")]
     pub out: PathBuf,

@@ -22,9 +22,11 @@ pub fn run(args: &MergeArgs) -> Result<(), ProfileError> {
     let whole = Corpus::scan(&args.prompts, None, args.skip_bad)?;
     let parts = args.parts.iter().map(|path| Ok((path.as_path(), part(path)?)));
     let parts = parts.collect::<Result<Vec<_>, ProfileError>>()?;
+    let timed = timed(&parts, args.times.as_deref())?;
     let hash = hpp_onnx::hash::full(&args.prompts)?;
-    let merged = merged(&parts, &whole, hash)?;
+    let corpus = merged(&parts, &whole, hash)?;
     check_prompts(&parts, &whole)?;
+    let merged = Profile { corpus: Some(corpus), ..timed };
     store.save(&merged)?;
     store.finish(&merged)?;
     hpp_io::line_to_stderr(&format!("wrote {}", store.path().display()));
@@ -39,6 +41,18 @@ fn part(path: &Path) -> Result<Profile, ProfileError> {
             "name the profiles that hpp-profile wrote for the parts of the corpus",
         ),
         other => other.into(),
+    })
+}
+
+/// The part whose times and rates the profile has.
+fn timed(parts: &[(&Path, Profile)], times: Option<&Path>) -> Result<Profile, ProfileError> {
+    let wanted = |(path, _): &&(&Path, Profile)| times.is_none_or(|times| times == *path);
+    parts.iter().find(wanted).map(|(_, part)| part.clone()).ok_or_else(|| {
+        let times = times.unwrap_or(Path::new("")).display();
+        ProfileError::setting(
+            format!("--times {times} is not one of the profiles"),
+            "name one of them as it is given there",
+        )
     })
 }
 
@@ -62,9 +76,9 @@ fn check_prompts(parts: &[(&Path, Profile)], whole: &Corpus) -> Result<(), Profi
     Ok(())
 }
 
-/// The first profile, with the statistics of all parts. `hash` is that of the whole corpus's file. Fails if the parts are of different models or do
-/// not add up to the corpus.
-fn merged(parts: &[(&Path, Profile)], whole: &Corpus, hash: String) -> Result<Profile, ProfileError> {
+/// The statistics of all parts. `hash` is that of the whole corpus's file. Fails if the parts are of different models or do not add up to the
+/// corpus.
+fn merged(parts: &[(&Path, Profile)], whole: &Corpus, hash: String) -> Result<CorpusStatistics, ProfileError> {
     let Some((first_path, first)) = parts.first() else {
         return Err(ProfileError::setting("there is nothing to merge", "name the profiles of the parts"));
     };
@@ -119,5 +133,5 @@ fn merged(parts: &[(&Path, Profile)], whole: &Corpus, hash: String) -> Result<Pr
             format!("the parts ran {} prompts and {} has {}", all.prompts_done, whole.path().display(), whole.prompts);
         return Err(ProfileError::setting(why, PARTS_HINT));
     }
-    Ok(Profile { corpus: Some(all), ..first.clone() })
+    Ok(all)
 }
