@@ -256,27 +256,38 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, Deci
     Ok((evaluate_manual(request, args, placements, planned), decided_by))
 }
 
-/// `--gpu-layers N` and `--stream N`: the last layers resident on the GPU, others streamed, the rest on the host.
-fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solution, SplitError> {
-    let blocks = &request.problem.blocks;
+/// The note that `--stream N` names more layers than would compute on the host.
+pub fn note_of_surplus_layers(problem: &Problem, args: &SplitArgs) -> Option<String> {
+    let Some(LayerCount::Count(count)) = args.planning.stream else { return None };
+    let (_, streamed) = counted_places(problem, args);
+    let streamed = streamed.filter(|streamed| *streamed > 0 && count != u64::MAX && count > *streamed as u64)?;
+    let layers = crate::amount::count(streamed, "layer");
+    Some(format!("--stream {count}: only {layers} would compute on the host, all of them are streamed"))
+}
+
+/// The places of `--gpu-layers N` and `--stream N`, and how many layers are streamed; `None` without `--stream N`.
+fn counted_places(problem: &Problem, args: &SplitArgs) -> (Vec<Placement>, Option<usize>) {
     let count = if let Some(LayerCount::Count(count)) = args.gpu_layers { count } else { 0 };
-    let resident = gpu_layers(&request.problem, count).into_iter().map(|place| match place {
+    let resident = gpu_layers(problem, count).into_iter().map(|place| match place {
         DeviceId::Cpu => Placement::Cpu,
         DeviceId::Gpu(gpu) => Placement::Resident(gpu),
     });
     let mut places: Vec<Placement> = resident.collect();
-    if let Some(LayerCount::Count(count)) = args.planning.stream {
-        let streamed = stream_layers(blocks, &mut places, count);
-        if streamed == 0 {
-            return Err(SplitError::setting(
-                "--stream streams layers that would compute on the host, and there are none",
-                "lower --gpu-layers, or name blocks with --assign BLOCKS=stream",
-            ));
-        }
-        if count != u64::MAX && count > streamed as u64 {
-            let layers = crate::amount::count(streamed, "layer");
-            tell!("note: --stream {count}: only {layers} would compute on the host, all of them are streamed");
-        }
+    let streamed = match args.planning.stream {
+        Some(LayerCount::Count(count)) => Some(stream_layers(&problem.blocks, &mut places, count)),
+        _ => None,
+    };
+    (places, streamed)
+}
+
+/// `--gpu-layers N` and `--stream N`: the last layers resident on the GPU, others streamed, the rest on the host.
+fn counted_layers(request: &PlanningRequest, args: &SplitArgs) -> Result<Solution, SplitError> {
+    let (places, streamed) = counted_places(&request.problem, args);
+    if streamed == Some(0) {
+        return Err(SplitError::setting(
+            "--stream streams layers that would compute on the host, and there are none",
+            "lower --gpu-layers, or name blocks with --assign BLOCKS=stream",
+        ));
     }
     refuse_missing_gpus(request, places.iter())?;
     let evaluated = |places: &[Placement]| {

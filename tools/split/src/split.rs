@@ -11,7 +11,7 @@ use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
 use crate::local_machine::LocalMachine;
 use crate::own_draft::{self, OwnDraft};
-use crate::partitioning::{Partitioning, refuse_split_kv, sufficient_budget};
+use crate::partitioning::{Partitioning, note_of_surplus_layers, refuse_split_kv, sufficient_budget};
 use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::tell::while_telling;
@@ -223,8 +223,9 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     }
     let unknown = unknown_providers::notes(&args.planning.providers, costs.profile());
     let forms = experts::notes_of_unknown_forms(analysis);
-    for note in analysis.notes.iter().chain(&forms).chain(&costs.notes(request.scenario)).chain(&local).chain(&unknown)
-    {
+    let surplus = note_of_surplus_layers(&request.problem, args);
+    let of_machine = local.iter().chain(&unknown).chain(&surplus);
+    for note in analysis.notes.iter().chain(&forms).chain(&costs.notes(request.scenario)).chain(of_machine) {
         tell!("note: {note}");
     }
 }
