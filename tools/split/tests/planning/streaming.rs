@@ -273,6 +273,17 @@ fn movable_layers_are_partitions_with_weights_in_slots_of_their_own() {
 }
 
 #[test]
+fn more_layers_to_stream_than_there_are_is_noted_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("plan");
+    let model = fixture(LLAMA);
+    let more = ["--stream", "99", "--vram", "600K", "--margin", "1B", "--dry-run"];
+    let refused = split(&[&[model.to_str().unwrap(), "--out", out.to_str().unwrap()], &more[..]].concat())
+        .refusal(&["smallest sufficient --vram"]);
+    assert_eq!(refused.stderr.matches("note: --stream 99: only").count(), 1, "{}", refused.stderr);
+}
+
+#[test]
 fn a_budget_smaller_than_a_slot_is_refused_with_numbers() {
     let dir = tempfile::tempdir().unwrap();
     let out = dir.path().join("plan");
