@@ -74,7 +74,7 @@ def measure_part(models: Plans, suffix: str, part: bytes, options: dict[str, Any
 
 def merged(measured: list[tuple[str, str]], corpus: Path, out: Path, force: bool, skip_bad: bool) -> dict[str, Path]:
     """Writes a profile for each kind of node."""
-    kinds = list(dict.fromkeys(kind for kind, _ in measured))
+    kinds = sorted({kind for kind, _ in measured})
     written = {}
     with tempfile.TemporaryDirectory() as directory:
         parts = [Path(directory) / f"part-{number}.yaml" for number in range(len(measured))]
