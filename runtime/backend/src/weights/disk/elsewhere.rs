@@ -3,7 +3,7 @@
 
 use super::ExpertTensors;
 use super::mapping::Mapping;
-use super::streamed::Taken;
+use super::streamed::TakenOver;
 use crate::os::Pages;
 use crate::weights::file::{SECTOR, WeightFile};
 use hpp_engine::BackendError;
@@ -62,21 +62,21 @@ pub(crate) fn find_or_copy(
 pub(super) struct Readers;
 
 /// Weights that would be read directly; there are none.
-pub(super) enum ToRead {}
+pub(super) enum PendingDirect {}
 
 impl Readers {
     /// Always refuses.
-    pub fn prepare(&self, _: Option<PathBuf>, _: &Path) -> io::Result<ToRead> {
+    pub fn prepare(&self, _: Option<PathBuf>, _: &Path) -> io::Result<PendingDirect> {
         Err(io::ErrorKind::Unsupported.into())
     }
 }
 
-impl ToRead {
+impl PendingDirect {
     /// Not called.
     ///
     /// # Safety
     /// No requirements; unsafe only to match the Linux version.
-    pub unsafe fn take_over(self, _: Vec<Mapping>, _: &ExpertTensors, _: u64) -> io::Result<Taken> {
+    pub unsafe fn take_over(self, _: Vec<Mapping>, _: &ExpertTensors, _: u64) -> io::Result<TakenOver> {
         match self {}
     }
 }

@@ -106,7 +106,7 @@ impl ExpertTensors {
     /// The whole pages of experts within a mapping, by their offsets in its file, in order.
     fn slices(&self, mapping: Option<&Mapping>) -> Vec<(usize, std::ops::Range<u64>)> {
         let Some(mapping) = mapping else { return Vec::new() };
-        let (mapped, step) = (mapping.offset..mapping.offset + mapping.length as u64, views::step());
+        let (mapped, step) = (mapping.offset..mapping.offset + mapping.length as u64, views::page_step());
         let within = |tensor: &&ExpertTensor| {
             let range = &tensor.range;
             let end = range.offset.checked_add(range.length);

@@ -156,7 +156,7 @@ impl Mapping {
 
     /// The first `bytes` of it, rounded up to whole pages, and the rest.
     pub(super) fn split(&self, bytes: u64) -> (Option<Mapping>, Option<Mapping>) {
-        let at = (bytes.next_multiple_of(views::step()) as usize).min(self.length);
+        let at = (bytes.next_multiple_of(views::page_step()) as usize).min(self.length);
         let part = |start: usize, length: usize| Mapping {
             start: self.start + start,
             length,

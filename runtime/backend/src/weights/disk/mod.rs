@@ -26,7 +26,7 @@ pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
 pub(crate) use views::{list as mapped_under, locate};
 
 use crate::os;
-use direct::ToRead;
+use direct::PendingDirect;
 use hpp_engine::port::{ChunkSize, Interval, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
 use paged::PagedWeights;
@@ -37,11 +37,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
-use streamed::{ReadBeforeRuns, Taken, interval};
+use streamed::{ReadBeforeRuns, TakenOver, interval};
 use tracing::{debug, info};
 use usage_probe::UsageProbe;
 
-/// The environment variable that, with the value `mapped`, has weights read through the file cache where direct reads are possible, too.
+/// The environment variable that says how weights are read: `direct`, or `mapped` for reads through the file cache where direct ones are
+/// possible, too.
 const READS: &str = "HPP_READS";
 
 /// Why weights cannot be streamed from disk on this system, if so.
@@ -54,6 +55,12 @@ pub(crate) fn refusal() -> Option<String> {
 /// Whether weights are read past the file cache, and may be stored compressed; if not, their mapped pages are read ahead.
 pub(crate) fn reads_directly() -> bool {
     direct::refusal().is_none() && std::env::var_os(READS).is_none_or(|value| value != "mapped")
+}
+
+/// The warning that [`READS`] has a value that means nothing.
+fn unknown_reads(value: Option<&str>) -> Option<String> {
+    let value = value.filter(|value| !["", "direct", "mapped"].contains(value))?;
+    Some(format!("{READS}={value} is neither direct nor mapped and changes nothing"))
 }
 
 /// Whether weights of a residency stay mapped from their files, so that kernels would see changes of these.
@@ -72,6 +79,8 @@ pub(crate) struct DiskReaders {
     prefetcher: Rc<OnceCell<Rc<Prefetcher>>>,
     /// Set once the user was warned that the system does not lock memory.
     unlocked: Rc<OnceCell<()>>,
+    /// Set once [`READS`] was checked.
+    checked: Rc<OnceCell<()>>,
 }
 
 /// The weights of one session. Must be dropped before the session.
@@ -90,15 +99,15 @@ pub(crate) enum SessionWeights {
 pub(crate) struct PendingWeights {
     probe: UsageProbe,
     experts: ExpertTensors,
-    way: Way,
+    method: ReadMethod,
     partition: String,
     /// Set once the user was warned that the system does not lock memory.
     unlocked: Rc<OnceCell<()>>,
 }
 
 /// How weights are read.
-enum Way {
-    Direct(ToRead),
+enum ReadMethod {
+    Direct(PendingDirect),
     Paged(Rc<Prefetcher>),
 }
 
@@ -144,40 +153,44 @@ impl DiskReaders {
             ));
             return Ok(SessionWeights::InMemory);
         }
+        let unknown = unknown_reads(std::env::var_os(READS).as_deref().and_then(|value| value.to_str()));
+        if let Some(warning) = unknown.filter(|_| self.checked.set(()).is_ok()) {
+            reporter.warning(&warning);
+        }
         // Creating a session leaves about 1 MiB of freed memory in the heap, which weights can use.
         os::trim_heap();
         let probe = UsageProbe::new(mappings, &dir, prepared);
-        let way = self.way(compressed, &dir).map_err(reading(partition))?;
+        let method = self.read_method(compressed, &dir).map_err(reading(partition))?;
         let (partition, unlocked) = (partition.to_owned(), Rc::clone(&self.unlocked));
-        Ok(SessionWeights::Pending(PendingWeights { probe, experts, way, partition, unlocked }))
+        Ok(SessionWeights::Pending(PendingWeights { probe, experts, method, partition, unlocked }))
     }
 
-    fn way(&self, compressed: Option<PathBuf>, dir: &Path) -> io::Result<Way> {
+    fn read_method(&self, compressed: Option<PathBuf>, dir: &Path) -> io::Result<ReadMethod> {
         if reads_directly() {
-            return self.direct.prepare(compressed, dir).map(Way::Direct);
+            return self.direct.prepare(compressed, dir).map(ReadMethod::Direct);
         }
         info!(why = direct::refusal(), "weights are read through the file cache");
         if let Some(prefetcher) = self.prefetcher.get() {
-            return Ok(Way::Paged(Rc::clone(prefetcher)));
+            return Ok(ReadMethod::Paged(Rc::clone(prefetcher)));
         }
         let prefetcher = Rc::new(Prefetcher::start()?);
-        Ok(Way::Paged(Rc::clone(self.prefetcher.get_or_init(|| prefetcher))))
+        Ok(ReadMethod::Paged(Rc::clone(self.prefetcher.get_or_init(|| prefetcher))))
     }
 }
 
 impl PendingWeights {
     fn lock_and_stream(self, locked: u64) -> Result<(Box<dyn ReadBeforeRuns>, Option<String>), BackendError> {
-        let PendingWeights { probe, experts, way, partition, unlocked: is_warned } = self;
+        let PendingWeights { probe, experts, method, partition, unlocked: is_warned } = self;
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::take_over`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
         let taken = unsafe {
-            match way {
-                Way::Direct(to_read) => to_read.take_over(probe.used(), &experts, locked),
-                Way::Paged(prefetcher) => PagedWeights::take_over(prefetcher, probe.used(), &experts, locked),
+            match method {
+                ReadMethod::Direct(to_read) => to_read.take_over(probe.used(), &experts, locked),
+                ReadMethod::Paged(prefetcher) => PagedWeights::take_over(prefetcher, probe.used(), &experts, locked),
             }
         };
-        let Taken { weights, unlocked } = taken.map_err(reading(&partition))?;
+        let TakenOver { weights, unlocked } = taken.map_err(reading(&partition))?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
         let (resident, stored) = (sum(|chunk| chunk.resident), sum(|chunk| chunk.stored));
         info!(partition, locked, chunks = weights.bytes().len(), resident, stored, "weights streamed from disk");
@@ -322,4 +335,16 @@ impl MappedWeights {
 
 fn reading(partition: &str) -> impl Fn(io::Error) -> BackendError {
     move |error| BackendError::Runtime { doing: format!("read the weights of {partition}"), cause: error.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_ways_to_read_are_warned_of() {
+        assert_eq!(unknown_reads(None), None);
+        assert_eq!(["", "direct", "mapped"].map(|value| unknown_reads(Some(value))), [None, None, None]);
+        assert!(unknown_reads(Some("mmap")).is_some_and(|warning| warning.contains("HPP_READS=mmap")));
+    }
 }

@@ -7,7 +7,7 @@
 
 use super::mapping::Mapping;
 use super::prefetcher::{Prefetcher, Ticket};
-use super::streamed::{ReadBeforeRuns, Taken};
+use super::streamed::{ReadBeforeRuns, TakenOver};
 use super::{ExpertTensors, views};
 use crate::weights::file::WeightFile;
 use hpp_engine::BackendError;
@@ -62,7 +62,7 @@ impl PagedWeights {
         mappings: Vec<Mapping>,
         experts: &ExpertTensors,
         locked: u64,
-    ) -> io::Result<Taken> {
+    ) -> io::Result<TakenOver> {
         let paths = mappings.iter().map(|mapping| mapping.path.clone());
         let open = |path: PathBuf| Ok((path.clone(), Arc::new(WeightFile::open_buffered(&path)?)));
         let files = paths.map(open).collect::<io::Result<_>>()?;
@@ -88,7 +88,7 @@ impl PagedWeights {
             }
             weights.experts.push(first..weights.chunks.len());
         }
-        Ok(Taken { weights: Box::new(weights), unlocked })
+        Ok(TakenOver { weights: Box::new(weights), unlocked })
     }
 
     /// Locks weights up to the budget and divides the rest into chunks, all evicted. Returns why the system refused to lock weights, if it
@@ -259,7 +259,7 @@ mod tests {
         Mapped { _view: view, mapping }
     }
 
-    fn take_over(mappings: &[&Mapped], experts: &ExpertTensors, locked: u64) -> Taken {
+    fn take_over(mappings: &[&Mapped], experts: &ExpertTensors, locked: u64) -> TakenOver {
         let mappings = mappings.iter().map(|mapped| mapped.mapping.clone()).collect();
         let prefetcher = Rc::new(Prefetcher::start().unwrap());
         // SAFETY: the views outlive the weights in every test.

@@ -37,7 +37,7 @@ pub(crate) trait ReadBeforeRuns {
 }
 
 /// Weights that were taken over.
-pub(super) struct Taken {
+pub(super) struct TakenOver {
     pub weights: Box<dyn ReadBeforeRuns>,
     /// Why the system refused to lock weights in memory, if it did: the system may then swap or evict them.
     pub unlocked: Option<io::Error>,

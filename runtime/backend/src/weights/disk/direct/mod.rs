@@ -26,7 +26,7 @@ pub(in super::super) use files::{DirectFile, DirectReads};
 
 use super::ExpertTensors;
 use super::mapping::Mapping;
-use super::streamed::{ReadBeforeRuns, Taken};
+use super::streamed::{ReadBeforeRuns, TakenOver};
 use super::views;
 use crate::weights::file::SECTOR;
 use compressed::{Compressed, RegionWriter};
@@ -73,17 +73,17 @@ pub(super) struct Readers {
 }
 
 /// The weights of a session that will be read directly.
-pub(super) struct ToRead {
+pub(super) struct PendingDirect {
     compressed: Compressed,
     readers: Readers,
 }
 
 impl Readers {
     /// Starts the reader, and opens the directory `compressed` of compressed regions of files under `dir`.
-    pub fn prepare(&self, compressed: Option<PathBuf>, dir: &Path) -> io::Result<ToRead> {
+    pub fn prepare(&self, compressed: Option<PathBuf>, dir: &Path) -> io::Result<PendingDirect> {
         let compressed = compressed.map(|stored| Compressed::open(&stored, dir)).transpose()?.unwrap_or_default();
         self.reader()?.prepare()?;
-        Ok(ToRead { compressed, readers: self.clone() })
+        Ok(PendingDirect { compressed, readers: self.clone() })
     }
 
     fn reader(&self) -> io::Result<Rc<Reader>> {
@@ -95,13 +95,18 @@ impl Readers {
     }
 }
 
-impl ToRead {
+impl PendingDirect {
     /// Reads and locks up to `locked` bytes; the rest is absent until it is read before a run.
     ///
     /// # Safety
     /// That of [`StreamedWeights::take_over`].
-    pub unsafe fn take_over(self, mappings: Vec<Mapping>, experts: &ExpertTensors, locked: u64) -> io::Result<Taken> {
-        let ToRead { compressed, readers } = self;
+    pub unsafe fn take_over(
+        self,
+        mappings: Vec<Mapping>,
+        experts: &ExpertTensors,
+        locked: u64,
+    ) -> io::Result<TakenOver> {
+        let PendingDirect { compressed, readers } = self;
         let io = StreamingIo {
             reader: readers.reader()?,
             pool: Rc::clone(&readers.pool),
@@ -112,7 +117,7 @@ impl ToRead {
         // SAFETY: this function's contract.
         let mut weights = unsafe { StreamedWeights::take_over(io, mappings, experts, compressed, locked) }?;
         let unlocked = weights.take_unlocked();
-        Ok(Taken { weights: Box::new(weights) as Box<dyn ReadBeforeRuns>, unlocked })
+        Ok(TakenOver { weights: Box::new(weights) as Box<dyn ReadBeforeRuns>, unlocked })
     }
 }
 

@@ -42,6 +42,6 @@ pub(crate) fn locate(views: Vec<super::mapping::Mapping>, _: &std::path::Path) -
 }
 
 /// Mappings are divided at multiples of this: at whole pages of the system, and of the files.
-pub(super) fn step() -> u64 {
+pub(super) fn page_step() -> u64 {
     SECTOR.max(page_bytes() as u64)
 }
