@@ -219,7 +219,7 @@ impl Backend for OrtBackend {
         let provided = provide(&self.runtime, spec, control, reporter, &loading)?;
         self.add_spaces(provided.provider)?;
         let Made { session, processor, weights, packs_weights, packed } = provided.made;
-        let is_mapped = weights.prepared && stays_mapped(weights.residency);
+        let is_mapped = weights.sealed.is_some() && stays_mapped(weights.residency);
         let mapped = is_mapped.then(|| weights.dir.join(crate::weights::disk::WEIGHTS));
         // SAFETY: `provide` claimed the mappings for this session alone. `SessionCore` drops the weights before the session, and `run`
         // checks them first.

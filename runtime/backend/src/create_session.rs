@@ -281,7 +281,7 @@ fn from_disk(
     let prepared = spec.prepared.filter(|_| wants_packed || spec.host_kernels.folded);
     let packs_weights = wants_packed && prepared.is_some();
     info!(partition = spec.partition, is_table, prepared = prepared.is_some(), residency = ?spec.residency, "weights on disk");
-    let (file, dir) = match &prepared {
+    let (file, dir, sealed) = match &prepared {
         Some(prepared) => {
             let machine = format!("{}\n{}\n{}", ort::info(), os::processor_name(), os::processor_features());
             let made_for = machine + &kernel_settings();
@@ -304,11 +304,12 @@ fn from_disk(
             } else {
                 spec.compress_permille.map_or(CLEARLY_SHORTER, u64::from)
             };
-            let dir = disk::find_or_make(prepared, spec.partition, &made_for, limit, make)?;
+            let sealed = disk::find_or_make(prepared, spec.partition, &made_for, limit, make)?;
+            let dir = sealed.dir.clone();
             sigbus::register(&[dir.join(disk::WEIGHTS)]);
-            (dir.join(disk::MODEL), dir)
+            (dir.join(disk::MODEL), dir, Some(sealed))
         }
-        None => (spec.file.to_owned(), spec.weights_dir.to_owned()),
+        None => (spec.file.to_owned(), spec.weights_dir.to_owned(), None),
     };
     let own = SessionSpec { file: &file, weights_dir: &dir, ..*spec };
     let builder = on_host(runtime, &own, packs_weights)?;
@@ -325,8 +326,7 @@ fn from_disk(
         Some(_) => Some(dir.clone()),
         None => compressed_copy(runtime, spec, reporter),
     };
-    let weights =
-        SessionMappings { residency: spec.residency, mappings, dir, prepared: prepared.is_some(), compressed, experts };
+    let weights = SessionMappings { residency: spec.residency, mappings, dir, sealed, compressed, experts };
     Ok(Made { session, processor: host_name(runtime), weights, packs_weights, packed: Vec::new() })
 }
 

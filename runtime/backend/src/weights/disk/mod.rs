@@ -22,7 +22,7 @@ pub(super) use direct::{DirectFile, DirectReads};
 pub use direct::{decompression_rate, read_rate};
 pub(crate) use experts::ExpertTensors;
 pub(crate) use mapping::{Mapping, claim, claim_locked, claim_unread, forget};
-pub(crate) use prepared::{MODEL, UNALIGNED, WEIGHTS, find_or_make};
+pub(crate) use prepared::{MODEL, Sealed, UNALIGNED, WEIGHTS, find_or_make};
 pub(crate) use views::{list as mapped_under, locate};
 
 use crate::os;
@@ -88,7 +88,7 @@ pub(crate) enum SessionWeights {
     /// Where ONNX Runtime put them: in memory, or mapped by the system.
     InMemory,
     /// Will be streamed; mapped from their file until [`lock_and_stream`](Self::lock_and_stream).
-    Pending(PendingWeights),
+    Pending(Box<PendingWeights>),
     /// Partly locked; the rest is read before each run.
     Streamed(Box<dyn ReadBeforeRuns>),
     /// Mapped from their file; a run faults pages in.
@@ -101,6 +101,7 @@ pub(crate) struct PendingWeights {
     experts: ExpertTensors,
     method: ReadMethod,
     partition: String,
+    sealed: Option<Sealed>,
     /// Set once the user was warned that the system does not lock memory.
     unlocked: Rc<OnceCell<()>>,
 }
@@ -119,8 +120,8 @@ pub(crate) struct SessionMappings {
     /// The session's own mappings of files under `dir` ([`claim`]).
     pub mappings: Vec<Mapping>,
     pub dir: PathBuf,
-    /// Whether the files have the layout that kernels want.
-    pub prepared: bool,
+    /// The files, if they are prepared: in the layout that kernels want.
+    pub sealed: Option<Sealed>,
     /// Where regions of the files are stored compressed; `None` if none are.
     pub compressed: Option<PathBuf>,
     /// The weights of experts: a run needs only the slices of the experts that it uses.
@@ -139,7 +140,9 @@ impl DiskReaders {
         partition: &str,
         reporter: &dyn Reporter,
     ) -> Result<SessionWeights, BackendError> {
-        let SessionMappings { residency, mappings, dir, prepared, compressed, experts } = weights;
+        let SessionMappings { residency, mappings, dir, sealed, compressed, experts } = weights;
+        let unchanged = |sealed: &Sealed| sealed.check().map_err(reading(partition));
+        sealed.as_ref().map_or(Ok(()), unchanged)?;
         if matches!(residency, WeightResidency::InMemory | WeightResidency::Mapped { sparse_rows: false }) {
             return Ok(SessionWeights::InMemory);
         }
@@ -159,10 +162,11 @@ impl DiskReaders {
         }
         // Creating a session leaves about 1 MiB of freed memory in the heap, which weights can use.
         os::trim_heap();
-        let probe = UsageProbe::new(mappings, &dir, prepared);
+        let probe = UsageProbe::new(mappings, &dir, sealed.is_some());
         let method = self.read_method(compressed, &dir).map_err(reading(partition))?;
         let (partition, unlocked) = (partition.to_owned(), Rc::clone(&self.unlocked));
-        Ok(SessionWeights::Pending(PendingWeights { probe, experts, method, partition, unlocked }))
+        let pending = PendingWeights { probe, experts, method, partition, sealed, unlocked };
+        Ok(SessionWeights::Pending(Box::new(pending)))
     }
 
     fn read_method(&self, compressed: Option<PathBuf>, dir: &Path) -> io::Result<ReadMethod> {
@@ -180,7 +184,7 @@ impl DiskReaders {
 
 impl PendingWeights {
     fn lock_and_stream(self, locked: u64) -> Result<(Box<dyn ReadBeforeRuns>, Option<String>), BackendError> {
-        let PendingWeights { probe, experts, method, partition, unlocked: is_warned } = self;
+        let PendingWeights { probe, experts, method, partition, sealed, unlocked: is_warned } = self;
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::take_over`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
@@ -191,6 +195,8 @@ impl PendingWeights {
             }
         };
         let TakenOver { weights, unlocked } = taken.map_err(reading(&partition))?;
+        // From here on reads find changes, because the files are open.
+        sealed.map_or(Ok(()), |sealed| sealed.check()).map_err(reading(&partition))?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
         let (resident, stored) = (sum(|chunk| chunk.resident), sum(|chunk| chunk.stored));
         info!(partition, locked, chunks = weights.bytes().len(), resident, stored, "weights streamed from disk");

@@ -33,6 +33,8 @@ const PARTIAL: &str = ".partial-";
 const MIB: usize = 1 << 20;
 /// Number of samples of a file that its seal hashes.
 const SAMPLES: u64 = 64;
+/// The identity of a file that a later write might not change.
+const UNKNOWN: &str = "-";
 /// Longer than a tick of the clock from which most file systems take mtime and ctime.
 const TICK: Duration = Duration::from_millis(25);
 
@@ -49,6 +51,27 @@ pub(super) struct KeptDirectory<'a> {
     pub takes: String,
 }
 
+/// A directory whose files match its seal, with the identities that they had when they were checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Sealed {
+    pub dir: PathBuf,
+    identities: Vec<(PathBuf, String)>,
+}
+
+impl Sealed {
+    /// An error if a file was written to since it was checked. Files whose identity would not show that are not compared.
+    pub fn check(&self) -> io::Result<()> {
+        for (path, checked) in self.identities.iter().filter(|(_, checked)| checked != UNKNOWN) {
+            if FileIdentity::of(&fs::metadata(path)?).to_string() != *checked {
+                let path = path.display();
+                let why = format!("{path} was changed while it was loaded; start again, and it is prepared again");
+                return Err(io::Error::other(why));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Finds a prepared partition or prepares it: `make` writes [`MODEL`] and [`UNALIGNED`] to the directory it is given. `made_for` is
 /// everything that the layout depends on beside the plan's contents: the library's version, the processor and the variables that choose
 /// kernels. Only regions that then take at most `limit` bytes per 1000 are compressed. Returns the directory.
@@ -58,7 +81,7 @@ pub(crate) fn find_or_make(
     made_for: &str,
     limit: u64,
     make: impl FnOnce(&Path) -> Result<(), BackendError>,
-) -> Result<PathBuf, BackendError> {
+) -> Result<Sealed, BackendError> {
     let takes = "Prepared weights take up to two and a half times the space of 4-bit weights, and six times that of 16-bit weights";
     let made_for = format!("{made_for}\n{limit}");
     let files = &[&[MODEL, WEIGHTS], direct::REGION_FILES].concat();
@@ -89,21 +112,21 @@ impl KeptDirectory<'_> {
         &self,
         is_current: impl Fn(&Path) -> bool,
         make: impl FnOnce(&Path) -> Result<(), BackendError>,
-    ) -> Result<PathBuf, BackendError> {
+    ) -> Result<Sealed, BackendError> {
         let KeptDirectory { prepared, partition, made_for, files, .. } = self;
         let key = blake3::hash(format!("{FORMAT}\n{made_for}\n{}", prepared.contents).as_bytes()).to_hex();
         let dir = prepared.dir.join(format!("{partition}-{}", &key[..16]));
-        let is_usable = || is_whole(&dir, files, prepared.verify) && is_current(&dir);
-        if is_usable() {
+        let usable = || checked(&dir, files, prepared.verify).filter(|_| is_current(&dir));
+        if let Some(sealed) = usable() {
             info!(partition, path = %dir.display(), "prepared weights found");
-            return Ok(dir);
+            return Ok(sealed);
         }
         let failed = self.failed();
         fs::create_dir_all(prepared.dir).map_err(&failed)?;
         let lock = File::create(prepared.dir.join("lock")).map_err(&failed)?;
         lock.lock().map_err(&failed)?;
-        if is_usable() {
-            return Ok(dir);
+        if let Some(sealed) = usable() {
+            return Ok(sealed);
         }
         // With the lock held, an incomplete directory was left by a process that was killed.
         remove_dirs(prepared.dir, |name| name.starts_with(PARTIAL) || name.starts_with(&format!("{partition}-")))
@@ -119,7 +142,8 @@ impl KeptDirectory<'_> {
             return Err(full.map_or(error, |cause| BackendError::Runtime { doing: self.doing(), cause }));
         }
         info!(partition, path = %dir.display(), ms = started.elapsed().as_millis(), "prepared weights made");
-        Ok(dir)
+        let changed = || failed(io::Error::other("its files were changed while they were written"));
+        checked(&dir, files, false).ok_or_else(changed)
     }
 }
 
@@ -204,7 +228,8 @@ fn seal(partial: &Path, files: &[&str], dir: &Path) -> io::Result<()> {
     fs::write(partial.join(SEAL), title(dir) + &lines.concat())
 }
 
-/// Waits until a later write is sure to change a file's identity, and returns it; `-` if the file system's clock is too coarse for that.
+/// Waits until a later write is sure to change a file's identity, and returns it; [`UNKNOWN`] if the file system's clock is too coarse for
+/// that.
 pub(super) fn identity(file: &File) -> io::Result<String> {
     for _ in 0..2 {
         let found = FileIdentity::of(&file.metadata()?);
@@ -213,40 +238,41 @@ pub(super) fn identity(file: &File) -> io::Result<String> {
         }
         std::thread::sleep(TICK);
     }
-    Ok("-".to_owned())
+    Ok(UNKNOWN.to_owned())
 }
 
-/// Whether a directory's files match its seal. Hashes samples, and whole files on request (`every_byte`) or if a file's identity differs
+/// A directory, if its files match its seal. Hashes samples, and whole files on request (`every_byte`) or if a file's identity differs
 /// from the sealed one, because it was written to or copied.
-fn is_whole(dir: &Path, files: &[&str], every_byte: bool) -> bool {
-    let found = || -> io::Result<bool> {
+fn checked(dir: &Path, files: &[&str], every_byte: bool) -> Option<Sealed> {
+    let found = || -> io::Result<Option<Sealed>> {
         let sealed = fs::read_to_string(dir.join(SEAL))?;
         let mut sealed = sealed.lines();
         if sealed.next() != Some(title(dir).trim_end()) {
-            return Ok(false);
+            return Ok(None);
         }
-        let (mut new_seal, mut has_changed) = (title(dir), false);
+        let (mut new_seal, mut has_changed, mut identities) = (title(dir), false, Vec::new());
         for name in files {
             let mut file = File::open(dir.join(name))?;
             let (found, description) = (identity(&file)?, describe(&mut file, name)?);
             let (same, sealed_hash) = (sealed.next() == Some(description.trim_end()), sealed.next());
-            let is_known = sealed.next() == Some(found.as_str()) && found != "-";
-            let Some(sealed_hash) = sealed_hash.filter(|_| same) else { return Ok(false) };
+            let is_known = sealed.next() == Some(found.as_str()) && found != UNKNOWN;
+            let Some(sealed_hash) = sealed_hash.filter(|_| same) else { return Ok(None) };
             let is_hashed = every_byte || !is_known;
             if is_hashed && sealed_hash != hash(&mut file)?.trim_end() {
-                return Ok(false);
+                return Ok(None);
             }
             // Reading samples fills the page cache, because the system reads ahead, but weights are read past the page cache.
             crate::os::drop_cached(&file, 0, 0);
             has_changed |= !is_known;
             new_seal += &format!("{description}{sealed_hash}\n{found}\n");
+            identities.push((dir.join(name), found));
         }
         if has_changed {
             replace_seal(dir, &new_seal);
         }
-        Ok(true)
+        Ok(Some(Sealed { dir: dir.to_owned(), identities }))
     };
-    found().unwrap_or(false)
+    found().ok().flatten()
 }
 
 /// Replaces the seal atomically. If that fails, the next start hashes the whole files again.
@@ -289,6 +315,29 @@ fn describe(file: &mut File, name: &str) -> io::Result<String> {
 mod tests {
     use super::*;
     use std::cell::Cell;
+
+    fn find_or_make(
+        prepared: &Prepared<'_>,
+        partition: &str,
+        made_for: &str,
+        limit: u64,
+        make: impl FnOnce(&Path) -> Result<(), BackendError>,
+    ) -> Result<PathBuf, BackendError> {
+        super::find_or_make(prepared, partition, made_for, limit, make).map(|sealed| sealed.dir)
+    }
+
+    #[test]
+    fn a_change_after_the_check_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let prepared = Prepared { dir: dir.path(), contents: "a", verify: false };
+        let make = |partial: &Path| write(partial, &[7; 100_000]);
+        super::find_or_make(&prepared, "cpu_0", "x", 0, make).unwrap();
+        let found = super::find_or_make(&prepared, "cpu_0", "x", 0, stopped).unwrap();
+        found.check().unwrap();
+        fs::write(found.dir.join(WEIGHTS), [8; 100_000]).unwrap();
+        let error = found.check().unwrap_err().to_string();
+        assert!(error.contains("model.onnx.data was changed while it was loaded"), "{error}");
+    }
 
     fn write(dir: &Path, weights: &[u8]) -> Result<(), BackendError> {
         // A model with one weight, which is the whole file.

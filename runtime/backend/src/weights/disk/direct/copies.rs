@@ -67,7 +67,7 @@ pub(crate) fn find_or_copy(
         begin();
         write(partial).map_err(wanted.failed())
     };
-    wanted.find_or_make(|dir| is_current(dir, weights_dir, prepared.verify), make)
+    wanted.find_or_make(|dir| is_current(dir, weights_dir, prepared.verify), make).map(|sealed| sealed.dir)
 }
 
 /// The weights of a model file that are stored in files under `weights_dir`.
