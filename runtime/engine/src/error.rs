@@ -248,6 +248,12 @@ impl EngineError {
         cause.contains("broadcast an axis by a dimension other than 1")
     }
 
+    /// Whether a kernel refused what its node asks for.
+    fn is_of_kernel(&self) -> bool {
+        let EngineError::Run { source: BackendError::Runtime { cause, .. }, .. } = self else { return false };
+        cause.contains("not supported") || cause.contains("not implemented") || cause.contains("NOT_IMPLEMENTED")
+    }
+
     /// A hint for the user, if there is one.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
@@ -273,6 +279,10 @@ impl EngineError {
             EngineError::Run { .. } if self.is_of_lengths() => Some(
                 "the last two numbers are lengths that do not go together: inputs are longer than the model has positions, or their lengths \
                  differ from each other",
+            ),
+            EngineError::Run { .. } if self.is_of_kernel() => Some(
+                "this device has no kernel for what the model asks for: if a warning says that a GPU is missing, run the plan where it is; \
+                 else export the model for this device (hpp-split --vram 0 says what the CPU lacks)",
             ),
             EngineError::ContextExceeded { .. } => {
                 Some("ask for a longer --context when splitting, or shorten the text")
@@ -336,5 +346,7 @@ mod tests {
         assert!(add.missing_row().is_none() && add.hint().is_some_and(|hint| hint.contains("longer than the model")));
         let other = error("Non-zero status code returned while running Reshape node");
         assert_eq!((other.missing_row(), other.hint()), (None, None));
+        let kernel = error("GroupQueryAttention (CPU): q_norm_weight / k_norm_weight inputs are not supported.");
+        assert!(kernel.hint().is_some_and(|hint| hint.contains("no kernel")));
     }
 }

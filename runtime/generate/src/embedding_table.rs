@@ -32,13 +32,17 @@ pub enum EmbeddingError {
         needed: u64,
     },
     /// A token has no row.
-    #[error("token {token} has no embedding: the table has rows for tokens 0 to {}", vocab.saturating_sub(1))]
+    #[error("token {token} has no embedding: the table has {}", rows(*.vocab))]
     NoRow {
         /// The token.
         token: u32,
         /// Rows of the table.
         vocab: usize,
     },
+}
+
+fn rows(vocab: usize) -> String {
+    vocab.checked_sub(1).map_or("no rows".to_owned(), |last| format!("rows for tokens 0 to {last}"))
 }
 
 impl EmbeddingTable {

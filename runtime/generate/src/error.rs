@@ -81,7 +81,10 @@ impl GenerateError {
             GenerateError::Conversation(_) | GenerateError::Template(_) => return None,
             GenerateError::Sampling(_) => "compare the plan with the unsplit model: hpp-exec verify PLAN",
             GenerateError::Grammar(GrammarError::Schema(_)) => SCHEMA_HINT,
-            GenerateError::Grammar(_) | GenerateError::Embedding(_) => return None,
+            GenerateError::Embedding(_) => {
+                "give --embeddings the table that the model was exported with, [vocab, hidden]"
+            }
+            GenerateError::Grammar(_) => return None,
             GenerateError::Prompt(e) => match e {
                 PromptError::Empty => "give --prompt TEXT or --prompt-file FILE; outside of chats also --tokens 1,2,3",
                 PromptError::NoTokenizer => {

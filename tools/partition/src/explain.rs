@@ -82,7 +82,7 @@ pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, c
     runs.into_iter().map(explained).collect()
 }
 
-/// Every other place that can compute the whole run, whether or not it fits there.
+/// Every other place that can compute the whole run, whether or not it fits there. Blocks that need a GPU are not compared with the host.
 fn alternatives(
     problem: &Problem,
     options: &Options,
@@ -97,9 +97,11 @@ fn alternatives(
     let others = problem.possible_placements(run.start, mechanisms).into_iter();
     let others = others
         .filter(|placement| placement.prefill == placement.decode && *placement != solution.placements[run.start]);
-    let possible = |placement: &BlockPlacement| {
-        run.clone().all(|i| problem.possible_placements(i, mechanisms).contains(placement))
+    let allowed = |block: usize, placement: &BlockPlacement| {
+        let needs_gpu = problem.blocks[block].needs_gpu && placement.computes_on_host();
+        !needs_gpu && problem.possible_placements(block, mechanisms).contains(placement)
     };
+    let possible = |placement: &BlockPlacement| run.clone().all(|block| allowed(block, placement));
     let alternative = |placement: BlockPlacement| {
         let mut placements = solution.placements.clone();
         placements[run.clone()].fill(placement);

@@ -147,7 +147,7 @@ fn reason(request: &PlanningRequest, partitioning: &Partitioning, run: &RunExpla
     let now = partitioning.solution.objective_ms;
     let chosen = || if partitioning.is_measured { MEASURED_FASTEST } else { BEFORE_LAUNCHES }.to_owned();
     match best_alternative(run) {
-        None => "no other device can compute it".to_owned(),
+        None => "no other place is possible".to_owned(),
         Some(other) if sharing == 1 => compared(request, other, now).unwrap_or(chosen()),
         Some(other) => {
             let labels: Vec<String> = inside.iter().map(|block| block.label.clone()).collect();

@@ -127,6 +127,7 @@ impl PlanningRequest {
             hint: match finding.place.as_str() {
                 "gpus" => Some(missing_gpus_hint(costs)),
                 place if place == "--ram" || place.starts_with("gpus[") => Some(beyond_machine_hint(costs)),
+                place if place.starts_with("classes.") => Some(FAILED_MEASUREMENT),
                 _ => None,
             },
             ..InputError::in_file(&costs.label(), finding)
@@ -341,6 +342,9 @@ pub fn notes(args: &SplitArgs, request: &PlanningRequest, kind: ModelKind) -> Ve
     }
     notes
 }
+
+/// What to do where the profile lacks times because a measurement failed.
+const FAILED_MEASUREMENT: &str = "profile the model again (hpp-profile --resume --retry-failures), or plan without --profile, which says what a device cannot compute";
 
 /// What to do where the profile or the described machine has fewer GPUs than the plan.
 fn missing_gpus_hint(costs: &Costs) -> &'static str {

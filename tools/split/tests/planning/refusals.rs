@@ -263,6 +263,10 @@ fn what_a_plan_without_gpus_cannot_do_is_refused_before_its_memory() {
     let paged = "genai/llama3-fp16-cuda-paged";
     refused(paged, &["--dry-run"], &["PagedAttention has no CPU kernel", "without paged attention"]);
     refused(LLAMA, &["--dry-run", "--kv", "gpu"], &["--kv gpu, but 4 layers with a KV cache compute on the CPU"]);
+    // Nor is the time that the CPU would take a reason, where it cannot compute a partition.
+    let on_gpu = split(&[fixture(paged).to_str().unwrap(), "--vram", "8G", "--dry-run"]).success();
+    let table = &on_gpu.stdout;
+    assert!(table.contains("gpu_0") && !table.contains("on the CPU"), "{table}");
     let unchecked = ["--vram", "0", "--ram", "1M", "--dry-run", "--allow-unknown-operators"];
     split(&[&[fixture(paged).to_str().unwrap()], &unchecked[..]].concat()).refusal(&["the smallest sufficient --ram"]);
 }
