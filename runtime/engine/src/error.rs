@@ -249,7 +249,7 @@ impl EngineError {
     }
 
     /// Whether a kernel refused what its node asks for.
-    fn is_of_kernel(&self) -> bool {
+    fn lacks_kernel(&self) -> bool {
         let EngineError::Run { source: BackendError::Runtime { cause, .. }, .. } = self else { return false };
         cause.contains("not supported") || cause.contains("not implemented") || cause.contains("NOT_IMPLEMENTED")
     }
@@ -280,7 +280,7 @@ impl EngineError {
                 "the last two numbers are lengths that do not go together: inputs are longer than the model has positions, or their lengths \
                  differ from each other",
             ),
-            EngineError::Run { .. } if self.is_of_kernel() => Some(
+            EngineError::Run { .. } if self.lacks_kernel() => Some(
                 "this device has no kernel for what the model asks for: if a warning says that a GPU is missing, run the plan where it is; \
                  else export the model for this device (hpp-split --vram 0 says what the CPU lacks)",
             ),
