@@ -12,7 +12,7 @@ use super::{ExpertTensors, views};
 use crate::weights::file::WeightFile;
 use hpp_engine::BackendError;
 use hpp_engine::port::ChunkSize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -63,21 +63,20 @@ impl PagedWeights {
         experts: &ExpertTensors,
         locked: u64,
     ) -> io::Result<TakenOver> {
-        let paths = mappings.iter().map(|mapping| mapping.path.clone());
-        let open = |path: PathBuf| Ok((path.clone(), Arc::new(WeightFile::open_buffered(&path)?)));
-        let files = paths.map(open).collect::<io::Result<_>>()?;
+        let paths: BTreeSet<&Path> = mappings.iter().map(|mapping| &*mapping.path).collect();
+        let open = |path: &Path| Ok((path.to_owned(), Arc::new(WeightFile::open_buffered(path)?)));
+        let files = paths.into_iter().map(open).collect::<io::Result<_>>()?;
         let (mut mappings, divided) = experts.divide(mappings);
         mappings.sort_by_key(|mapping| (mapping.length, mapping.offset));
-        let (locked_now, chunks, sizes) = (Vec::new(), Vec::new(), Vec::new());
         let mut weights = PagedWeights {
             prefetcher,
             files,
             mappings,
             budget: locked,
-            locked: locked_now,
+            locked: Vec::new(),
             is_broken: false,
-            chunks,
-            sizes,
+            chunks: Vec::new(),
+            sizes: Vec::new(),
             experts: Vec::new(),
         };
         let unlocked = weights.lock_and_divide()?;
