@@ -12,8 +12,9 @@ use hpp_generate::kv::EvictionPolicy;
 use hpp_schema::{ByteSize, Provider, ProviderLibraryArg, ProviderOptionArg};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+pub use values::SeedArg;
 use values::{
-    above_zero, at_least_one, context, max_new, not_negative, probability, prompt_tokens, seed, stop_text, temperature,
+    above_zero, at_least_one, context, max_new, not_negative, probability, prompt_tokens, stop_text, temperature,
     threads, token_id, top_k,
 };
 
@@ -212,8 +213,8 @@ pub struct SamplingArgs {
     pub repetition_penalty: Option<f64>,
     /// Seed of the random numbers, -1 for a new one; the same seed gives the same text. Without --temperature and without one that the model
     /// recommends, tokens are then drawn at temperature 1 instead of chosen greedily.
-    #[arg(long, short = 's', value_name = "N", value_parser = seed, allow_negative_numbers = true)]
-    pub seed: Option<u64>,
+    #[arg(long, short = 's', value_name = "N", allow_negative_numbers = true)]
+    pub seed: Option<SeedArg>,
 }
 
 /// How to load and run.
@@ -421,7 +422,7 @@ pub struct JobsArgs {
     #[arg(long = "in", value_name = "PROMPTS.jsonl")]
     pub input: PathBuf,
     /// The answers, one JSON object per line, in the order in which they finish. Prompts whose id has an answer in this file are skipped.
-    #[arg(long = "out", value_name = "ANSWERS.jsonl")]
+    #[arg(short = 'o', long = "out", value_name = "ANSWERS.jsonl")]
     pub output: PathBuf,
     /// Most sequences at once; fewer if memory is short [default: the plan's number; at least 16 without a profile, except for
     /// a mixture that is read from disk].
@@ -748,7 +749,7 @@ mod tests {
         assert_eq!((run.runtime.context, run.runtime.library.threads), (Some(8192), Some(3)));
         let sampling = &run.answer.sampling;
         let sampling = (sampling.temperature, sampling.seed, sampling.repetition_penalty);
-        assert_eq!(sampling, (Some(0.5), Some(7), Some(1.2)));
+        assert_eq!(sampling, (Some(0.5), Some(SeedArg::Fixed(7)), Some(1.2)));
         assert_eq!(run.runtime.planning.gpu_layers.as_deref(), Some("20"));
         assert_eq!(parse("p -f x.txt -n -1").unwrap().run.answer.max_new, Some(u64::MAX));
         let Some(Command::Bench(bench)) = parse("bench p -p 16 -n 8 -r 2 --no-warmup").unwrap().command else {
@@ -762,7 +763,7 @@ mod tests {
         let s = parse("p --temperature 0 --top-k 5 --top-p 0.9 --min-p 0.1 --repetition-penalty 1.1 --seed 7").unwrap();
         let s = s.run.answer.sampling;
         assert_eq!((s.temperature, s.top_k, s.top_p, s.min_p), (Some(0.0), Some(5), Some(0.9), Some(0.1)));
-        assert_eq!((s.repetition_penalty, s.seed), (Some(1.1), Some(7)));
+        assert_eq!((s.repetition_penalty, s.seed), (Some(1.1), Some(SeedArg::Fixed(7))));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Resolves the command line into a task. Decides everything that can be decided without reading a file.
 
 use crate::cli::{
-    AutoPlanArgs, BatchArgs, DraftArg, RowBatchingArg, SamplingArgs, SpeculateArg, VerifyArgs, WeightReadsArg,
+    AutoPlanArgs, BatchArgs, DraftArg, RowBatchingArg, SamplingArgs, SeedArg, SpeculateArg, VerifyArgs, WeightReadsArg,
 };
 use crate::cli::{
     BenchArgs, Cli, Command, DevicesArgs, JobsArgs, LibraryArgs, PromptArgs, RunArgs, RuntimeArgs, ServeArgs,
@@ -246,7 +246,7 @@ impl SamplingArgs {
         self.top_k.is_some() || self.top_p.is_some() || self.min_p.is_some() || self.seed.is_some()
     }
 
-    /// The settings that were given.
+    /// The settings that were given, for one answer: with `--seed -1` each call gives another seed.
     pub fn overrides(&self) -> SamplingOverrides {
         SamplingOverrides {
             temperature: self.temperature,
@@ -254,7 +254,7 @@ impl SamplingArgs {
             top_p: self.top_p,
             min_p: self.min_p,
             repetition_penalty: self.repetition_penalty,
-            seed: self.seed,
+            seed: self.seed.map(SeedArg::seed),
         }
     }
 }

@@ -92,6 +92,18 @@ fn jobs_give_the_answers_of_single_runs() {
 
 /// The summary counts the drafts of all answers, as that of a single run does.
 #[test]
+fn answers_share_a_given_seed_and_have_seeds_of_their_own_with_minus_one() {
+    let seeds = |seed: &str| -> Vec<Value> {
+        let jobs = JobFiles::new("genai/llama3-fp32-cpu", &many(3));
+        jobs.run(&["--temperature", "1", "--seed", seed]).ok();
+        jobs.by_id().values().map(|answer| answer["seed"].clone()).collect()
+    };
+    assert_eq!(seeds("5"), [json!(5), json!(5), json!(5)]);
+    let new = seeds("-1");
+    assert!(new[0] != new[1] && new[1] != new[2] && new[0] != new[2], "{new:?}");
+}
+
+#[test]
 fn the_summary_counts_accepted_drafts() {
     let text = "Repeat the text.\\nThe vector is a growable array. The vector is a growable array. The vector is a";
     let line = |id: u32| format!("{{\"id\": {id}, \"prompt\": \"{text}\"}}\n");

@@ -34,7 +34,7 @@ pub struct Cli {
     #[arg(long, value_name = "NAME.KEY=VALUE")]
     pub ep_option: Vec<ProviderOptionArg>,
     /// The profile to write.
-    #[arg(long, value_name = "FILE", default_value = "profile.yaml")]
+    #[arg(short, long, value_name = "FILE", default_value = "profile.yaml")]
     pub out: PathBuf,
     /// Tokens to generate after each prompt [default: 32; 8 with --quick].
     #[arg(long, value_name = "N")]
@@ -126,7 +126,7 @@ pub struct MergeArgs {
     #[arg(long, value_name = "PROFILE")]
     pub times: Option<PathBuf>,
     /// The profile to write.
-    #[arg(long, value_name = "FILE", default_value = "profile.yaml")]
+    #[arg(short, long, value_name = "FILE", default_value = "profile.yaml")]
     pub out: PathBuf,
     /// Leave out invalid lines of the corpus, as the parts have.
     #[arg(long)]

@@ -6,7 +6,7 @@ use hpp_profile::{Cli, run};
 use std::process::ExitCode;
 
 const ADVICE: Advice = Advice {
-    habits: &[("-m", "give the model without -m: hpp-profile MODEL"), ("-o", "give the output file with --out FILE")],
+    habits: &[("-m", "give the model without -m: hpp-profile MODEL")],
     second_word: "give one model; options begin with --",
 };
 

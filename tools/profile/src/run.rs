@@ -131,15 +131,22 @@ fn finish(cli: &Cli, measure: &ProfilingRun) -> Result<(), ProfileError> {
     Ok(shown?)
 }
 
-/// Refuses a profile in which no block has a time: nothing can be planned with it.
+/// Refuses a profile with blocks that no provider has computed: nothing can be planned with it.
 fn refuse_unmeasured(profile: &Profile) -> Result<(), ProfileError> {
     let is_timed = |costs: &ProviderCosts| {
         PHASES.iter().any(|phase| phase_costs(costs, *phase).points.iter().any(|point| point.single.is_some()))
     };
-    let mut entries = profile.classes.iter().flat_map(|entry| &entry.providers);
-    if profile.classes.is_empty() || entries.any(is_timed) {
+    let unmeasured = profile.classes.iter().filter(|entry| !entry.providers.iter().any(is_timed));
+    let blocks: Vec<&str> = unmeasured.map(|entry| entry.block.as_str()).collect();
+    if blocks.is_empty() {
         return Ok(());
     }
+    let message = match blocks.len() == profile.classes.len() {
+        true => "nothing usable was measured: every measurement of a block failed".to_owned(),
+        false => {
+            format!("this profile cannot plan the model: every measurement failed for the blocks {}", blocks.join(", "))
+        }
+    };
     let hint = match profile.settings.providers.contains(&Provider::CPU) {
         true => "the profile says why each measurement failed; --resume --retry-failures tries them again",
         false => {
@@ -147,7 +154,7 @@ fn refuse_unmeasured(profile: &Profile) -> Result<(), ProfileError> {
              `hpp-exec devices` says why a provider has no device"
         }
     };
-    Err(ProfileError::setting("nothing usable was measured: every measurement of a block failed", hint))
+    Err(ProfileError::setting(message, hint))
 }
 
 /// Reads the profile to resume. Refuses to overwrite an existing file without `--force`.
@@ -339,16 +346,25 @@ mod tests {
     use hpp_partition::Phase;
 
     #[test]
-    fn a_profile_without_the_time_of_any_block_is_refused() {
+    fn a_profile_with_blocks_that_nothing_computed_is_refused() {
         let analysis = sample::analysis("genai/llama3-fp32-cpu");
-        let hint = |profile: &Profile| match refuse_unmeasured(profile) {
-            Err(ProfileError::Setting { hint, .. }) => hint,
+        let refusal = |profile: &Profile| match refuse_unmeasured(profile) {
+            Err(ProfileError::Setting { message, hint }) => (message, hint),
             other => panic!("{other:?}"),
         };
         let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CUDA]));
-        assert!(hint(&profile).contains("`cpu` in --providers"));
-        assert!(hint(&sample::profile(&analysis, sample::settings(&[Provider::CPU]))).contains("--retry-failures"));
-        sample::time(&mut profile, "head", Provider::CUDA, (Phase::Decode, 100), (1.0, None));
+        let (message, hint) = refusal(&profile);
+        assert!(message.contains("nothing usable") && hint.contains("`cpu` in --providers"), "{message} {hint}");
+        let on_cpu = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
+        assert!(refusal(&on_cpu).1.contains("--retry-failures"));
+        let blocks: Vec<String> = profile.classes.iter().map(|entry| entry.block.clone()).collect();
+        let (last, others) = blocks.split_last().unwrap();
+        for block in others {
+            sample::time(&mut profile, block, Provider::CUDA, (Phase::Decode, 100), (1.0, None));
+        }
+        let (message, _) = refusal(&profile);
+        assert!(message.ends_with(&format!("failed for the blocks {last}")), "{message}");
+        sample::time(&mut profile, last, Provider::CUDA, (Phase::Prefill, 100), (1.0, None));
         assert!(refuse_unmeasured(&profile).is_ok());
     }
 }

@@ -95,7 +95,7 @@ pub struct SplitArgs {
     pub new_tokens: u64,
 
     /// Directory to write; must not hold a plan yet [default: MODEL's name with `.hpp`, in the current directory].
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Replace an existing plan. Refused if its directory holds other files, which would be deleted.
     #[arg(long)]

@@ -14,7 +14,6 @@ const ADVICE: Advice = Advice {
         ("partition", NO_SUBCOMMAND),
         ("-m", "give the model without -m: hpp-split MODEL"),
         ("--model", "give the model without --model: hpp-split MODEL"),
-        ("-o", "give the output directory with --out DIR"),
     ],
     second_word: "give one model; options begin with --",
 };

@@ -80,10 +80,36 @@ pub fn above_zero(text: &str) -> Result<f64, String> {
     setting(text, &SettingRange::PENALTY)
 }
 
-pub fn seed(text: &str) -> Result<u64, String> {
-    match text {
-        "-1" => Ok(new_seed()),
-        _ => text.parse().map_err(|_| "it is -1 or a whole number from 0 to 18446744073709551615".to_owned()),
+/// The seed of random numbers, as it is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SeedArg {
+    /// A new seed for each answer: -1.
+    New,
+    /// The same seed for each answer.
+    Fixed(u64),
+}
+
+impl SeedArg {
+    /// The seed of one answer.
+    pub fn seed(self) -> u64 {
+        match self {
+            SeedArg::New => new_seed(),
+            SeedArg::Fixed(seed) => seed,
+        }
+    }
+}
+
+impl FromStr for SeedArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "-1" => Ok(SeedArg::New),
+            _ => text
+                .parse()
+                .map(SeedArg::Fixed)
+                .map_err(|_| "it is -1 or a whole number from 0 to 18446744073709551615".to_owned()),
+        }
     }
 }
 

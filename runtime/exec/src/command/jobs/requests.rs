@@ -3,7 +3,6 @@
 use crate::cli::AnswerArgs;
 use crate::job_files::{Job, OneOrMany};
 use hpp_generate::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
-use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::text::{Message, Role, TextTokenizer, conversation};
 use hpp_generate::{GenerateError, GenerationRequest, PlanFile, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
@@ -12,7 +11,6 @@ use hpp_schema::SamplingDefaults;
 pub struct RequestMaker {
     encoder: PromptEncoder,
     defaults: AnswerArgs,
-    sampling: SamplingOverrides,
     authors: SamplingDefaults,
     eos_token_ids: Vec<u32>,
     context: u64,
@@ -30,7 +28,6 @@ impl RequestMaker {
             grammars: encoder.grammars(&generation.eos_token_ids),
             grammar: None,
             encoder,
-            sampling: defaults.sampling.overrides(),
             defaults: defaults.clone(),
             authors: generation.sampling,
             eos_token_ids: generation.eos_token_ids,
@@ -60,7 +57,7 @@ impl RequestMaker {
 
     /// The request of a prompt.
     pub fn request(&self, job: Job) -> Result<GenerationRequest, GenerateError> {
-        let sampling = job.sampling().or(self.sampling).resolve(&self.authors);
+        let sampling = job.sampling().or(self.defaults.sampling.overrides()).resolve(&self.authors);
         let ignore_eos = job.ignore_eos.unwrap_or(self.defaults.ignore_eos);
         let max_new = job.max_new.map_or(self.defaults.max_new, |tokens| u64::try_from(tokens).ok());
         let stop = job.stop.clone().map_or(self.defaults.stop.clone(), OneOrMany::into_vec);
