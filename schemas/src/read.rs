@@ -47,7 +47,7 @@ impl PlanError {
             }
             PlanError::Write(_) => None,
             PlanError::Syntax(_) => {
-                Some("the file may be damaged: make the plan again with hpp-split MODEL --out DIR --force")
+                Some("the file may be damaged: make the plan again in another directory, hpp-split MODEL --out DIR")
             }
             PlanError::Changed { .. } => Some(
                 "make the plan again with hpp-split and other options; only budgets, generation, predictions, model.name and \

@@ -35,8 +35,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct OrtBackend {
     pub(crate) runtime: Arc<SharedRuntime>,
-    /// The host, then each device in the order of first use; a memory id is an index into this.
-    spaces: Rc<RefCell<Vec<Rc<MemorySpace>>>>,
+    spaces: Rc<MemorySpaces>,
     readers: DiskReaders,
     pub(crate) uploader: Uploader,
     /// See [`read_staging`](Self::read_staging).
@@ -47,6 +46,25 @@ pub struct OrtBackend {
     watches: Rc<RefCell<BTreeMap<MemoryId, PendingCopies>>>,
     /// The files of states on disk, by directory.
     state_files: Rc<RefCell<BTreeMap<PathBuf, Arc<StateFile>>>>,
+}
+
+/// The memory of each device that a backend uses.
+struct MemorySpaces {
+    runtime: Arc<SharedRuntime>,
+    /// The host, then each device in the order of first use; a memory id is an index into this.
+    list: RefCell<Vec<Rc<MemorySpace>>>,
+}
+
+/// Waits for runs that returned early. Nobody reads the outputs of some, such as states after the last token; if a process ended while its device
+/// computed, software Vulkan would crash.
+impl Drop for MemorySpaces {
+    fn drop(&mut self) {
+        for space in self.list.get_mut() {
+            if let Err(error) = wait_for_untimed_runs(&self.runtime.environment, space) {
+                tracing::debug!(%error, "a device does not finish its runs");
+            }
+        }
+    }
 }
 
 /// Most bytes of staging memory that are kept for reads of device tensors: enough for the logits of a few tokens with any vocabulary. The
@@ -62,7 +80,8 @@ impl OrtBackend {
     /// writable: the backend would take such mappings for the session's.
     pub fn open(options: &OrtOptions, reporter: Arc<dyn Reporter>) -> Result<Self, OpenError> {
         let runtime = open(options, reporter)?;
-        let spaces = Rc::new(RefCell::new(vec![Rc::new(MemorySpace::host())]));
+        let list = RefCell::new(vec![Rc::new(MemorySpace::host())]);
+        let spaces = Rc::new(MemorySpaces { runtime: runtime.clone(), list });
         Ok(OrtBackend {
             runtime,
             spaces,
@@ -79,7 +98,7 @@ impl OrtBackend {
     pub fn device_memory(&self, provider: Provider, device: &str) -> Result<MemoryId, BackendError> {
         let device = find_device(&self.runtime, provider, &Device::new(device, DeviceKind::Gpu))?.device;
         self.add_spaces(provider)?;
-        let spaces = self.spaces.borrow();
+        let spaces = self.spaces.list.borrow();
         let space = spaces.iter().find(|space| space.belongs_to(&device));
         space.map(|space| space.id).ok_or_else(|| BackendError::Runtime {
             doing: format!("use {}", provider.name()),
@@ -96,7 +115,7 @@ impl OrtBackend {
     }
 
     fn space(&self, memory: MemoryId) -> Result<Rc<MemorySpace>, BackendError> {
-        let space = self.spaces.borrow().get(memory.0 as usize).cloned();
+        let space = self.spaces.list.borrow().get(memory.0 as usize).cloned();
         space.ok_or_else(|| BackendError::Misfit {
             what: format!("memory {}", memory.0),
             why: "no partition uses its device".into(),
@@ -122,9 +141,9 @@ impl OrtBackend {
             return Ok(());
         }
         for (number, device) in devices_of(&self.runtime, provider).into_iter().enumerate() {
-            let known = self.spaces.borrow().iter().any(|space| space.belongs_to(&device));
+            let known = self.spaces.list.borrow().iter().any(|space| space.belongs_to(&device));
             if !known {
-                let id = MemoryId(self.spaces.borrow().len() as u32);
+                let id = MemoryId(self.spaces.list.borrow().len() as u32);
                 let (lock, streams) = (self.runtime.device_lock(provider), self.runtime.streams(provider, number));
                 tracing::info!(
                     provider = provider.id(),
@@ -134,7 +153,7 @@ impl OrtBackend {
                     "device in use"
                 );
                 let space = MemorySpace::device(id, &self.runtime.environment, &device, lock, streams)?;
-                self.spaces.borrow_mut().push(Rc::new(space));
+                self.spaces.list.borrow_mut().push(Rc::new(space));
             }
         }
         Ok(())
@@ -205,7 +224,7 @@ impl Backend for OrtBackend {
     }
 
     fn synchronize_all(&self, report: &mut dyn FnMut(TimingToken, Interval)) -> Result<(), BackendError> {
-        let spaces = self.spaces.borrow();
+        let spaces = self.spaces.list.borrow();
         spaces.iter().filter_map(|space| space.streams.as_ref()).try_for_each(|streams| streams.report(report))
     }
 
@@ -233,7 +252,7 @@ impl Backend for OrtBackend {
             }
             false => None,
         };
-        let spaces = self.spaces.borrow().clone();
+        let spaces = self.spaces.list.borrow().clone();
         let provider = provided.provider;
         let parts = SessionParts { session, weights, spaces, lock, streams, mapped, provider };
         let (session, weights) = OrtSession::new(parts)?;
@@ -378,7 +397,7 @@ impl Backend for OrtBackend {
 
     fn memory_use(&self) -> MemoryUse {
         let (peak_resident, resident) = os::resident();
-        let devices = self.spaces.borrow().iter().filter_map(|space| space.memory_use()).collect();
+        let devices = self.spaces.list.borrow().iter().filter_map(|space| space.memory_use()).collect();
         MemoryUse { peak_resident, resident, devices }
     }
 }

@@ -23,6 +23,7 @@ mod session;
 #[cfg_attr(not(target_os = "linux"), path = "sigbus/elsewhere.rs")]
 mod sigbus;
 mod state_file;
+mod telemetry;
 mod weights;
 
 pub use backend::OrtBackend;
@@ -35,4 +36,5 @@ pub use os::{
 pub use raw::binding::OrtBinding;
 pub use raw::run::OrtControl;
 pub use session::{OrtSession, OrtTensor, OrtWeightPager};
+pub use telemetry::disable_telemetry;
 pub use weights::disk::{decompression_rate, read_rate};

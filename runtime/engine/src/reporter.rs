@@ -67,6 +67,7 @@ pub fn fallback_warnings(fallbacks: &[ProviderFallback], has_device: impl Fn(Pro
     let mut failed: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for partition in fallbacks.chunk_by(|a, b| a.partition == b.partition) {
         let Some(ProviderFallback { partition: name, got, .. }) = partition.last() else { continue };
+        let got_is_host = got.uses_host_memory();
         let got = if *got == Provider::CPU { "the CPU" } else { got.name() };
         let (with_device, without_device): (Vec<_>, Vec<_>) =
             partition.iter().partition(|fallback| has_device(fallback.wanted));
@@ -74,7 +75,8 @@ pub fn fallback_warnings(fallbacks: &[ProviderFallback], has_device: impl Fn(Pro
             let why = format!("{got} instead of {}: {reason}", wanted.name());
             failed.entry(why).or_default().push(name);
         }
-        if with_device.is_empty() {
+        // Plans list the providers of all GPUs: one that is not here is no news if another one's GPU computes.
+        if with_device.is_empty() && got_is_host {
             let why = match &without_device[..] {
                 [only] if only.wanted.uses_host_memory() => format!("{} finds no device here", only.wanted.name()),
                 [only] => format!("{} finds no usable GPU here", only.wanted.name()),
@@ -115,6 +117,14 @@ mod tests {
         let only = [fallback("gpu_0", Provider::CUDA, "no library")];
         let lines = ["gpu_0 runs on the CPU: CUDA finds no usable GPU here (hpp-exec devices says why)"];
         assert_eq!(fallback_warnings(&only, |_| false), lines);
+    }
+
+    #[test]
+    fn a_gpu_of_a_later_provider_is_what_the_plan_wants() {
+        let cuda = ProviderFallback { got: Provider::WEBGPU, ..fallback("gpu_0", Provider::CUDA, "no library") };
+        assert_eq!(fallback_warnings(std::slice::from_ref(&cuda), |_| false), [""; 0]);
+        let lines = ["gpu_0 runs on WebGPU instead of CUDA: no library"];
+        assert_eq!(fallback_warnings(&[cuda], |_| true), lines);
     }
 
     #[test]

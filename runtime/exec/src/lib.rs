@@ -37,6 +37,7 @@ use std::sync::Arc;
 
 /// Runs the command line. Returns the exit code of the process.
 pub fn run(cli: Cli) -> u8 {
+    hpp_backend::disable_telemetry();
     let args = library_args(&cli);
     let console = Console::new(args.level());
     let outcome = log(args.verbose, &console).and_then(|()| perform(cli, &console));

@@ -19,6 +19,19 @@ fn flip(path: &std::path::Path, at: usize) {
     std::fs::write(path, bytes).unwrap();
 }
 
+/// ONNX Runtime writes an identifier of the device and events of each process to the home directory, unless its telemetry is off.
+#[test]
+fn nothing_is_recorded_for_telemetry() {
+    let home = tempfile::tempdir().unwrap();
+    let mut devices = support::command(["devices"]);
+    for variable in ["HOME", "XDG_CACHE_HOME", "USERPROFILE", "LOCALAPPDATA"] {
+        devices.env(variable, home.path());
+    }
+    support::Ran::of(devices.env_remove("ORT_DISABLE_TELEMETRY").output().unwrap()).ok();
+    let left: Vec<_> = std::fs::read_dir(home.path()).unwrap().flatten().map(|entry| entry.path()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}
+
 #[test]
 fn files_that_differ_from_the_plans_records() {
     let plan = PlanDir::new(LLAMA, 64);

@@ -9,6 +9,11 @@
 docs/PYTHON.md has the rest.
 """
 
+import os as _os
+
+# ONNX Runtime reads this when it is loaded; without it, it records each process and tries to report it to Microsoft.
+_os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
 from ._commands import profile, split
 from ._errors import HppError, HppWarning
 from ._model import Generated, Model, TextStream, Timings, load

@@ -191,7 +191,7 @@ fn model(decision: &Decision) -> SourceModel {
         outputs: a.outputs.clone(),
         states: a.rows.as_ref().map(|rows| rows.whole_states.clone()).unwrap_or_default(),
         rounds_whole_passes: rounds_whole_passes(&a.graph),
-        rounds_sums: a.rows.is_some() && rounds_to_8_bits(&a.graph),
+        rounds_activations: rounds_to_8_bits(&a.graph),
         host_kernels: host_kernels(a.model.proto()),
     }
 }

@@ -4,7 +4,7 @@ mod planning;
 mod quantize;
 mod values;
 
-pub use planning::{CompressArg, ExpertReads, ObjectiveArg, PlanningArgs};
+pub use planning::{CompressArg, ExpertReads, MechanismsArg, ObjectiveArg, PlanningArgs};
 pub use quantize::{BitsArg, DraftArg, QuantizeArgs};
 pub use values::{KvHomeArg, LayerCount, SplitModeArg, VramRange};
 
@@ -186,16 +186,21 @@ impl SplitArgs {
 
     /// Whether weights may be streamed to a GPU, by the planner or by manual placement.
     pub fn may_stream(&self) -> bool {
-        let assigned = self.assign.as_ref().is_some_and(Assign::streams);
         let by_default = self.planning.mechanisms.is_none() && !self.has_manual_placement() && !self.avoids_streaming();
-        self.planning.requests_streaming() || self.planning.stream.is_some() || assigned || by_default
+        self.planning.requests_streaming() || self.names_streamed_blocks() || by_default
     }
 
     /// Whether the planner must not stream weights by default. `--refine` attributes a partition's time to its blocks,
     /// which waits for streamed weights would distort; `--kv cpu` already copies state to the device around each block; layers that are
     /// divided by rows stay on their GPUs.
     pub fn avoids_streaming(&self) -> bool {
-        self.planning.refine.is_some() || self.kv == KvHomeArg::Host || self.divides_rows()
+        let avoids = self.planning.refine.is_some() || self.kv == KvHomeArg::Host || self.divides_rows();
+        avoids && !self.names_streamed_blocks()
+    }
+
+    /// Whether `--stream` or `--assign` streams weights to a GPU.
+    pub fn names_streamed_blocks(&self) -> bool {
+        self.planning.stream.is_some() || self.assign.as_ref().is_some_and(Assign::streams)
     }
 
     /// Whether each GPU computes a part of every layer.

@@ -17,6 +17,8 @@ const MOST_CONTENTION: f64 = 3.0;
 
 /// Size limit of the file, bytes.
 const MAX_BYTES: u64 = 64 << 20;
+/// The end of the label of a layer's experts where they are a block of their own.
+const OF_EXPERTS: &str = ".experts";
 const HINT: &str = "give the output of `hpp-exec bench PLAN --json > run.json` for a plan of this model";
 
 /// A run of an earlier plan of the model.
@@ -124,8 +126,16 @@ impl MeasuredRun {
         let in_file = |finding: &Finding| InputError::in_file(&self.file, finding);
         let predicted = problem(analysis, of_run, source, budget.clone())
             .map_err(|findings| InputErrors(findings.iter().map(in_file).collect()))?;
-        let labels: BTreeMap<&str, usize> =
-            analysis.segmentation.blocks.iter().enumerate().map(|(at, block)| (&*block.label, at)).collect();
+        let blocks = &analysis.segmentation.blocks;
+        // A plan may divide layers before their experts where another does not.
+        let run_divides =
+            self.run.stages.iter().flat_map(|stage| &stage.blocks).any(|label| label.ends_with(OF_EXPERTS));
+        let blocks_of = |label: &str| -> Vec<usize> {
+            let find = |wanted: &str| blocks.iter().position(|block| block.label == wanted);
+            let layer = label.strip_suffix(OF_EXPERTS).unwrap_or(label);
+            let experts = find(&format!("{layer}{OF_EXPERTS}")).filter(|_| !run_divides);
+            find(label).or_else(|| find(layer)).into_iter().chain(experts).collect()
+        };
         let mut times: BTreeMap<(DeviceId, Phase), DeviceTimes> = BTreeMap::new();
         for stage in &self.run.stages {
             let Some(device) = used_device(stage).filter(|device| has(&predicted, *device)) else { continue };
@@ -139,11 +149,12 @@ impl MeasuredRun {
                 of_device.launches += launch_ms(&predicted, device) * passes as f64;
                 of_device.passes = passes as f64;
                 for label in &stage.blocks {
-                    let Some(at) = labels.get(&**label) else {
+                    let found = blocks_of(label);
+                    if found.is_empty() {
                         let message = format!("{} has a block {label}, which this model lacks", self.file);
                         return Err(InputErrors(vec![InputError::new(message, HINT)]));
-                    };
-                    of_device.blocks.insert(*at);
+                    }
+                    of_device.blocks.extend(found);
                 }
             }
         }

@@ -527,11 +527,13 @@ fn scenario(analysis: &Analysis, args: &SplitArgs, costs: &Costs, budget: &Budge
         new_tokens: new_tokens.min(context - prompt.min(context)).max(new_tokens.min(1)),
         prefill_chunk: context,
         threads: costs.source().threads().unwrap_or_else(|| ThisHost::read().cores).into(),
-        divides_prompts: analysis.kind != ModelKind::SingleRun,
+        // Without a cache every pass computes the whole text.
+        divides_prompts: analysis.kind == ModelKind::Decoder,
     };
     let chunk = match budget.ram.or(local.ram()) {
+        _ if !whole.divides_prompts => context,
         _ if !budget.vram.is_empty() => context.min(DEFAULT_CHUNK),
-        Some(ram) if whole.divides_prompts => chunk_within(analysis, whole, ram / WORKSPACE_DIVISOR),
+        Some(ram) => chunk_within(analysis, whole, ram / WORKSPACE_DIVISOR),
         _ => context,
     };
     Scenario { prefill_chunk: chunk, ..whole }

@@ -1,6 +1,6 @@
 //! Checks settings that do not depend on the model, and reports all errors at once.
 
-use crate::cli::{BitsArg, DraftArg, LayerCount, ObjectiveArg, QuantizeArgs, SplitArgs};
+use crate::cli::{BitsArg, DraftArg, LayerCount, MechanismsArg, ObjectiveArg, QuantizeArgs, SplitArgs};
 use crate::input_errors::InputErrors;
 use crate::split_mode;
 use hpp_schema::names_a_file;
@@ -72,7 +72,15 @@ fn streaming(args: &SplitArgs, errors: &mut InputErrors) {
     errors.require(
         planning.slots.is_none() || args.may_stream(),
         "--slots applies to weights streamed to a GPU, and nothing is streamed",
-        "add --stream auto or --stream N, or omit --slots",
+        match args.gpu_layers {
+            Some(LayerCount::Count(_)) => "omit --slots; or stream layers: with --stream N and fewer --gpu-layers",
+            _ => "add --stream auto or --stream N, or omit --slots",
+        },
+    );
+    errors.require(
+        matches!(planning.mechanisms, None | Some(MechanismsArg::All)) || !args.names_streamed_blocks(),
+        "--mechanisms resident,cpu or resident,cpu,disk plans without streaming weights to a GPU, and --stream or --assign streams some",
+        "omit --mechanisms, or give --mechanisms all",
     );
     errors.require(
         planning.stream != Some(LayerCount::Count(0)),

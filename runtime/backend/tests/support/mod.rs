@@ -142,7 +142,7 @@ impl Recorded {
                 source: file.into(),
                 tapped: None,
                 states: vec![],
-                rounds_sums: false,
+                rounds_activations: false,
                 rounds_whole_passes: false,
                 tables_change_after: None,
                 weights_dir: ".".into(),

@@ -366,6 +366,9 @@ fn invalid_streaming_settings_are_refused() {
         (&["--stream", "2", "--sweep-vram", "1M..2M"], &["manually", "--stream"]),
         (&["--assign", "head=gpu1:stream", "--vram", "1G"], &["gpu1", "has 1 GPU"]),
         (&["--stream", "auto", "--refine", "8"], &["--refine"]),
+        (&["--assign", "layers.1=stream", "--mechanisms", "resident,cpu"], &["--assign", "omit --mechanisms"]),
+        (&["--stream", "2", "--mechanisms", "resident,cpu,disk"], &["--stream", "omit --mechanisms"]),
+        (&["--slots", "2", "--gpu-layers", "all"], &["nothing is streamed", "omit --slots"]),
     ] {
         run(more).refusal(words);
     }
@@ -373,6 +376,15 @@ fn invalid_streaming_settings_are_refused() {
         assert_eq!(run(usage).status, Some(2), "{usage:?}");
     }
     assert!(!Path::new("never-written").exists());
+}
+
+/// With states in host memory the planner does not stream weights; the user may.
+#[test]
+fn assigned_blocks_are_streamed_with_states_in_host_memory_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = ["--vram", "1G", "--kv", "cpu", "--assign", "layers.1=stream"];
+    let plan = written(&fixture(LLAMA), &dir.path().join("plan"), &options);
+    assert_eq!(streamed(&plan).iter().map(|partition| &*partition.blocks).collect::<Vec<_>>(), [["layers.1"]]);
 }
 
 /// Weight files on another file system are referred to by path; embedded weights would need a file beside the plan.

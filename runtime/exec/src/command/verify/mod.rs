@@ -44,9 +44,11 @@ fn tolerance(args: &VerifyArgs, plan: &Plan, telemetry: &Telemetry) -> Tolerance
     let half = |dtype: DType| matches!(dtype, DType::Float16 | DType::Bfloat16);
     let outputs = plan.partitions.iter().flat_map(|p| &p.outputs);
     let has_half = outputs.map(|o| o.dtype).chain(plan.states.iter().map(|s| s.dtype)).any(half);
-    // Where activations are rounded to 8 bits, a difference in the last bit can choose another level.
-    let rounds = has_half || plan.model.rounds_whole_passes || plan.model.rounds_sums;
     let off_cpu = telemetry.stages.iter().any(|stage| stage.provider != Provider::CPU);
+    let by_rows = !plan.model.states.is_empty();
+    // Where activations are rounded to 8 bits, a difference in the last bit can choose another level; and other providers do not round.
+    let rounds_otherwise = plan.model.rounds_activations && (by_rows || off_cpu);
+    let rounds = has_half || plan.model.rounds_whole_passes || rounds_otherwise;
     Tolerance(args.tolerance.unwrap_or(match (rounds, off_cpu) {
         (true, _) => 2e-2,
         (false, true) => 1e-3,
