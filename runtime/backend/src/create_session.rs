@@ -4,6 +4,7 @@
 
 use crate::environment::SharedRuntime;
 use crate::loading::Loading;
+use crate::operators;
 use crate::os;
 use crate::pages;
 use crate::probe;
@@ -442,14 +443,17 @@ fn builder(runtime: &SharedRuntime, spec: &SessionSpec<'_>) -> Result<SessionBui
 }
 
 fn on_host(runtime: &SharedRuntime, spec: &SessionSpec<'_>, packed: bool) -> Result<SessionBuilder, BackendError> {
+    let preparing = || format!("prepare a session for {} on the host", spec.partition);
     let arena = ort::ep::CPU::default().with_arena_allocator(true).build();
+    let operators = operators::domain().map_err(failed(preparing()))?;
     builder(runtime, spec)?
         .with_devices([processor(runtime)?], None)
         .and_then(|builder| builder.with_execution_providers([arena]))
         // On a device this would replace the provider's own arena by the bare allocator that came with its library.
         .and_then(|builder| builder.with_env_allocators())
         .and_then(|builder| builder.with_prepacking(packed))
-        .map_err(failed(format!("prepare a session for {} on the host", spec.partition)))
+        .and_then(|builder| builder.with_operators(operators))
+        .map_err(failed(preparing()))
 }
 
 /// Whether a packed copy of all weights takes at most half of the memory that this process may use; true if the system does not

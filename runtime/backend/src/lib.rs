@@ -13,6 +13,7 @@ mod environment;
 mod loading;
 mod log;
 mod openvino;
+mod operators;
 mod os;
 mod pages;
 mod plugin;

@@ -37,7 +37,7 @@ pub use graph::*;
 pub use inseparable::{cut_finely, join_for_state};
 pub use isomorphism::Isomorphism;
 pub use join::{JoinError, join};
-pub use relu::{NeuronLayout, ReluProduct};
+pub use relu::{GatedProduct, NeuronLayout, ReluProduct};
 pub use rows::{
     InputDivision, NodeDivision, RowDivision, RowNode, RowsError, RowsReason, Shard, ShardLayout, WeightSlice,
     divide_rows, shard_name,

@@ -17,11 +17,26 @@ pub struct ReluProduct {
     pub neurons: u64,
     /// Bytes of the matrix.
     pub bytes: u64,
-    /// Bytes of a second matrix (of a gate) whose product is multiplied with the ReLU's output and has no other reader: its columns for inactive
-    /// neurons are not needed either. 0 if there is no such matrix.
-    pub gated_bytes: u64,
+    /// The product that the ReLU's output is a gate of, if there is one.
+    pub gated: Option<GatedProduct>,
     /// Where the weights of one neuron are in the matrix.
     pub layout: NeuronLayout,
+}
+
+/// A product with a constant matrix that is multiplied with a ReLU's output and has no other reader: where the ReLU gives 0, it is not needed
+/// either.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatedProduct {
+    /// The product.
+    pub node: NodeId,
+    /// The multiplication with the ReLU's output.
+    pub gating: NodeId,
+    /// The ReLU's output.
+    pub gate: ValueId,
+    /// The matrix, as it is stored.
+    pub weight: ValueId,
+    /// Bytes of the matrix.
+    pub bytes: u64,
 }
 
 /// Where the weights of one neuron are in a stored matrix.
@@ -39,7 +54,7 @@ impl ReluProduct {
     /// The products of a block of which a ReLU switches neurons off, in execution order. Products whose matrix another node reads too are left out.
     pub fn of(graph: &Graph, block: &Block) -> Vec<ReluProduct> {
         let inside: BTreeSet<NodeId> = block.nodes.iter().copied().collect();
-        // Values that are 0 for inactive neurons, with the bytes of the matrices whose products were multiplied with them.
+        // Values that are 0 for inactive neurons, with the products that were multiplied with them.
         let mut zeros = BTreeMap::new();
         let mut found = Vec::new();
         // Node ids are in execution order.
@@ -48,15 +63,11 @@ impl ReluProduct {
             let is_relu = is_standard(node) && node.op_type == "Relu";
             let first = node.inputs.first().copied().flatten();
             if is_relu || keeps_zeros(graph, node, &zeros) {
-                let gated = node.inputs.iter().flatten().map(|input| match zeros.get(input) {
-                    Some(bytes) => *bytes,
-                    None if node.op_type == "Mul" => gated_bytes(graph, *input),
-                    None => 0,
-                });
-                let gated = gated.max().unwrap_or(0);
+                let known = node.inputs.iter().flatten().find_map(|input| zeros.get(input).copied().flatten());
+                let gated = known.or_else(|| gated(graph, *id, |input| zeros.contains_key(&input)));
                 zeros.extend(node.outputs.first().copied().flatten().map(|output| (output, gated)));
-            } else if let Some(gated_bytes) = first.and_then(|input| zeros.get(&input)) {
-                found.extend(product(graph, *id).map(|found| ReluProduct { gated_bytes: *gated_bytes, ..found }));
+            } else if let Some(gated) = first.and_then(|input| zeros.get(&input)) {
+                found.extend(product(graph, *id).map(|found| ReluProduct { gated: *gated, ..found }));
             }
         }
         found
@@ -64,7 +75,7 @@ impl ReluProduct {
 
     /// Bytes of all weights that belong to neurons which may be off.
     pub fn all_bytes(&self) -> u64 {
-        self.bytes + self.gated_bytes
+        self.bytes + self.gated.map_or(0, |gated| gated.bytes)
     }
 
     /// Bytes of the weights of one neuron.
@@ -73,15 +84,19 @@ impl ReluProduct {
     }
 }
 
-/// Bytes of the matrix whose product is `value`, if the gate is the only reader of `value`; else 0.
-fn gated_bytes(graph: &Graph, value: ValueId) -> u64 {
-    let producer = graph.producer(value).filter(|_| is_read_once(graph, value));
-    producer.and_then(|id| product(graph, id)).map_or(0, |found| found.bytes)
+/// The product that a multiplication gates with a value that is 0 for inactive neurons.
+fn gated(graph: &Graph, gating: NodeId, is_gate: impl Fn(ValueId) -> bool) -> Option<GatedProduct> {
+    let node = graph.node(gating);
+    let [Some(a), Some(b)] = node.inputs[..] else { return None };
+    let (gate, value) = if is_gate(a) { (a, b) } else { (b, a) };
+    let node = graph.producer(value).filter(|_| node.op_type == "Mul" && is_read_once(graph, value))?;
+    let ReluProduct { weight, bytes, .. } = product(graph, node)?;
+    Some(GatedProduct { node, gating, gate, weight, bytes })
 }
 
 /// Whether the node's output is 0 wherever its input is, for an input in `zeros`: conversions, a square, a product with a gate. The exponent of a
 /// `Pow` is not checked; activation functions use positive ones.
-fn keeps_zeros(graph: &Graph, node: &Node, zeros: &BTreeMap<ValueId, u64>) -> bool {
+fn keeps_zeros(graph: &Graph, node: &Node, zeros: &BTreeMap<ValueId, Option<GatedProduct>>) -> bool {
     let first = node.inputs.first().copied().flatten();
     let has = |input: Option<ValueId>| input.is_some_and(|id| zeros.contains_key(&id));
     is_standard(node)
@@ -111,14 +126,7 @@ fn product(graph: &Graph, id: NodeId) -> Option<ReluProduct> {
         "MatMulNBits" => {
             let neurons = u64::try_from(node.int("K")?).ok()?;
             let bytes = graph.weight(second).filter(|_| is_read_once(graph, second))?.bytes;
-            Some(ReluProduct {
-                node: id,
-                weight: second,
-                neurons,
-                bytes,
-                gated_bytes: 0,
-                layout: NeuronLayout::Quantized,
-            })
+            Some(ReluProduct { node: id, weight: second, neurons, bytes, gated: None, layout: NeuronLayout::Quantized })
         }
         "MatMul" if is_standard(node) => matrix(graph, id, second, NeuronLayout::Rows),
         "Gemm" if is_standard(node) && node.int("transA").unwrap_or(0) == 0 => {
@@ -138,7 +146,7 @@ fn matrix(graph: &Graph, node: NodeId, input: ValueId, layout: NeuronLayout) -> 
         let shape = graph.value(input).shape.as_ref().filter(|shape| shape.len() == 2)?;
         let axis = if layout == NeuronLayout::Columns { 1 } else { 0 };
         let neurons = shape[axis].as_fixed().filter(|neurons| *neurons > 1)?;
-        return Some(ReluProduct { node, weight: input, neurons, bytes: weight.bytes, gated_bytes: 0, layout });
+        return Some(ReluProduct { node, weight: input, neurons, bytes: weight.bytes, gated: None, layout });
     }
     let producer = graph.node(graph.producer(input)?);
     let source = producer.inputs.first().copied().flatten()?;

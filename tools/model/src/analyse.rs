@@ -13,9 +13,9 @@ use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_
 use crate::streams::BlockFiles;
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::{
-    BlockFormat, BranchChoice, Candidates, HeadReason, MeasureProgress, Model, QuantizeError, QuantizeOptions,
-    QuantizeSummary, Quantized, Roles, VirtualFile, choose_formats, compute_selected_experts, product_inputs, quantize,
-    store_reshaped,
+    ActiveNeurons, BlockFormat, BranchChoice, Candidates, HeadReason, MeasureProgress, Model, QuantizeError,
+    QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, choose_formats, compute_selected_experts,
+    product_inputs, quantize, store_reshaped,
 };
 use hpp_schema::{
     Activations, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate,
@@ -73,6 +73,8 @@ pub struct Analysis {
     pub rows: Option<DividedRows>,
     /// How many operators take activations of 8 bits because that was asked for; `None` with activations as exported.
     pub integer_operators: Option<usize>,
+    /// The products of ReLU networks of which host partitions compute only active neurons; `None` if they compute all neurons.
+    pub active_neurons: Option<ActiveNeurons>,
     /// A cache of what the file of each block would hold: planning asks for it once for each length of passes.
     pub(crate) block_files: BlockFiles,
 }
@@ -448,6 +450,7 @@ fn describe(
         quantized: None,
         rows: None,
         integer_operators: None,
+        active_neurons: None,
         block_files: BlockFiles::default(),
     }
 }

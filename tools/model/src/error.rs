@@ -3,7 +3,7 @@
 use crate::config::ConfigError;
 use crate::rows::LAYER_MODE;
 use hpp_graph::RowsError;
-use hpp_onnx::{NothingReason, QuantizeError, RowSplitError};
+use hpp_onnx::{ActiveNeuronsError, NothingReason, QuantizeError, RowSplitError};
 
 /// Why a model could not be analysed.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +23,9 @@ pub enum ModelError {
     /// The parts of a layer cannot be written.
     #[error("cannot divide the model by rows")]
     RowSplit(#[from] RowSplitError),
+    /// Active neurons cannot be computed alone.
+    #[error("cannot compute active neurons alone")]
+    ActiveNeurons(#[from] ActiveNeuronsError),
     /// A setting is invalid for this model.
     #[error("{message}")]
     Setting {
@@ -55,6 +58,7 @@ impl ModelError {
                 hpp_schema::ByteSize(*smallest).human_rounded_up()
             )),
             ModelError::Rows(_) | ModelError::RowSplit(_) => Some(LAYER_MODE.to_owned()),
+            ModelError::ActiveNeurons(_) => Some("omit --active-neurons".to_owned()),
             ModelError::Config(_) | ModelError::Quantize(_) => None,
         }
     }

@@ -4,6 +4,7 @@
 //! This crate makes no placement decisions and writes no files.
 
 mod activations;
+mod active_neurons;
 mod analyse;
 mod assemble;
 mod config;

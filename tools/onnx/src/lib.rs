@@ -3,6 +3,7 @@
 //!
 //! Handles protobuf, files and hostile input. Does not know devices or plans.
 
+mod active_neurons;
 mod conditional;
 mod extract;
 mod flatten;
@@ -25,10 +26,12 @@ mod tensor;
 mod typed;
 mod virtual_file;
 pub mod walk;
+mod weight_source;
 mod weights;
 mod work_dir;
 mod write;
 
+pub use active_neurons::{ActiveNeurons, ActiveNeuronsError};
 pub use conditional::compute_selected_experts;
 pub use extract::{ExtractError, Extractor};
 pub use flatten::FunctionError;
@@ -54,6 +57,6 @@ pub use store::{
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape, is_external};
 pub use virtual_file::{VirtualFile, VirtualFiles};
-pub use weights::{FileRange, QUANTIZED_FILE, ROWS_FILE, Storage, WeightError, WeightFile, Weights};
+pub use weights::{FileRange, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE, Storage, WeightError, WeightFile, Weights};
 pub use work_dir::WorkDir;
 pub use write::{WriteError, encode, write_bytes, write_model};

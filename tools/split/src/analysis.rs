@@ -41,6 +41,9 @@ pub fn analyse(
     if !analysis.activations().are_exported() {
         analysis.name.push_str("-int8-activations");
     }
+    if args.active_neurons {
+        analysis.compute_active_neurons()?;
+    }
     let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
     let has_experts = |block: &Block| ExpertCounts::of(&analysis.graph, block).is_some();
     if !analysis.segmentation.blocks.iter().any(has_experts) && written_out(&analysis.graph).is_empty() {

@@ -171,6 +171,11 @@ pub struct SplitArgs {
     /// `hpp-exec verify PLAN --kl FILE --against MODEL` measures the difference.
     #[arg(long)]
     pub int8_activations: bool,
+
+    /// On the host, read and compute only the neurons that a ReLU leaves active, in float32 and float16 models such as OPT or ReLU-Llama:
+    /// faster if few are active (a profile with a corpus tells how many). Sums are added in another order, so logits differ in their last digits.
+    #[arg(long)]
+    pub active_neurons: bool,
 }
 
 impl SplitArgs {

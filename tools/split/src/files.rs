@@ -11,8 +11,10 @@ pub use crate::write_options::WriteOptions;
 use hpp_graph::{PartitionGraph, ValueId};
 use hpp_model::{Analysis, CONFIG_FILES, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Extractor, Model, QUANTIZED_FILE, ROWS_FILE, WeightFile, needs_externalising};
-use hpp_schema::{DeviceKind, FileRecord, FileRole, HostKernels, OutputUse, Partition, Plan, Residency, Severity};
+use hpp_onnx::{Extractor, Model, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE, WeightFile, needs_externalising};
+use hpp_schema::{
+    DeviceKind, FileRecord, FileRole, HostKernels, OutputUse, Partition, Plan, Provider, Residency, Severity,
+};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -110,6 +112,7 @@ impl<'a> PlanWriter<'a> {
     fn write(&mut self, parts: &[PartitionGraph], mut plan: Plan) -> Result<Plan, SplitError> {
         let model = self.externalise(&self.analysis.model)?;
         let mut protos = self.protos(&model, parts, &plan)?;
+        self.compute_active_neurons(&plan, &mut protos);
         for (partition, (_, proto)) in plan.partitions.iter_mut().zip(&protos) {
             partition.host_kernels = HostKernels { packed: plan.model.host_kernels.packed, ..host_kernels(proto) };
         }
@@ -132,6 +135,19 @@ impl<'a> PlanWriter<'a> {
         let bytes = plan.files.iter().map(|file| file.bytes.0).fold(0, u64::saturating_add);
         tracing::info!(files = plan.files.len(), bytes, weights_dir, "files of the plan recorded");
         Ok(plan)
+    }
+
+    /// Rewrites the partitions that compute on the host's own provider in both phases.
+    fn compute_active_neurons(&self, plan: &Plan, protos: &mut [(String, ModelProto)]) {
+        let Some(active) = &self.analysis.active_neurons else { return };
+        let on_host = |partition: &Partition| {
+            partition.variants().all(|variant| variant.device == "cpu" && variant.providers == [Provider::CPU])
+        };
+        for (partition, (name, proto)) in plan.partitions.iter().zip(protos) {
+            if on_host(partition) {
+                tracing::debug!(partition = name, products = active.apply(proto), "only active neurons are computed");
+            }
+        }
     }
 
     /// Writes the model's own draft, if it has one, and records it in the plan.
@@ -212,10 +228,14 @@ impl<'a> PlanWriter<'a> {
             self.destination.add_virtual(ROWS_FILE, rows.contents.clone());
         }
         let mut weights = model.weights().clone();
+        if let Some(active) = &self.analysis.active_neurons {
+            self.destination.add_virtual(NEURONS_FILE, active.contents().clone());
+            weights.files.extend(active.file(model));
+        }
         weights.files.append(&mut self.whole_files);
         self.destination.pack(&mut models, &weights, WEIGHTS_FILE)?;
         protos.iter_mut().zip(models).for_each(|((_, proto), packed)| *proto = packed);
-        for file in [EMBEDDED_FILE, EMBEDDED_WHOLE_FILE, QUANTIZED_FILE, ROWS_FILE] {
+        for file in [EMBEDDED_FILE, EMBEDDED_WHOLE_FILE, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE] {
             self.destination.remove(file);
         }
         Ok(".".to_owned())
@@ -373,8 +393,9 @@ impl<'a> PlanWriter<'a> {
     /// The weight files of the exported model, if `hpp-exec verify` reads that model although the plan has weights of its
     /// own.
     fn source_weights(&self) -> Result<Vec<FileRecord>, SplitError> {
-        let source = self.analysis.before.as_ref().filter(|_| self.options.pack && !self.has_own_whole);
-        let files = source.map(|(model, _)| &model.weights().files[..]).unwrap_or_default();
+        let model = self.analysis.before.as_ref().map_or(&self.analysis.model, |(model, _)| model);
+        let has_own_weights = self.options.pack && !self.has_own_whole;
+        let files = if has_own_weights { &model.weights().files[..] } else { &[] };
         let mut records = Records::new(&self.destination, self.options.hash_weights);
         files.iter().try_for_each(|file| records.add(&self.destination.relative(&file.path), FileRole::Weights))?;
         Ok(records.done())

@@ -161,7 +161,7 @@ fn obstacle(analysis: &Analysis, product: &ReluProduct) -> Option<&'static str> 
         NeuronLayout::Rows if !is_float32 => {
             Some("the CPU computes with a packed copy in 32 bits, in which they are not rows")
         }
-        NeuronLayout::Rows if product.gated_bytes > 0 => {
+        NeuronLayout::Rows if product.gated.is_some() => {
             Some("one of the two matrices is stored as columns, whose numbers do not lie side by side")
         }
         NeuronLayout::Rows => None,
@@ -205,7 +205,7 @@ mod tests {
             weight: ValueId(0),
             neurons: 10,
             bytes,
-            gated_bytes: 0,
+            gated: None,
             layout: NeuronLayout::Rows,
         };
         let networks = [

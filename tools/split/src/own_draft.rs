@@ -110,6 +110,7 @@ fn arguments(args: &SplitArgs, partitions: usize) -> SplitArgs {
         gpu_layers: None,
         assign: None,
         movable: false,
+        active_neurons: false,
         kv: KvHomeArg::Follow,
         max_partitions: None,
         partitions,

@@ -17,6 +17,7 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     sweep(args, &mut errors);
     without_gpus(args, &mut errors);
     check_manual_placement(args, &mut errors);
+    active_neurons(args, &mut errors);
     refining(args, &mut errors);
     throughput(args, &mut errors);
     quantizing(args, &mut errors);
@@ -135,6 +136,19 @@ fn without_gpus(args: &SplitArgs, errors: &mut InputErrors) {
         !(excluded && requested),
         "--vram 0 plans without a GPU, and --gpu-layers or --stream requests one",
         "give --vram the size of the GPU, or omit the other options",
+    );
+}
+
+fn active_neurons(args: &SplitArgs, errors: &mut InputErrors) {
+    errors.require(
+        !args.active_neurons || args.quantize.quantize.is_none(),
+        "--active-neurons leaves out rows of float32 and float16 matrices, and --quantize stores the numbers of several rows together",
+        "omit one of them",
+    );
+    errors.require(
+        !args.active_neurons || !args.in_place,
+        "--active-neurons may need transposed copies of weights, and --in-place writes no weights",
+        "omit one of them",
     );
 }
 

@@ -221,6 +221,9 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     if let Some(count) = analysis.integer_operators.filter(|count| *count > 0) {
         tell!("activations of {count} operators are rounded to 8 bits");
     }
+    if let Some(active) = &analysis.active_neurons {
+        tell!("on the host only active neurons of {} of weights are computed", ByteSize(active.bytes()).human());
+    }
     let unknown = unknown_providers::notes(&args.planning.providers, costs.profile());
     let forms = experts::notes_of_unknown_forms(analysis);
     let surplus = note_of_surplus_layers(&request.problem, args);

@@ -24,6 +24,7 @@ pub fn check(args: &SplitArgs, errors: &mut InputErrors) {
         (planning.slots.is_some(), "--slots", STREAMED),
         (args.layers_with_host_experts().is_some(), "--cpu-moe or --n-cpu-moe", "divides layers before their experts"),
         (args.movable, "--movable", "moves whole layers"),
+        (args.active_neurons, "--active-neurons", "is for layers on the host"),
         (args.kv == KvHomeArg::Host, "--kv cpu", "copies caches to one GPU at a time"),
         (planning.refine.is_some(), "--refine", "tries other places of blocks, and each shard has its own"),
         (planning.sweep_vram.is_some(), "--sweep-vram", "is for other numbers of layers on GPUs"),

@@ -18,9 +18,11 @@ pub struct WriteOptions {
 }
 
 impl WriteOptions {
-    /// Quantized weights and parts of weights are in no file of the model, so a plan of them is always packed.
+    /// Quantized weights, parts of weights and transposed weights are in no file of the model, so a plan of them is always packed.
     pub fn for_analysis(self, analysis: &Analysis) -> Self {
-        WriteOptions { pack: self.pack || analysis.quantized.is_some() || analysis.rows.is_some(), ..self }
+        let transposes = analysis.active_neurons.as_ref().is_some_and(|active| active.file(&analysis.model).is_some());
+        let pack = self.pack || analysis.quantized.is_some() || analysis.rows.is_some() || transposes;
+        WriteOptions { pack, ..self }
     }
 
     /// Whether a plan has an unsplit model of its own: where the user wants it packed, and where the exported model computes with other weights or

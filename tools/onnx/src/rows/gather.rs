@@ -1,39 +1,11 @@
 //! Gathers bytes that lie at regular distances in a weight: the same ranges of each row of a matrix, one after another.
 
-use crate::virtual_file::{Computed, VirtualFile};
-use bytes::Bytes;
-use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
-use std::path::PathBuf;
+use crate::virtual_file::Computed;
+use crate::weight_source::WeightSource;
+use std::io;
 
 /// Maximum bytes of one read that covers several ranges close together.
 const SPAN_BYTES: u64 = 1 << 20;
-
-/// Where the bytes of a weight are.
-#[derive(Clone, Debug)]
-pub(super) enum Source {
-    /// In a file, from this offset on.
-    File(PathBuf, u64),
-    /// In a file that does not exist on disk, from this offset on.
-    Virtual(VirtualFile, u64),
-    /// In memory.
-    Memory(Bytes),
-}
-
-impl Source {
-    fn read(&self, at: u64, buffer: &mut [u8]) -> io::Result<()> {
-        match self {
-            Source::File(path, begin) => read_exactly(File::open(path)?, begin + at, buffer),
-            Source::Virtual(file, begin) => read_exactly(file.reader(), begin + at, buffer),
-            Source::Memory(bytes) => read_exactly(io::Cursor::new(bytes), at, buffer),
-        }
-    }
-}
-
-fn read_exactly(mut from: impl Read + Seek, at: u64, buffer: &mut [u8]) -> io::Result<()> {
-    from.seek(SeekFrom::Start(at))?;
-    from.read_exact(buffer)
-}
 
 /// A range of each row: first byte within the row, and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,7 +17,7 @@ pub(super) struct Range {
 /// The same ranges of every row of a matrix.
 #[derive(Clone, Debug)]
 pub(super) struct Gather {
-    pub source: Source,
+    pub source: WeightSource,
     /// Number of rows.
     pub rows: u64,
     /// Bytes from the beginning of a row to that of the next.

@@ -1,16 +1,15 @@
 //! The shards' parts of weights: where their bytes come from, their names, and their places in the virtual file.
 
 use super::RowSplitError;
-use super::gather::{Gather, Range, Source};
+use super::gather::{Gather, Range};
 use crate::flatten::Fresh;
 use crate::model::Model;
 use crate::proto::TensorProto;
-use crate::read::position_in;
 use crate::store::{Layout, refer};
 use crate::tensor;
 use crate::virtual_file::{VirtualFile, VirtualFiles};
+use crate::weight_source::WeightSource;
 use crate::weights::{FileRange, ROWS_FILE, Storage};
-use bytes::Bytes;
 use hpp_graph::WeightSlice;
 use hpp_schema::DType;
 use std::collections::{HashMap, HashSet};
@@ -106,25 +105,10 @@ impl<'a> PartWeights<'a> {
         let unit = bytes / units;
         let range = |(start, length): (u64, u64)| Range { start: start * unit, length: length * unit };
         Ok(Gather {
-            source: self.source(tensor, part.source)?,
+            source: WeightSource::of(self.model, part.source, self.virtual_files)?,
             rows: part.slice.rows,
             stride: part.slice.columns() * unit,
             ranges: part.slice.ranges(part.shard, self.shards).into_iter().map(range).collect(),
-        })
-    }
-
-    fn source(&self, tensor: &TensorProto, index: usize) -> Result<Source, RowSplitError> {
-        if let Storage::External(span) = self.model.weights.storage[index] {
-            let file = &self.model.weights.files[span.file];
-            return Ok(match self.virtual_files.get(&file.location) {
-                Some(contents) => Source::Virtual(contents.clone(), span.offset),
-                None => Source::File(file.path.clone(), span.offset),
-            });
-        }
-        let raw = tensor::embedded_bytes(tensor, &tensor::shape_of(tensor)?)?.unwrap_or_default();
-        Ok(match position_in(&self.model.file, &raw) {
-            Some(position) => Source::File(self.model.path.clone(), position),
-            None => Source::Memory(Bytes::from(raw.into_owned())),
         })
     }
 
