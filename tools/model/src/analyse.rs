@@ -6,6 +6,7 @@ use crate::context_limit::{ContextLimit, context_limit, tables_change_after};
 use crate::costs::Scenario;
 use crate::error::ModelError;
 use crate::expert_layout;
+use crate::operators::has_own_kernel;
 use crate::roles;
 use crate::rotary_caches;
 use crate::rows::{self, DividedRows};
@@ -147,7 +148,7 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<
 pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysis, ModelError> {
     let AnalysisOptions { context, logits, quantize: quantization, experts, activations, shards } = options;
     let started = Instant::now();
-    let mut model = Model::open(path).map_err(|e| ModelError::Read(Box::new(e)))?;
+    let mut model = Model::open_for(path, &has_own_kernel).map_err(|e| ModelError::Read(Box::new(e)))?;
     info!(
         path = %model.path().display(),
         nodes = model.graph_proto().node.len(),

@@ -15,6 +15,9 @@ const ONNX: &str = "ai.onnx";
 /// The domain of operators that ONNX Runtime's layout optimizations write.
 const LAYOUTS: &str = "com.microsoft.nchwc";
 
+/// The domain of ONNX Runtime's own operators.
+const CONTRIB: &str = "com.microsoft";
+
 static TABLE: LazyLock<OperatorTable> = LazyLock::new(|| OperatorTable::parse(include_str!("operators/table.txt")));
 
 #[derive(Default)]
@@ -153,6 +156,11 @@ pub fn unknown_operators(model: &Model) -> Vec<String> {
         }
     });
     found.lines()
+}
+
+/// Whether ONNX Runtime has kernels for an operator of its own domain. It prefers them to a function of the model with the same name.
+pub fn has_own_kernel(domain: &str, operator: &str) -> bool {
+    domain == CONTRIB && TABLE.operators.get(&(domain, operator)).is_some_and(|found| !found.kernels.is_empty())
 }
 
 /// Visits all nodes, and those of nested graphs.

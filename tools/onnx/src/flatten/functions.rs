@@ -1,7 +1,8 @@
 //! Inlines functions that the model defines, nested calls included, as plain nodes with fresh names.
 //!
 //! A function that uses another operator set version than the model is not inlined, because its nodes would change
-//! meaning. The function and its calls stay.
+//! meaning. A function with the name of an operator is not inlined either: exporters define it for runtimes that lack the operator, and a runtime
+//! that has it computes its own. These functions and their calls stay.
 
 use super::rename::{Fresh, Renamer};
 use crate::names::{self, default_domain};
@@ -46,15 +47,18 @@ pub enum FunctionError {
 /// Domain, name and overload of a function.
 type FunctionKey = (String, String, String);
 
-/// Inlines every function that can be inlined. Functions that cannot be, and the functions that they call, stay in the
-/// model.
-pub fn inline(model: &mut ModelProto) -> Result<Vec<Note>, FunctionError> {
+/// Whether the runtime has an operator, by domain and name.
+pub type HasOperator<'a> = &'a dyn Fn(&str, &str) -> bool;
+
+/// Inlines every function that can be inlined. Functions that cannot be, those with the name of an operator, and the functions that they call, stay
+/// in the model.
+pub fn inline(model: &mut ModelProto, has_operator: HasOperator<'_>) -> Result<Vec<Note>, FunctionError> {
     if model.functions.is_empty() {
         return Ok(vec![]);
     }
     let functions = std::mem::take(&mut model.functions);
     let opsets = model.opset_import.clone();
-    let mut inliner = Inliner::new(&opsets, &functions)?;
+    let mut inliner = Inliner::new(&opsets, &functions, has_operator)?;
     if let Some(graph) = &mut model.graph {
         inliner.fresh = Fresh::for_graph(graph);
         inliner.graph(graph, &mut vec![])?;
@@ -79,11 +83,16 @@ struct Inliner<'a> {
 }
 
 impl<'a> Inliner<'a> {
-    fn new(opsets: &'a [OperatorSetIdProto], functions: &'a [FunctionProto]) -> Result<Self, FunctionError> {
+    fn new(
+        opsets: &'a [OperatorSetIdProto],
+        functions: &'a [FunctionProto],
+        has_operator: HasOperator<'_>,
+    ) -> Result<Self, FunctionError> {
         let mut opsets: HashMap<&str, i64> = opsets.iter().map(|o| (default_domain(o.domain()), o.version())).collect();
         let mut table = HashMap::new();
         for function in functions {
-            let entry = (function, agrees(function, &mut opsets));
+            let is_operator = has_operator(default_domain(function.domain()), function.name());
+            let entry = (function, !is_operator && agrees(function, &mut opsets));
             if table.insert(key(function), entry).is_some() {
                 return Err(FunctionError::DefinedTwice { function: title(function) });
             }
@@ -230,6 +239,10 @@ fn bind_attributes(
         bind_in_body(body, call, function);
     }
     rename(&mut node);
+    // Inputs that the call omits. ONNX Runtime 1.31 crashes on a LayerNormalization whose last input is one.
+    while node.input.last().is_some_and(String::is_empty) {
+        node.input.pop();
+    }
     node.attribute.extend(references.iter().filter_map(|reference| value_of(reference, call, function)));
     node
 }

@@ -79,11 +79,17 @@ impl ReadError {
 impl Model {
     /// Reads a model from an ONNX file, or from a directory in the layout of an exporter. Weights stay in their files.
     pub fn open(path: &Path) -> Result<Model, ReadError> {
+        Model::open_for(path, &|_, _| false)
+    }
+
+    /// Same as [`open`](Self::open), for a runtime that has these operators, by domain and name: functions of the model with their names are not
+    /// inlined.
+    pub fn open_for(path: &Path, has_operator: &dyn Fn(&str, &str) -> bool) -> Result<Model, ReadError> {
         let path = locate(path)?;
         let file = map_file(&path).map_err(|source| ReadError::Open { path: path.clone(), source })?;
         let mut proto = decode(&path, &file)?;
         let at = || path.clone();
-        let mut notes = flatten(&mut proto).map_err(|source| ReadError::Function { path: at(), source })?;
+        let mut notes = flatten(&mut proto, has_operator).map_err(|source| ReadError::Function { path: at(), source })?;
         if sort(proto.graph.get_or_insert_default()).map_err(|source| ReadError::Order { path: at(), source })? {
             notes.push(Note::Sorted);
         }
