@@ -203,8 +203,8 @@ pub enum InputRole {
     LogitPositions,
     /// A boolean that is always true: the cache branch of a merged decoder. Bound only when the source model runs.
     UseCacheBranch,
-    /// Zeros, with 1 for sizes that the shape leaves open: an input that only the other branch of a merged decoder reads, or a condition
-    /// that is false for the branch that generates. Bound only when the source model runs.
+    /// Zeros, with 1 for sizes that the shape leaves open: an input that only the other branch of a merged decoder reads, a condition
+    /// that is false for the branch that generates, or a number of logits that is 0 for all. Bound only when the source model runs.
     Zeros,
     /// Any other input, which the caller must supply.
     Free,

@@ -14,9 +14,9 @@ use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_
 use crate::streams::BlockFiles;
 use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
 use hpp_onnx::{
-    ActiveNeurons, BlockFormat, BranchChoice, Candidates, HeadReason, MeasureProgress, Model, QuantizeError,
-    QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, choose_formats, compute_selected_experts,
-    product_inputs, quantize, store_reshaped,
+    ActiveNeurons, BlockFormat, BranchChoice, Candidates, DroppedInput, HeadReason, MeasureProgress, Model,
+    QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, choose_formats,
+    compute_selected_experts, product_inputs, quantize, store_reshaped,
 };
 use hpp_schema::{
     Activations, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate,
@@ -157,6 +157,8 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
         ms = started.elapsed().as_millis(),
         "model read"
     );
+    let zeroed: Vec<DroppedInput> =
+        roles::LOGIT_COUNTS.iter().filter_map(|name| hpp_onnx::zero_input(&mut model, name)).collect();
     let reshaped = store_reshaped(&mut model);
     debug!(reshaped, "weights stored in the shape that their readers want");
     let mut config = ModelConfig::read(model.dir())?;
@@ -216,6 +218,7 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
     let mut analysis = describe(model, graph, segmentation, config, planned.unwrap_or(DEFAULT_CONTEXT), notes);
     refuse_states_without_axes(&analysis)?;
     refuse_states_beyond_64_bits(&analysis)?;
+    analysis.inputs.extend(zeroed.iter().filter_map(|input| input_of_source(input, InputRole::Zeros)));
     analysis.before = before;
     analysis.exported = exported;
     analysis.positions = positions;
@@ -470,16 +473,18 @@ fn vocab_size(kind: ModelKind, outputs: &[ModelOutput], config: &ModelConfig) ->
 fn inputs_of_source(branch: &BranchChoice) -> impl Iterator<Item = ModelInput> + '_ {
     branch.dropped_inputs.iter().filter_map(|input| {
         let is_condition = input.name == branch.condition;
-        let default_shape = is_condition.then(|| vec![Dim::fixed(1)]);
-        // Their symbols mean nothing to the graph.
-        let known = |dim: &Dim| dim.as_fixed().map_or(Dim::Unknown, Dim::fixed);
-        Some(ModelInput {
-            name: input.name.clone(),
-            dtype: input.dtype?,
-            shape: input.shape.as_ref().map(|shape| shape.iter().map(known).collect()).or(default_shape)?,
-            role: if is_condition && branch.value { InputRole::UseCacheBranch } else { InputRole::Zeros },
-        })
+        let shape = input.shape.clone().or_else(|| is_condition.then(|| vec![Dim::fixed(1)]));
+        let role = if is_condition && branch.value { InputRole::UseCacheBranch } else { InputRole::Zeros };
+        input_of_source(&DroppedInput { shape, ..input.clone() }, role)
     })
+}
+
+/// An input that only the source model has.
+fn input_of_source(input: &DroppedInput, role: InputRole) -> Option<ModelInput> {
+    // Its symbols mean nothing to the graph.
+    let known = |dim: &Dim| dim.as_fixed().map_or(Dim::Unknown, Dim::fixed);
+    let shape = input.shape.as_ref()?.iter().map(known).collect();
+    Some(ModelInput { name: input.name.clone(), dtype: input.dtype?, shape, role })
 }
 
 /// The directory's name for `dir/model.onnx`, else the file's.

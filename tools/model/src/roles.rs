@@ -1,5 +1,6 @@
 //! Roles of a model's inputs and outputs. This is the only module that interprets names: exporters agree on them, and
-//! the graph's structure cannot distinguish a mask from positions.
+//! the graph's structure cannot distinguish a mask from positions. Token ids and logits with other names are found by the table of token embeddings:
+//! ids are its only index, and logits have as many numbers for each token as it has rows.
 
 use crate::config::ModelConfig;
 use hpp_graph::{Graph, ValueId};
@@ -7,6 +8,14 @@ use hpp_schema::{DType, Dim, InputRole, ModelInput, ModelKind, ModelOutput, Outp
 
 /// The role of an input: what the runtime writes into it.
 pub fn input_role(graph: &Graph, id: ValueId) -> InputRole {
+    match named_role(graph, id) {
+        InputRole::Free if token_ids(graph) == Some(id) => InputRole::TokenIds,
+        role => role,
+    }
+}
+
+/// The role that an input's name says.
+fn named_role(graph: &Graph, id: ValueId) -> InputRole {
     let value = graph.value(id);
     let integer = matches!(value.dtype, Some(DType::Int64 | DType::Int32));
     match value.name.as_str() {
@@ -17,10 +26,44 @@ pub fn input_role(graph: &Graph, id: ValueId) -> InputRole {
             InputRole::AttentionMask
         }
         "position_ids" if integer => InputRole::PositionIds,
+        "cache_position" if integer && rank(value.shape.as_ref()) == Some(1) => InputRole::PositionIds,
         "token_type_ids" if integer => InputRole::TokenTypeIds,
         _ => InputRole::Free,
     }
 }
+
+/// The only input of no known name that is an index into a table, if no input has the name of token ids or embeddings.
+fn token_ids(graph: &Graph) -> Option<ValueId> {
+    let is_named = |id: &ValueId| matches!(named_role(graph, *id), InputRole::TokenIds | InputRole::Embeddings);
+    if graph.inputs.iter().any(is_named) {
+        return None;
+    }
+    let is_index = |id: &ValueId| named_role(graph, *id) == InputRole::Free && table_of(graph, *id).is_some();
+    let mut found = graph.inputs.iter().copied().filter(is_index);
+    found.next().filter(|_| found.next().is_none())
+}
+
+/// The table whose rows integers `[batch, tokens]` select.
+fn table_of(graph: &Graph, ids: ValueId) -> Option<ValueId> {
+    let value = graph.value(ids);
+    let is_matrix = |id: &ValueId| rank(graph.value(*id).shape.as_ref()) == Some(2);
+    let table = |node: &hpp_graph::Node| match node.op_type.as_str() {
+        "Gather" | "GatherBlockQuantized" if node.inputs.get(1) == Some(&Some(ids)) => node.inputs[0],
+        _ => None,
+    };
+    let is_integer = matches!(value.dtype, Some(DType::Int64 | DType::Int32)) && is_matrix(&ids);
+    let mut tables = value.consumers.iter().filter_map(|reader| table(graph.node(*reader))).filter(is_matrix);
+    tables.find(|table| graph.weight(*table).is_some()).filter(|_| is_integer)
+}
+
+/// The number of rows of the table of token embeddings.
+fn embedding_rows(graph: &Graph) -> Option<u64> {
+    let ids = graph.inputs.iter().find(|id| input_role(graph, **id) == InputRole::TokenIds)?;
+    graph.value(table_of(graph, *ids)?).shape.as_ref()?.first()?.as_fixed()
+}
+
+/// Inputs with the number of tokens of a pass, from its end, whose logits are computed: 0 is all of them. They become the constant 0.
+pub const LOGIT_COUNTS: [&str; 2] = ["num_logits_to_keep", "logits_to_keep"];
 
 /// The model's inputs without states.
 pub fn model_inputs(graph: &Graph, is_state: impl Fn(ValueId) -> bool) -> Vec<ModelInput> {
@@ -41,7 +84,10 @@ pub fn model_inputs(graph: &Graph, is_state: impl Fn(ValueId) -> bool) -> Vec<Mo
 /// The model's outputs without states. [`logits`] decides which of them are the logits.
 pub fn model_outputs(graph: &Graph, vocab: Option<u64>, is_state: impl Fn(ValueId) -> bool) -> Vec<ModelOutput> {
     let outputs: Vec<ValueId> = graph.outputs.iter().copied().filter(|id| !is_state(*id)).collect();
-    let logits = logits(graph, vocab, &outputs);
+    // An encoder may have such an output too.
+    let has_states = graph.outputs.iter().any(|id| is_state(*id));
+    let rows = if has_states { embedding_rows(graph) } else { None };
+    let logits = logits(graph, vocab, &outputs).or_else(|| logits(graph, rows, &outputs));
     let describe = |id: ValueId| {
         let value = graph.value(id);
         ModelOutput {
@@ -113,10 +159,12 @@ pub fn why_run_once(inputs: &[ModelInput], outputs: &[ModelOutput], config: &Mod
     let has_logits = outputs.iter().any(|output| output.role == OutputRole::Logits);
     let why = match (unknown.as_slice(), has_logits, fixed_length(inputs, true)) {
         ([], true, Some(length)) => format!("every pass takes {length} tokens"),
-        ([], true, None) => "no input is named input_ids or inputs_embeds".to_owned(),
-        ([], false, _) => "no output is named logits and has the axes [batch, positions, vocabulary]".to_owned(),
+        ([], true, None) => "no input is named input_ids or inputs_embeds, or is the only index into a table".to_owned(),
+        ([], false, _) => {
+            "no output is named logits, or has a number for each row of the embedding, and has the axes [batch, positions, vocabulary]".to_owned()
+        }
         (names, ..) => format!(
-            "only a caller can fill {} (known inputs are input_ids, inputs_embeds, attention_mask, position_ids and token_type_ids)",
+            "only a caller can fill {} (known inputs are input_ids, inputs_embeds, attention_mask, position_ids, cache_position, token_type_ids and num_logits_to_keep)",
             names.join(", ")
         ),
     };

@@ -19,6 +19,7 @@ pub fn symbol_values(inputs: &[ModelInput], states: &[State], pass: PassSize) ->
     let (b, s, total) = (pass.batch, pass.tokens, pass.past + pass.tokens);
     for input in inputs {
         let sizes: &[u64] = match (input.role, input.shape.len()) {
+            (InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::PositionIds, 1) => &[s],
             (InputRole::TokenIds | InputRole::Embeddings | InputRole::TokenTypeIds, _) => &[b, s],
             (InputRole::PositionIds, 3) => &[3, b, s],
             (InputRole::PositionIds, _) => &[b, s],

@@ -30,6 +30,7 @@ mod weight_source;
 mod weights;
 mod work_dir;
 mod write;
+mod zero_input;
 
 pub use active_neurons::{ActiveNeurons, ActiveNeuronsError};
 pub use conditional::compute_selected_experts;
@@ -60,3 +61,4 @@ pub use virtual_file::{VirtualFile, VirtualFiles};
 pub use weights::{FileRange, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE, Storage, WeightError, WeightFile, Weights};
 pub use work_dir::WorkDir;
 pub use write::{WriteError, encode, write_bytes, write_model};
+pub use zero_input::zero_input;

@@ -89,7 +89,8 @@ impl Model {
         let file = map_file(&path).map_err(|source| ReadError::Open { path: path.clone(), source })?;
         let mut proto = decode(&path, &file)?;
         let at = || path.clone();
-        let mut notes = flatten(&mut proto, has_operator).map_err(|source| ReadError::Function { path: at(), source })?;
+        let mut notes =
+            flatten(&mut proto, has_operator).map_err(|source| ReadError::Function { path: at(), source })?;
         if sort(proto.graph.get_or_insert_default()).map_err(|source| ReadError::Order { path: at(), source })? {
             notes.push(Note::Sorted);
         }
