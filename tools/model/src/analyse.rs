@@ -378,7 +378,7 @@ fn planned_context(
         }
         (Some(asked), Some(limit)) if asked > limit.tokens => Err(ModelError::setting(
             limit.refusal(asked),
-            "lower --context, or export the model again with a larger table or cache",
+            "lower --context, or export the model again with a larger table or cache, or without a sliding window in its cache",
         )),
         (Some(asked), _) if most.is_some_and(|most| asked > most) => Err(ModelError::setting(
             format!("--context {asked} is longer than the {} tokens this model was built for", most.unwrap_or(asked)),
@@ -389,10 +389,9 @@ fn planned_context(
     }
 }
 
-/// The note on a configuration that claims a longer context than the graph can compute.
+/// The note on a limit of the graph, where the configuration does not say it.
 fn limit_note(configured: Option<u64>, limit: Option<&ContextLimit>) -> Option<String> {
-    let limit = limit?;
-    Some(limit.note(configured.filter(|claimed| *claimed > limit.tokens)?))
+    limit?.note(configured)
 }
 
 /// The note on a model that changes its tables within the planned context, or within the context that it allows.
@@ -432,7 +431,7 @@ fn describe(
     let outputs = roles::model_outputs(&graph, config.vocab_size, |id| states.iter().any(|s| s.present == id));
     let kind = roles::kind(&inputs, &outputs, !states.is_empty(), &config);
     let vocab_size = vocab_size(kind, &outputs, &config);
-    notes.extend(roles::why_run_once(&inputs, &outputs, &config).filter(|_| !states.is_empty()));
+    notes.extend(roles::why_run_once(&inputs, &outputs, !states.is_empty(), &config));
     let name = name(&model, &config);
     Analysis {
         model,

@@ -149,15 +149,27 @@ fn is_encoder(logits: &ModelOutput, config: &ModelConfig) -> bool {
     config.generates.map_or(are_fewer, |generates| !generates)
 }
 
-/// Why a model that carries states does not generate text, which a user may expect of it. `None` if it generates text.
-pub fn why_run_once(inputs: &[ModelInput], outputs: &[ModelOutput], config: &ModelConfig) -> Option<String> {
-    if kind(inputs, outputs, true, config) != ModelKind::SingleRun {
+/// Why a model does not generate text, which a user may expect of one that carries states, has inputs that look like caches, or is configured to
+/// generate. `None` if it generates text.
+pub fn why_run_once(
+    inputs: &[ModelInput],
+    outputs: &[ModelOutput],
+    has_states: bool,
+    config: &ModelConfig,
+) -> Option<String> {
+    let is_expected = has_states || config.generates == Some(true) || inputs.iter().any(is_like_a_cache);
+    if !is_expected || kind(inputs, outputs, has_states, config) != ModelKind::SingleRun {
         return None;
     }
     let unknown: Vec<&str> =
         inputs.iter().filter(|input| input.role == InputRole::Free).map(|input| input.name.as_str()).collect();
     let has_logits = outputs.iter().any(|output| output.role == OutputRole::Logits);
-    let why = match (unknown.as_slice(), has_logits, fixed_length(inputs, true)) {
+    let why = match (unknown.as_slice(), has_logits, fixed_length(inputs, has_states)) {
+        _ if let Some(types) = cache_of_two_types(inputs, outputs) => types,
+        (names, ..) if inputs.iter().any(is_like_a_cache) => format!(
+            "only a caller can fill {}: no output was recognised as the same cache with the tokens of a pass appended or written into it",
+            names.join(", ")
+        ),
         ([], true, Some(length)) => format!("every pass takes {length} tokens"),
         ([], true, None) => "no input is named input_ids or inputs_embeds, or is the only index into a table".to_owned(),
         ([], false, _) => {
@@ -168,7 +180,39 @@ pub fn why_run_once(inputs: &[ModelInput], outputs: &[ModelOutput], config: &Mod
             names.join(", ")
         ),
     };
-    Some(format!("the model has caches, and is run on tensors, one step at a time, instead of generating text: {why}"))
+    Some(match has_states {
+        true => format!(
+            "the model has caches, and is run on tensors, one step at a time, instead of generating text: {why}"
+        ),
+        false => format!("the model is run on tensors, one step at a time, instead of generating text: {why}"),
+    })
+}
+
+/// Whether a user expects that the runtime keeps the contents of an input that it cannot fill.
+fn is_like_a_cache(input: &ModelInput) -> bool {
+    let name = input.name.to_lowercase();
+    input.role == InputRole::Free && ["past", "cache"].iter().any(|word| name.contains(word)) && !input.shape.is_empty()
+}
+
+/// A sentence on an input and an output that look like the same cache in two types.
+fn cache_of_two_types(inputs: &[ModelInput], outputs: &[ModelOutput]) -> Option<String> {
+    let last = |name: &str| name.rsplit('.').next().map(str::to_owned);
+    inputs.iter().filter(|input| is_like_a_cache(input)).find_map(|input| {
+        let same = |output: &&ModelOutput| {
+            digits(&output.name) == digits(&input.name)
+                && last(&output.name) == last(&input.name)
+                && output.shape.len() == input.shape.len()
+                && output.dtype != input.dtype
+        };
+        let output = outputs.iter().find(same)?;
+        let (past, present) = (&input.name, &output.name);
+        Some(format!("the cache {past} is read as {} and written as {} ({present})", input.dtype, output.dtype))
+    })
+}
+
+/// The decimal numbers in a name.
+fn digits(name: &str) -> Vec<&str> {
+    name.split(|letter: char| !letter.is_ascii_digit()).filter(|part| !part.is_empty()).collect()
 }
 
 fn rank(shape: Option<&Shape>) -> Option<usize> {
