@@ -149,6 +149,36 @@ fn functions_of_another_operator_set_are_kept() {
     assert_eq!(lines(&model.graph().unwrap()), ["Old(x)->y"]);
 }
 
+/// A runtime that has an operator of the name computes its own; another one computes the function.
+#[test]
+fn functions_with_the_name_of_an_operator_are_kept() {
+    let fallback = || function("Fused", &["a"], &["b"], vec![node("Neg", &["a"], &["b"])]);
+    let other = function("Other", &["a"], &["b"], vec![call("Fused", &["a"], &["c"]), node("Exp", &["c"], &["b"])]);
+    let source = calling(vec![call("Other", &["x"], &["y"])], vec![fallback(), other]);
+    let dir = tempfile::tempdir().unwrap();
+    let path = build::save(dir.path(), &source);
+    let lines_for = |has: &dyn Fn(&str, &str) -> bool| {
+        let model = hpp_onnx::Model::open_for(&path, has).unwrap();
+        let kept: Vec<String> = model.proto().functions.iter().map(|function| function.name().to_owned()).collect();
+        (lines(&model.graph().unwrap()), kept)
+    };
+    let (kept, functions) = lines_for(&|domain, operator| (domain, operator) == ("local", "Fused"));
+    assert!(kept[0].starts_with("Fused(x)->") && kept[1].starts_with("Exp("), "{kept:?}");
+    assert_eq!(functions, ["Fused"]);
+    let (inlined, functions) = lines_for(&|domain, _| domain == "com.microsoft");
+    assert!(inlined[0].starts_with("Neg(x)->") && functions.is_empty(), "{inlined:?}");
+}
+
+/// ONNX Runtime crashes on some nodes whose last input is an empty name.
+#[test]
+fn inputs_that_a_call_omits_at_the_end_are_left_out() {
+    let nodes = vec![node("LayerNormalization", &["a", "scale", "bias"], &["b"])];
+    let norm = function("Norm", &["a", "scale", "bias"], &["b"], nodes);
+    let source = calling(vec![call("Norm", &["x", "x"], &["y"])], vec![norm]);
+    let (lines, _) = read(&source);
+    assert_eq!(lines, ["LayerNormalization(x,x)->y"]);
+}
+
 #[test]
 fn endless_functions_are_refused() {
     let recursive = function("F", &["a"], &["b"], vec![call("G", &["a"], &["b"])]);
