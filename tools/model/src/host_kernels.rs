@@ -39,7 +39,7 @@ const PACKED: [(&str, bool); 18] = [
 const CONSTANT_WEIGHTS: &str = "QMoE";
 
 /// Operators with CPU kernels that read 16-bit weights as they are.
-const HALF_READERS: [&str; 3] = ["Gather", "MatMulNBits", "QMoE"];
+const HALF_READERS: [&str; 5] = ["ActiveGateMatMul", "ActiveRowsMatMul", "Gather", "MatMulNBits", "QMoE"];
 
 /// Experts that compute with activations of 8 bits state this level.
 const INTEGER_EXPERTS: (&str, &str, i64) = ("QMoE", "accuracy_level", 4);

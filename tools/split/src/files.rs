@@ -145,7 +145,8 @@ impl<'a> PlanWriter<'a> {
         };
         for (partition, (name, proto)) in plan.partitions.iter().zip(protos) {
             if on_host(partition) {
-                tracing::debug!(partition = name, products = active.apply(proto), "only active neurons are computed");
+                let products = active.apply(proto);
+                tracing::debug!(partition = name, products, "only active neurons are computed");
             }
         }
     }

@@ -1,15 +1,16 @@
 //! Gathered bytes are those of the ranges, wherever a read begins and however long it is.
 
-use super::gather::{Gather, Range, Source};
+use super::gather::{Gather, Range};
 use crate::Model;
 use crate::proto::NodeProto;
 use crate::virtual_file::{Computed, VirtualFile};
+use crate::weight_source::WeightSource;
 use hpp_graph::{divide_rows, infer, segment};
 use proptest::prelude::*;
 use std::sync::Arc;
 
 /// Ranges of `rows` rows, with gaps between them, from these lengths.
-fn example(lengths: &[(u8, u8)], rows: u64, source: impl FnOnce(&[u8]) -> Source) -> (Gather, Vec<u8>) {
+fn example(lengths: &[(u8, u8)], rows: u64, source: impl FnOnce(&[u8]) -> WeightSource) -> (Gather, Vec<u8>) {
     let (mut stride, mut ranges) = (0, vec![]);
     for (gap, length) in lengths {
         ranges.push(Range { start: stride + u64::from(*gap), length: u64::from(*length) + 1 });
@@ -41,7 +42,7 @@ proptest! {
         from in 0usize..40,
         chunk in 1usize..30,
     ) {
-        let (gather, wanted) = example(&lengths, rows, |all| Source::Memory(all.to_vec().into()));
+        let (gather, wanted) = example(&lengths, rows, |all| WeightSource::Memory(all.to_vec().into()));
         prop_assert_eq!(gather.bytes(), wanted.len() as u64);
         let from = from.min(wanted.len());
         prop_assert_eq!(read_all(&gather, from, chunk), &wanted[from..]);
@@ -55,10 +56,10 @@ fn files_and_virtual_files_are_read_from_the_beginning_of_the_weight() {
     let shifted = |all: &[u8]| [&[255; 7][..], all].concat();
     let (gather, wanted) = example(&[(2, 3), (0, 4)], 3, |all| {
         std::fs::write(&path, shifted(all)).unwrap();
-        Source::File(path.clone(), 7)
+        WeightSource::File(path.clone(), 7)
     });
     assert_eq!(read_all(&gather, 0, 100), wanted);
-    let (inner, inner_wanted) = example(&[(1, 30)], 4, |all| Source::Virtual(VirtualFile::from(shifted(all)), 7));
+    let (inner, inner_wanted) = example(&[(1, 30)], 4, |all| WeightSource::Virtual(VirtualFile::from(shifted(all)), 7));
     assert_eq!(read_all(&inner, 5, 8), inner_wanted[5..]);
     // A file that is shorter than the model says is an error, not fewer bytes.
     std::fs::write(&path, [0; 20]).unwrap();
@@ -72,7 +73,7 @@ fn what_lies_between_distant_ranges_is_not_read() {
     let mut contents = VirtualFile::default();
     (0..rows).for_each(|row| contents.put_bytes(row * far, vec![row as u8; 10].into()));
     let ranges = vec![Range { start: 0, length: 10 }];
-    let gather = Gather { source: Source::Virtual(contents, 0), rows, stride: far, ranges };
+    let gather = Gather { source: WeightSource::Virtual(contents, 0), rows, stride: far, ranges };
     assert_eq!(gather.read_at(0, &mut [0; 30]).unwrap(), 10);
     let mut file = VirtualFile::default();
     file.put_computed(0, Arc::new(gather.clone()), gather.bytes());
