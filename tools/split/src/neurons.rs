@@ -152,11 +152,13 @@ fn gathered(networks: &[Network<'_>], reads: ReadCosts, active: impl Fn(&str) ->
     Some(Gathered { active: sum.active / all, share: sum.share / all })
 }
 
-/// Why the rows of a matrix cannot be read one by one as kernels want it.
+/// Why the rows of a matrix cannot be read one by one as kernels want it. `--active-neurons` stores all matrices that are not quantized so that
+/// they could be.
 fn obstacle(analysis: &Analysis, product: &ReluProduct) -> Option<&'static str> {
     let is_float32 = analysis.graph.value(product.weight).dtype == Some(DType::Float32);
     match product.layout {
         NeuronLayout::Quantized => Some("their numbers are quantized together with those of others"),
+        _ if analysis.active_neurons.is_some() => None,
         NeuronLayout::Columns => Some("the model stores them as columns, whose numbers do not lie side by side"),
         NeuronLayout::Rows if !is_float32 => {
             Some("the CPU computes with a packed copy in 32 bits, in which they are not rows")

@@ -107,7 +107,8 @@ fn rewritten(proto: &ModelProto) -> (Vec<String>, ModelProto) {
     let count = active.unwrap().apply(&mut partition);
     let nodes = &partition.graph.as_ref().unwrap().node;
     assert_eq!(count, nodes.iter().filter(|node| node.domain() == "hpp").count());
-    let line = |node: &NodeProto| format!("{}({}) -> {}", node.op_type(), node.input.join(", "), node.output.join(", "));
+    let line =
+        |node: &NodeProto| format!("{}({}) -> {}", node.op_type(), node.input.join(", "), node.output.join(", "));
     (nodes.iter().map(line).collect(), partition)
 }
 
@@ -168,12 +169,8 @@ fn a_bias_is_added_and_columns_are_transposed() {
 
 #[test]
 fn a_product_and_its_gate_become_one_operator() {
-    let wanted = [
-        "MatMul(x, gate) -> g",
-        "Relu(g) -> on",
-        "ActiveGateMatMul(on, x, up) -> h",
-        "ActiveRowsMatMul(h, down) -> y",
-    ];
+    let wanted =
+        ["MatMul(x, gate) -> g", "Relu(g) -> on", "ActiveGateMatMul(on, x, up) -> h", "ActiveRowsMatMul(h, down) -> y"];
     let (nodes, partition) = rewritten(&gated(node("MatMul", &["x", "up"], "u"), &[WIDTH, NEURONS]));
     assert_eq!(nodes, wanted);
     assert_eq!(initializer(&partition, "up").dims, [NEURONS, WIDTH]);
@@ -204,8 +201,9 @@ fn other_products_stay() {
     let smooth =
         vec![node("MatMul", &["x", "up"], "u"), node("Sigmoid", &["u"], "on"), node("MatMul", &["on", "down"], "y")];
     assert!(found(&model(DType::Float32, smooth, &weights)).1.is_none());
-    let other = vec![node("MatMul", &["x", "up"], "u"), node("Relu", &["u"], "on"), node("MatMul", &["on", "down"], "y")];
-    assert!(found(&model(DType::BFloat16, other.clone(), &weights)).1.is_none());
+    let other =
+        vec![node("MatMul", &["x", "up"], "u"), node("Relu", &["u"], "on"), node("MatMul", &["on", "down"], "y")];
+    assert!(found(&model(DType::Bfloat16, other.clone(), &weights)).1.is_none());
     assert!(found(&model(DType::Float32, other.clone(), &weights)).1.is_some());
     // Nodes of other partitions are not there to be replaced.
     let active = found(&model(DType::Float32, other, &weights)).1.unwrap();
@@ -221,13 +219,13 @@ proptest! {
     ) {
         let at = |row: u64, column: u64, byte: u64| ((row * columns + column) * element + byte) as u8;
         let bytes: Vec<u8> = (0..rows * columns * element).map(|byte| byte as u8).collect();
-        let mut wanted = vec![];
+        let mut wanted: Vec<u8> = vec![];
         for column in 0..columns {
             (0..rows).for_each(|row| wanted.extend((0..element).map(|byte| at(row, column, byte))));
         }
         let transposed = Transposed { source: WeightSource::Memory(bytes.into()), rows, columns, element };
         let from = from.min(wanted.len());
-        let (mut read, mut buffer) = (vec![], vec![0; chunk]);
+        let (mut read, mut buffer) = (Vec::<u8>::new(), vec![0; chunk]);
         loop {
             let count = transposed.read_at((from + read.len()) as u64, &mut buffer).unwrap();
             read.extend(&buffer[..count]);

@@ -1,12 +1,12 @@
-//! What `--explain` says about neurons that a ReLU switches off and whose weights are in memory. They are computed like all others; the report
-//! says what leaving inactive ones out could gain.
+//! What `--explain` says about neurons that a ReLU switches off and whose weights are in memory. Without `--active-neurons` they are computed
+//! like all others; the report says what leaving inactive ones out could gain.
 
 use super::{Network, gain, gathered, networks, percent};
 use crate::amount::{MEASURED, digits};
 use crate::partitioning::Partitioning;
 use crate::request::PlanningRequest;
 use crate::table;
-use hpp_graph::{ReluProduct, weight_bytes};
+use hpp_graph::{NeuronLayout, ReluProduct, weight_bytes};
 use hpp_model::{Analysis, CostSource};
 use hpp_partition::{NeuronReads, Placement, Problem, ReadCosts};
 use serde::Serialize;
@@ -38,6 +38,20 @@ struct OnHost {
     at_most: Option<f64>,
     /// The same bound with no active neuron.
     with_none: f64,
+    /// Whether inactive neurons are left out.
+    handling: Handling,
+}
+
+/// What the plan does with inactive neurons on the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Handling {
+    /// They are left out, with `--active-neurons`.
+    LeftOut,
+    /// They are computed, and `--active-neurons` would leave them out.
+    Computed,
+    /// They are computed, and cannot be left out, because they share quantization blocks with others.
+    Quantized,
 }
 
 /// Neurons that GPUs compute.
@@ -94,9 +108,7 @@ impl NeuronsInMemory {
 
 impl OnHost {
     fn new(analysis: &Analysis, blocks: &[usize], networks: &[Network<'_>], source: CostSource<'_>) -> Option<OnHost> {
-        if networks.is_empty() {
-            return None;
-        }
+        let first = networks.first()?;
         let bytes = |block: &usize| weight_bytes(&analysis.graph, &analysis.segmentation.blocks[*block].weights);
         let weights = blocks.iter().map(bytes).sum::<u64>() as f64;
         let total = |of: fn(&ReluProduct) -> u64| networks.iter().map(|network| of(&network.product)).sum::<u64>();
@@ -109,15 +121,29 @@ impl OnHost {
             active,
             at_most: active.map(|active| reads.speedup(active)),
             with_none: reads.speedup(0.0),
+            handling: match first.product.layout {
+                NeuronLayout::Quantized => Handling::Quantized,
+                _ if analysis.active_neurons.is_some() => Handling::LeftOut,
+                _ => Handling::Computed,
+            },
         })
     }
 
     fn text(&self) -> String {
         let gain = gain(self.active.zip(self.at_most), &digits(self.with_none, MEASURED));
+        let what = match self.handling {
+            Handling::LeftOut => "left out (--active-neurons), which makes the host",
+            Handling::Computed => {
+                "computed like all others: --active-neurons leaves inactive ones out, which would make the host"
+            }
+            Handling::Quantized => {
+                "computed like all others: their numbers are quantized together with those of others, so --active-neurons does not leave them out; \
+                 that would make the host"
+            }
+        };
         format!(
-            "neurons that a ReLU switches off ({}, {} of the weights that the host reads for a token) are in memory and computed like all others: \
-             an operator that leaves inactive ones out is not built, and would make the host at most {gain} (docs/BENCHMARKS.md: 1.1 to 1.4 ms \
-             instead of 5.5 to 8.8 ms for 64 MiB with 17 % active)",
+            "neurons that a ReLU switches off ({}, {} of the weights that the host reads for a token) are in memory and {what} at most {gain} \
+             (docs/BENCHMARKS.md)",
             self.blocks,
             percent(self.weight_share)
         )
@@ -168,14 +194,21 @@ mod tests {
             active: Some(0.17),
             at_most: Some(1.377),
             with_none: 1.49,
+            handling: Handling::Computed,
         };
         let text = host.text();
-        for words in
-            ["(layers.0-1, 33 % of", "at most 1.38 times as fast with 17 % active (profile), 1.49 times with none"]
-        {
+        for words in [
+            "(layers.0-1, 33 % of",
+            "computed like all others: --active-neurons leaves inactive ones out, which would make the host",
+            "at most 1.38 times as fast with 17 % active (profile), 1.49 times with none",
+        ] {
             assert!(text.contains(words), "{words:?} is not in {text}");
         }
-        let text = OnHost { active: None, at_most: None, ..host }.text();
+        let with = OnHost { handling: Handling::LeftOut, blocks: String::new(), ..host };
+        assert!(with.text().contains("are in memory and left out (--active-neurons), which makes"), "{}", with.text());
+        let cannot = OnHost { handling: Handling::Quantized, blocks: String::new(), ..with };
+        assert!(cannot.text().contains("so --active-neurons does not leave them out"), "{}", cannot.text());
+        let text = OnHost { active: None, at_most: None, ..cannot }.text();
         assert!(text.contains("at most 1.49 times as fast with none active (a profile"), "{text}");
         let divided = OnGpu { blocks: "layers.2-3".into(), divided: Some(1.087) };
         assert!(divided.text().contains("at most 1.09 times as fast, less two exchanges"), "{}", divided.text());
