@@ -196,6 +196,10 @@ pub enum InputRole {
     AttentionMask,
     /// Positions of this pass's tokens `[B, S]`, or `[3, B, S]` for three-axis rotary positions.
     PositionIds,
+    /// Tokens before this pass `[B]`: where its keys and values are written into caches of fixed size (`TensorScatter`).
+    PastLengths,
+    /// Tokens so far, including this pass `[B]`: how much of such caches is filled (`Attention` with `nonpad_kv_seqlen`).
+    TotalLengths,
     /// Segment ids `[B, S]`, zero for a single text.
     TokenTypeIds,
     /// Indices `[n]` of the tokens of this pass whose logits are computed. `hpp-split` adds it; the source model lacks

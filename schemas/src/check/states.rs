@@ -89,6 +89,8 @@ fn batch_symbols(plan: &Plan) -> BTreeSet<&str> {
         | InputRole::TokenTypeIds
         | InputRole::AttentionMask
         | InputRole::PositionIds
+        | InputRole::PastLengths
+        | InputRole::TotalLengths
         | InputRole::Embeddings => input.shape.first(),
         InputRole::LogitPositions | InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => None,
     });

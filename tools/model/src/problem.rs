@@ -240,7 +240,8 @@ fn batches_rows(analysis: &Analysis) -> bool {
         InputRole::TokenIds | InputRole::AttentionMask => input.shape.len() == 2,
         InputRole::PositionIds => input.shape.len() > 1,
         InputRole::LogitPositions | InputRole::TokenTypeIds => true,
-        InputRole::Embeddings | InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => false,
+        InputRole::PastLengths | InputRole::TotalLengths | InputRole::Embeddings => false,
+        InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => false,
     };
     let has_mask = analysis.inputs.iter().any(|input| input.role == InputRole::AttentionMask);
     let has_states = !analysis.states.is_empty();

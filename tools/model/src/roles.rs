@@ -27,6 +27,8 @@ fn named_role(graph: &Graph, id: ValueId) -> InputRole {
         }
         "position_ids" if integer => InputRole::PositionIds,
         "cache_position" if integer && rank(value.shape.as_ref()) == Some(1) => InputRole::PositionIds,
+        "write_indices" if integer && rank(value.shape.as_ref()) == Some(1) => InputRole::PastLengths,
+        "nonpad_kv_seqlen" if integer && rank(value.shape.as_ref()) == Some(1) => InputRole::TotalLengths,
         "token_type_ids" if integer => InputRole::TokenTypeIds,
         _ => InputRole::Free,
     }
@@ -176,7 +178,8 @@ pub fn why_run_once(
             "no output is named logits, or has a number for each row of the embedding, and has the axes [batch, positions, vocabulary]".to_owned()
         }
         (names, ..) => format!(
-            "only a caller can fill {} (known inputs are input_ids, inputs_embeds, attention_mask, position_ids, cache_position, token_type_ids and num_logits_to_keep)",
+            "only a caller can fill {} (known inputs are input_ids, inputs_embeds, attention_mask, position_ids, cache_position, write_indices, nonpad_kv_seqlen, \
+             token_type_ids and num_logits_to_keep)",
             names.join(", ")
         ),
     };

@@ -155,6 +155,10 @@ impl<B: Backend> InputBuffers<B> {
                 let positions = (0..axes).flat_map(|_| sizes.past..sizes.total());
                 (0, integers(self.dtype, positions, &mut self.scratch))
             }
+            (InputRole::PastLengths | InputRole::TotalLengths, _) => {
+                let length = if self.role == InputRole::PastLengths { sizes.past } else { sizes.total() };
+                (0, integers(self.dtype, (0..sizes.batch).map(|_| length), &mut self.scratch))
+            }
             (InputRole::LogitPositions, _) => {
                 (0, integers(self.dtype, rows_from..rows_from + sizes.rows, &mut self.scratch))
             }
@@ -205,6 +209,7 @@ impl<B: Backend> InputBuffers<B> {
             InputRole::AttentionMask => sizes.total(),
             InputRole::LogitPositions => rows,
             InputRole::UseCacheBranch => 1,
+            InputRole::PastLengths | InputRole::TotalLengths => batch,
             _ => sequence,
         };
         let dims: Dims = match (self.role, self.rank) {

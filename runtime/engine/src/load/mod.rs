@@ -298,7 +298,8 @@ fn states_have_rows(program: &Program, symbols: &SymbolTable, batching: RowBatch
         InputRole::TokenIds | InputRole::AttentionMask => input.shape.len() == 2,
         InputRole::PositionIds => input.shape.len() > 1,
         InputRole::LogitPositions | InputRole::TokenTypeIds => true,
-        InputRole::Embeddings | InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => false,
+        InputRole::PastLengths | InputRole::TotalLengths | InputRole::Embeddings => false,
+        InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => false,
     };
     let has_mask = plan.model.inputs.iter().any(|input| input.role == InputRole::AttentionMask);
     plan.model.kind == ModelKind::Decoder

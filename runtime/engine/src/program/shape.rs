@@ -64,6 +64,7 @@ impl SymbolTable {
                 }
                 InputRole::Embeddings => &[DimMeaning::Batch, DimMeaning::Sequence],
                 InputRole::AttentionMask => &[DimMeaning::Batch, DimMeaning::Total],
+                InputRole::PastLengths | InputRole::TotalLengths => &[DimMeaning::Batch],
                 InputRole::LogitPositions => &[DimMeaning::Rows],
                 InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => &[],
             };

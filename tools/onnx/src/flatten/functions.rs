@@ -67,7 +67,9 @@ pub fn inline(model: &mut ModelProto, has_operator: HasOperator<'_>) -> Result<V
     let mut notes = inliner.notes();
     merge_opsets(&mut model.opset_import, inliner.imports);
     model.functions = reachable(model, &functions);
-    notes.extend(model.functions.iter().map(|f| Note::KeptFunction { function: title(f) }));
+    // Nobody needs to know of those that the runtime does not call.
+    let called = model.functions.iter().filter(|f| !has_operator(default_domain(f.domain()), f.name()));
+    notes.extend(called.map(|f| Note::KeptFunction { function: title(f) }));
     Ok(notes)
 }
 

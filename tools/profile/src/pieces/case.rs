@@ -173,6 +173,7 @@ impl<'a> Sizes<'a> {
             (InputRole::TokenIds | InputRole::TokenTypeIds | InputRole::PositionIds, _) => &[batch, tokens],
             (InputRole::Embeddings, _) => &[batch, tokens],
             (InputRole::AttentionMask, _) => &[batch, past + tokens],
+            (InputRole::PastLengths | InputRole::TotalLengths, _) => &[batch],
             (InputRole::LogitPositions, _) => &[1],
             (InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free, _) => &[batch],
         };
@@ -188,6 +189,13 @@ impl<'a> Sizes<'a> {
             }
             InputRole::AttentionMask | InputRole::UseCacheBranch => Fill::Ones,
             InputRole::PositionIds => Fill::Positions { start },
+            InputRole::PastLengths => {
+                Fill::Values { values: vec![start; usize::try_from(self.pass.batch).unwrap_or(1)] }
+            }
+            InputRole::TotalLengths => {
+                let total = i64::try_from(past + tokens).unwrap_or(0);
+                Fill::Values { values: vec![total; usize::try_from(self.pass.batch).unwrap_or(1)] }
+            }
             InputRole::LogitPositions => Fill::Values { values: vec![i64::try_from(tokens).unwrap_or(1) - 1] },
             InputRole::TokenTypeIds | InputRole::Zeros => Fill::Zeros,
             InputRole::Embeddings | InputRole::Free => noise(input.dtype, seed),
