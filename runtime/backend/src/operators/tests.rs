@@ -1,3 +1,5 @@
+//! Both operators against sums of products, for few and many tokens.
+
 use super::element::Element;
 use super::gate::GateProduct;
 use super::rows::RowsProduct;
