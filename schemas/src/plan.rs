@@ -113,7 +113,7 @@ pub struct SourceModel {
     pub rounds_whole_passes: bool,
     /// Whether the CPU's kernels round activations to 8 bits, of each token or block by itself (`accuracy_level` 4). Kernels of other providers
     /// may not; and where sums in another order differ in their last bit, that may decide between two levels.
-    #[serde(default, alias = "rounds_sums", skip_serializing_if = "std::ops::Not::not")]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rounds_activations: bool,
     /// What its operators and weights demand of CPU kernels.
     #[serde(default, skip_serializing_if = "HostKernels::is_default", serialize_with = "crate::dim::map_on_one_line")]

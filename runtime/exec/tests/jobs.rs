@@ -90,7 +90,6 @@ fn jobs_give_the_answers_of_single_runs() {
     assert_eq!(answers["\"none\""]["tokens"], json!([]));
 }
 
-/// The summary counts the drafts of all answers, as that of a single run does.
 #[test]
 fn answers_share_a_given_seed_and_have_seeds_of_their_own_with_minus_one() {
     let seeds = |seed: &str| -> Vec<Value> {
@@ -103,6 +102,7 @@ fn answers_share_a_given_seed_and_have_seeds_of_their_own_with_minus_one() {
     assert!(new[0] != new[1] && new[1] != new[2] && new[0] != new[2], "{new:?}");
 }
 
+/// The summary counts the drafts of all answers, as that of a single run does.
 #[test]
 fn the_summary_counts_accepted_drafts() {
     let text = "Repeat the text.\\nThe vector is a growable array. The vector is a growable array. The vector is a";

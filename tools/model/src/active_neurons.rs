@@ -12,8 +12,8 @@ impl Analysis {
         let found = ActiveNeurons::find(&self.model, &self.graph, &self.segmentation.blocks)?;
         let found = found.ok_or_else(|| {
             ModelError::setting(
-                "--active-neurons leaves out neurons that a ReLU switches off, and no matrix of this model in float32 or float16 is multiplied \
-                 with the output of a ReLU (or its square, or its product with a gate)",
+                "--active-neurons leaves out neurons that a ReLU switches off, and this model multiplies the output of no ReLU (or its square, or its \
+                 product with a gate) directly with a matrix that is stored in float32 or float16",
                 "omit --active-neurons",
             )
         })?;

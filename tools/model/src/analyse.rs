@@ -6,13 +6,13 @@ use crate::context_limit::{ContextLimit, context_limit, tables_change_after};
 use crate::costs::Scenario;
 use crate::error::ModelError;
 use crate::expert_layout;
-use crate::operators::has_own_kernel;
+use crate::operators::{has_own_kernel, without_cpu_kernel};
 use crate::roles;
 use crate::rotary_caches;
 use crate::rows::{self, DividedRows};
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
 use crate::streams::BlockFiles;
-use hpp_graph::{BlockKind, Graph, Segmentation, ValueId, infer, segment};
+use hpp_graph::{BlockKind, Graph, NodeId, Segmentation, ValueId, infer, segment};
 use hpp_onnx::{
     ActiveNeurons, BlockFormat, BranchChoice, Candidates, DroppedInput, HeadReason, MeasureProgress, Model,
     QuantizeError, QuantizeOptions, QuantizeSummary, Quantized, Roles, VirtualFile, choose_formats,
@@ -148,7 +148,7 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<
 pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysis, ModelError> {
     let AnalysisOptions { context, logits, quantize: quantization, experts, activations, shards } = options;
     let started = Instant::now();
-    let mut model = Model::open_for(path, &has_own_kernel).map_err(|e| ModelError::Read(Box::new(e)))?;
+    let mut model = open(path)?;
     info!(
         path = %model.path().display(),
         nodes = model.graph_proto().node.len(),
@@ -243,6 +243,24 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
         debug!(block = block.label, class = ?block.class, nodes = block.nodes.len(), crossing, "block");
     }
     Ok(if planned.is_none() { analysis.with_assumed_context() } else { analysis })
+}
+
+/// Opens a model. Its functions with the names of ONNX Runtime's own operators stay calls, unless the operators' kernels do not take these calls.
+fn open(path: &Path) -> Result<Model, ModelError> {
+    let read = |error| ModelError::Read(Box::new(error));
+    let model = Model::open_for(path, &has_own_kernel).map_err(read)?;
+    if model.proto().functions.is_empty() {
+        return Ok(model);
+    }
+    let mut graph = model.graph().map_err(read)?;
+    infer::infer(&mut graph);
+    let is_called = |id: &NodeId| {
+        let node = graph.node(*id);
+        let mut functions = model.proto().functions.iter();
+        functions.any(|function| function.name() == node.op_type && function.domain() == node.domain)
+    };
+    let calls: Vec<NodeId> = graph.node_ids().filter(is_called).collect();
+    if without_cpu_kernel(&graph, calls).is_empty() { Ok(model) } else { Model::open(path).map_err(read) }
 }
 
 fn infer_and_segment(model: &Model) -> Result<(Graph, Segmentation), ModelError> {

@@ -241,7 +241,9 @@ fn batches_rows(analysis: &Analysis) -> bool {
         InputRole::PositionIds => input.shape.len() > 1,
         InputRole::LogitPositions | InputRole::TokenTypeIds => true,
         InputRole::PastLengths | InputRole::TotalLengths | InputRole::Embeddings => false,
-        InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => false,
+        // Only the source model has these.
+        InputRole::UseCacheBranch | InputRole::Zeros => true,
+        InputRole::Free => false,
     };
     let has_mask = analysis.inputs.iter().any(|input| input.role == InputRole::AttentionMask);
     let has_states = !analysis.states.is_empty();

@@ -42,7 +42,14 @@ fn token_ids(graph: &Graph) -> Option<ValueId> {
     }
     let is_index = |id: &ValueId| named_role(graph, *id) == InputRole::Free && table_of(graph, *id).is_some();
     let mut found = graph.inputs.iter().copied().filter(is_index);
-    found.next().filter(|_| found.next().is_none())
+    let only = found.next().filter(|_| found.next().is_none())?;
+    // An encoder may have such an input too, and no output over the vocabulary.
+    let rows = graph.value(table_of(graph, only)?).shape.as_ref()?.first()?.as_fixed()?;
+    let is_over_vocabulary = |id: &ValueId| {
+        let shape = graph.value(*id).shape.as_ref();
+        rank(shape) == Some(3) && shape.and_then(|shape| shape.last()?.as_fixed()) == Some(rows)
+    };
+    graph.outputs.iter().any(is_over_vocabulary).then_some(only)
 }
 
 /// The table whose rows integers `[batch, tokens]` select.
@@ -64,7 +71,8 @@ fn embedding_rows(graph: &Graph) -> Option<u64> {
     graph.value(table_of(graph, *ids)?).shape.as_ref()?.first()?.as_fixed()
 }
 
-/// Inputs with the number of tokens of a pass, from its end, whose logits are computed: 0 is all of them. They become the constant 0.
+/// Inputs with the number of tokens of a pass, from its end, whose logits are computed: 0 is all of them. They become the constant 0 where a graph
+/// slices with them; a tensor of this name may also hold indices.
 pub const LOGIT_COUNTS: [&str; 2] = ["num_logits_to_keep", "logits_to_keep"];
 
 /// The model's inputs without states.
@@ -168,10 +176,14 @@ pub fn why_run_once(
     let has_logits = outputs.iter().any(|output| output.role == OutputRole::Logits);
     let why = match (unknown.as_slice(), has_logits, fixed_length(inputs, has_states)) {
         _ if let Some(types) = cache_of_two_types(inputs, outputs) => types,
-        (names, ..) if inputs.iter().any(is_like_a_cache) => format!(
-            "only a caller can fill {}: no output was recognised as the same cache with the tokens of a pass appended or written into it",
-            names.join(", ")
-        ),
+        _ if inputs.iter().any(is_like_a_cache) => {
+            let caches: Vec<&str> =
+                inputs.iter().filter(|input| is_like_a_cache(input)).map(|input| input.name.as_str()).collect();
+            format!(
+                "no output was recognised as {} with the tokens of a pass appended or written into it",
+                caches.join(", ")
+            )
+        }
         ([], true, Some(length)) => format!("every pass takes {length} tokens"),
         ([], true, None) => "no input is named input_ids or inputs_embeds, or is the only index into a table".to_owned(),
         ([], false, _) => {
@@ -194,7 +206,8 @@ pub fn why_run_once(
 /// Whether a user expects that the runtime keeps the contents of an input that it cannot fill.
 fn is_like_a_cache(input: &ModelInput) -> bool {
     let name = input.name.to_lowercase();
-    input.role == InputRole::Free && ["past", "cache"].iter().any(|word| name.contains(word)) && !input.shape.is_empty()
+    let is_named = ["past", "cache"].iter().any(|word| name.contains(word));
+    input.role == InputRole::Free && is_named && input.shape.len() > 1
 }
 
 /// A sentence on an input and an output that look like the same cache in two types.

@@ -1,6 +1,7 @@
 //! Rewrites partitions for the host so that they compute only the active neurons of ReLU networks, with HPP's own operators (`hpp-backend:
 //! operators`). These want a row of weights for each neuron; a weight that is stored by columns is replaced by a transposed copy in a virtual file.
 
+use crate::flatten::Fresh;
 use crate::model::Model;
 use crate::proto::{ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
 use crate::store::{Layout, refer};
@@ -64,8 +65,14 @@ impl ActiveNeurons {
                 bytes: 0,
             },
         };
-        for found in blocks.iter().flat_map(|block| ReluProduct::of(graph, block)) {
-            finder.add(&found)?;
+        let products: Vec<ReluProduct> = blocks.iter().flat_map(|block| ReluProduct::of(graph, block)).collect();
+        // A product that a gate is multiplied with may have a ReLU before it too: then it is computed where the gate is active.
+        let mut gated = HashSet::new();
+        for product in &products {
+            gated.extend(finder.add_gate(product)?);
+        }
+        for product in products.iter().filter(|product| !gated.contains(&product.node)) {
+            finder.add_rows(product)?;
         }
         Ok(Some(finder.found).filter(|found| !found.replaced.is_empty()))
     }
@@ -90,6 +97,7 @@ impl ActiveNeurons {
     /// Replaces the products in a partition. Returns how many nodes were replaced.
     pub fn apply(&self, partition: &mut ModelProto) -> usize {
         let Some(graph) = &mut partition.graph else { return 0 };
+        let mut fresh = Fresh::for_graph(graph);
         let output = |node: &NodeProto| node.output.first().cloned().unwrap_or_default();
         let products: HashMap<String, NodeProto> = graph.node.iter().map(|node| (output(node), node.clone())).collect();
         let (mut count, mut merged, mut weights) = (0, HashSet::new(), HashSet::new());
@@ -97,7 +105,7 @@ impl ActiveNeurons {
         for node in std::mem::take(&mut graph.node) {
             let replacement = self.replaced.get(&output(&node));
             let new = match replacement {
-                Some(Replacement::Rows) => rows(&node),
+                Some(Replacement::Rows) => rows(&node, &mut fresh),
                 Some(Replacement::Gate { gate, product }) => products.get(product).map_or(vec![], |product| {
                     merged.insert(output(product));
                     gated(&node, gate, product)
@@ -129,12 +137,12 @@ impl ActiveNeurons {
 }
 
 /// A product with activations, and the addition of its bias.
-fn rows(node: &NodeProto) -> Vec<NodeProto> {
+fn rows(node: &NodeProto, fresh: &mut Fresh) -> Vec<NodeProto> {
     let [activations, weight, bias @ ..] = node.input.as_slice() else { return vec![] };
     let product =
         |output: Vec<String>| own("ActiveRowsMatMul", node, vec![activations.clone(), weight.clone()], output);
     let Some(bias) = bias.first().filter(|bias| !bias.is_empty()) else { return vec![product(node.output.clone())] };
-    let sum = format!("{}.active", node.output[0]);
+    let sum = fresh.name(&format!("{}.active", node.output[0]));
     let add = NodeProto {
         name: node.name.as_ref().map(|name| format!("{name}/bias")),
         op_type: Some("Add".to_owned()),
@@ -170,13 +178,18 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    fn add(&mut self, product: &ReluProduct) -> Result<(), ActiveNeuronsError> {
+    fn add_rows(&mut self, product: &ReluProduct) -> Result<(), ActiveNeuronsError> {
         if is_plain_product(self.graph, product.node, product.weight) {
             self.add_weight(product.weight, product.layout == NeuronLayout::Columns)?;
             self.found.bytes += product.bytes;
             self.found.replaced.insert(self.output(product.node), Replacement::Rows);
         }
-        let Some(gated) = product.gated else { return Ok(()) };
+        Ok(())
+    }
+
+    /// Returns the product that a gate is multiplied with, if it can be replaced.
+    fn add_gate(&mut self, product: &ReluProduct) -> Result<Option<NodeId>, ActiveNeuronsError> {
+        let Some(gated) = product.gated else { return Ok(None) };
         let node = self.graph.node(gated.node);
         let shape = |value: ValueId| self.graph.value(value).shape.as_ref();
         let product = node.outputs[0].and_then(shape);
@@ -191,8 +204,9 @@ impl Finder<'_> {
             self.found.bytes += gated.bytes;
             let (gate, product) = (self.graph.value(gated.gate).name.clone(), self.output(gated.node));
             self.found.replaced.insert(self.output(gated.gating), Replacement::Gate { gate, product });
+            return Ok(Some(gated.node));
         }
-        Ok(())
+        Ok(None)
     }
 
     fn output(&self, node: NodeId) -> String {

@@ -127,13 +127,15 @@ impl MeasuredRun {
         let predicted = problem(analysis, of_run, source, budget.clone())
             .map_err(|findings| InputErrors(findings.iter().map(in_file).collect()))?;
         let blocks = &analysis.segmentation.blocks;
+        self.refuse_divided_among_devices(analysis)?;
         // A plan may divide layers before their experts where another does not.
-        let run_divides =
-            self.run.stages.iter().flat_map(|stage| &stage.blocks).any(|label| label.ends_with(OF_EXPERTS));
+        let is_in_run =
+            |wanted: &str| self.run.stages.iter().flat_map(|stage| &stage.blocks).any(|label| label == wanted);
         let blocks_of = |label: &str| -> Vec<usize> {
             let find = |wanted: &str| blocks.iter().position(|block| block.label == wanted);
             let layer = label.strip_suffix(OF_EXPERTS).unwrap_or(label);
-            let experts = find(&format!("{layer}{OF_EXPERTS}")).filter(|_| !run_divides);
+            let experts = format!("{layer}{OF_EXPERTS}");
+            let experts = find(&experts).filter(|_| !is_in_run(&experts));
             find(label).or_else(|| find(layer)).into_iter().chain(experts).collect()
         };
         let mut times: BTreeMap<(DeviceId, Phase), DeviceTimes> = BTreeMap::new();
@@ -175,6 +177,27 @@ impl MeasuredRun {
         let disk = self.run.disk.map(|disk| disk.gb_per_second * 1e6).filter(|rate| *rate > 0.0);
         let overhead_ms = self.run.token.map(|token| token.rest_ms);
         Ok(Corrections { devices: times.into_iter().filter_map(correction).collect(), disk, contention, overhead_ms })
+    }
+
+    /// Refuses a run in which a layer and its experts computed on different devices, if the layer is one block here: neither time is the layer's.
+    fn refuse_divided_among_devices(&self, analysis: &Analysis) -> Result<(), InputErrors> {
+        let is_block = |wanted: &str| analysis.segmentation.blocks.iter().any(|block| block.label == wanted);
+        let device_of = |wanted: &str| {
+            let stage = self.run.stages.iter().find(|stage| stage.blocks.iter().any(|label| label == wanted));
+            stage.map(used_device)
+        };
+        let labels = self.run.stages.iter().flat_map(|stage| &stage.blocks);
+        let mut experts = labels.filter(|label| label.ends_with(OF_EXPERTS) && !is_block(label));
+        let divided = experts.find(|label| {
+            let layer = label.strip_suffix(OF_EXPERTS).unwrap_or(label);
+            device_of(layer).is_some_and(|device| Some(device) != device_of(label))
+        });
+        let Some(divided) = divided else { return Ok(()) };
+        let message = format!("in {} another device than that of its layer computed {divided}", self.file);
+        Err(InputErrors(vec![InputError::new(
+            message,
+            "plan with the same --cpu-moe or --n-cpu-moe as the plan of that run",
+        )]))
     }
 
     /// What a person should know about the run. `prompt`: tokens of the prompt that is planned for.

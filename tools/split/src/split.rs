@@ -222,7 +222,10 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
         tell!("activations of {count} operators are rounded to 8 bits");
     }
     if let Some(active) = &analysis.active_neurons {
-        tell!("on the host only active neurons of {} of weights are computed", ByteSize(active.bytes()).human());
+        tell!(
+            "partitions on the host compute only active neurons: {} of the weights belong to neurons",
+            ByteSize(active.bytes()).human()
+        );
     }
     let unknown = unknown_providers::notes(&args.planning.providers, costs.profile());
     let forms = experts::notes_of_unknown_forms(analysis);

@@ -27,7 +27,8 @@ impl<T: Element> GateProduct<'_, T> {
         output: &mut [T],
         parallel: impl FnOnce(usize, &(dyn Fn(usize) + Send + Sync)) -> ort::Result<()>,
     ) -> ort::Result<()> {
-        if output.is_empty() {
+        if output.is_empty() || self.width == 0 {
+            output.fill(T::narrow(0.0));
             return Ok(());
         }
         let (gate, tokens) = (T::wide(self.gate), T::wide(self.tokens));

@@ -8,8 +8,8 @@
 //! | `ActiveRowsMatMul` | activations `[..., neurons]` and weights `[neurons, width]` of T | their product, `[..., width]` |
 //! | `ActiveGateMatMul` | gate `[..., neurons]`, tokens `[..., width]` and weights `[neurons, width]` of T | gate * (tokens x transposed weights), `[..., neurons]` |
 //!
-//! A row of the weights is read only if at least one token has another activation (gate) than 0 for it. So numbers in the rows of inactive
-//! neurons never count, not even infinities.
+//! A row of the weights is read only if at least one token has another activation (gate) than 0 for it. So numbers in the rows of neurons that
+//! are inactive for all tokens never count, not even infinities.
 
 mod element;
 mod gate;

@@ -4,9 +4,12 @@ use super::FEW_TOKENS;
 use super::element::Element;
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2};
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
-/// Columns that one task computes. The result does not depend on the number of threads.
+/// Parts of the active neurons, each of which one task adds up where a pass has few tokens: a task reads whole rows, which is faster than pieces of
+/// them. The result does not depend on the number of threads.
+const PARTS: usize = 8;
+/// Columns that one task computes where a pass has many tokens.
 const COLUMNS: usize = 512;
 /// Rows of weights that are multiplied at once where a pass has many tokens.
 const ROWS: usize = 128;
@@ -30,6 +33,63 @@ impl<T: Element> RowsProduct<'_, T> {
             return Ok(());
         }
         let activations = T::wide(self.activations);
+        match output.len() / self.width <= FEW_TOKENS {
+            true => self.by_neurons(&activations, output, parallel),
+            false => self.by_columns(&activations, output, parallel),
+        }
+    }
+
+    /// Each task adds up some of the active neurons of one token. So the sums of a token do not depend on other tokens of its pass.
+    fn by_neurons(
+        &self,
+        activations: &[f32],
+        output: &mut [T],
+        parallel: impl FnOnce(usize, &(dyn Fn(usize) + Send + Sync)) -> ort::Result<()>,
+    ) -> ort::Result<()> {
+        let active: Vec<Vec<(usize, f32)>> = activations.chunks(self.neurons).map(active_of).collect();
+        let sums: Vec<Mutex<Vec<f32>>> = (0..active.len() * PARTS).map(|_| Mutex::default()).collect();
+        parallel(sums.len(), &|task| {
+            let active = &active[task / PARTS];
+            let part = active.chunks(active.len().div_ceil(PARTS).max(1)).nth(task % PARTS);
+            *sums[task].lock().unwrap_or_else(PoisonError::into_inner) = self.sums(part.unwrap_or_default());
+        })?;
+        for (token, parts) in output.chunks_mut(self.width).zip(sums.chunks(PARTS)) {
+            let mut all = vec![0.0f32; self.width];
+            for part in parts {
+                let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+                all.iter_mut().zip(&*part).for_each(|(sum, more)| *sum += more);
+            }
+            token.iter_mut().zip(all).for_each(|(to, from)| *to = T::narrow(from));
+        }
+        Ok(())
+    }
+
+    /// The sum of rows, each times its activation.
+    fn sums(&self, active: &[(usize, f32)]) -> Vec<f32> {
+        let mut sums = vec![0.0f32; self.width];
+        let mut scratch = [const { Vec::new() }; 4];
+        let [a, b, c, d] = &mut scratch;
+        let row = |neuron: usize| &self.weights[neuron * self.width..][..self.width];
+        let (fours, rest) = active.as_chunks::<4>();
+        for [i, j, k, l] in fours {
+            let rows =
+                [T::wide_in(row(i.0), a), T::wide_in(row(j.0), b), T::wide_in(row(k.0), c), T::wide_in(row(l.0), d)];
+            add_four(&mut sums, [i.1, j.1, k.1, l.1], rows);
+        }
+        for (neuron, factor) in rest {
+            let row = T::wide_in(row(*neuron), a);
+            sums.iter_mut().zip(row).for_each(|(sum, number)| *sum += factor * number);
+        }
+        sums
+    }
+
+    /// Each task computes some columns of all tokens.
+    fn by_columns(
+        &self,
+        activations: &[f32],
+        output: &mut [T],
+        parallel: impl FnOnce(usize, &(dyn Fn(usize) + Send + Sync)) -> ort::Result<()>,
+    ) -> ort::Result<()> {
         let is_active =
             |neuron: &usize| activations[*neuron..].iter().step_by(self.neurons).any(|number| *number != 0.0);
         let active: Vec<usize> = (0..self.neurons).filter(is_active).collect();
@@ -41,54 +101,21 @@ impl<T: Element> RowsProduct<'_, T> {
         }
         let columns: Vec<Mutex<Vec<&mut [T]>>> = columns.into_iter().map(Mutex::new).collect();
         parallel(columns.len(), &|task| {
-            let mut parts = columns[task].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            self.columns(&activations, &active, task * COLUMNS, &mut parts);
+            let mut parts = columns[task].lock().unwrap_or_else(PoisonError::into_inner);
+            let width = parts.first().map_or(0, |part| part.len());
+            let mut sums = vec![0.0f32; parts.len() * width];
+            self.together(activations, &active, task * COLUMNS, width, &mut sums);
+            for (part, sums) in parts.iter_mut().zip(sums.chunks(width)) {
+                part.iter_mut().zip(sums).for_each(|(to, from)| *to = T::narrow(*from));
+            }
         })
-    }
-
-    /// Computes the columns from `first` on for all tokens.
-    fn columns(&self, activations: &[f32], active: &[usize], first: usize, parts: &mut [&mut [T]]) {
-        let width = parts.first().map_or(0, |part| part.len());
-        let mut sums = vec![0.0f32; parts.len() * width];
-        if parts.len() <= FEW_TOKENS {
-            self.token_by_token(activations, active, first, width, &mut sums);
-        } else {
-            self.together(activations, active, first, width, &mut sums);
-        }
-        for (part, sums) in parts.iter_mut().zip(sums.chunks(width)) {
-            part.iter_mut().zip(sums).for_each(|(to, from)| *to = T::narrow(*from));
-        }
-    }
-
-    fn token_by_token(&self, activations: &[f32], active: &[usize], first: usize, width: usize, sums: &mut [f32]) {
-        let mut scratch = [const { Vec::new() }; 4];
-        let [a, b, c, d] = &mut scratch;
-        let (fours, rest) = active.as_chunks::<4>();
-        for four in fours {
-            let [i, j, k, l] = four.map(|neuron| self.part(neuron, first, width));
-            let rows = [T::wide_in(i, a), T::wide_in(j, b), T::wide_in(k, c), T::wide_in(l, d)];
-            for (sums, activations) in sums.chunks_mut(width).zip(activations.chunks(self.neurons)) {
-                let factors = four.map(|neuron| activations[neuron]);
-                if factors != [0.0; 4] {
-                    add_four(sums, factors, rows);
-                }
-            }
-        }
-        for neuron in rest {
-            let row = T::wide_in(self.part(*neuron, first, width), a);
-            for (sums, activations) in sums.chunks_mut(width).zip(activations.chunks(self.neurons)) {
-                let factor = activations[*neuron];
-                if factor != 0.0 {
-                    sums.iter_mut().zip(row).for_each(|(sum, number)| *sum += factor * number);
-                }
-            }
-        }
     }
 
     fn together(&self, activations: &[f32], active: &[usize], first: usize, width: usize, sums: &mut [f32]) {
         let tokens = sums.len() / width;
         let (mut rows, mut factors, mut scratch) = (Vec::new(), Vec::new(), Vec::new());
-        for some in active.chunks(ROWS) {
+        // Chunks end at fixed neurons, so that the sums of a token do not depend on what other tokens activate.
+        for some in active.chunk_by(|a, b| a / ROWS == b / ROWS) {
             rows.clear();
             factors.clear();
             some.iter()
@@ -107,6 +134,11 @@ impl<T: Element> RowsProduct<'_, T> {
     fn part(&self, neuron: usize, first: usize, width: usize) -> &[T] {
         &self.weights[neuron * self.width + first..][..width]
     }
+}
+
+/// The active neurons of a token, with their activations.
+fn active_of(activations: &[f32]) -> Vec<(usize, f32)> {
+    activations.iter().copied().enumerate().filter(|(_, activation)| *activation != 0.0).collect()
 }
 
 /// Adds four rows to sums. One row at a time would load and store each sum four times as often.

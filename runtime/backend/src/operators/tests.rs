@@ -118,3 +118,25 @@ fn the_weights_of_inactive_neurons_do_not_count() {
         assert_eq!(compute(&weights), compute(&without));
     }
 }
+
+/// The numbers of a token are the same bits in every pass of few tokens, and in every pass of many.
+#[test]
+fn a_token_does_not_depend_on_the_others_of_its_pass() {
+    let (neurons, width) = (700, 40);
+    let weights = numbers::<f32>(neurons * width, 5);
+    let token = sparse::<f32>(neurons, 6, 3);
+    let first_row = |others: usize, every: usize| {
+        let activations = [token.clone(), sparse::<f32>(others * neurons, every, 11)].concat();
+        let mut found = vec![0.0; (others + 1) * width];
+        let product = RowsProduct { activations: &activations, weights: &weights, neurons, width };
+        product.compute(&mut found, in_turn).unwrap();
+        found.truncate(width);
+        found
+    };
+    for others in [1, 3, 7] {
+        assert_eq!(first_row(others, 4), first_row(0, 1), "{others}");
+    }
+    for (others, every) in [(9, 2), (20, 5), (20, 1)] {
+        assert_eq!(first_row(others, every), first_row(8, 100_000), "{others}");
+    }
+}

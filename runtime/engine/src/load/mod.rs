@@ -299,7 +299,9 @@ fn states_have_rows(program: &Program, symbols: &SymbolTable, batching: RowBatch
         InputRole::PositionIds => input.shape.len() > 1,
         InputRole::LogitPositions | InputRole::TokenTypeIds => true,
         InputRole::PastLengths | InputRole::TotalLengths | InputRole::Embeddings => false,
-        InputRole::UseCacheBranch | InputRole::Zeros | InputRole::Free => false,
+        // Only the source model has these.
+        InputRole::UseCacheBranch | InputRole::Zeros => true,
+        InputRole::Free => false,
     };
     let has_mask = plan.model.inputs.iter().any(|input| input.role == InputRole::AttentionMask);
     plan.model.kind == ModelKind::Decoder

@@ -26,7 +26,9 @@ impl<'g> CountedFrom<'g> {
             match &graph.value(id).origin {
                 Origin::Weight(_) => {}
                 Origin::Input => match roles::input_role(graph, id) {
-                    InputRole::PositionIds => found.has_positions = true,
+                    InputRole::PositionIds | InputRole::PastLengths | InputRole::TotalLengths => {
+                        found.has_positions = true;
+                    }
                     InputRole::AttentionMask => found.has_mask = true,
                     _ => return None,
                 },

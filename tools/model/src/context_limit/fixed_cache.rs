@@ -1,7 +1,9 @@
 //! Caches of fixed size: states that an operator writes the tokens of a pass into, at their positions.
 
 use super::are_positions;
+use crate::roles;
 use hpp_graph::{Attribute, Graph, Node, NodeId, StateChange, StatePair, ValueId, ops};
+use hpp_schema::InputRole;
 use std::collections::BTreeSet;
 
 /// The tokens that fit in a state: the size of the axis that positions index. `None` for a state that grows, that is replaced as a
@@ -42,12 +44,17 @@ fn slots_of(graph: &Graph, node: &Node, cache: ValueId) -> Option<u64> {
         usize::try_from(if axis < 0 { axis + shape.len() as i64 } else { axis }).ok()
     };
     let axis = match node.op_type.as_str() {
-        "TensorScatter" => named_axis(-2).filter(|_| !is_circular(node))?,
+        "TensorScatter" => named_axis(-2).filter(|_| !is_circular(node) || has_lengths(graph))?,
         _ if !are_plain_positions(graph, input(node, 1)?) => return None,
         "ScatterND" => partly_written_axis(graph, node, cache)?,
         _ => named_axis(0)?,
     };
     shape.get(axis)?.as_fixed()
+}
+
+/// Whether the model has an input with the filled part of its caches. That is the length of the text, which a circular cache need not hold.
+fn has_lengths(graph: &Graph) -> bool {
+    graph.inputs.iter().any(|id| roles::input_role(graph, *id) == InputRole::TotalLengths)
 }
 
 fn is_circular(node: &Node) -> bool {

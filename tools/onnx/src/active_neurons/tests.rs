@@ -236,3 +236,24 @@ proptest! {
         prop_assert_eq!(&read, &wanted[from..]);
     }
 }
+
+/// With a ReLU before the network the gated product has inactive rows too. It is computed where its gate is active, with its weight as stored.
+#[test]
+fn a_gated_product_behind_a_relu_keeps_its_weight() {
+    let nodes = vec![
+        node("Relu", &["x"], "a"),
+        with(node("Gemm", &["a", "up"], "u"), "transB", 1.0),
+        with(node("Gemm", &["a", "gate"], "g"), "transB", 1.0),
+        node("Relu", &["g"], "on"),
+        node("Mul", &["on", "u"], "h"),
+        node("MatMul", &["h", "down"], "y"),
+    ];
+    let square: &[i64] = &[WIDTH, WIDTH];
+    let proto = model(DType::Float32, nodes, &[("up", square), ("gate", square), ("down", square)]);
+    let (lines, partition) = rewritten(&proto);
+    assert!(lines.contains(&"ActiveGateMatMul(on, a, up) -> h".to_owned()), "{lines:?}");
+    assert!(lines.contains(&"ActiveRowsMatMul(h, down) -> y".to_owned()), "{lines:?}");
+    let weight = |name: &str| partition.graph.as_ref().unwrap().initializer.iter().find(|w| w.name() == name).unwrap();
+    // `gate` multiplies `a` by rows: it alone is transposed.
+    assert_eq!([weight("up"), weight("gate")].map(|weight| weight.external_data.is_empty()), [true, false]);
+}

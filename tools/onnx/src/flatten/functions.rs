@@ -68,8 +68,9 @@ pub fn inline(model: &mut ModelProto, has_operator: HasOperator<'_>) -> Result<V
     merge_opsets(&mut model.opset_import, inliner.imports);
     model.functions = reachable(model, &functions);
     // Nobody needs to know of those that the runtime does not call.
-    let called = model.functions.iter().filter(|f| !has_operator(default_domain(f.domain()), f.name()));
-    notes.extend(called.map(|f| Note::KeptFunction { function: title(f) }));
+    let is_operator = |f: &FunctionProto| has_operator(default_domain(f.domain()), f.name());
+    let others: Vec<FunctionProto> = model.functions.iter().filter(|f| !is_operator(f)).cloned().collect();
+    notes.extend(reachable(model, &others).iter().map(|f| Note::KeptFunction { function: title(f) }));
     Ok(notes)
 }
 
