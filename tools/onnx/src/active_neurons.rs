@@ -98,6 +98,7 @@ impl ActiveNeurons {
     pub fn apply(&self, partition: &mut ModelProto) -> usize {
         let Some(graph) = &mut partition.graph else { return 0 };
         let mut fresh = Fresh::for_graph(graph);
+        let outputs: HashSet<String> = graph.output.iter().map(|output| output.name().to_owned()).collect();
         let output = |node: &NodeProto| node.output.first().cloned().unwrap_or_default();
         let products: HashMap<String, NodeProto> = graph.node.iter().map(|node| (output(node), node.clone())).collect();
         let (mut count, mut merged, mut weights) = (0, HashSet::new(), HashSet::new());
@@ -106,10 +107,14 @@ impl ActiveNeurons {
             let replacement = self.replaced.get(&output(&node));
             let new = match replacement {
                 Some(Replacement::Rows) => rows(&node, &mut fresh),
-                Some(Replacement::Gate { gate, product }) => products.get(product).map_or(vec![], |product| {
-                    merged.insert(output(product));
-                    gated(&node, gate, product)
-                }),
+                // A product that is an output of the partition is computed whole.
+                Some(Replacement::Gate { gate, product }) if !outputs.contains(product) => {
+                    products.get(product).map_or(vec![], |product| {
+                        merged.insert(output(product));
+                        gated(&node, gate, product)
+                    })
+                }
+                Some(Replacement::Gate { .. }) => vec![],
                 None => vec![],
             };
             if new.is_empty() {

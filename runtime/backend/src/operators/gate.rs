@@ -1,10 +1,10 @@
 //! `ActiveGateMatMul`: a product that is computed where its gate is not 0.
 
-use super::FEW_TOKENS;
 use super::element::Element;
+use super::{FEW_TOKENS, Parallel, parts_of_tasks};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2};
-use std::sync::Mutex;
+use std::sync::PoisonError;
 
 /// Neurons that one task computes.
 const NEURONS: usize = 64;
@@ -22,24 +22,15 @@ pub(super) struct GateProduct<'a, T> {
 
 impl<T: Element> GateProduct<'_, T> {
     /// Writes the product to `output`, `[tokens, neurons]`. `parallel` runs a number of tasks.
-    pub fn compute(
-        &self,
-        output: &mut [T],
-        parallel: impl FnOnce(usize, &(dyn Fn(usize) + Send + Sync)) -> ort::Result<()>,
-    ) -> ort::Result<()> {
+    pub fn compute(&self, output: &mut [T], parallel: Parallel<'_>) -> ort::Result<()> {
         if output.is_empty() || self.width == 0 {
             output.fill(T::narrow(0.0));
             return Ok(());
         }
         let (gate, tokens) = (T::wide(self.gate), T::wide(self.tokens));
-        let mut neurons: Vec<Vec<&mut [T]>> = vec![];
-        neurons.resize_with(self.neurons.div_ceil(NEURONS), Vec::new);
-        for token in output.chunks_mut(self.neurons) {
-            neurons.iter_mut().zip(token.chunks_mut(NEURONS)).for_each(|(task, part)| task.push(part));
-        }
-        let neurons: Vec<Mutex<Vec<&mut [T]>>> = neurons.into_iter().map(Mutex::new).collect();
+        let neurons = parts_of_tasks(output, self.neurons, NEURONS);
         parallel(neurons.len(), &|task| {
-            let mut parts = neurons[task].lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut parts = neurons[task].lock().unwrap_or_else(PoisonError::into_inner);
             self.neurons(&gate, &tokens, task * NEURONS, &mut parts);
         })
     }

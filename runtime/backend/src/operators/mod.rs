@@ -27,12 +27,26 @@ use ort::value::{ValueRef, ValueRefMut};
 use rows::RowsProduct;
 use std::marker::PhantomData;
 use std::ops::RangeInclusive;
+use std::sync::Mutex;
 
 const DOMAIN: &str = "hpp";
 
 /// Tokens of a pass up to which a row of weights is multiplied with each token in turn; more tokens are one matrix product with the rows of active
 /// neurons.
 const FEW_TOKENS: usize = 8;
+
+/// Runs a number of tasks, each with its number.
+type Parallel<'a> = &'a dyn Fn(usize, &(dyn Fn(usize) + Send + Sync)) -> ort::Result<()>;
+
+/// The parts of a matrix with rows of this width that tasks write, `size` columns each: a slice for each row.
+fn parts_of_tasks<T>(matrix: &mut [T], width: usize, size: usize) -> Vec<Mutex<Vec<&mut [T]>>> {
+    let mut tasks: Vec<Vec<&mut [T]>> = vec![];
+    tasks.resize_with(width.div_ceil(size), Vec::new);
+    for row in matrix.chunks_mut(width) {
+        tasks.iter_mut().zip(row.chunks_mut(size)).for_each(|(task, part)| task.push(part));
+    }
+    tasks.into_iter().map(Mutex::new).collect()
+}
 
 /// All operators.
 pub(crate) fn domain() -> ort::Result<OperatorDomain> {
@@ -72,7 +86,7 @@ impl<T: Element> Operator for ActiveRowsMatMul<T> {
             let mut output = output(context, activations.with_last(width))?;
             let sums = output.try_extract_tensor_mut::<T>()?.1;
             let product = RowsProduct { activations: activations.data, weights: weights.data, neurons, width };
-            product.compute(sums, |tasks, task| context.par_for(tasks, 0, task))
+            product.compute(sums, &|tasks, task| context.par_for(tasks, 0, task))
         }))
     }
 }
@@ -113,7 +127,7 @@ impl<T: Element> Operator for ActiveGateMatMul<T> {
             let mut output = output(context, gate.shape.clone())?;
             let gated = output.try_extract_tensor_mut::<T>()?.1;
             let product = GateProduct { gate: gate.data, tokens: tokens.data, weights: weights.data, neurons, width };
-            product.compute(gated, |tasks, task| context.par_for(tasks, 0, task))
+            product.compute(gated, &|tasks, task| context.par_for(tasks, 0, task))
         }))
     }
 }

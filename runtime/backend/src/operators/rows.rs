@@ -1,7 +1,7 @@
 //! `ActiveRowsMatMul`: a product that reads the rows of active neurons only.
 
-use super::FEW_TOKENS;
 use super::element::Element;
+use super::{FEW_TOKENS, Parallel, parts_of_tasks};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2};
 use std::sync::{Mutex, PoisonError};
@@ -24,11 +24,7 @@ pub(super) struct RowsProduct<'a, T> {
 
 impl<T: Element> RowsProduct<'_, T> {
     /// Writes the product to `output`, `[tokens, width]`. `parallel` runs a number of tasks.
-    pub fn compute(
-        &self,
-        output: &mut [T],
-        parallel: impl FnOnce(usize, &(dyn Fn(usize) + Send + Sync)) -> ort::Result<()>,
-    ) -> ort::Result<()> {
+    pub fn compute(&self, output: &mut [T], parallel: Parallel<'_>) -> ort::Result<()> {
         if output.is_empty() {
             return Ok(());
         }
@@ -40,12 +36,7 @@ impl<T: Element> RowsProduct<'_, T> {
     }
 
     /// Each task adds up some of the active neurons of one token. So the sums of a token do not depend on other tokens of its pass.
-    fn by_neurons(
-        &self,
-        activations: &[f32],
-        output: &mut [T],
-        parallel: impl FnOnce(usize, &(dyn Fn(usize) + Send + Sync)) -> ort::Result<()>,
-    ) -> ort::Result<()> {
+    fn by_neurons(&self, activations: &[f32], output: &mut [T], parallel: Parallel<'_>) -> ort::Result<()> {
         let active: Vec<Vec<(usize, f32)>> = activations.chunks(self.neurons).map(active_of).collect();
         let sums: Vec<Mutex<Vec<f32>>> = (0..active.len() * PARTS).map(|_| Mutex::default()).collect();
         parallel(sums.len(), &|task| {
@@ -84,22 +75,11 @@ impl<T: Element> RowsProduct<'_, T> {
     }
 
     /// Each task computes some columns of all tokens.
-    fn by_columns(
-        &self,
-        activations: &[f32],
-        output: &mut [T],
-        parallel: impl FnOnce(usize, &(dyn Fn(usize) + Send + Sync)) -> ort::Result<()>,
-    ) -> ort::Result<()> {
+    fn by_columns(&self, activations: &[f32], output: &mut [T], parallel: Parallel<'_>) -> ort::Result<()> {
         let is_active =
             |neuron: &usize| activations[*neuron..].iter().step_by(self.neurons).any(|number| *number != 0.0);
         let active: Vec<usize> = (0..self.neurons).filter(is_active).collect();
-        // The columns of each task, a slice for each token.
-        let mut columns: Vec<Vec<&mut [T]>> = vec![];
-        columns.resize_with(self.width.div_ceil(COLUMNS), Vec::new);
-        for token in output.chunks_mut(self.width) {
-            columns.iter_mut().zip(token.chunks_mut(COLUMNS)).for_each(|(task, part)| task.push(part));
-        }
-        let columns: Vec<Mutex<Vec<&mut [T]>>> = columns.into_iter().map(Mutex::new).collect();
+        let columns = parts_of_tasks(output, self.width, COLUMNS);
         parallel(columns.len(), &|task| {
             let mut parts = columns[task].lock().unwrap_or_else(PoisonError::into_inner);
             let width = parts.first().map_or(0, |part| part.len());

@@ -57,7 +57,7 @@ fn rows_are_products<T: Element>(tolerance: f64) {
             .collect();
         let mut found = numbers::<T>(tokens * width, 9);
         RowsProduct { activations: &activations, weights: &weights, neurons, width }
-            .compute(&mut found, in_turn)
+            .compute(&mut found, &in_turn)
             .unwrap();
         close(&found, &wanted, tolerance);
     }
@@ -77,7 +77,7 @@ fn gates_are_products<T: Element>(tolerance: f64) {
             .collect();
         let mut found = numbers::<T>(count * neurons, 9);
         GateProduct { gate: &gate, tokens: &tokens, weights: &weights, neurons, width }
-            .compute(&mut found, in_turn)
+            .compute(&mut found, &in_turn)
             .unwrap();
         close(&found, &wanted, tolerance);
     }
@@ -110,9 +110,9 @@ fn the_weights_of_inactive_neurons_do_not_count() {
         let compute = |weights: &[f32]| {
             let (mut rows, mut gated) = (vec![0.0; tokens * width], vec![1.0; tokens * neurons]);
             let product = RowsProduct { activations: &activations, weights, neurons, width };
-            product.compute(&mut rows, in_turn).unwrap();
+            product.compute(&mut rows, &in_turn).unwrap();
             let product = GateProduct { gate: &activations, tokens: &hidden, weights, neurons, width };
-            product.compute(&mut gated, in_turn).unwrap();
+            product.compute(&mut gated, &in_turn).unwrap();
             (rows, gated)
         };
         assert_eq!(compute(&weights), compute(&without));
@@ -129,7 +129,7 @@ fn a_token_does_not_depend_on_the_others_of_its_pass() {
         let activations = [token.clone(), sparse::<f32>(others * neurons, every, 11)].concat();
         let mut found = vec![0.0; (others + 1) * width];
         let product = RowsProduct { activations: &activations, weights: &weights, neurons, width };
-        product.compute(&mut found, in_turn).unwrap();
+        product.compute(&mut found, &in_turn).unwrap();
         found.truncate(width);
         found
     };
