@@ -54,10 +54,7 @@ fn ends(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
 }
 
 fn size(plan: &Plan, found: &mut Findings, place: &str, state: &State, batch: &BTreeSet<&str>) {
-    let (axis, length) = match state.update {
-        StateUpdate::InPlace { axis, capacity } | StateUpdate::Append { axis, capacity } => (Some(axis), capacity),
-        StateUpdate::Replace | StateUpdate::ReadOnly => (None, 1),
-    };
+    let (axis, length) = state.update.tokens().map_or((None, 1), |(axis, capacity)| (Some(axis), capacity));
     if axis.is_some_and(|axis| axis >= state.shape.len()) {
         return found.error(place, format!("it has no axis {}", axis.unwrap_or_default()));
     }

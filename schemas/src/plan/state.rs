@@ -40,7 +40,9 @@ impl State {
     /// Bytes of memory that it takes for one sequence: runs write a state that is not updated in place to a second buffer.
     pub fn memory(&self) -> u64 {
         match self.update {
-            StateUpdate::Append { .. } | StateUpdate::Replace => self.bytes.0.saturating_mul(2),
+            StateUpdate::Append { .. } | StateUpdate::Sliding { .. } | StateUpdate::Replace => {
+                self.bytes.0.saturating_mul(2)
+            }
             StateUpdate::InPlace { .. } | StateUpdate::ReadOnly => self.bytes.0,
         }
     }
@@ -65,8 +67,27 @@ pub enum StateUpdate {
         /// Limit on its tokens.
         capacity: u64,
     },
+    /// `present` is the last tokens, at most `capacity`, of `past` with the tokens of this pass appended along `axis`; initially empty.
+    Sliding {
+        /// The token axis.
+        axis: usize,
+        /// Tokens that the graph keeps, fewer than the context.
+        capacity: u64,
+    },
     /// `present` has the shape of `past` and replaces it; initially zero.
     Replace,
     /// The caller computes `past` once, and the model only reads it.
     ReadOnly,
+}
+
+impl StateUpdate {
+    /// The axis of tokens and the most tokens along it; `None` for a state whose shape does not depend on tokens.
+    pub fn tokens(self) -> Option<(usize, u64)> {
+        match self {
+            StateUpdate::InPlace { axis, capacity }
+            | StateUpdate::Append { axis, capacity }
+            | StateUpdate::Sliding { axis, capacity } => Some((axis, capacity)),
+            StateUpdate::Replace | StateUpdate::ReadOnly => None,
+        }
+    }
 }

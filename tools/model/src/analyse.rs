@@ -350,9 +350,7 @@ fn gather_positions(
 /// Refuses a state whose token axis its declared shape lacks: it cannot be allocated.
 fn refuse_states_without_axes(analysis: &Analysis) -> Result<(), ModelError> {
     for planned in &analysis.states {
-        let (StateUpdate::InPlace { axis, .. } | StateUpdate::Append { axis, .. }) = planned.state.update else {
-            continue;
-        };
+        let Some((axis, _)) = planned.state.update.tokens() else { continue };
         let (name, axes) = (&planned.state.past, planned.state.shape.len());
         if axis >= axes {
             let shape = match analysis.graph.value(planned.past).shape {

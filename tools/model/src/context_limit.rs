@@ -1,10 +1,8 @@
-//! The longest context that a graph can compute: the rows of its tables of positions, the slots of its caches of fixed size, and the tokens that
-//! other caches keep.
+//! The longest context that a graph can compute: the rows of its tables of positions, and the slots of its caches of fixed size.
 
 mod counted;
 mod fixed_cache;
 mod table_change;
-mod windowed_cache;
 
 pub use table_change::tables_change_after;
 
@@ -30,8 +28,6 @@ pub enum PositionHolder {
     Table,
     /// A state of fixed size, which tokens are written into at their positions.
     Cache,
-    /// A state that grows until the graph drops its oldest tokens.
-    Window,
 }
 
 impl ContextLimit {
@@ -45,46 +41,30 @@ impl ContextLimit {
             PositionHolder::Cache => {
                 format!("--context {asked} is longer than the {tokens} slots of {name}, a cache of fixed size")
             }
-            PositionHolder::Window => format!(
-                "--context {asked} is longer than the {tokens} tokens of {name}, a cache of which the model drops older ones, which HPP cannot \
-                 follow"
-            ),
         }
     }
 
-    /// The note where a configuration claims a longer context, or where only the limit says that a text cannot be longer.
+    /// The note where a configuration claims a longer context.
     pub fn note(&self, claimed: Option<u64>) -> Option<String> {
         let ContextLimit { tokens, name, .. } = self;
-        let claimed = claimed.filter(|claimed| claimed > tokens);
-        if claimed.is_none() && self.holder == PositionHolder::Window {
-            return Some(format!(
-                "the model drops all but {tokens} tokens of the cache {name}, which HPP cannot follow: a text has {tokens} tokens at most"
-            ));
-        }
-        let claimed = claimed?;
+        let claimed = claimed.filter(|claimed| claimed > tokens)?;
         let has = match self.holder {
             PositionHolder::Table => format!("its table of positions {name} has {tokens} rows"),
             PositionHolder::Cache => format!("its cache {name} has {tokens} slots"),
-            PositionHolder::Window => {
-                format!("it drops all but {tokens} tokens of the cache {name}, which HPP cannot follow")
-            }
         };
         Some(format!("the model's configuration claims {claimed} tokens of context, and {has}: the limit is {tokens}"))
     }
 }
 
-/// The smallest of the caches of rotary embeddings, of the tables that positions index, of the states of fixed size and of those of which the graph
-/// drops tokens; `None` without one. A table whose first rows are not for positions allows fewer tokens than it has rows.
+/// The smallest of the caches of rotary embeddings, of the tables that positions index and of the states of fixed size; `None` without one. A table
+/// whose first rows are not for positions allows fewer tokens than it has rows.
 pub fn context_limit(graph: &Graph, states: &[BlockState]) -> Option<ContextLimit> {
     let limit = |tokens, holder, id| ContextLimit { tokens, holder, name: graph.value(id).name.clone() };
     let tables = graph.node_ids().flat_map(|id| position_tables(graph, graph.node(id)));
     let tables = tables.filter_map(|id| Some(limit(rows(graph, id)?, PositionHolder::Table, id)));
     let pairs = states.iter().map(|state| &state.pair);
-    let caches = pairs.flat_map(|pair| {
-        let fixed = fixed_cache::slots(graph, pair).map(|slots| (slots, PositionHolder::Cache));
-        let windowed = windowed_cache::kept(graph, pair).map(|kept| (kept, PositionHolder::Window));
-        fixed.into_iter().chain(windowed).map(|(tokens, holder)| limit(tokens, holder, pair.past))
-    });
+    let caches =
+        pairs.filter_map(|pair| Some(limit(fixed_cache::slots(graph, pair)?, PositionHolder::Cache, pair.past)));
     tables.chain(caches).min_by_key(|limit| limit.tokens)
 }
 

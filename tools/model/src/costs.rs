@@ -175,7 +175,8 @@ impl<'a> CostCounter<'a> {
         held.fold(0, u64::saturating_add)
     }
 
-    /// Bytes of a block's states after `tokens` tokens, at most their capacity, for the whole batch.
+    /// Bytes of a block's states after `tokens` tokens, at most their capacity, for the whole batch. A state that slides counts as full, because
+    /// costs that grow by a token know no limit.
     fn state_bytes(&self, index: usize, tokens: u64) -> u64 {
         let bytes_of_one = |planned: &PlannedState| match planned.state.update {
             StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } if tokens < capacity => {

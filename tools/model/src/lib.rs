@@ -24,6 +24,7 @@ mod reliability;
 mod roles;
 mod rotary_caches;
 mod rows;
+mod sliding_cache;
 mod states;
 mod streams;
 mod symbols;

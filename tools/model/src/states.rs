@@ -1,6 +1,7 @@
 //! Turns the state tensors of a graph into the states of a plan, with concrete sizes and capacities.
 
 use crate::config::ModelConfig;
+use crate::sliding_cache;
 use hpp_graph::{Graph, StateChange, StatePair, ValueId};
 use hpp_schema::{ByteSize, DType, Dim, Shape, State, StateUpdate, Symbols};
 
@@ -42,11 +43,7 @@ pub fn plan_state(
     let dtype = value.dtype.unwrap_or(DType::Float32);
     let mut shape = value.shape.clone().unwrap_or_default();
     let update = update(graph, pair, capacity);
-    let token_axis = match update {
-        StateUpdate::InPlace { axis, .. } | StateUpdate::Append { axis, .. } => Some(axis),
-        StateUpdate::Replace | StateUpdate::ReadOnly => None,
-    };
-    resolve_head_size(graph, pair, config, token_axis, &mut shape);
+    resolve_head_size(graph, pair, config, update.tokens().map(|(axis, _)| axis), &mut shape);
     let bytes = ByteSize(bytes_at_capacity(dtype, &shape, update).unwrap_or(u64::MAX));
     let state = State {
         past: value.name.clone(),
@@ -75,7 +72,10 @@ fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
         }
         StateChange::Append { axis } => StateUpdate::Append { axis, capacity: capacity.context },
         StateChange::Replace => match growing_axis(graph, pair) {
-            Some(axis) => StateUpdate::Append { axis, capacity: capacity.context },
+            Some(axis) => match sliding_cache::kept(graph, pair, axis).filter(|kept| *kept < capacity.context) {
+                Some(kept) => StateUpdate::Sliding { axis, capacity: kept },
+                None => StateUpdate::Append { axis, capacity: capacity.context },
+            },
             None => StateUpdate::Replace,
         },
         StateChange::SharedBuffer { axis: None } | StateChange::ReadOnly => StateUpdate::ReadOnly,
@@ -131,10 +131,7 @@ fn head_size_from_query(graph: &Graph, pair: &StatePair) -> Option<u64> {
 
 /// Bytes of one sequence's state at full capacity: 0 if a size is unknown, `None` beyond 64 bits.
 pub(crate) fn bytes_at_capacity(dtype: DType, shape: &Shape, update: StateUpdate) -> Option<u64> {
-    let (token_axis, capacity) = match update {
-        StateUpdate::InPlace { axis, capacity } | StateUpdate::Append { axis, capacity } => (Some(axis), capacity),
-        StateUpdate::Replace | StateUpdate::ReadOnly => (None, 1),
-    };
+    let (token_axis, capacity) = update.tokens().map_or((None, 1), |(axis, capacity)| (Some(axis), capacity));
     // The first symbol outside the token axis is the batch, which is 1 for one sequence. The check of plans counts alike.
     let others = || shape.iter().enumerate().filter(|(axis, _)| token_axis != Some(*axis));
     let batch = others().find_map(|(_, dim)| dim.as_symbol());

@@ -29,7 +29,10 @@ pub fn symbol_values(inputs: &[ModelInput], states: &[State], pass: PassSize) ->
         };
         bind(&mut symbols, &input.shape, sizes);
     }
-    for state in states {
+    // Exporters may give all caches one symbol. Values outside the states then grow with the whole text.
+    let is_sliding = |state: &&State| matches!(state.update, StateUpdate::Sliding { .. });
+    let (sliding, others): (Vec<&State>, Vec<&State>) = states.iter().partition(is_sliding);
+    for state in others.into_iter().chain(sliding) {
         let mut sizes: Vec<Option<u64>> = vec![None; state.shape.len()];
         if let Some(first) = sizes.first_mut() {
             *first = Some(b);
@@ -38,6 +41,7 @@ pub fn symbol_values(inputs: &[ModelInput], states: &[State], pass: PassSize) ->
             // Attention reads the filled part of the buffer, not its whole capacity.
             StateUpdate::InPlace { axis, capacity } => sizes[axis] = Some(total.min(capacity)),
             StateUpdate::Append { axis, .. } => sizes[axis] = Some(pass.past),
+            StateUpdate::Sliding { axis, capacity } => sizes[axis] = Some(pass.past.min(capacity)),
             StateUpdate::Replace | StateUpdate::ReadOnly => {}
         }
         for (dim, size) in state.shape.iter().zip(sizes) {

@@ -53,10 +53,10 @@ pub fn write(analysis: &Analysis, dir: &Path) -> Result<PathBuf, SkeletonError> 
 struct GraphBuilder(GraphProto);
 
 impl GraphBuilder {
-    /// Adds the update of a state: appends one entry if the state grows, else copies it.
+    /// Adds the update of a state: appends one entry if the state grows, and drops the oldest if it slides; else copies it.
     fn state(&mut self, state: &State) -> Result<(), SkeletonError> {
         match state.update {
-            StateUpdate::Append { axis, .. } => {
+            StateUpdate::Append { axis, .. } | StateUpdate::Sliding { axis, .. } => {
                 let size = |(at, dim): (usize, &Dim)| match at {
                     0 => Some(1),
                     _ if at == axis => Some(1),
@@ -66,8 +66,18 @@ impl GraphBuilder {
                 let sizes = sizes.ok_or_else(|| SkeletonError::Size(state.past.clone()))?;
                 let entry = format!("{}/one_more", state.present);
                 self.zeros(&entry, state.dtype, &sizes)?;
-                let axis = int("axis", i64::try_from(axis).unwrap_or_default());
-                self.node("Concat", [&state.past, &entry], &state.present, vec![axis]);
+                let axis = i64::try_from(axis).unwrap_or_default();
+                let StateUpdate::Sliding { capacity, .. } = state.update else {
+                    self.node("Concat", [&state.past, &entry], &state.present, vec![int("axis", axis)]);
+                    return Ok(());
+                };
+                let [joined, first, end, along] =
+                    ["joined", "first", "end", "along"].map(|name| format!("{}/{name}", state.present));
+                self.node("Concat", [&state.past, &entry], &joined, vec![int("axis", axis)]);
+                self.numbers(&first, &[-i64::try_from(capacity).unwrap_or(i64::MAX)]);
+                self.numbers(&end, &[i64::MAX]);
+                self.numbers(&along, &[axis]);
+                self.node("Slice", [&joined, &first, &end, &along], &state.present, vec![]);
             }
             StateUpdate::InPlace { .. } | StateUpdate::Replace | StateUpdate::ReadOnly => {
                 self.node("Identity", [&state.past], &state.present, vec![]);

@@ -48,7 +48,7 @@ impl StateLayout {
             StateUpdate::Append { axis, capacity } => {
                 (StateUpdate::Append { axis, capacity: scale(capacity) }, scale(capacity))
             }
-            other => (other, 0),
+            other => (other, other.tokens().map_or(0, |(_, capacity)| capacity)),
         };
         let full = match update {
             StateUpdate::ReadOnly => Some(Dims::new()),
@@ -94,8 +94,7 @@ impl StateLayout {
     pub(super) fn layout_tokens(&self, held: u64) -> u64 {
         match self.update {
             StateUpdate::InPlace { capacity, .. } if self.partial => state_tokens(held, capacity),
-            StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } => capacity,
-            StateUpdate::Replace | StateUpdate::ReadOnly => 0,
+            other => other.tokens().map_or(0, |(_, capacity)| capacity),
         }
     }
 
@@ -109,7 +108,10 @@ impl StateLayout {
 
     /// Whether a sequence of `length` tokens has dropped some from it: a sliding window that was full.
     pub fn has_dropped(&self, length: u64) -> bool {
-        matches!(self.update, StateUpdate::InPlace { capacity, .. } if length > capacity)
+        match self.update {
+            StateUpdate::InPlace { capacity, .. } | StateUpdate::Sliding { capacity, .. } => length > capacity,
+            StateUpdate::Append { .. } | StateUpdate::Replace | StateUpdate::ReadOnly => false,
+        }
     }
 
     /// Bytes that a sequence reserves for it.
@@ -117,15 +119,18 @@ impl StateLayout {
         let one = byte_len(self.dtype, &self.full).unwrap_or(u64::MAX);
         match self.update {
             StateUpdate::InPlace { .. } => one,
-            StateUpdate::Append { .. } | StateUpdate::Replace => one.saturating_mul(2),
+            StateUpdate::Append { .. } | StateUpdate::Sliding { .. } | StateUpdate::Replace => one.saturating_mul(2),
             StateUpdate::ReadOnly => 0,
         }
     }
 
+    /// Its sizes when it holds the tokens of a sequence of `length` tokens, or when an in-place buffer is laid out for that many.
     pub(super) fn dims(&self, length: u64) -> Dims {
         let mut dims = self.full.clone();
-        if let Some(axis) = token_axis(self.update) {
-            dims[axis] = length;
+        match self.update {
+            StateUpdate::Sliding { axis, capacity } => dims[axis] = length.min(capacity),
+            StateUpdate::InPlace { axis, .. } | StateUpdate::Append { axis, .. } => dims[axis] = length,
+            StateUpdate::Replace | StateUpdate::ReadOnly => {}
         }
         dims
     }
@@ -155,7 +160,7 @@ impl<B: Backend> StateBuffers<B> {
         };
         Ok(match layout.update {
             StateUpdate::InPlace { .. } => StateBuffers::in_place(layout, reserve()?),
-            StateUpdate::Append { .. } | StateUpdate::Replace => {
+            StateUpdate::Append { .. } | StateUpdate::Sliding { .. } | StateUpdate::Replace => {
                 StateBuffers::Double { buffers: [reserve()?, reserve()?], past: 0 }
             }
             StateUpdate::ReadOnly => StateBuffers::Supplied(None),
@@ -185,10 +190,7 @@ impl<B: Backend> StateBuffers<B> {
         let (buffer, dims) = match (self, layout.update) {
             (StateBuffers::InPlace { buffer, tokens, .. }, _) => (buffer, layout.dims(*tokens)),
             (StateBuffers::Rows { buffer, dims }, _) => (buffer, dims.clone()),
-            (StateBuffers::Double { buffers, past }, StateUpdate::Append { .. }) => {
-                (&buffers[*past], layout.dims(length))
-            }
-            (StateBuffers::Double { buffers, past }, _) => (&buffers[*past], layout.full.clone()),
+            (StateBuffers::Double { buffers, past }, _) => (&buffers[*past], layout.dims(length)),
             (StateBuffers::Supplied(Some((buffer, dims))), _) => (buffer, dims.clone()),
             (StateBuffers::Supplied(None), _) => {
                 return Err(EngineError::MissingInput { name: layout.past.clone(), dtype: layout.dtype });
@@ -202,10 +204,7 @@ impl<B: Backend> StateBuffers<B> {
         let (buffer, dims) = match (self, layout.update) {
             (StateBuffers::InPlace { buffer, tokens, .. }, _) => (buffer, layout.dims(*tokens)),
             (StateBuffers::Rows { buffer, dims }, _) => (buffer, dims.clone()),
-            (StateBuffers::Double { buffers, past }, StateUpdate::Append { .. }) => {
-                (&buffers[1 - *past], layout.dims(total))
-            }
-            (StateBuffers::Double { buffers, past }, _) => (&buffers[1 - *past], layout.full.clone()),
+            (StateBuffers::Double { buffers, past }, _) => (&buffers[1 - *past], layout.dims(total)),
             (StateBuffers::Supplied(_), _) => return None,
         };
         Some(BufferView { buffer, dims })
@@ -266,7 +265,8 @@ impl<B: Backend> StateBuffers<B> {
             *past = 1 - *past;
             return Ok(());
         }
-        if after == 0 || !matches!(layout.update, StateUpdate::Append { .. }) {
+        let drops_tokens_here = matches!(layout.update, StateUpdate::Append { .. } | StateUpdate::Sliding { .. });
+        if after == 0 || !drops_tokens_here {
             return Ok(());
         }
         let (change, buffer) = (LayoutChange { held: after, before, after }, &buffers[*past]);

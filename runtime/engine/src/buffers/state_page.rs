@@ -23,10 +23,14 @@ pub(crate) enum PagePart {
 impl PagePart {
     /// How a page holds a state; `None` if it cannot, because the caller gave the state or a token does not fill whole bytes.
     pub fn new(layout: &StateLayout, context: u64) -> Option<Self> {
-        let is_window = matches!(layout.update, StateUpdate::InPlace { capacity, .. } if capacity < context);
+        let holds_each_token = match layout.update {
+            StateUpdate::InPlace { capacity, .. } => capacity >= context,
+            StateUpdate::Append { .. } => true,
+            StateUpdate::Sliding { .. } | StateUpdate::Replace | StateUpdate::ReadOnly => false,
+        };
         match layout.update {
             StateUpdate::ReadOnly => None,
-            StateUpdate::InPlace { .. } | StateUpdate::Append { .. } if !is_window => {
+            _ if holds_each_token => {
                 let axis = token_axis(layout.update)?;
                 let one = byte_len(layout.dtype, &layout.full[axis + 1..])?;
                 let two: Dims = std::iter::once(2).chain(layout.full[axis + 1..].iter().copied()).collect();
@@ -68,7 +72,7 @@ impl<B: Backend> StateBuffers<B> {
         length: u64,
         pages: Vec<PageSlice<&mut [u8]>>,
     ) -> Result<(), EngineError> {
-        let (buffer, laid_out) = self.held(length);
+        let (buffer, laid_out) = self.held(layout, length);
         let dims = layout.dims(laid_out);
         let host = on_host(pool, layout, buffer, &dims)?;
         let host = host.as_ref().unwrap_or(buffer);
@@ -92,7 +96,7 @@ impl<B: Backend> StateBuffers<B> {
         if let StateBuffers::InPlace { tokens, .. } = self {
             *tokens = layout.layout_tokens(length);
         }
-        let (buffer, laid_out) = self.held(length);
+        let (buffer, laid_out) = self.held(layout, length);
         let dims = layout.dims(laid_out);
         let bytes = size_of(&layout.past, layout.dtype, &dims)?;
         let staging = match buffer.memory {
@@ -115,12 +119,15 @@ impl<B: Backend> StateBuffers<B> {
         }
     }
 
-    /// The buffer that holds a sequence of `length` tokens, and the tokens it is laid out for.
-    fn held(&self, length: u64) -> (&Buffer<B>, u64) {
-        match self {
-            StateBuffers::InPlace { buffer, tokens, .. } => (buffer, *tokens),
-            StateBuffers::Double { buffers, past } => (&buffers[*past], length),
-            StateBuffers::Rows { .. } | StateBuffers::Supplied(_) => {
+    /// The buffer that holds a sequence of `length` tokens, and the tokens for which it is copied: all it has room for, if pages hold it whole.
+    fn held(&self, layout: &StateLayout, length: u64) -> (&Buffer<B>, u64) {
+        match (self, layout.update) {
+            (StateBuffers::InPlace { buffer, tokens, .. }, _) => (buffer, *tokens),
+            (StateBuffers::Double { buffers, past }, StateUpdate::Sliding { capacity, .. }) => {
+                (&buffers[*past], capacity)
+            }
+            (StateBuffers::Double { buffers, past }, _) => (&buffers[*past], length),
+            (StateBuffers::Rows { .. } | StateBuffers::Supplied(_), _) => {
                 unreachable!("pages hold neither states of several sequences nor those that the caller gives")
             }
         }

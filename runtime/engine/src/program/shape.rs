@@ -30,6 +30,7 @@ impl PassSizes {
             DimMeaning::Sequence => self.sequence,
             DimMeaning::Total => self.total(),
             DimMeaning::Past => self.past,
+            DimMeaning::Kept(capacity) => self.past.min(capacity),
             DimMeaning::Rows => self.rows,
         }
     }
@@ -42,6 +43,8 @@ enum DimMeaning {
     Sequence,
     Total,
     Past,
+    /// Of the tokens before the pass, those that a sliding state keeps: at most this many.
+    Kept(u64),
     Rows,
 }
 
@@ -75,7 +78,10 @@ impl SymbolTable {
                 symbols.learn(dim, *meaning);
             }
         }
-        for state in &plan.states {
+        // Exporters may give all caches one symbol. Values outside the states then grow with the whole text.
+        let (sliding, others): (Vec<&State>, Vec<&State>) =
+            plan.states.iter().partition(|state| matches!(state.update, StateUpdate::Sliding { .. }));
+        for state in others.into_iter().chain(sliding) {
             symbols.learn_state(state);
         }
         symbols
@@ -94,6 +100,11 @@ impl SymbolTable {
             StateUpdate::Append { axis, .. } => {
                 if let Some(dim) = state.shape.get(axis) {
                     self.learn(dim, DimMeaning::Past);
+                }
+            }
+            StateUpdate::Sliding { axis, capacity } => {
+                if let Some(dim) = state.shape.get(axis) {
+                    self.learn(dim, DimMeaning::Kept(capacity));
                 }
             }
             StateUpdate::InPlace { axis, capacity } => {
@@ -142,10 +153,7 @@ impl SymbolTable {
 
 /// The axis along which a state holds tokens, if it has one.
 pub(crate) fn token_axis(update: StateUpdate) -> Option<usize> {
-    match update {
-        StateUpdate::InPlace { axis, .. } | StateUpdate::Append { axis, .. } => Some(axis),
-        StateUpdate::Replace | StateUpdate::ReadOnly => None,
-    }
+    update.tokens().map(|(axis, _)| axis)
 }
 
 /// A shape that a pass evaluates.

@@ -76,14 +76,19 @@ impl<B: Backend> Sequence<B> {
 
     /// The most tokens, up to `length`, to which a state can go back; `None` if it cannot go back that far. A buffer with a place for
     /// each token so far needs no change: readers ignore what lies behind the sequence's length. Rows of an appended state are moved
-    /// together. A replaced state mixes tokens, and a window drops them: both can only go back to their contents before the last pass.
+    /// together. A replaced state mixes tokens, and a window drops them: both can only go back to their contents before the last pass, which the other
+    /// buffer of a double-buffered state holds.
     fn reach(&self, layout: &StateLayout, length: u64) -> Option<u64> {
         let before_pass = self.pass_start.filter(|start| *start <= length);
         match layout.update {
             StateUpdate::InPlace { .. } if layout.has_dropped(self.length) => {
                 before_pass.filter(|_| self.has_snapshots && layout.memory == MemoryId::HOST)
             }
-            StateUpdate::InPlace { .. } | StateUpdate::ReadOnly | StateUpdate::Append { .. } => Some(length),
+            StateUpdate::Sliding { .. } if layout.has_dropped(self.length) => before_pass,
+            StateUpdate::InPlace { .. }
+            | StateUpdate::ReadOnly
+            | StateUpdate::Append { .. }
+            | StateUpdate::Sliding { .. } => Some(length),
             StateUpdate::Replace => before_pass,
         }
     }

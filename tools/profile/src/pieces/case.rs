@@ -138,10 +138,7 @@ impl<'a> Sizes<'a> {
 
     fn state(&self, state: &State, moment: Moment) -> Option<Vec<u64>> {
         let length = self.length(state, moment);
-        let axis = match state.update {
-            StateUpdate::InPlace { axis, .. } | StateUpdate::Append { axis, .. } => Some(axis),
-            StateUpdate::Replace | StateUpdate::ReadOnly => None,
-        };
+        let axis = state.update.tokens().map(|(axis, _)| axis);
         let size = |(at, dim): (usize, &Dim)| match (Some(at) == axis, at) {
             (true, _) => Some(length),
             (false, 0) => Some(dim.eval(&self.symbols).unwrap_or(self.pass.batch)),
@@ -158,8 +155,16 @@ impl<'a> Sizes<'a> {
                 self.pieces.capacity
             }
             (StateUpdate::InPlace { capacity, .. }, _) => capacity,
-            (_, Moment::Before) => self.pass.past,
-            (_, Moment::After) => self.pass.past + self.pass.tokens,
+            (StateUpdate::Sliding { capacity, .. }, moment) => self.tokens_at(moment).min(capacity),
+            (_, moment) => self.tokens_at(moment),
+        }
+    }
+
+    /// Tokens of the sequence.
+    fn tokens_at(&self, moment: Moment) -> u64 {
+        match moment {
+            Moment::Before => self.pass.past,
+            Moment::After => self.pass.past + self.pass.tokens,
         }
     }
 
