@@ -82,6 +82,9 @@ pub struct SourceModel {
     pub weights_dir: String,
     /// How the runtime runs the model.
     pub kind: ModelKind,
+    /// Why it generates no text, where a user may expect text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub no_text: Option<String>,
     /// Number of layers.
     pub layers: u32,
     /// Longest sequence that the model supports, tokens, if its configuration says so.

@@ -272,6 +272,9 @@ impl EngineError {
                     false => Some("run `hpp-exec devices` to see what this machine has, or drop --strict"),
                 }
             }
+            EngineError::Load { source: BackendError::Runtime { .. }, .. } => Some(
+                "`hpp-exec verify PLAN` loads the unsplit model first: if ONNX Runtime refuses that too, the model itself is at fault: export it again",
+            ),
             EngineError::Run { .. } if self.missing_row().is_some() => Some(
                 "a number of the inputs has no row in one of the model's tables: a token id that the vocabulary lacks, or more tokens than \
                  there are positions",

@@ -78,7 +78,7 @@ pub fn fallback_warnings(fallbacks: &[ProviderFallback], has_device: impl Fn(Pro
         // Plans list the providers of all GPUs: one that is not here is no news if another one's GPU computes.
         if with_device.is_empty() && got_is_host {
             let why = match &without_device[..] {
-                [only] if only.wanted.uses_host_memory() => format!("{} finds no device here", only.wanted.name()),
+                [only] if only.wanted.uses_host_memory() => format!("{} is not usable here", only.wanted.name()),
                 [only] => format!("{} finds no usable GPU here", only.wanted.name()),
                 _ => "no usable GPU here".to_owned(),
             };
@@ -117,6 +117,8 @@ mod tests {
         let only = [fallback("gpu_0", Provider::CUDA, "no library")];
         let lines = ["gpu_0 runs on the CPU: CUDA finds no usable GPU here (hpp-exec devices says why)"];
         assert_eq!(fallback_warnings(&only, |_| false), lines);
+        let lines = ["cpu_0 runs on the CPU: OpenVINO is not usable here (hpp-exec devices says why)"];
+        assert_eq!(fallback_warnings(&[fallback("cpu_0", Provider::OPENVINO, "no library")], |_| false), lines);
     }
 
     #[test]

@@ -4,8 +4,6 @@ use hpp_io::CpuMonitor;
 
 /// Other processes disturb a measurement if they take at least this percent of the machine's CPU time.
 const DISTURBING_PERCENT: u64 = 10;
-/// Fewest clock ticks for a meaningful share: one second of two cores. In a shorter run, work that began before the run dominates.
-const MIN_TICKS: u64 = 200;
 
 /// CPU time of other processes since a moment.
 pub struct OtherLoad(CpuMonitor);
@@ -16,10 +14,10 @@ impl OtherLoad {
         Self(CpuMonitor::start(None))
     }
 
-    /// Percent of the machine's CPU time that other processes took since the start. `None` if too little to disturb, or if the system does not report
-    /// it.
+    /// Percent of the machine's CPU time that other processes took since the start. `None` if too little to disturb, if the run was too short to tell,
+    /// or if the system does not report it.
     pub fn disturbing_percent(&self) -> Option<u64> {
-        let time = self.0.since_start(None).filter(|time| time.total >= MIN_TICKS)?;
+        let time = self.0.since_start(None)?;
         Some(time.others * 100 / time.total).filter(|percent| *percent >= DISTURBING_PERCENT)
     }
 

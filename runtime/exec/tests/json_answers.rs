@@ -125,6 +125,11 @@ fn jobs_and_single_runs_follow_schemas_too() {
     let alone = plan.run(&["-p", question, "--json-schema", file, "--json", "-n", "200"]).ok().json();
     assert_follows(alone["text"].as_str().unwrap());
     assert_eq!(alone["finish_reason"], json!("grammar"));
+    let cut = plan.run(&["-p", question, "--json-schema", file, "-n", "3"]).ok().stderr;
+    assert!(cut.contains("before its JSON is complete; give a larger --max-new"), "{cut}");
+    let context = (alone["prompt_tokens"].as_u64().unwrap() + 3).to_string();
+    let full = plan.run(&["-p", question, "--json-schema", file, "--context", &context]).ok().stderr;
+    assert!(full.contains("fill the context") && full.contains("before its JSON is complete\n"), "{full}");
     let drafted = ["-p", question, "--json-schema", file, "--json", "-n", "200", "--speculate", "ngram"];
     assert_eq!(plan.run(&drafted).ok().json()["tokens"], alone["tokens"]);
 

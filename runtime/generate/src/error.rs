@@ -91,7 +91,10 @@ impl GenerateError {
                     "give --tokens 1,2,3, or put tokenizer.json beside the model and split it again"
                 }
                 PromptError::NoTemplate => "leave --chat out to send the prompt as it is",
-                PromptError::NotALanguageModel => {
+                PromptError::NotALanguageModel { why: Some(_) } => {
+                    "run it on tensors, with both options: hpp-exec PLAN --inputs in.npz --outputs out.npz"
+                }
+                PromptError::NotALanguageModel { why: None } => {
                     "run it on tensors, with both options: hpp-exec PLAN --inputs in.npz --outputs out.npz. Text needs an input input_ids and an \
                      output logits [batch, positions, vocabulary]: if the model computes them under other names, export it again with these"
                 }
@@ -145,8 +148,11 @@ pub enum PromptError {
     #[error("this model has no chat template")]
     NoTemplate,
     /// The model is not a language model.
-    #[error("this model generates no text")]
-    NotALanguageModel,
+    #[error("this model generates no text{}", .why.as_ref().map(|why| format!(": {why}")).unwrap_or_default())]
+    NotALanguageModel {
+        /// The plan's reason, where a user may expect text.
+        why: Option<String>,
+    },
     /// So much text that it cannot fit the context, however it is tokenized.
     #[error("the prompt has {} of text and the context holds {context} tokens", ByteSize(*bytes).human())]
     TextTooLong {

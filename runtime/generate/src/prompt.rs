@@ -92,7 +92,10 @@ pub fn check_prompt(prompt: &[u32], context: u64) -> Result<(), PromptError> {
 
 /// Refuses a plan whose model generates no text.
 pub fn check_language_model(plan: &Plan) -> Result<(), PromptError> {
-    if plan.model.kind == ModelKind::SingleRun { Err(PromptError::NotALanguageModel) } else { Ok(()) }
+    match plan.model.kind {
+        ModelKind::SingleRun => Err(PromptError::NotALanguageModel { why: plan.model.no_text.clone() }),
+        ModelKind::Decoder | ModelKind::DecoderWithoutCache => Ok(()),
+    }
 }
 
 #[cfg(test)]

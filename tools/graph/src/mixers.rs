@@ -15,11 +15,11 @@ pub(crate) struct Mixer {
     pub last: usize,
 }
 
-/// A node that shows that a token mixer is here: it reads a state, or it is an attention.
+/// A node that shows that a token mixer is here: it joins a state with the hidden state, or it is an attention.
 #[derive(Clone, Debug)]
 struct MixerEvidence {
     position: usize,
-    /// The numbers in the name of the state that the node reads.
+    /// The numbers in the name of the state that the node joins.
     digits: Option<Vec<u64>>,
     /// The node is a complete attention, or the last product of one.
     attention: bool,
@@ -50,12 +50,11 @@ fn collect_evidence(spine: &Spine, states: &[StatePair]) -> Vec<MixerEvidence> {
     let updated_states = states.iter().filter(|s| s.change != StateChange::ReadOnly);
     let mut evidence = vec![];
     for state in updated_states {
-        let readers = spine.flow.data_consumers(state.past).filter(|r| feeds_spine(spine, *r));
-        for reader in readers {
-            if let Some(position) = spine.position(reader) {
+        for join in joins_with_entry(spine, state.past).into_iter().filter(|join| feeds_spine(spine, *join)) {
+            if let Some(position) = spine.position(join) {
                 let digits = Some(digits(&spine.graph().value(state.past).name));
-                let attention = attentions.contains(&reader);
-                evidence.push(MixerEvidence { position, digits, attention, round: rounds[reader.0 as usize].0 });
+                let attention = attentions.contains(&join);
+                evidence.push(MixerEvidence { position, digits, attention, round: rounds[join.0 as usize].0 });
             }
         }
     }
@@ -65,6 +64,23 @@ fn collect_evidence(spine: &Spine, states: &[StatePair]) -> Vec<MixerEvidence> {
         }
     }
     evidence
+}
+
+/// The first nodes downstream of a state that also depend on the entry. Other nodes, such as a `Slice` or a `Cast` of the state, may come before.
+fn joins_with_entry(spine: &Spine, past: ValueId) -> Vec<NodeId> {
+    let mut seen = BTreeSet::new();
+    let mut todo: Vec<NodeId> = spine.flow.data_consumers(past).collect();
+    let mut joins = vec![];
+    while let Some(id) = todo.pop() {
+        if !seen.insert(id) {
+            continue;
+        }
+        match spine.depends_on_entry[id.0 as usize] {
+            true => joins.push(id),
+            false => todo.extend(spine.graph().node(id).writes().flat_map(|v| spine.flow.data_consumers(v))),
+        }
+    }
+    joins
 }
 
 /// Whether a node on the path from entry to output depends on this node.

@@ -274,14 +274,20 @@ fn long_edges(spine: &Spine) -> BTreeSet<(NodeId, NodeId)> {
 pub(crate) fn rounds(spine: &Spine) -> Vec<(usize, bool)> {
     let flow = &spine.flow;
     let mut rounds = vec![(0, true); spine.graph().nodes.len()];
+    // Nodes whose values come from states, and not from the entry.
+    let mut holds_state = vec![false; spine.graph().nodes.len()];
     for id in spine.graph().node_ids() {
         let i = id.0 as usize;
+        let reads_state = flow.data_reads(id).any(|v| flow.pasts.contains_key(&v))
+            || flow.data_producers(id).any(|p| holds_state[p.0 as usize]);
+        holds_state[i] = reads_state && !spine.depends_on_entry[i];
+        let joins_state = reads_state && spine.depends_on_entry[i];
         if !matches!(spine.positions[i], SpinePosition::At(_)) {
             continue;
         }
         let upstream = flow.data_producers(id).map(|p| rounds[p.0 as usize]).max().unwrap_or((0, true));
         rounds[i] = match upstream {
-            (n, true) if is_mixer(spine, id) => (n + 1, false),
+            (n, true) if joins_state || is_mixer(spine, id) => (n + 1, false),
             (n, false) if flow.is_weighted(id) => (n, true),
             other => other,
         };
@@ -289,13 +295,13 @@ pub(crate) fn rounds(spine: &Spine) -> Vec<(usize, bool)> {
     rounds
 }
 
-/// Whether a node by itself looks like a token mixer: an attention, a product of two activations, a reader of state.
+/// Whether a node by itself looks like a token mixer: an attention, or a product of two activations.
 fn is_mixer(spine: &Spine, id: NodeId) -> bool {
     let flow = &spine.flow;
     let node = spine.graph().node(id);
     let contracts = ops::is_contraction(node)
         && node.reads().filter(|v| !flow.weights.is_weight_like(spine.graph(), *v)).count() >= 2;
-    ops::is_attention(node) || contracts || flow.data_reads(id).any(|v| flow.pasts.contains_key(&v))
+    ops::is_attention(node) || contracts
 }
 
 #[cfg(test)]

@@ -26,15 +26,18 @@ struct Ticks {
     own: u64,
 }
 
+/// Fewest clock ticks for a meaningful share: one second of two cores. In a shorter run, work that began before the run dominates.
+const MIN_TICKS: u64 = 200;
+
 impl CpuMonitor {
     /// Starts counting; `child` is the process id of a running child, whose time counts as this process's.
     pub fn start(child: Option<u32>) -> Self {
         CpuMonitor { start: ticks(child) }
     }
 
-    /// CPU time since the start. `None` if the system does not report it, or if no time has passed.
+    /// CPU time since the start. `None` if the system does not report it, or if less than a second of two cores has passed.
     pub fn since_start(&self, child: Option<u32>) -> Option<CpuTime> {
-        between(self.start?, ticks(child)?)
+        between(self.start?, ticks(child)?).filter(|time| time.total >= MIN_TICKS)
     }
 
     /// The share of the machine's CPU time that other processes took since the start, 0 to 1. `None` as
@@ -102,7 +105,10 @@ mod tests {
         let id = Some(child.id());
         let (with, without) = (CpuMonitor::start(id), CpuMonitor::start(None));
         std::thread::sleep(std::time::Duration::from_millis(400));
-        let (with, without) = (with.others_share(id).unwrap(), without.others_share(None).unwrap());
+        let share = |since: CpuMonitor, child| {
+            between(since.start.unwrap(), ticks(child).unwrap()).map(CpuTime::others_share).unwrap()
+        };
+        let (with, without) = (share(with, id), share(without, None));
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(with < without, "{with} with the child counted as ours, {without} with it counted among the others");

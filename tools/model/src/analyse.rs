@@ -64,6 +64,8 @@ pub struct Analysis {
     pub context: u64,
     /// Rows of its caches of rotary embeddings, if they were shortened: the most tokens of context that a plan can have.
     pub positions: Option<u64>,
+    /// Why it generates no text, where a user may expect text.
+    pub no_text: Option<String>,
     /// Notes for the user.
     pub notes: Vec<String>,
     /// Most tokens of a text for which the model uses its first tables of rotary embeddings; `None` if it has one set.
@@ -447,7 +449,13 @@ fn describe(
     let outputs = roles::model_outputs(&graph, config.vocab_size, |id| states.iter().any(|s| s.present == id));
     let kind = roles::kind(&inputs, &outputs, !states.is_empty(), &config);
     let vocab_size = vocab_size(kind, &outputs, &config);
-    notes.extend(roles::why_run_once(&inputs, &outputs, !states.is_empty(), &config));
+    let unnamed = roles::unnamed_logits(&graph).map(|id| graph.value(id).name.as_str());
+    let no_text = roles::why_no_text(unnamed, &inputs, &outputs, !states.is_empty(), &config);
+    notes.extend(
+        no_text
+            .iter()
+            .map(|why| format!("the model is run on tensors, one step at a time, instead of generating text: {why}")),
+    );
     let name = name(&model, &config);
     Analysis {
         model,
@@ -465,6 +473,7 @@ fn describe(
         context,
         positions: None,
         tables_change_after: None,
+        no_text,
         notes,
         quantized: None,
         rows: None,

@@ -182,6 +182,7 @@ fn model(decision: &Decision) -> SourceModel {
         tapped: None,
         weights_dir: String::new(),
         kind: a.kind,
+        no_text: a.no_text.clone(),
         layers: a.segmentation.layer_count() as u32,
         context_length: a.config.context_length,
         positions: a.positions,

@@ -65,6 +65,12 @@ fn table_of(graph: &Graph, ids: ValueId) -> Option<ValueId> {
     tables.find(|table| graph.weight(*table).is_some()).filter(|_| is_integer)
 }
 
+/// The output that would be the logits if a model without states were a decoder: it has a number for each row of the embedding.
+pub fn unnamed_logits(graph: &Graph) -> Option<ValueId> {
+    let rows = embedding_rows(graph)?;
+    logits(graph, Some(rows), &graph.outputs)
+}
+
 /// The number of rows of the table of token embeddings.
 fn embedding_rows(graph: &Graph) -> Option<u64> {
     let ids = graph.inputs.iter().find(|id| input_role(graph, **id) == InputRole::TokenIds)?;
@@ -159,22 +165,26 @@ fn is_encoder(logits: &ModelOutput, config: &ModelConfig) -> bool {
     config.generates.map_or(are_fewer, |generates| !generates)
 }
 
-/// Why a model does not generate text, which a user may expect of one that carries states, has inputs that look like caches, or is configured to
-/// generate. `None` if it generates text.
-pub fn why_run_once(
+/// Why a model does not generate text, which a user may expect of one that carries states, has inputs that look like caches, is configured to
+/// generate, or has what looks like logits and no configuration that says otherwise. `None` if it generates text. `unnamed`: the output that would
+/// be the logits if the model were a decoder.
+pub fn why_no_text(
+    unnamed: Option<&str>,
     inputs: &[ModelInput],
     outputs: &[ModelOutput],
     has_states: bool,
     config: &ModelConfig,
 ) -> Option<String> {
-    let is_expected = has_states || config.generates == Some(true) || inputs.iter().any(is_like_a_cache);
+    let named_logits = outputs.iter().find(|output| output.name == "logits");
+    let may_be_decoder = named_logits.is_some() || unnamed.is_some();
+    let is_expected = has_states || config.generates.unwrap_or(may_be_decoder) || inputs.iter().any(is_like_a_cache);
     if !is_expected || kind(inputs, outputs, has_states, config) != ModelKind::SingleRun {
         return None;
     }
     let unknown: Vec<&str> =
         inputs.iter().filter(|input| input.role == InputRole::Free).map(|input| input.name.as_str()).collect();
     let has_logits = outputs.iter().any(|output| output.role == OutputRole::Logits);
-    let why = match (unknown.as_slice(), has_logits, fixed_length(inputs, has_states)) {
+    Some(match (unknown.as_slice(), has_logits, fixed_length(inputs, has_states)) {
         _ if let Some(types) = cache_of_two_types(inputs, outputs) => types,
         _ if inputs.iter().any(is_like_a_cache) => {
             let caches: Vec<&str> =
@@ -186,6 +196,14 @@ pub fn why_run_once(
         }
         ([], true, Some(length)) => format!("every pass takes {length} tokens"),
         ([], true, None) => "no input is named input_ids or inputs_embeds, or is the only index into a table".to_owned(),
+        ([], false, _) if named_logits.is_some_and(|logits| logits.shape.len() != 3) => {
+            let shape = named_logits.map(|logits| shown(&logits.shape)).unwrap_or_default();
+            format!("the output logits has the axes {shape} instead of [batch, positions, vocabulary]")
+        }
+        ([], false, _) if let Some(name) = unnamed => format!(
+            "the output {name} has a number for each row of the embedding, but without caches an encoder's output looks the same: name it logits, or \
+             put the config.json of a decoder beside the model"
+        ),
         ([], false, _) => {
             "no output is named logits, or has a number for each row of the embedding, and has the axes [batch, positions, vocabulary]".to_owned()
         }
@@ -194,13 +212,12 @@ pub fn why_run_once(
              token_type_ids and num_logits_to_keep)",
             names.join(", ")
         ),
-    };
-    Some(match has_states {
-        true => format!(
-            "the model has caches, and is run on tensors, one step at a time, instead of generating text: {why}"
-        ),
-        false => format!("the model is run on tensors, one step at a time, instead of generating text: {why}"),
     })
+}
+
+fn shown(shape: &Shape) -> String {
+    let dims: Vec<String> = shape.iter().map(Dim::to_string).collect();
+    format!("[{}]", dims.join(", "))
 }
 
 /// Whether a user expects that the runtime keeps the contents of an input that it cannot fill.

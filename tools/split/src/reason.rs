@@ -16,12 +16,17 @@ const MANUALLY: &str = "placed manually";
 /// Why blocks are beside blocks that the user places.
 const BY_PLANNER: &str = "placed there by the planner";
 
+/// Why blocks that `--assign` does not name are on the CPU.
+const WITHOUT_VRAM: &str = "on the CPU without --vram";
+
 /// One reason for each partition, in order. Adjacent partitions on one device are moved together in the comparison with
 /// other devices, and share its result.
 pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<String> {
     if partitioning.decided_by == DecidedBy::User {
+        let others = if only_named_leave_host(request, partitioning) { WITHOUT_VRAM } else { MANUALLY };
         let reason = |partition: &PartitionSpec| {
-            kept_on_host(request, partition, MANUALLY).unwrap_or_else(|| MANUALLY.to_owned())
+            let asked = kept_on_host(request, partition, others).or_else(|| assigned(request, partition, others));
+            asked.unwrap_or_else(|| others.to_owned())
         };
         return partitioning.partitions.iter().map(reason).collect();
     }
@@ -48,7 +53,8 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
         .iter()
         .map(|partition| {
             let of_run = || run_of(partition).map(|run| reason(request, partitioning, run, sharing(run)));
-            let asked = || kept_on_host(request, partition, BY_PLANNER).or_else(|| assigned(request, partition));
+            let asked =
+                || kept_on_host(request, partition, BY_PLANNER).or_else(|| assigned(request, partition, BY_PLANNER));
             let reason = asked().or_else(of_run).unwrap_or_default();
             match (&disk, partition.placement.decode) {
                 (Some(disk), Placement::Cpu) => beside_disk(reason, partition, disk, has_experts(request, partition)),
@@ -56,6 +62,15 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
             }
         })
         .collect()
+}
+
+/// Whether `--assign` names blocks, and all others are on the CPU because no `--vram` allows the planner another place.
+fn only_named_leave_host(request: &PlanningRequest, partitioning: &Partitioning) -> bool {
+    let mut placed = request.problem.blocks.iter().zip(&partitioning.solution.placements);
+    let is_by_hand = placed.clone().any(|(block, _)| block.assigned.is_some());
+    let on_host = BlockPlacement::both(Placement::Cpu);
+    let are_others_on_host = placed.all(|(block, placement)| block.assigned.is_some() || *placement == on_host);
+    is_by_hand && are_others_on_host && request.recorded_budgets.vram.is_empty()
 }
 
 /// Whether a partition has experts that may be read by demand.
@@ -83,16 +98,16 @@ fn kept_on_host(request: &PlanningRequest, partition: &PartitionSpec, others: &s
     }
 }
 
-/// The reason for a partition with blocks that `--assign` names.
-fn assigned(request: &PlanningRequest, partition: &PartitionSpec) -> Option<String> {
+/// The reason for a partition with blocks that `--assign` names; `others` says why its other blocks are there.
+fn assigned(request: &PlanningRequest, partition: &PartitionSpec, others: &str) -> Option<String> {
     let blocks = &request.problem.blocks[partition.blocks.clone()];
     let is_where_assigned = |block: &&BlockSpec| block.assigned.map(BlockPlacement::both) == Some(partition.placement);
     let assigned = blocks.iter().filter(is_where_assigned);
     let assigned: Vec<String> = assigned.map(|block| block.label.clone()).collect();
     match assigned.len() {
         0 => None,
-        all if all == blocks.len() => Some(MANUALLY.to_owned()),
-        _ => Some(format!("{} {MANUALLY}; other blocks {BY_PLANNER}", table::blocks(&assigned))),
+        all if all == blocks.len() || others == MANUALLY => Some(MANUALLY.to_owned()),
+        _ => Some(format!("{} {MANUALLY}; other blocks {others}", table::blocks(&assigned))),
     }
 }
 

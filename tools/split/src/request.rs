@@ -151,9 +151,7 @@ impl PlanningRequest {
         }
         let options = args.planning.options(args.avoids_streaming());
         avoid_gpus(&mut problem);
-        if !recorded_budgets.vram.is_empty() {
-            set_assigned(&mut problem, args, options.mechanisms);
-        }
+        set_assigned(&mut problem, args, options.mechanisms);
         if analysis.rows.is_some() {
             // Each part of a layer is a partition, and so is what lies before and behind them.
             problem.cuts = (1..problem.blocks.len()).collect();

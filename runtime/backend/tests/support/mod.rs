@@ -151,6 +151,7 @@ impl Recorded {
                     "decoder_no_cache" => ModelKind::DecoderWithoutCache,
                     _ => ModelKind::Decoder,
                 },
+                no_text: None,
                 layers: 4,
                 context_length: None,
                 positions: None,
@@ -221,6 +222,12 @@ impl Recorded {
         }
     }
 
+    /// The tokens that a cache holds at most, if it dropped some of the recorded text.
+    fn kept_of(&self, past: &str) -> Option<u64> {
+        let held = self.facts["arrays"][format!("final_state/{past}")][1][2].as_u64()?;
+        (held < (self.prompt().len() + self.tokens().len()) as u64).then_some(held)
+    }
+
     fn state(&self, input: &Value, present: &str, context: u64) -> State {
         let name = text(&input["name"]);
         let decoder = self.genai().map(|config| config["model"]["decoder"].clone());
@@ -233,16 +240,16 @@ impl Recorded {
                 let window = decoder["sliding_window"]["window_size"].as_u64();
                 StateUpdate::InPlace { axis: 2, capacity: window.filter(|_| sliding).unwrap_or(context) }
             }
-            None => StateUpdate::Append { axis: 2, capacity: context },
+            None => match self.kept_of(name) {
+                Some(kept) => StateUpdate::Sliding { axis: 2, capacity: kept },
+                None => StateUpdate::Append { axis: 2, capacity: context },
+            },
         };
         if let (Some(decoder), false) = (&decoder, whole) {
             shape[3] = Dim::fixed(decoder["head_size"].as_u64().unwrap());
         }
         let dtype = dtype(input);
-        let length = match update {
-            StateUpdate::InPlace { capacity, .. } | StateUpdate::Append { capacity, .. } => capacity,
-            _ => 1,
-        };
+        let length = update.tokens().map_or(1, |(_, capacity)| capacity);
         let sizes = shape.iter().enumerate().map(|(at, dim)| {
             let by_token = !whole && at == 2;
             if by_token { length } else { dim.as_fixed().unwrap_or(1) }

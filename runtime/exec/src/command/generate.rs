@@ -276,7 +276,8 @@ fn report(
         ctx.console.warn(&format!("{full}; {hint}"));
     }
     if generated.finish_reason == FinishReason::Length && request.grammar.is_some() {
-        ctx.console.warn("the answer ends before its JSON is complete; give a larger --max-new");
+        let hint = if sequence.room() > 1 { "; give a larger --max-new" } else { "" };
+        ctx.console.warn(&format!("the answer ends before its JSON is complete{hint}"));
     }
     let is_said = sequence.adaptation().is_some_and(Adaptation::is_reported_slow);
     let slow_disk = slow_disk_warning(&sequence.engine().plan().predictions, generated, &telemetry);

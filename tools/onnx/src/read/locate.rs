@@ -59,7 +59,7 @@ impl LocateError {
             LocateError::IsPlan { path } => {
                 let dir = if path.is_dir() { Some(path.as_path()) } else { path.parent() };
                 let whole = dir.map(|dir| dir.join(WHOLE)).filter(|whole| whole.is_file());
-                let run = "run it with hpp-exec, or give hpp-split the model that it was made from";
+                let run = "hpp-exec runs it; here, give the model that it was made from";
                 Some(match whole {
                     Some(whole) => format!("{run}; its unsplit model is {}", whole.display()),
                     None => run.to_owned(),

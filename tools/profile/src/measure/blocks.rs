@@ -55,7 +55,8 @@ impl ProfilingRun<'_> {
         }
         if !warnings.is_empty() {
             warnings.iter().for_each(|why| self.progress.warn(why));
-            self.save()?;
+            // Nothing was measured.
+            self.save_derived()?;
         }
         Ok(())
     }

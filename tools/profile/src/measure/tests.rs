@@ -99,6 +99,18 @@ fn every_case_is_asked_for_and_saved() {
     assert_eq!(saved.check(), []);
 }
 
+/// The share of other programs is that of measurements: none are made here.
+#[test]
+fn an_unusable_provider_leaves_the_cpu_share_of_other_programs_as_it_was() {
+    let bench = Bench::new(DONE);
+    let mut measure = bench.measure(&[Provider::CUDA]);
+    measure.profile.others_cpu_share = Some(0.25);
+    measure.share_before = Some(0.5);
+    measure.blocks().unwrap();
+    assert!(!failures(&measure.profile).is_empty());
+    assert_eq!(bench.store.read().unwrap().others_cpu_share, Some(0.25));
+}
+
 #[test]
 fn what_a_token_costs_beside_its_partitions_is_asked_once_and_a_failure_is_kept() {
     let answer = r#"echo '{"reply":"pass","timing":{"runs":3,"median_ms":0.2,"p10_ms":0.1,"p90_ms":0.3}}'"#;

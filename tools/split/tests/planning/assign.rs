@@ -38,6 +38,14 @@ fn reasons_tell_the_user_s_blocks_from_the_planner_s() {
     assert!(last.reason.contains("would not fit on gpu0: gpu0 lacks "), "{}", last.reason);
 }
 
+#[test]
+fn without_vram_only_named_blocks_leave_the_host() {
+    let plan = planned(&["--assign", "layers.1=gpu,head=cpu"]);
+    let reasons: Vec<&str> = plan.partitions.iter().map(|partition| partition.reason.as_str()).collect();
+    let beside = "head placed manually; other blocks on the CPU without --vram";
+    assert_eq!(reasons, ["on the CPU without --vram", "placed manually", beside]);
+}
+
 /// The greedy planner fills the GPU around named blocks, too, and a GPU that is not there is refused.
 #[test]
 fn the_greedy_planner_plans_around_named_blocks() {
