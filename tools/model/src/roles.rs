@@ -176,7 +176,7 @@ pub fn why_no_text(
     config: &ModelConfig,
 ) -> Option<String> {
     let named_logits = outputs.iter().find(|output| output.name == "logits");
-    let may_be_decoder = named_logits.is_some() || unnamed.is_some();
+    let may_be_decoder = inputs.iter().any(has_tokens) && (named_logits.is_some() || unnamed.is_some());
     let is_expected = has_states || config.generates.unwrap_or(may_be_decoder) || inputs.iter().any(is_like_a_cache);
     if !is_expected || kind(inputs, outputs, has_states, config) != ModelKind::SingleRun {
         return None;
