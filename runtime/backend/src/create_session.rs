@@ -151,8 +151,8 @@ fn attempt(
             let (number, ort_name) = (found.number, found.ort_name.clone());
             let session = commit(on_device(runtime, spec, provider, found)?, spec, control)
                 .map_err(|error| refused_session(error, &given_options(runtime, spec, provider)))?;
-            let placement = NodePlacement { spec, provider, ort_name: &ort_name };
-            placement.prove(&session, &runtime.log.take_kept_on_host(), reporter)?;
+            let check = AssignmentCheck { spec, provider, ort_name: &ort_name };
+            check.prove(&session, &runtime.log.take_kept_on_host(), reporter)?;
             if provider.uses_host_memory() && HostTensors::of(&session)?.is_none() {
                 let cause =
                     "it takes tensors in the memory of its device, and HPP's table does not say that HPP may use that";
@@ -426,7 +426,7 @@ fn save(
     let read = disk::mapped_under(spec.weights_dir).unwrap_or_default();
     drop(session);
     // From now on these weights are read from the file that was written.
-    disk::forget(&read);
+    disk::drop_page_cache(&read);
     Ok(())
 }
 
@@ -530,13 +530,13 @@ fn commit(mut builder: SessionBuilder, spec: &SessionSpec<'_>, control: &OrtCont
 }
 
 /// The check that the nodes of a session were assigned to the provider for which it was made.
-struct NodePlacement<'a> {
+struct AssignmentCheck<'a> {
     spec: &'a SessionSpec<'a>,
     provider: Provider,
     ort_name: &'a str,
 }
 
-impl NodePlacement<'_> {
+impl AssignmentCheck<'_> {
     /// Reports the nodes that the device did not take; if fallback is refused, only shape bookkeeping may run on the host. A provider
     /// that takes no node is refused.
     fn prove(
@@ -546,7 +546,7 @@ impl NodePlacement<'_> {
         reporter: &dyn Reporter,
     ) -> Result<(), BackendError> {
         let (spec, name) = (self.spec, self.provider.name());
-        let elsewhere = |node: &Assigned| {
+        let is_left_to_another = |node: &Assigned| {
             node.provider != self.ort_name && !is_bookkeeping(&node.operator) && !on_purpose.contains(&node.name)
         };
         let nodes = assigned(session)?;
@@ -557,7 +557,7 @@ impl NodePlacement<'_> {
         if let Some(warning) = self.fault(&nodes) {
             reporter.warning(&warning);
         }
-        let nodes: Vec<Assigned> = nodes.into_iter().filter(elsewhere).collect();
+        let nodes: Vec<Assigned> = nodes.into_iter().filter(is_left_to_another).collect();
         let Some(first) = nodes.first() else { return Ok(()) };
         let mut operators: Vec<&str> = nodes.iter().map(|node| node.operator.as_str()).collect();
         operators.sort_unstable();

@@ -21,7 +21,7 @@ mod probe;
 mod provider_devices;
 mod raw;
 mod session;
-#[cfg_attr(not(target_os = "linux"), path = "sigbus/elsewhere.rs")]
+#[cfg_attr(not(target_os = "linux"), path = "sigbus/non_linux.rs")]
 mod sigbus;
 mod state_file;
 mod telemetry;

@@ -7,7 +7,7 @@ mod pages;
 pub(crate) use pages::Pages;
 
 #[cfg(not(target_os = "linux"))]
-mod elsewhere;
+mod non_linux;
 #[cfg(windows)]
 mod windows;
 
@@ -46,7 +46,7 @@ pub(crate) fn resident() -> (Option<u64>, Option<u64>) {
     }
     #[cfg(not(target_os = "linux"))]
     {
-        (elsewhere::peak_resident(), elsewhere::resident())
+        (non_linux::peak_resident(), non_linux::resident())
     }
 }
 
@@ -59,7 +59,7 @@ pub fn machine_memory() -> (Option<u64>, Option<u64>) {
     }
     #[cfg(not(target_os = "linux"))]
     {
-        elsewhere::machine_memory()
+        non_linux::machine_memory()
     }
 }
 
@@ -203,7 +203,7 @@ pub fn processor_name() -> String {
         }
     }
     #[cfg(not(target_os = "linux"))]
-    if let Some(name) = elsewhere::processor_name() {
+    if let Some(name) = non_linux::processor_name() {
         return name;
     }
     std::env::consts::ARCH.to_owned()

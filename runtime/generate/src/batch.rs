@@ -252,7 +252,7 @@ impl<B: Backend> Batch<B> {
             let changes = adaptation.after_pass(&mut self.engine, self.size, Instant::now());
             let changes = changes.map_err(GenerateError::from)?;
             if changes {
-                self.members.iter_mut().for_each(|member| member.generation.forget_times());
+                self.members.iter_mut().for_each(|member| member.generation.reweigh_times());
             }
         }
         let is_done = |member: &mut Member<B>| !member.is_running();

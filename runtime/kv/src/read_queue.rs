@@ -14,14 +14,14 @@ pub(crate) struct ReadUrgency {
     pub priority: i32,
 }
 
-/// A place in the queue: urgent reads are before others, and of equally urgent ones the first requested.
-type Place = (Reverse<ReadUrgency>, u64);
+/// A position in the queue: urgent reads are before others, and of equally urgent ones the first requested.
+type QueuePosition = (Reverse<ReadUrgency>, u64);
 
 /// Pages to be read, the most urgent first.
 #[derive(Debug, Default)]
 pub(crate) struct ReadQueue {
-    order: BTreeMap<Place, PageKey>,
-    places: HashMap<PageKey, Place>,
+    order: BTreeMap<QueuePosition, PageKey>,
+    positions: HashMap<PageKey, QueuePosition>,
     /// Reads requested so far.
     requested: u64,
 }
@@ -29,17 +29,17 @@ pub(crate) struct ReadQueue {
 impl ReadQueue {
     /// Adds a page, or moves it forward if it is more urgent now. Pages are never moved back.
     pub fn request(&mut self, key: PageKey, urgency: ReadUrgency) {
-        let known = self.places.get(&key).copied();
+        let known = self.positions.get(&key).copied();
         if known.is_some_and(|(Reverse(known), _)| known >= urgency) {
             return;
         }
         if let Some(known) = known {
             self.order.remove(&known);
         }
-        let place = (Reverse(urgency), self.requested);
+        let position = (Reverse(urgency), self.requested);
         self.requested += 1;
-        self.order.insert(place, key);
-        self.places.insert(key, place);
+        self.order.insert(position, key);
+        self.positions.insert(key, position);
     }
 
     /// The most urgent page.
@@ -49,8 +49,8 @@ impl ReadQueue {
 
     /// Removes a page, if it is in the queue.
     pub fn remove(&mut self, key: &PageKey) {
-        if let Some(place) = self.places.remove(key) {
-            self.order.remove(&place);
+        if let Some(position) = self.positions.remove(key) {
+            self.order.remove(&position);
         }
     }
 
@@ -61,7 +61,7 @@ impl ReadQueue {
 
     /// All pages, and leaves none.
     pub fn take_all(&mut self) -> Vec<PageKey> {
-        self.places.clear();
+        self.positions.clear();
         std::mem::take(&mut self.order).into_values().collect()
     }
 }

@@ -95,7 +95,7 @@ enum Eviction {
 /// A page that was chosen to be evicted, and when it had been used last: if it was used since then, it stays.
 type Chosen = (PageKey, f64);
 /// What decides which page is evicted first: whether it is not parked, its value, its place in the sequence. With the page itself.
-type Worth = ((bool, f64, Reverse<u32>), Chosen);
+type EvictionRank = ((bool, f64, Reverse<u32>), Chosen);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TransferState {
@@ -590,13 +590,14 @@ impl PageTable {
 
     /// Chooses the pages that are evicted next.
     fn choose(&mut self, eviction: Eviction, now: f64) {
-        let worth = |entry: &Entry| {
+        let rank = |entry: &Entry| {
             let facts = PageFacts { cost_ms: self.usual_cost.comparable(entry.facts.cost_ms), ..entry.facts };
             (!entry.parked, self.limits.policy.value(&facts, now), Reverse(entry.index))
         };
         let candidates = self.pages.iter().filter(|(key, entry)| self.may_leave(eviction, key, entry));
-        let mut chosen: Vec<_> = candidates.map(|(key, entry)| (worth(entry), (*key, entry.facts.last_used))).collect();
-        let more_first = |(a, _): &Worth, (b, _): &Worth| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)).then(b.2.cmp(&a.2));
+        let mut chosen: Vec<_> = candidates.map(|(key, entry)| (rank(entry), (*key, entry.facts.last_used))).collect();
+        let more_first =
+            |(a, _): &EvictionRank, (b, _): &EvictionRank| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)).then(b.2.cmp(&a.2));
         let most = (self.pages.len() / CHOSEN_SHARE).max(1);
         if let Some(left) = chosen.len().checked_sub(most).filter(|left| *left > 0) {
             chosen.select_nth_unstable_by(left, more_first);

@@ -62,10 +62,10 @@ impl RateLimit {
             (left.requests + back).min(most)
         };
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
-        let (clients, forget_at) = &mut *clients;
-        if clients.len() >= *forget_at {
+        let (clients, evict_at) = &mut *clients;
+        if clients.len() >= *evict_at {
             clients.retain(|_, left| left_now(left) < most);
-            *forget_at = REMEMBERED.max(2 * clients.len());
+            *evict_at = REMEMBERED.max(2 * clients.len());
         }
         let left = clients.entry(client).or_insert(Left { requests: most, at: now });
         let requests = left_now(left);

@@ -34,7 +34,7 @@ struct Identity {
 impl Identity {
     /// Reads it on Windows and macOS.
     #[cfg(not(target_os = "linux"))]
-    fn elsewhere() -> Identity {
+    fn portable() -> Identity {
         use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
         let read = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
         let system = System::new_with_specifics(read.with_memory(MemoryRefreshKind::nothing().with_ram()));
@@ -48,7 +48,7 @@ impl Identity {
     }
 
     #[cfg(target_os = "linux")]
-    fn elsewhere() -> Identity {
+    fn portable() -> Identity {
         Identity::default()
     }
 }
@@ -57,7 +57,7 @@ impl ThisHost {
     /// The machine this process runs on.
     pub fn read() -> ThisHost {
         let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let known = Identity::elsewhere();
+        let known = Identity::portable();
         ThisHost {
             cpu: known.cpu.unwrap_or_else(|| cpu_name(&text("/proc/cpuinfo"))),
             cores: known.cores.or_else(|| physical_cores(Path::new("/sys/devices/system/cpu"))).unwrap_or_else(threads),

@@ -15,12 +15,12 @@ pub struct HostMemory {
 impl HostMemory {
     /// Reads it for this process; `None` if the system does not report it.
     pub fn read() -> Option<HostMemory> {
-        HostMemory::under(Path::new("/")).or_else(HostMemory::elsewhere)
+        HostMemory::under(Path::new("/")).or_else(HostMemory::portable)
     }
 
     /// Reads it on Windows and macOS. Limits of a job object (Windows) are not considered.
     #[cfg(not(target_os = "linux"))]
-    fn elsewhere() -> Option<HostMemory> {
+    fn portable() -> Option<HostMemory> {
         let memory = sysinfo::MemoryRefreshKind::nothing().with_ram();
         let system = sysinfo::System::new_with_specifics(sysinfo::RefreshKind::nothing().with_memory(memory));
         let (total, available) = (system.total_memory(), system.available_memory());
@@ -28,7 +28,7 @@ impl HostMemory {
     }
 
     #[cfg(target_os = "linux")]
-    fn elsewhere() -> Option<HostMemory> {
+    fn portable() -> Option<HostMemory> {
         None
     }
 

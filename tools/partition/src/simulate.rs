@@ -242,16 +242,16 @@ fn disk_ms(problem: &Problem, bytes: u64) -> f64 {
 
 /// The simulated interval that is reported, milliseconds.
 #[derive(Clone, Copy, Debug)]
-struct Window {
+struct MeasuredPasses {
     start: f64,
     end: f64,
     /// Number of passes in it.
     passes: u64,
 }
 
-impl Window {
+impl MeasuredPasses {
     /// The window of a phase that never finishes.
-    const UNFINISHED: Window = Window { start: 0.0, end: f64::INFINITY, passes: 1 };
+    const UNFINISHED: MeasuredPasses = MeasuredPasses { start: 0.0, end: f64::INFINITY, passes: 1 };
 
     /// Decode: milliseconds per token; prefill: milliseconds in total.
     fn per_unit(self, phase: Phase) -> f64 {
@@ -269,7 +269,7 @@ fn run<R: SimulationObserver>(
     slots: &[u32],
     phase: Phase,
     recorder: &mut R,
-) -> Window {
+) -> MeasuredPasses {
     let places = placements_in_phase(placements, phase);
     let copies = copies(problem, &places);
     // The thread that issues runs and copies goes on while GPUs compute and states are copied ahead.
@@ -283,9 +283,9 @@ fn run<R: SimulationObserver>(
             let finishes =
                 (0..passes).all(|pass| simulator.run_steps(&steps(problem, placements, phase, pass), pass as u64));
             if finishes {
-                Window { start: 0.0, end: simulator.now(), passes: passes as u64 }
+                MeasuredPasses { start: 0.0, end: simulator.now(), passes: passes as u64 }
             } else {
-                Window::UNFINISHED
+                MeasuredPasses::UNFINISHED
             }
         }
         Phase::Decode => {
@@ -304,7 +304,7 @@ fn run_queued<R: SimulationObserver>(
     slots: &[u32],
     phase: Phase,
     recorder: &mut R,
-) -> Window {
+) -> MeasuredPasses {
     let sequences = problem.load.sequences;
     let copies = copies(problem, &placements_in_phase(placements, phase));
     let steps = |pass| pass_steps(problem, placements, phase, pass).of_one(sequences);
@@ -314,8 +314,8 @@ fn run_queued<R: SimulationObserver>(
             let mut machine = QueuedMachine::new(problem, copies, slots, Some(passes as u64), recorder);
             let finishes = (0..passes).all(|pass| machine.run_pass(&steps(pass), pass as u64));
             match finishes {
-                true => Window { start: 0.0, end: machine.now(), passes: passes as u64 },
-                false => Window::UNFINISHED,
+                true => MeasuredPasses { start: 0.0, end: machine.now(), passes: passes as u64 },
+                false => MeasuredPasses::UNFINISHED,
             }
         }
         Phase::Decode => {
@@ -345,28 +345,28 @@ trait Machine {
 
 /// Simulates tokens until the state of the copy engines repeats: the tokens in between are one period of the steady state. `run` simulates
 /// the pass of the token with this number; false if it never ends.
-fn decode<M: Machine>(mut machine: M, run: impl Fn(&mut M, u64) -> bool) -> Window {
+fn decode<M: Machine>(mut machine: M, run: impl Fn(&mut M, u64) -> bool) -> MeasuredPasses {
     // The time and state before each token.
     let mut history = vec![(0.0, machine.copy_state())];
     for token in 0..MAX_TOKENS {
         if !run(&mut machine, token as u64) {
-            return Window::UNFINISHED;
+            return MeasuredPasses::UNFINISHED;
         }
         let (now, state) = (machine.now(), machine.copy_state());
         let tolerance = 1e-9 * now / (token + 1) as f64;
         let repeated = history.iter().rposition(|(_, earlier)| state.equals(earlier, tolerance));
         if let Some(start) = repeated {
             machine.record_unfinished();
-            return Window { start: history[start].0, end: now, passes: (history.len() - start) as u64 };
+            return MeasuredPasses { start: history[start].0, end: now, passes: (history.len() - start) as u64 };
         }
         history.push((now, state));
     }
     machine.record_unfinished();
-    Window { start: history[MAX_TOKENS / 2].0, end: machine.now(), passes: (MAX_TOKENS / 2) as u64 }
+    MeasuredPasses { start: history[MAX_TOKENS / 2].0, end: machine.now(), passes: (MAX_TOKENS / 2) as u64 }
 }
 
 /// Clips the spans to the window and adds them up, per token (decode) or in total (prefill).
-fn summary(problem: &Problem, window: Window, all: Vec<Span>, phase: Phase) -> Simulation {
+fn summary(problem: &Problem, window: MeasuredPasses, all: Vec<Span>, phase: Phase) -> Simulation {
     let (start, end) = (1e3 * window.start, 1e3 * window.end);
     let clip = |mut span: Span| {
         let until = (span.start_us + span.duration_us).min(end);

@@ -6,12 +6,12 @@
 use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::compression::drop_useless_copies;
 use crate::costs::Costs;
-use crate::draft::throughput_of;
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::partitioning::{Partitioning, place, with_confirmed_budget};
 use crate::request::{LEAST_CHUNK, Limits, MIN_CHUNK, PlanningRequest, STATES_ON_DISK, WhyOnDisk};
 use crate::sequences::{choose_sequences, estimated_ms_per_token};
+use crate::unwritten_plan::throughput_of;
 use hpp_model::Analysis;
 use hpp_partition::{Mechanisms, Objective, Options, Placement, Problem, plan, tokens_per_second};
 use std::panic::resume_unwind;
@@ -112,7 +112,7 @@ impl PlanInputs<'_> {
         let mut chosen = self.with_some_passes()?;
         let Chosen { request, partitioning, .. } = &mut chosen;
         if drop_useless_copies(request, self.args, self.analysis, self.costs, partitioning) {
-            request.forget_sequences();
+            request.reset_to_single_sequence();
             *partitioning = place_sequences(request, self.args)?;
         }
         Ok(chosen)

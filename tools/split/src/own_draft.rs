@@ -5,12 +5,12 @@
 use crate::amount::{self, ESTIMATED};
 use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::costs::Costs;
-use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
 use crate::local_machine::LocalMachine;
 use crate::partitioning::{Partitioning, place_blocks};
 use crate::quantize;
 use crate::request::{LEAST_CHUNK, Limits, PlanningRequest};
+use crate::unwritten_plan::{UnwrittenPlan, unwritten_plan};
 use hpp_graph::PartitionGraph;
 use hpp_model::{Analysis, AnalysisOptions, LogitsMode, analyse_with, scales_beside_packed};
 use hpp_onnx::QuantizeOptions;
@@ -59,7 +59,8 @@ impl OwnDraft {
         request.recorded_budgets.ram = None;
         request.maps_tables = true;
         let partitioning = place_blocks(&request, args)?;
-        let PlanDraft { partitioning, parts, plan } = draft(&request, &quantized, partitioning, costs.label())?;
+        let UnwrittenPlan { partitioning, parts, plan } =
+            unwritten_plan(&request, &quantized, partitioning, costs.label())?;
         let (host_memory, sequence_memory) = memory(&request, &partitioning);
         let host_memory = host_memory.saturating_add(scales_beside_packed(&quantized.graph));
         let bits = args.quantize.draft.map_or(0, |bits| bits.bits().count() as u32);

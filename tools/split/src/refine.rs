@@ -5,11 +5,11 @@ mod bench;
 mod feedback;
 
 use crate::cli::SplitArgs;
-use crate::draft::{PlanDraft, draft};
 use crate::error::{RefineError, SplitError};
 use crate::partitioning::{DecidedBy, Partitioning, over_budget};
 use crate::predicted::{PredictedTimes, round};
 use crate::request::PlanningRequest;
+use crate::unwritten_plan::{UnwrittenPlan, unwritten_plan};
 use bench::{BenchResult, BenchRunner};
 use feedback::CostFeedback;
 use hpp_model::{Analysis, PartitionSpec};
@@ -89,7 +89,8 @@ impl Trials<'_> {
     }
 
     fn measure(&mut self, request: &PlanningRequest, partitioning: Partitioning) -> Result<&Trial, SplitError> {
-        let PlanDraft { partitioning, parts, plan } = draft(request, self.analysis, partitioning, String::new())?;
+        let UnwrittenPlan { partitioning, parts, plan } =
+            unwritten_plan(request, self.analysis, partitioning, String::new())?;
         let predicted = PredictedTimes::of(&partitioning.solution);
         tell!("running plan {}: {}", self.done.len() + 1, describe(request, &partitioning));
         let measured = self.bench.run(self.args, self.analysis, &parts, plan)?;

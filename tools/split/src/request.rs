@@ -256,7 +256,7 @@ impl PlanningRequest {
     }
 
     /// Makes it a request for one sequence again.
-    pub fn forget_sequences(&mut self) {
+    pub fn reset_to_single_sequence(&mut self) {
         if let Some(single) = self.single.take() {
             self.problem = single;
         }

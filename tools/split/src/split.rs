@@ -5,7 +5,6 @@ use crate::analysis::{Computation, analyse};
 use crate::choose::{Alternative, Chosen, PlanInputs, WORTH_THE_DISK};
 use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
 use crate::costs::Costs;
-use crate::draft::{PlanDraft, draft};
 use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
@@ -15,6 +14,7 @@ use crate::partitioning::{Partitioning, note_of_surplus_layers, refuse_split_kv,
 use crate::refine::refine;
 use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::tell::while_telling;
+use crate::unwritten_plan::{UnwrittenPlan, unwritten_plan};
 use crate::{
     calibrate, experts, fitting_context, interrupt, operators, output, presets, print, quantize, request, settings,
     split_mode, sweep, table, targets, trace, unknown_providers, unused_options, written_out,
@@ -64,7 +64,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     };
     let partitioning = while_telling("planning", || targets::enforce(&mut request, &inputs, partitioning))?;
     let source = if trials.is_empty() { costs.label() } else { format!("{}, refined", costs.label()) };
-    let PlanDraft { partitioning, parts, plan } = draft(&request, analysis, partitioning, source)?;
+    let UnwrittenPlan { partitioning, parts, plan } = unwritten_plan(&request, analysis, partitioning, source)?;
     if let Some(note) = useless_gpus_note(args, &request, &partitioning) {
         tell!("note: {note}");
     }

@@ -17,7 +17,7 @@ pub(crate) use model_input::{InputBuffers, PassInput, RowInput};
 pub(crate) use state::{StateBuffers, StateLayout, upload};
 pub(crate) use state_arena::{ArenaRow, StateArena};
 pub(crate) use state_page::{PagePart, PageSlice};
-pub(crate) use state_staging::{StateArrival, StateReturn, StateStaging};
+pub(crate) use state_staging::{CopyIn, StateReturn, StateStaging};
 
 use crate::error::{BackendError, EngineError};
 use crate::port::{Backend, Dims, Interval, MemoryId};

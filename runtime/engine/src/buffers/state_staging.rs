@@ -71,7 +71,7 @@ struct StateAhead<B: Backend> {
 
 /// What decides whether a state is copied to the staging buffer of a stage.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct StateArrival {
+pub(crate) struct CopyIn {
     /// Whether this is the first pass of a step.
     pub first_pass: bool,
     /// Tokens it holds.
@@ -220,7 +220,7 @@ impl<B: Backend> StateStaging<B> {
         at: (StageId, StateId),
         layout: &StateLayout,
         home: BufferView<'a, B>,
-        arrival: StateArrival,
+        arrival: CopyIn,
         recorder: &mut Recorder,
     ) -> Result<BufferView<'a, B>, EngineError> {
         let Some(assignment) = self.assigned.get(&at) else { return Ok(home) };

@@ -45,7 +45,7 @@ fn check_knowing(
         verify,
         reporter,
         always,
-        forget: plan.devices.iter().any(|device| device.window.is_some()),
+        drop_cached: plan.devices.iter().any(|device| device.window.is_some()),
         known,
         has_news: false,
         unreadable: None,
@@ -70,7 +70,7 @@ struct Checking<'a> {
     /// Hash every file whole, whatever was verified before.
     always: bool,
     /// Drop files from the page cache after hashing them: the plan streams from disk and has no memory for them.
-    forget: bool,
+    drop_cached: bool,
     known: Verified,
     /// `known` differs from the record on disk.
     has_news: bool,
@@ -115,8 +115,8 @@ impl Checking<'_> {
             }
             None => sampled(&mut file, identity.bytes)? == record.sampled,
         };
-        if self.forget && whole.is_some() {
-            forget(&file);
+        if self.drop_cached && whole.is_some() {
+            drop_from_page_cache(&file);
         }
         if !same {
             return Ok(Some("its contents have changed".into()));
@@ -201,7 +201,7 @@ fn hash_of(file: &mut File, ranges: &[(u64, u64)], mut hasher: blake3::Hasher) -
 }
 
 /// Drops a file from the page cache.
-fn forget(file: &File) {
+fn drop_from_page_cache(file: &File) {
     #[cfg(target_os = "linux")]
     // Advice: if the kernel ignores it, the file stays cached.
     let _ = rustix::fs::fadvise(file, 0, None, rustix::fs::Advice::DontNeed);

@@ -9,7 +9,7 @@ use hpp_schema::probe::{Case, Feed};
 use std::time::Duration;
 
 /// Bytes read back to synchronize with a device. Devices copy whole words.
-const GLANCE: u64 = 16;
+const WAIT_BYTES: u64 = 16;
 
 /// The tensors that one case has bound.
 pub(super) struct Bound<B: Backend> {
@@ -17,9 +17,9 @@ pub(super) struct Bound<B: Backend> {
     /// Outputs whose shape is unknown before a run.
     unknown: Vec<usize>,
     /// The first bytes of an output on a device.
-    glance: Option<B::Tensor>,
-    /// Duration of reading `glance` when no run is pending.
-    idle_glance: Duration,
+    waited_for: Option<B::Tensor>,
+    /// Duration of reading `waited_for` when no run is pending.
+    idle_wait: Duration,
 }
 
 impl<B: Backend> Bound<B> {
@@ -34,25 +34,25 @@ impl<B: Backend> Bound<B> {
             session.bind_input(&mut binding, index, &view).map_err(|source| about(&feed.name, source))?;
             shared.push((port.name.as_str(), buffer, view));
         }
-        let (mut unknown, mut glance) = (Vec::new(), None);
+        let (mut unknown, mut waited_for) = (Vec::new(), None);
         for (index, port) in session.outputs().iter().enumerate() {
             let failed = |source| about(&port.name, source);
             let past = case.carried.iter().find(|carried| carried.in_place && carried.present == port.name);
             if let Some((_, _, view)) = past.and_then(|past| shared.iter().find(|(name, ..)| *name == past.past)) {
                 session.bind_output(&mut binding, index, view).map_err(failed)?;
             } else if let Some(fact) = case.outputs.iter().find(|fact| fact.name == port.name) {
-                let bytes = size_of(&fact.name, fact.dtype, &fact.shape)?.max(GLANCE);
+                let bytes = size_of(&fact.name, fact.dtype, &fact.shape)?.max(WAIT_BYTES);
                 let buffer = backend.reserve(port.memory, bytes).map_err(failed)?;
                 let view = backend.view(&buffer, fact.dtype, &fact.shape).map_err(failed)?;
                 session.bind_output(&mut binding, index, &view).map_err(failed)?;
-                if port.memory != MemoryId::HOST && glance.is_none() {
-                    glance = Some(backend.view(&buffer, DType::Uint8, &[GLANCE]).map_err(failed)?);
+                if port.memory != MemoryId::HOST && waited_for.is_none() {
+                    waited_for = Some(backend.view(&buffer, DType::Uint8, &[WAIT_BYTES]).map_err(failed)?);
                 }
             } else {
                 unknown.push(index);
             }
         }
-        Ok(Bound { binding, unknown, glance, idle_glance: Duration::MAX })
+        Ok(Bound { binding, unknown, waited_for, idle_wait: Duration::MAX })
     }
 
     /// One run, timed until its outputs are there.
@@ -77,19 +77,19 @@ impl<B: Backend> Bound<B> {
         }
         let seen = backend.now();
         self.look(backend, session)?;
-        self.idle_glance = self.idle_glance.min(backend.now().saturating_sub(seen));
-        Ok(seen.saturating_sub(started).saturating_sub(self.idle_glance).max(returned))
+        self.idle_wait = self.idle_wait.min(backend.now().saturating_sub(seen));
+        Ok(seen.saturating_sub(started).saturating_sub(self.idle_wait).max(returned))
     }
 
     /// Reads a few bytes of an output on a device, if there is one.
     fn look(&mut self, backend: &B, session: &B::Session) -> Result<bool, BackendError> {
-        let mut bytes = [0; GLANCE as usize];
-        if let Some(glance) = &self.glance {
-            return backend.read(glance, 0, &mut bytes).map(|()| true);
+        let mut bytes = [0; WAIT_BYTES as usize];
+        if let Some(waited_for) = &self.waited_for {
+            return backend.read(waited_for, 0, &mut bytes).map(|()| true);
         }
         for index in &self.unknown {
             let tensor = session.take_output(&mut self.binding, *index)?;
-            let length = byte_len(tensor.dtype(), tensor.shape()).unwrap_or(0).min(GLANCE);
+            let length = byte_len(tensor.dtype(), tensor.shape()).unwrap_or(0).min(WAIT_BYTES);
             if tensor.memory() != MemoryId::HOST && length > 0 {
                 return backend.read(&tensor, 0, &mut bytes[..length as usize]).map(|()| true);
             }
@@ -101,7 +101,7 @@ impl<B: Backend> Bound<B> {
 /// A buffer with an input's contents, in the memory the session wants it in.
 fn filled<B: Backend>(backend: &B, feed: &Feed, memory: MemoryId) -> Result<B::Buffer, EngineError> {
     let failed = |source| about(&feed.name, source);
-    let bytes = size_of(&feed.name, feed.dtype, &feed.shape)?.max(GLANCE);
+    let bytes = size_of(&feed.name, feed.dtype, &feed.shape)?.max(WAIT_BYTES);
     let host = backend.reserve(MemoryId::HOST, bytes).map_err(failed)?;
     fill(feed, |offset, piece| backend.write(&host, offset, piece).map_err(failed))?;
     if memory == MemoryId::HOST {

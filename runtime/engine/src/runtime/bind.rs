@@ -3,7 +3,7 @@
 use super::pass::{PassItem, PassRunner};
 use super::sequence::StageBinding;
 use super::{Runtime, Sequence};
-use crate::buffers::{BindingKey, BufferPool, BufferView, Lane, StateArrival, StateReturn, about};
+use crate::buffers::{BindingKey, BufferPool, BufferView, CopyIn, Lane, StateReturn, about};
 use crate::error::{BackendError, EngineError};
 use crate::ids::StageId;
 use crate::port::{Backend, MemoryId, Port, Session};
@@ -50,7 +50,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
                     let layout = &self.program.layouts[state];
                     let length = sizes.past;
                     let home = states[state].past(layout, length)?;
-                    let arrival = StateArrival { first_pass: *is_first, length };
+                    let arrival = CopyIn { first_pass: *is_first, length };
                     let past = staging.past(pool, (id, state), layout, home, arrival, recorder)?;
                     binder.input(index, port, past)
                 }

@@ -187,7 +187,7 @@ pub struct DriftDetector {
     /// Successive windows that contradict `drift`.
     contradicting: u32,
     /// The ratio of the last window if it was faster than usual, else 0: of two successive faster windows the slower one becomes usual.
-    slowest: f64,
+    last_faster_ratio: f64,
     drift: Option<Drift>,
 }
 
@@ -198,7 +198,15 @@ impl DriftDetector {
         let context = predicted.context;
         let usual = predicted.is_measured.then_some(Usual { ratio: 1.0, ratios: [0.0; 4], context, is_planned: true });
         let (window, unsettled) = (Window::default(), UNSETTLED_PASSES);
-        Some(DriftDetector { predicted, window, usual, unsettled, contradicting: 0, slowest: 0.0, drift: None })
+        Some(DriftDetector {
+            predicted,
+            window,
+            usual,
+            unsettled,
+            contradicting: 0,
+            last_faster_ratio: 0.0,
+            drift: None,
+        })
     }
 
     /// Takes a pass. Returns a window once it is complete. Passes of other sizes than the plan predicts are not judged.
@@ -271,12 +279,12 @@ impl DriftDetector {
     /// one becomes usual.
     fn learn(&mut self, usual: &Usual, here: &Usual) {
         let is_faster = !self.predicted.is_measured && here.ratio < usual.ratio;
-        if is_faster && self.slowest > 0.0 {
-            self.usual = Some(Usual { ratio: here.ratio.max(self.slowest), ..*here });
+        if is_faster && self.last_faster_ratio > 0.0 {
+            self.usual = Some(Usual { ratio: here.ratio.max(self.last_faster_ratio), ..*here });
         } else if usual.ratios == [0.0; 4] {
             self.usual = Some(Usual { ratios: here.ratios, ..*usual });
         }
-        self.slowest = if is_faster { here.ratio } else { 0.0 };
+        self.last_faster_ratio = if is_faster { here.ratio } else { 0.0 };
     }
 }
 

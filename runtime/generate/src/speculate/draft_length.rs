@@ -29,7 +29,7 @@ const PREDICTED_WEIGHT: f64 = 0.5;
 /// Numbers of tokens in a pass whose times are recorded apart, in powers of two up to `MAX_DRAFT + 1`.
 const SIZES: usize = 6;
 
-/// A mean of measurements that forgets old ones.
+/// A mean of measurements whose weights decay.
 #[derive(Clone, Copy, Debug, Default)]
 struct Mean {
     sum: f64,
@@ -41,7 +41,7 @@ impl Mean {
         *self = Mean { sum: self.sum * memory + value, weight: self.weight * memory + 1.0 };
     }
 
-    fn forget(&mut self, memory: f64) {
+    fn decay(&mut self, memory: f64) {
         *self = Mean { sum: self.sum * memory, weight: self.weight * memory };
     }
 
@@ -120,7 +120,7 @@ impl DraftLength {
         let seconds = time.as_secs_f64();
         if tokens <= 1 {
             self.single.add(seconds, TIME_MEMORY);
-            self.relative.iter_mut().chain(&mut self.acceptance).for_each(|mean| mean.forget(UNUSED_MEMORY));
+            self.relative.iter_mut().chain(&mut self.acceptance).for_each(|mean| mean.decay(UNUSED_MEMORY));
         } else if let Some(single) = self.known_single() {
             let relative = seconds / single;
             let deviation = relative / self.relative_time(tokens);
@@ -138,11 +138,9 @@ impl DraftLength {
     }
 
     /// Lets measured times count as little as predicted ones, because passes may take another time than before.
-    pub fn forget_times(&mut self) {
+    pub fn reweigh_times(&mut self) {
         let times = self.relative.iter_mut().chain([&mut self.single, &mut self.drafting]);
-        times
-            .filter(|mean| mean.weight > PREDICTED_WEIGHT)
-            .for_each(|mean| mean.forget(PREDICTED_WEIGHT / mean.weight));
+        times.filter(|mean| mean.weight > PREDICTED_WEIGHT).for_each(|mean| mean.decay(PREDICTED_WEIGHT / mean.weight));
     }
 
     /// Seconds of a pass of one token, if there was one.
@@ -287,7 +285,7 @@ mod tests {
             length.choose(5, 31)
         };
         let unaware = measure(length.clone());
-        length.forget_times();
+        length.reweigh_times();
         assert!(measure(length) > unaware);
     }
 

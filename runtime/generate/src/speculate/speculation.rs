@@ -70,8 +70,8 @@ impl Speculation {
     }
 
     /// Lets measured times count less, because passes may take another time than before.
-    pub fn forget_times(&mut self) {
-        self.length.forget_times();
+    pub fn reweigh_times(&mut self) {
+        self.length.reweigh_times();
     }
 
     /// Shortens the last draft: only its first `count` tokens are verified.

@@ -202,7 +202,7 @@ impl TapsFound {
                 }
             };
             if let Some(output) = outputs.iter_mut().find(|output| output.name == name && is_inside(kind)) {
-                forget_rows(output, kind);
+                clear_row_counts(output, kind);
             }
             taps.push(Tap { name, block: block.clone(), kind });
         }
@@ -215,7 +215,7 @@ fn is_inside(kind: TapKind) -> bool {
 }
 
 /// Keeps the axis that determines the size of a row. How many rows there are is left to the operator.
-fn forget_rows(output: &mut PartitionOutput, kind: TapKind) {
+fn clear_row_counts(output: &mut PartitionOutput, kind: TapKind) {
     let keep = match kind {
         TapKind::Attention => 1,
         _ => output.shape.len().saturating_sub(1),

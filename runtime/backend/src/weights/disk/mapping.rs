@@ -54,7 +54,7 @@ pub(crate) fn claim_locked<T>(
     let (made, mappings) = claim(loading, dir, make)?;
     let bytes: usize = mappings.iter().map(|mapping| mapping.length).sum();
     let refused = mappings.iter().filter(|mapping| mapping.lock().is_err()).count();
-    forget(&mappings);
+    drop_page_cache(&mappings);
     info!(bytes, refused, "weights locked where their files are mapped");
     Ok(made)
 }
@@ -104,7 +104,7 @@ fn without(mapping: Mapping, other: &Mapping) -> Vec<Mapping> {
 }
 
 /// Drops the files of these mappings from the page cache, except pages that a process has mapped.
-pub(crate) fn forget(mappings: &[Mapping]) {
+pub(crate) fn drop_page_cache(mappings: &[Mapping]) {
     let paths: BTreeSet<&Path> = mappings.iter().map(|mapping| mapping.path.as_path()).collect();
     for file in paths.into_iter().filter_map(|path| File::open(path).ok()) {
         crate::os::drop_cached(&file, 0, 0);

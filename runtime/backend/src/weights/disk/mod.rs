@@ -6,7 +6,7 @@
 //! ([`prepared`]), because memory in which ONNX Runtime packs weights itself is not mapped from a file.
 
 mod align;
-#[cfg_attr(not(target_os = "linux"), path = "elsewhere.rs")]
+#[cfg_attr(not(target_os = "linux"), path = "non_linux.rs")]
 mod direct;
 mod experts;
 mod mapping;
@@ -21,7 +21,7 @@ pub(crate) use direct::find_or_copy;
 pub(super) use direct::{DirectFile, DirectReads};
 pub use direct::{decompression_rate, read_rate};
 pub(crate) use experts::ExpertTensors;
-pub(crate) use mapping::{Mapping, claim, claim_locked, claim_unread, forget};
+pub(crate) use mapping::{Mapping, claim, claim_locked, claim_unread, drop_page_cache};
 pub(crate) use prepared::{MODEL, Sealed, UNALIGNED, WEIGHTS, find_or_make};
 pub(crate) use views::{list as mapped_under, locate};
 

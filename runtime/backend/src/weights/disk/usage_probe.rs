@@ -6,7 +6,7 @@
 //! packed copy, an original with a packed copy, or an original without one).
 
 use super::align::{Tensor, tensors};
-use super::mapping::{Mapping, forget};
+use super::mapping::{Mapping, drop_page_cache};
 use super::prepared::MODEL;
 use super::views;
 use std::collections::{HashMap, HashSet};
@@ -46,7 +46,7 @@ impl UsageProbe {
             // SAFETY: as in `sample`.
             unsafe { mapping.free_pages() };
         }
-        forget(&mappings);
+        drop_page_cache(&mappings);
         UsageProbe { used: used.unwrap_or_else(|| vec![false; mappings.len()]), mappings, dir, known }
     }
 
@@ -64,7 +64,7 @@ impl UsageProbe {
             unsafe { mapping.free_pages() };
         }
         // Nor shall they stay in the page cache: direct reads bypass it, and other reads are to start from the disk.
-        forget(&self.mappings);
+        drop_page_cache(&self.mappings);
     }
 
     /// The mappings that runs read: all if no run was seen to read any.

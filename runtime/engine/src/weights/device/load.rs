@@ -36,7 +36,7 @@ impl<B: Backend> DeviceTier<B> {
         tracing::debug!(
             host_memory = config.host_memory,
             pinned_share = host.pinned,
-            bypass_page_cache = host.is_short,
+            bypass_page_cache = host.host_lacks_memory,
             "device tier"
         );
         for device in &config.plan.devices {
@@ -68,7 +68,7 @@ struct HostCopyPolicy {
     /// The share of each stage's weights that is pinned, 0 to 1.
     pinned: f64,
     /// Whether the host lacks memory for the rest, so that reads bypass the page cache.
-    is_short: bool,
+    host_lacks_memory: bool,
 }
 
 impl HostCopyPolicy {
@@ -80,7 +80,7 @@ impl HostCopyPolicy {
         let pinned = held.min(config.options.pinned.unwrap_or(u64::MAX));
         HostCopyPolicy {
             pinned: if total > 0 { pinned as f64 / total as f64 } else { 0.0 },
-            is_short: held < total || config.plan.devices.iter().any(|device| device.window.is_some()),
+            host_lacks_memory: held < total || config.plan.devices.iter().any(|device| device.window.is_some()),
         }
     }
 }
@@ -159,7 +159,7 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
         let streamed = device_variant(self.config.plan, stage).filter(is_streamed);
         let sizes = streamed.iter().flat_map(|variant| variant.weights).filter_map(WeightInput::bytes);
         let bytes = sizes.fold(0, u64::saturating_add);
-        HostCopy { pinned: (self.host.pinned * bytes as f64) as u64, bypass_page_cache: self.host.is_short }
+        HostCopy { pinned: (self.host.pinned * bytes as f64) as u64, bypass_page_cache: self.host.host_lacks_memory }
     }
 
     fn open_weights(&self, stage: &Stage, variant: &PartitionVariant<'_>) -> Result<StageWeights<B>, EngineError> {
@@ -208,7 +208,7 @@ impl<'a, B: Backend> DeviceLoader<'a, B> {
         let sizes: Vec<u64> = locations.iter().map(|location| location.bytes).collect();
         let buffers = reserve_slot(self.pool, &sizes, MemoryId::HOST)?;
         if !buffers.is_empty() {
-            let copy = HostCopy { pinned: 0, bypass_page_cache: self.host.is_short };
+            let copy = HostCopy { pinned: 0, bypass_page_cache: self.host.host_lacks_memory };
             let source = backend.upload_source(locations, MemoryId::HOST, copy)?;
             let handles: Vec<&B::Buffer> = buffers.iter().map(|buffer| &buffer.handle).collect();
             backend.wait_upload(backend.upload(&source, &handles)?)?;

@@ -11,7 +11,7 @@ use crate::telemetry::PerPhase;
 use hpp_schema::ByteSize;
 
 impl<B: Backend> DeviceTier<B> {
-    /// After a change: forgets what is in rings and fills them for this order of stages.
+    /// After a change: empties the rings and fills them for this order of stages.
     pub fn restart(&mut self, pool: &BufferPool<B>, order: &PerPhase<Vec<StageId>>) -> Result<(), EngineError> {
         self.set_order(order);
         self.prefetch(pool).map_err(|source| EngineError::Memory { what: "copies of weights".into(), source })

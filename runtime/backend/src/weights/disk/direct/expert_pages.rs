@@ -68,7 +68,7 @@ impl ExpertPages {
     ///
     /// # Safety
     /// The range must be whole pages that [`forbid`] made inaccessible, or that were released since, and must stay mapped until
-    /// [`forget`](Self::forget). Nothing may need its contents.
+    /// [`discard`](Self::discard). Nothing may need its contents.
     pub unsafe fn acquire(&self, addresses: Range<usize>) -> io::Result<Vec<Range<usize>>> {
         let state = &mut *self.0.borrow_mut();
         let mut pieces = state.take_within(&addresses)?;
@@ -93,7 +93,7 @@ impl ExpertPages {
     /// Takes back the pages of a piece. They may still be accessed until [`close`](Self::close).
     ///
     /// # Safety
-    /// Nothing may need their contents, no read may be filling them, and they must stay mapped until [`forget`](Self::forget).
+    /// Nothing may need their contents, no read may be filling them, and they must stay mapped until [`discard`](Self::discard).
     pub unsafe fn release(&self, piece: Range<usize>) {
         let state = &mut *self.0.borrow_mut();
         if state.movable {
@@ -117,7 +117,7 @@ impl ExpertPages {
     }
 
     /// Unregisters an address range that will be unmapped, and drops the free pages in it.
-    pub fn forget(&self, addresses: Range<usize>) {
+    pub fn discard(&self, addresses: Range<usize>) {
         let state = &mut *self.0.borrow_mut();
         state.ranges_left += 1;
         state.free.retain(|at, _| !addresses.contains(at));
@@ -303,7 +303,7 @@ mod tests {
         pages.0.borrow_mut().ranges_left = 3;
         assert!(pages.register(2) && !pages.register(2) && pages.register(1));
         let (_all, ranges) = ranges(&[1, 1]);
-        ranges.into_iter().for_each(|range| pages.forget(range));
+        ranges.into_iter().for_each(|range| pages.discard(range));
         assert!(pages.register(2) && !pages.register(1));
     }
 
@@ -337,7 +337,7 @@ mod tests {
                 let (allocated, free) = pages.account();
                 assert!(allocated == 0 || (allocated == used + free && allocated <= most), "{allocated} of {most}");
             }
-            ranges.iter().for_each(|range| pages.forget(range.clone()));
+            ranges.iter().for_each(|range| pages.discard(range.clone()));
             assert_eq!(pages.account().1, 0);
         }
     }

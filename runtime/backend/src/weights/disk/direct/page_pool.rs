@@ -77,7 +77,7 @@ impl PagePool {
     /// allocates pages when they are touched. Returns the parts that the range consists of, for [`release`](Self::release).
     ///
     /// # Safety
-    /// The range must be memory that [`replace`] made, and must stay mapped until [`forget`](Self::forget). Nothing may need its
+    /// The range must be memory that [`replace`] made, and must stay mapped until [`discard`](Self::discard). Nothing may need its
     /// contents.
     pub unsafe fn acquire(&self, addresses: Range<usize>) -> Vec<Range<usize>> {
         let state = &mut *self.0.borrow_mut();
@@ -97,8 +97,8 @@ impl PagePool {
         }
     }
 
-    /// Forgets the free pages in an address range that will be unmapped.
-    pub fn forget(&self, addresses: Range<usize>) {
+    /// Discards the free pages in an address range that will be unmapped.
+    pub fn discard(&self, addresses: Range<usize>) {
         let state = &mut *self.0.borrow_mut();
         state.held -= state.huge.range(addresses.clone()).count() * HUGE;
         state.huge.retain(|at| !addresses.contains(at));
@@ -229,7 +229,7 @@ impl PoolState {
 
     fn free(&mut self, range: Range<usize>) {
         self.held -= range.len();
-        // SAFETY: the contract of `PagePool::free` or `PagePool::release`: the pages are mapped until `forget`, and nothing needs their
+        // SAFETY: the contract of `PagePool::free` or `PagePool::release`: the pages are mapped until `discard`, and nothing needs their
         // contents.
         unsafe { free_pages(range) };
     }

@@ -87,7 +87,7 @@ impl Drop for PageRegions {
         // SAFETY: the owner has waited for all reads, as it must before the memory is unmapped.
         unsafe { self.release() };
         if self.moves {
-            self.regions.iter().for_each(|part| self.pool.forget(part.addresses.clone()));
+            self.regions.iter().for_each(|part| self.pool.discard(part.addresses.clone()));
             self.pool.unregister(self.regions.len());
         }
     }

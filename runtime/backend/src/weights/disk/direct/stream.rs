@@ -248,7 +248,7 @@ impl ReadBeforeRuns for StreamedWeights {
         let Some(mut locking) = self.locking.take_if(is_new) else { return Ok(()) };
         self.release();
         locking.budget = locked;
-        // The pool must forget its free pages at these addresses before some of the addresses are locked.
+        // The pool must discard its free pages at these addresses before some of the addresses are locked.
         // SAFETY: of no mapping.
         self.memory = unsafe { PageRegions::new(Rc::clone(&locking.pool), &[]) };
         // SAFETY: `take_over` replaced the mappings; the session keeps them mapped and outlives this; no run is in progress, since that
@@ -265,7 +265,7 @@ impl Drop for StreamedWeights {
     fn drop(&mut self) {
         self.wait_for_reads(0..self.chunks.len());
         for memory in self.chunks.iter().filter_map(|chunk| chunk.expert.as_ref()) {
-            self.expert_pages.forget(memory.addresses.clone());
+            self.expert_pages.discard(memory.addresses.clone());
         }
     }
 }

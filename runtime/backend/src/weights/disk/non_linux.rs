@@ -14,9 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-#[cfg_attr(windows, path = "elsewhere/overlapped.rs")]
-#[cfg_attr(target_os = "macos", path = "elsewhere/no_cache.rs")]
-#[cfg_attr(not(any(windows, target_os = "macos")), path = "elsewhere/none.rs")]
+#[cfg_attr(windows, path = "non_linux/overlapped.rs")]
+#[cfg_attr(target_os = "macos", path = "non_linux/no_cache.rs")]
+#[cfg_attr(not(any(windows, target_os = "macos")), path = "non_linux/none.rs")]
 mod system;
 
 /// Largest read given to the system at once.

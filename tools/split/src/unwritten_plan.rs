@@ -13,7 +13,7 @@ use hpp_partition::{Objective, PassTime, Phase, Solution, Throughput, bottleneck
 use hpp_schema::{Achieved, ModelKind, ObjectiveKind, Plan, PredictedPass, PredictedThroughput, Predictions};
 
 /// A plan that is not written yet.
-pub struct PlanDraft {
+pub struct UnwrittenPlan {
     /// Where blocks compute. Partitions are joined where a cut between them would divide a state.
     pub partitioning: Partitioning,
     /// The parts of the graph, one for each partition.
@@ -23,12 +23,12 @@ pub struct PlanDraft {
 }
 
 /// Cuts the model as placed and assembles the plan. `source` says where the costs come from.
-pub fn draft(
+pub fn unwritten_plan(
     request: &PlanningRequest,
     analysis: &Analysis,
     partitioning: Partitioning,
     source: String,
-) -> Result<PlanDraft, SplitError> {
+) -> Result<UnwrittenPlan, SplitError> {
     let (partitioning, parts) = cut_around_states(request, analysis, partitioning)?;
     partitioning.check(request)?;
     operators::check_host(analysis, &partitioning, &parts, request.allow_unknown_operators)?;
@@ -61,7 +61,7 @@ pub fn draft(
         decode_tokens: throughput.as_ref().map_or(1, |throughput| throughput.decode_tokens),
         predictions: predictions(request, &partitioning, throughput, source),
     });
-    Ok(PlanDraft { partitioning, parts: divided.parts, plan })
+    Ok(UnwrittenPlan { partitioning, parts: divided.parts, plan })
 }
 
 /// Cuts, and joins partitions as long as one of them reads a state of another.
