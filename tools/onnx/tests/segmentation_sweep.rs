@@ -2,7 +2,7 @@
 //!
 //! Covers `fixtures/models`, and the directory in `HPP_MODELS` if it is set.
 
-use hpp_graph::{BlockKind, Graph, PartitionGraph, Segmentation, StateChange, cut, join, segment};
+use hpp_graph::{BlockKind, Graph, PartitionGraph, Segmentation, StateChange, cut, infer, join, segment};
 use hpp_onnx::Model;
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +34,9 @@ fn collect(directory: &Path, found: &mut Vec<PathBuf>) {
 
 fn read(path: &Path) -> Graph {
     let model = Model::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    model.graph().unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+    let mut graph = model.graph().unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    infer::infer(&mut graph);
+    graph
 }
 
 fn json(path: &Path) -> Option<Json> {
