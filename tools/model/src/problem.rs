@@ -11,14 +11,14 @@ mod roofline;
 mod rows;
 
 use crate::{Analysis, PlannedState, Scenario, streams};
-use hpp_graph::ExpertCounts;
+use hpp_graph::{ExpertCounts, ValueId};
 use hpp_partition::{
-    Budget, Contention, Decompression, GpuCosts, MOST_SEQUENCES, Problem, ReadCosts, Workload, condensed,
+    BatchesRows, Budget, Contention, Decompression, GpuCosts, MOST_SEQUENCES, Problem, ReadCosts, Workload, condensed,
 };
 use hpp_schema::compression::{decompressing_threads, worth_permille};
 use hpp_schema::{
-    BandwidthPath, ByteSize, ExpertStatistics, Finding, GpuRates, InputRole, Machine, ModelInput, Profile, State,
-    StateUpdate,
+    BandwidthPath, ByteSize, DType, ExpertStatistics, Finding, GpuRates, InputRole, Machine, ModelInput, Profile,
+    State, StateUpdate,
 };
 pub use measured::ProviderTimes;
 pub(crate) use packing::{largest_widened, session_copies};
@@ -215,7 +215,7 @@ pub fn problem(
             },
             load: workload,
             // Layers with states on disk run one sequence after the other.
-            batches_rows: batches_rows(analysis) && !budget.host_kv_on_disk,
+            batches_rows: if budget.host_kv_on_disk { BatchesRows::Never } else { batches_rows(analysis) },
             expert_hits: source.expert_hits(),
             cuts: Vec::new(),
         }),
@@ -229,8 +229,8 @@ pub fn problem(
 
 /// Whether the runtime can compute the tokens of several sequences as rows of one run: each state has room for the whole context and a row
 /// for each sequence, and the mask says how long each row is. False for mixtures of experts: the check at run time found other bits in
-/// every batch of a mixture.
-fn batches_rows(analysis: &Analysis) -> bool {
+/// every batch of a mixture. Products with 16-bit and 4-bit weights have the bits of single rows, also where weights are read from disk.
+fn batches_rows(analysis: &Analysis) -> BatchesRows {
     let is_row = |planned: &PlannedState| {
         let State { update, shape, .. } = &planned.state;
         let is_whole = matches!(update, StateUpdate::InPlace { capacity, .. } if *capacity == analysis.context);
@@ -249,11 +249,28 @@ fn batches_rows(analysis: &Analysis) -> bool {
     let has_states = !analysis.states.is_empty();
     let has_experts =
         || analysis.segmentation.blocks.iter().any(|block| ExpertCounts::of(&analysis.graph, block).is_some());
-    has_mask
+    let is_possible = has_mask
         && has_states
         && !has_experts()
         && analysis.states.iter().all(is_row)
-        && analysis.inputs.iter().all(has_rows)
+        && analysis.inputs.iter().all(has_rows);
+    match is_possible {
+        false => BatchesRows::Never,
+        true if multiplies_by_float32(analysis) => BatchesRows::InMemory,
+        true => BatchesRows::Always,
+    }
+}
+
+/// Whether the model has products with weights that it stores in float32.
+fn multiplies_by_float32(analysis: &Analysis) -> bool {
+    let (graph, weights) = (&analysis.graph, &analysis.segmentation.weights);
+    let is_stored = |id: ValueId| match graph.producer(id).map(|node| graph.node(node).op_type.as_str()) {
+        None | Some("Transpose" | "Identity") => weights.is_matrix(graph, id),
+        Some(_) => false,
+    };
+    let is_float32 = |id: ValueId| graph.value(id).dtype == Some(DType::Float32);
+    let products = graph.nodes.iter().filter(|node| matches!(node.op_type.as_str(), "Gemm" | "MatMul"));
+    products.flat_map(|node| node.reads()).any(|id| is_float32(id) && is_stored(id))
 }
 
 /// The part of a [`Problem`] that depends on the source.

@@ -254,7 +254,7 @@ pub(crate) mod tests {
             disk_contention: Contention::NONE,
             decompression: None,
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
-            batches_rows: false,
+            batches_rows: crate::BatchesRows::Never,
             expert_hits: vec![],
             cuts: vec![],
             blocks,

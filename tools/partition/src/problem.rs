@@ -28,12 +28,24 @@ pub struct Problem {
     /// The workload that the times are for.
     pub load: Workload,
     /// Whether the tokens of several sequences can be rows of one run, where everything is computed on the host.
-    pub batches_rows: bool,
+    pub batches_rows: BatchesRows,
     /// Hit rates of caches of experts, measured on texts. Entry `s` is for `2^s` sequences in turn. Its entry `i` of `n` is for a cache
     /// that holds the share `i / (n - 1)` of all experts. Empty if unknown.
     pub expert_hits: Vec<Vec<f64>>,
     /// Blocks that start a new partition even if the block before is on the same device.
     pub cuts: Vec<usize>,
+}
+
+/// Where the tokens of several sequences can be rows of one run: where several rows have the bits of single ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BatchesRows {
+    /// Nowhere.
+    Never,
+    /// Where no weights are read from disk. Float32 weights that are read from disk stay as the model stores them, and their kernels sum several
+    /// rows in another order than one.
+    InMemory,
+    /// Also where weights are read from disk.
+    Always,
 }
 
 /// How much computing on the host and moving bytes slow each other down: the time of each while both happen, over its

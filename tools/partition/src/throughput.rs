@@ -9,8 +9,8 @@
 
 use crate::memory::usage_with_cuts;
 use crate::{
-    BlockPlacement, BlockSpec, Budget, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase,
-    Placement, Problem, Solution, Workload,
+    BatchesRows, BlockPlacement, BlockSpec, Budget, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget,
+    Phase, Placement, Problem, Solution, Workload,
 };
 use crate::{fits, plan, simulate};
 use hpp_schema::memory::{BINDING, RESERVE};
@@ -105,7 +105,15 @@ impl Problem {
     /// The problem for several sequences before any block has a place. With a GPU it has no rows, because some blocks may be computed
     /// there.
     pub fn for_sequences(&self, sequences: u64) -> Problem {
-        self.with_sequences(sequences, self.batches_rows && self.gpus.is_empty())
+        let on_host = vec![BlockPlacement::both(Placement::Cpu); self.blocks.len()];
+        let is_in_memory = || self.holds_weights(sequences, &on_host, &[]);
+        self.with_sequences(sequences, self.gpus.is_empty() && self.computes_rows(&on_host, is_in_memory))
+    }
+
+    /// Whether host memory holds all weights of a placement but tables, beside the states of this many sequences.
+    fn holds_weights(&self, sequences: u64, placements: &[BlockPlacement], slots: &[u32]) -> bool {
+        let many = self.with_sequences(sequences, false);
+        usage_with_cuts(&many, placements, slots).host_holds_all_but_tables(&many)
     }
 
     /// Host memory of a further sequence of a pass besides its state, bytes: what enters and leaves a block for the longest pass, and
@@ -144,9 +152,15 @@ impl Problem {
         self.load.sequences > 1 && !self.gpus.is_empty()
     }
 
-    /// Whether a placement computes the tokens of several sequences as rows of one run.
-    fn computes_rows(&self, placements: &[BlockPlacement]) -> bool {
-        self.batches_rows && placements.iter().all(|placement| placement.decode == Placement::Cpu)
+    /// Whether a placement computes the tokens of several sequences as rows of one run. `is_in_memory`: whether no weights but tables are read from
+    /// disk.
+    fn computes_rows(&self, placements: &[BlockPlacement], is_in_memory: impl FnOnce() -> bool) -> bool {
+        let is_possible = match self.batches_rows {
+            BatchesRows::Never => false,
+            BatchesRows::InMemory => is_in_memory(),
+            BatchesRows::Always => true,
+        };
+        is_possible && placements.iter().all(|placement| placement.decode == Placement::Cpu)
     }
 
     /// The problem whose decode step, and whose prompt, is one pass of `SHORT_PASS_TOKENS[pass]` tokens.
@@ -196,11 +210,11 @@ impl Cost {
 /// memory holds all weights beside that many, a run does not read weights from disk, so a larger number must fit beside all weights.
 pub fn throughput(problem: &Problem, planned: u64, options: &Options, solution: &Solution) -> Throughput {
     let decode_ms = |problem: &Problem| simulate(problem, &solution.placements, &solution.slots, Phase::Decode).ms;
-    let as_rows = problem.computes_rows(&solution.placements);
     let holds_weights = |problem: &Problem| {
         usage_with_cuts(problem, &solution.placements, &solution.slots).host_holds_all_but_tables(problem)
     };
-    let weights_stay = holds_weights(&problem.with_sequences(planned, as_rows));
+    let weights_stay = problem.holds_weights(planned, &solution.placements, &solution.slots);
+    let as_rows = problem.computes_rows(&solution.placements, || weights_stay);
     let mut passes = Vec::new();
     let mut best = (1, 0.0);
     for sequences in SEQUENCES {
@@ -424,7 +438,7 @@ mod tests {
         assert_eq!(rows, [10.0, 12.0, 14.0, 16.0, 24.0, 32.0, 70.0, 140.0]);
 
         let mut problem = from_disk(None, 1e6);
-        problem.batches_rows = true;
+        problem.batches_rows = BatchesRows::Always;
         problem.load.new_tokens = 100;
         problem.cpu.iter_mut().for_each(|cost| {
             cost.short_pass_ms = [1.1, 1.3, 2.0, 3.0, 6.0].map(|times| cost.decode_ms * times).to_vec();
@@ -435,11 +449,28 @@ mod tests {
         assert!((eight / solution.decode_ms - 2.0).abs() < 0.01, "{eight}");
         assert!(found.sequences >= 8, "{found:?}");
         // Some of it on a GPU: no rows.
-        assert!(
-            !problem
-                .computes_rows(&[BlockPlacement::both(Placement::Cpu), BlockPlacement::both(Placement::Resident(0))])
-        );
-        assert!(problem.computes_rows(&[BlockPlacement { prefill: Placement::Streamed(0), decode: Placement::Cpu }]));
+        let [host, gpu] = [Placement::Cpu, Placement::Resident(0)].map(BlockPlacement::both);
+        assert!(!problem.computes_rows(&[host, gpu], || true));
+        let prompts_on_gpu = BlockPlacement { prefill: Placement::Streamed(0), decode: Placement::Cpu };
+        assert!(problem.computes_rows(&[prompts_on_gpu], || false));
+    }
+
+    #[test]
+    fn weights_from_disk_may_rule_out_rows() {
+        let with = |ram: Option<u64>, batches_rows: BatchesRows| {
+            let mut problem = Problem { batches_rows, ..from_disk(ram, 1e6) };
+            problem.cpu.iter_mut().for_each(|cost| {
+                cost.short_pass_ms = [1.1, 1.3, 2.0, 3.0, 6.0].map(|times| cost.decode_ms * times).to_vec();
+            });
+            let found = throughput(&problem, 1, &OPTIONS, &on_host(&problem));
+            let eight = found.passes.iter().find(|pass| (pass.sequences, pass.tokens) == (8, 1)).unwrap().ms;
+            eight
+        };
+        let (small, all) = (Some(200 << 20), None);
+        let by_disk = [BatchesRows::Never, BatchesRows::InMemory, BatchesRows::Always].map(|rows| with(small, rows));
+        let in_memory = [BatchesRows::Never, BatchesRows::InMemory, BatchesRows::Always].map(|rows| with(all, rows));
+        assert!(by_disk[0] == by_disk[1] && by_disk[1] > by_disk[2], "{by_disk:?}");
+        assert!(in_memory[0] > in_memory[1] && in_memory[1] == in_memory[2], "{in_memory:?}");
     }
 
     #[test]

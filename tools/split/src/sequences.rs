@@ -5,7 +5,7 @@ use crate::error::SplitError;
 use crate::partitioning::{DecidedBy, over_budget};
 use crate::request::{PlanningRequest, STATES_ON_DISK, WhyOnDisk, max_host_bytes};
 use hpp_partition::{
-    Budget, KvHome, Mechanisms, Options, OverBudget, Problem, Solution, plan_throughput, tokens_per_second,
+    BatchesRows, Budget, KvHome, Mechanisms, Options, OverBudget, Problem, Solution, plan_throughput, tokens_per_second,
 };
 use hpp_schema::ByteSize;
 
@@ -71,7 +71,7 @@ fn on_disk(single: &Problem) -> Option<Problem> {
     let is_possible = STATES_ON_DISK && single.disk_bytes_per_ms.is_some() && !single.budget.host_kv_on_disk;
     let budget = Budget { host_kv_on_disk: true, ..single.budget.clone() };
     // Layers with states on disk run one sequence after the other.
-    is_possible.then(|| Problem { budget, batches_rows: false, ..single.clone() })
+    is_possible.then(|| Problem { budget, batches_rows: BatchesRows::Never, ..single.clone() })
 }
 
 impl Candidate {
@@ -141,7 +141,7 @@ mod tests {
             decompression: None,
             budget: Budget { ram: Some(ram), ..Budget::default() },
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 16, new_tokens: 16, passes: vec![16] },
-            batches_rows: false,
+            batches_rows: BatchesRows::Never,
             expert_hits: vec![],
             cuts: vec![],
         }

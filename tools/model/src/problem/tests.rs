@@ -1,8 +1,8 @@
 //! Compares costs of a real model with hand-computed numbers, and checks the findings for incomplete profiles.
 
-use super::{CostSource, problem};
+use super::{CostSource, batches_rows, problem};
 use crate::{Analysis, LogitsMode, Scenario, analyse, avoid_faults};
-use hpp_partition::{BlockPlacement, Budget, Mechanisms, Objective, Options, Planner, Problem, plan};
+use hpp_partition::{BatchesRows, BlockPlacement, Budget, Mechanisms, Objective, Options, Planner, Problem, plan};
 use hpp_schema::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -106,6 +106,20 @@ fn profile(analysis: &Analysis) -> Profile {
 
 fn places(result: Result<Problem, Vec<Finding>>) -> Vec<String> {
     result.unwrap_err().into_iter().map(|finding| finding.place).collect()
+}
+
+/// Kernels of 16-bit and 4-bit weights give rows the bits of single ones, also from disk; those of float32 weights only in memory.
+#[test]
+fn rows_are_batched_where_they_have_the_bits_of_single_ones() {
+    for (model, expected) in [
+        ("genai/llama3-fp32-cpu", BatchesRows::InMemory),
+        ("genai/llama3-int4-cpu", BatchesRows::Always),
+        ("genai/llama3-fp16-webgpu", BatchesRows::Always),
+        ("genai/gpt-oss-int4-cpu", BatchesRows::Never),
+        ("torch/llama-dynamo-kv", BatchesRows::Never),
+    ] {
+        assert_eq!(batches_rows(&fixture(model)), expected, "{model}");
+    }
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Random small problems, and a brute-force search for the best placement that uses only the simulator.
 
 use crate::{
-    BlockPlacement, BlockRole, BlockSpec, Budget, Contention, Cost, GpuCosts, GrowingState, KvHome, Mechanisms,
-    Objective, Packing, Phase, Placement, Problem, Streamed, Work, Workload, simulate,
+    BatchesRows, BlockPlacement, BlockRole, BlockSpec, Budget, Contention, Cost, GpuCosts, GrowingState, KvHome,
+    Mechanisms, Objective, Packing, Phase, Placement, Problem, Streamed, Work, Workload, simulate,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -86,7 +86,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
             packing: packing(d),
         },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
-        batches_rows: false,
+        batches_rows: BatchesRows::Never,
         expert_hits: vec![],
         cuts: if d.one_in(5) { vec![d.below(blocks as u64) as usize] } else { vec![] },
     }

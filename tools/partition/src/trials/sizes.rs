@@ -1,9 +1,9 @@
 //! Models of real size, and properties of the planner on problems too large for brute force.
 
 use crate::{
-    BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Contention, Cost, DeviceId, GpuCosts, Mechanisms,
-    Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, Streamed, Work, Workload, best,
-    bottleneck, evaluate, explain_runs, fits, plan, sweep, usage, useless_gpus,
+    BatchesRows, BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Contention, Cost, DeviceId, GpuCosts,
+    Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, Streamed, Work, Workload,
+    best, bottleneck, evaluate, explain_runs, fits, plan, sweep, usage, useless_gpus,
 };
 use proptest::prelude::*;
 
@@ -114,7 +114,7 @@ fn problem(blocks: Vec<BlockSpec>, machine: TrialMachine, prompt: u64, new_token
         decompression: None,
         budget: Budget { vram: vec![machine.vram], ram: machine.ram, margin: GIB / 2, ..Budget::default() },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: prompt, new_tokens, passes: vec![prompt] },
-        batches_rows: false,
+        batches_rows: BatchesRows::Never,
         expert_hits: vec![],
         cuts: vec![],
     }

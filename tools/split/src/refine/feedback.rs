@@ -293,7 +293,7 @@ mod tests {
             decompression: None,
             budget: Budget { vram: vec![1 << 20], ..Budget::default() },
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 20, new_tokens: 5, passes: vec![10, 10] },
-            batches_rows: false,
+            batches_rows: hpp_partition::BatchesRows::Never,
             expert_hits: vec![],
             cuts: vec![],
         }

@@ -36,6 +36,8 @@ use summary::{JobCounts, duration, time_left};
 /// of 1 GB/s delivers the weights of a 4-bit model.
 const DEFAULT_SEQUENCES: u64 = 16;
 
+/// Mean length of unfinished answers, as a share of that of finished ones, up to which the time left is estimated.
+const LONGEST_ESTIMATED: f64 = 0.8;
 /// Spans after which a trace is written: about 30 MB.
 const TRACED_SPANS: usize = 100_000;
 
@@ -309,14 +311,15 @@ impl Jobs {
     }
 
     /// Answers so far, counting each unfinished answer as a fraction: the tokens of the `running` sequences over the mean length of a finished
-    /// answer. `None` before the first answer, and while unfinished answers are on average longer than finished ones, because then their end cannot
-    /// be estimated.
+    /// answer. `None` before the first answer, and while unfinished answers are on average nearly as long as finished ones, because then their end
+    /// cannot be estimated.
     fn answers_so_far(&self, running: usize) -> Option<f64> {
         let answers = self.counts.answers;
         let unfinished = self.counts.tokens.saturating_sub(self.answered_tokens) as f64;
         let per_answer = self.answered_tokens as f64 / answers as f64;
         let unfinished_answers = unfinished / per_answer.max(1.0);
-        (answers > 0 && unfinished_answers < running.max(1) as f64).then_some(answers as f64 + unfinished_answers)
+        let most = LONGEST_ESTIMATED * running.max(1) as f64;
+        (answers > 0 && unfinished_answers < most).then_some(answers as f64 + unfinished_answers)
     }
 
     fn tokens_per_second(&self) -> f64 {
@@ -326,11 +329,10 @@ impl Jobs {
     /// The text of the progress line. `running`: sequences in the last pass.
     fn progress(&self, done: usize, total: usize, running: usize) -> String {
         let answered = self.answered();
-        let left = time_left(
-            self.started.elapsed(),
-            self.answers_so_far(running),
-            total.saturating_sub(done + self.counts.errors),
-        );
+        let prompts = total.saturating_sub(done + self.counts.errors);
+        // Some of the sequences of the last pass may have ended.
+        let unfinished = running.min(prompts.saturating_sub(self.counts.answers));
+        let left = time_left(self.started.elapsed(), self.answers_so_far(unfinished), prompts);
         let time_left = left.map_or_else(String::new, |left| format!(", about {} left", duration(left)));
         let tokens = rate(Some(self.tokens_per_second()));
         format!("{} of {total} lines done, {running} at once, {tokens} tok/s{time_left}", done + answered)
