@@ -46,5 +46,5 @@ pub use seal::Seal;
 pub use size::ByteSize;
 pub use statistics::*;
 pub use timeline::*;
-pub use unsplit::Whole;
+pub use unsplit::{WHOLE, Whole};
 pub use words::{error_line, error_report};

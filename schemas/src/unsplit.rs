@@ -129,8 +129,8 @@ impl Plan {
     }
 }
 
-/// Name of the only partition.
-const WHOLE: &str = "whole";
+/// Name of the only partition of a plan that runs the unsplit model.
+pub const WHOLE: &str = "whole";
 
 fn model_input(input: &crate::ModelInput) -> PartitionInput {
     let crate::ModelInput { name, dtype, shape, .. } = input.clone();

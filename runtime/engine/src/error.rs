@@ -1,6 +1,6 @@
 //! The engine's errors. Each message says what the engine was doing, to what, and, where there is one, the next step.
 
-use hpp_schema::{ByteSize, DType, Finding, Provider};
+use hpp_schema::{ByteSize, DType, Finding, Provider, WHOLE};
 use std::io;
 use std::path::PathBuf;
 
@@ -272,7 +272,7 @@ impl EngineError {
                     false => Some("run `hpp-exec devices` to see what this machine has, or drop --strict"),
                 }
             }
-            EngineError::Load { source: BackendError::Runtime { .. }, .. } => Some(
+            EngineError::Load { source: BackendError::Runtime { .. }, partition, .. } if partition != WHOLE => Some(
                 "`hpp-exec verify PLAN` loads the unsplit model first: if ONNX Runtime refuses that too, the model itself is at fault: export it again",
             ),
             EngineError::Run { .. } if self.missing_row().is_some() => Some(

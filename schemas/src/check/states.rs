@@ -54,7 +54,10 @@ fn ends(plan: &Plan, found: &mut Findings, place: &str, state: &State) {
 }
 
 fn size(plan: &Plan, found: &mut Findings, place: &str, state: &State, batch: &BTreeSet<&str>) {
-    let (axis, length) = state.update.tokens().map_or((None, 1), |(axis, capacity)| (Some(axis), capacity));
+    let (axis, length) = match state.update {
+        StateUpdate::Sliding { axis, capacity } => (Some(axis), capacity.min(plan.budgets.context)),
+        update => update.tokens().map_or((None, 1), |(axis, capacity)| (Some(axis), capacity)),
+    };
     if axis.is_some_and(|axis| axis >= state.shape.len()) {
         return found.error(place, format!("it has no axis {}", axis.unwrap_or_default()));
     }

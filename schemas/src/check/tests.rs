@@ -134,6 +134,9 @@ fn states() {
     refuses("states[0]", "no axis 4", |p| p.states[0].update = StateUpdate::InPlace { axis: 4, capacity: 64 });
     refuses("states[0]", "0 tokens", |p| p.states[0].update = StateUpdate::InPlace { axis: 2, capacity: 0 });
     refuses("states[1]", "the context is 64", |p| p.states[1].update = StateUpdate::Append { axis: 2, capacity: 63 });
+    refuses("states[0]", "no axis 4", |p| p.states[0].update = StateUpdate::Sliding { axis: 4, capacity: 64 });
+    refuses("states[0]", "0 tokens", |p| p.states[0].update = StateUpdate::Sliding { axis: 2, capacity: 0 });
+    refuses("states[0]", "its shape has", |p| p.states[0].update = StateUpdate::Sliding { axis: 2, capacity: 63 });
     refuses("states[0]", "its shape has", |p| p.states[0].bytes = ByteSize(8191));
     refuses("states[0]", "is unknown", |p| p.states[0].shape[3] = Dim::Unknown);
     refuses("states[0]", "is unknown", |p| p.states[0].shape[3] = Dim::symbol("head"));

@@ -32,7 +32,7 @@ pub struct State {
     /// Whether it lies in a file between the runs of its partition, and not in host memory.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub on_disk: bool,
-    /// Bytes of `past` at full capacity for one sequence.
+    /// Bytes of `past` at full capacity, or at the context if that is less, for one sequence.
     pub bytes: ByteSize,
 }
 
@@ -71,7 +71,7 @@ pub enum StateUpdate {
     Sliding {
         /// The token axis.
         axis: usize,
-        /// Tokens that the graph keeps, fewer than the context.
+        /// Tokens that the graph keeps; they may be more than the context.
         capacity: u64,
     },
     /// `present` has the shape of `past` and replaces it; initially zero.

@@ -10,6 +10,7 @@ use crate::operators::{has_own_kernel, without_cpu_kernel};
 use crate::roles;
 use crate::rotary_caches;
 use crate::rows::{self, DividedRows};
+use crate::sliding_cache::SlidingCaches;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
 use crate::streams::BlockFiles;
 use hpp_graph::{BlockKind, Graph, NodeId, Segmentation, ValueId, infer, segment};
@@ -371,7 +372,7 @@ fn refuse_states_without_axes(analysis: &Analysis) -> Result<(), ModelError> {
 
 /// Refuses states of more bytes than 64 bits count: they fit no machine, and their size would not fit the plan.
 fn refuse_states_beyond_64_bits(analysis: &Analysis) -> Result<(), ModelError> {
-    let size = |state: &State| bytes_at_capacity(state.dtype, &state.shape, state.update);
+    let size = |state: &State| bytes_at_capacity(state.dtype, &state.shape, state.update, analysis.context);
     let Some(planned) = analysis.states.iter().find(|planned| size(&planned.state).is_none()) else { return Ok(()) };
     let State { past, shape, .. } = &planned.state;
     let shape: Vec<String> = shape.iter().map(ToString::to_string).collect();
@@ -437,9 +438,10 @@ fn describe(
 ) -> Analysis {
     let mut layer = 0;
     let mut states = Vec::new();
+    let sliding = SlidingCaches::of(&graph, segmentation.states.iter().map(|state| &state.pair));
     for found in &segmentation.states {
         layer = found.layer.unwrap_or(layer);
-        states.extend(plan_state(&graph, &found.pair, layer, &config, Capacity { context }));
+        states.extend(plan_state(&graph, &found.pair, layer, &config, Capacity { context }, &sliding));
     }
     let mut inputs = roles::model_inputs(&graph, |id| states.iter().any(|s| s.past == id));
     for input in inputs.iter_mut().filter(|input| input.name == LOGIT_POSITIONS) {

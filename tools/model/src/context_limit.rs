@@ -1,4 +1,5 @@
-//! The longest context that a graph can compute: the rows of its tables of positions, and the slots of its caches of fixed size.
+//! The longest context that a graph can compute: the rows of its tables of positions, the slots of its caches of fixed size, and the tokens of sliding
+//! caches that texts cannot go on beyond.
 
 mod counted;
 mod fixed_cache;
@@ -7,6 +8,7 @@ mod table_change;
 pub use table_change::tables_change_after;
 
 use crate::rotary_caches::RotaryInputs;
+use crate::sliding_cache::SlidingCaches;
 use counted::CountedFrom;
 use hpp_graph::{BlockState, Graph, Node, ValueId};
 
@@ -28,7 +30,13 @@ pub enum PositionHolder {
     Table,
     /// A state of fixed size, which tokens are written into at their positions.
     Cache,
+    /// A state of which the graph drops the oldest tokens, where texts cannot go on beyond those that are kept.
+    SlidingCache,
 }
+
+/// Why a text ends where a sliding cache is full.
+const NOT_FOLLOWED: &str = "a cache of which the model drops the oldest tokens, while it counts tokens by the length of a cache, or declares one length for \
+                            caches that differ; export it with position_ids and a size of its own for each cache";
 
 impl ContextLimit {
     /// The refusal where a user asks for a longer context.
@@ -41,22 +49,29 @@ impl ContextLimit {
             PositionHolder::Cache => {
                 format!("--context {asked} is longer than the {tokens} slots of {name}, a cache of fixed size")
             }
+            PositionHolder::SlidingCache => {
+                format!("--context {asked} is longer than the {tokens} tokens of {name}, {NOT_FOLLOWED}")
+            }
         }
     }
 
-    /// The note where a configuration claims a longer context.
+    /// The note where a configuration claims a longer context, or where a cache ends texts that nothing else would.
     pub fn note(&self, claimed: Option<u64>) -> Option<String> {
         let ContextLimit { tokens, name, .. } = self;
+        if self.holder == PositionHolder::SlidingCache {
+            return Some(format!("a text has {tokens} tokens at most: those that {name} keeps, {NOT_FOLLOWED}"));
+        }
         let claimed = claimed.filter(|claimed| claimed > tokens)?;
         let has = match self.holder {
             PositionHolder::Table => format!("its table of positions {name} has {tokens} rows"),
-            PositionHolder::Cache => format!("its cache {name} has {tokens} slots"),
+            PositionHolder::Cache | PositionHolder::SlidingCache => format!("its cache {name} has {tokens} slots"),
         };
         Some(format!("the model's configuration claims {claimed} tokens of context, and {has}: the limit is {tokens}"))
     }
 }
 
-/// The smallest of the caches of rotary embeddings, of the tables that positions index and of the states of fixed size; `None` without one. A table
+/// The smallest of the caches of rotary embeddings, of the tables that positions index, of the states of fixed size and of sliding caches that cannot be
+/// followed; `None` without one. A table
 /// whose first rows are not for positions allows fewer tokens than it has rows.
 pub fn context_limit(graph: &Graph, states: &[BlockState]) -> Option<ContextLimit> {
     let limit = |tokens, holder, id| ContextLimit { tokens, holder, name: graph.value(id).name.clone() };
@@ -65,7 +80,9 @@ pub fn context_limit(graph: &Graph, states: &[BlockState]) -> Option<ContextLimi
     let pairs = states.iter().map(|state| &state.pair);
     let caches =
         pairs.filter_map(|pair| Some(limit(fixed_cache::slots(graph, pair)?, PositionHolder::Cache, pair.past)));
-    tables.chain(caches).min_by_key(|limit| limit.tokens)
+    let sliding = SlidingCaches::of(graph, states.iter().map(|state| &state.pair)).limit();
+    let sliding = sliding.map(|(tokens, past)| limit(tokens, PositionHolder::SlidingCache, past));
+    tables.chain(caches).chain(sliding).min_by_key(|limit| limit.tokens)
 }
 
 /// Rows of a weight with two axes.

@@ -3,6 +3,7 @@
 use crate::analyse::QuantizedWeights;
 use crate::config::ModelConfig;
 use crate::error::ModelError;
+use crate::sliding_cache::SlidingCaches;
 use crate::states::{Capacity, plan_state};
 use hpp_graph::{BlockKind, Graph, Node, Segmentation, Shard, ValueId, divide_rows, infer};
 use hpp_onnx::{Model, QUANTIZED_FILE, VirtualFile, VirtualFiles, split_rows};
@@ -63,9 +64,10 @@ pub(crate) fn whole_states(
     context: u64,
 ) -> Vec<State> {
     let mut layer = 0;
+    let sliding = SlidingCaches::of(graph, segmentation.states.iter().map(|state| &state.pair));
     let state = |found: &hpp_graph::BlockState| {
         layer = found.layer.unwrap_or(layer);
-        plan_state(graph, &found.pair, layer, config, Capacity { context }).map(|planned| planned.state)
+        plan_state(graph, &found.pair, layer, config, Capacity { context }, &sliding).map(|planned| planned.state)
     };
     segmentation.states.iter().filter_map(state).collect()
 }

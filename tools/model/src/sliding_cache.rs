@@ -1,10 +1,72 @@
 //! Caches of which the graph itself drops the oldest tokens: `present = concat(past, new)[-kept:]`. Layers with a sliding window of Transformers 5
 //! do this, with one token less than the window.
 
+use crate::roles::input_role;
 use hpp_graph::{Graph, Node, StateChange, StatePair, ValueId, ops};
+use hpp_schema::InputRole;
+use std::collections::BTreeMap;
+
+/// The sliding caches of a model.
+pub(crate) struct SlidingCaches {
+    /// The tokens that each keeps, by past.
+    kept: BTreeMap<ValueId, u64>,
+    are_followed: bool,
+}
+
+impl SlidingCaches {
+    /// Finds them. A text can go on beyond what they keep if two things hold. Positions are an input: a graph that counts tokens by the length of a
+    /// cache would count only those that are kept. And no cache of another length has the same symbol for its tokens: ONNX Runtime reuses buffers of
+    /// equal symbolic shapes, and fails where these differ.
+    pub fn of<'a>(graph: &Graph, pairs: impl Iterator<Item = &'a StatePair>) -> Self {
+        let growing = pairs.filter_map(|pair| Some((pair, token_axis(graph, pair)?)));
+        let lengths: Vec<_> = growing
+            .filter_map(|(pair, axis)| {
+                let symbol = graph.value(pair.past).shape.as_ref()?.get(axis)?.as_symbol()?;
+                Some((symbol, kept(graph, pair, axis), pair.past))
+            })
+            .collect();
+        let has_positions = graph.inputs.iter().any(|id| input_role(graph, *id) == InputRole::PositionIds);
+        let is_shared = |(symbol, kept, _): &(&str, Option<u64>, ValueId)| {
+            kept.is_some() && lengths.iter().any(|(other, length, _)| other == symbol && length != kept)
+        };
+        let are_followed = has_positions && !lengths.iter().any(is_shared);
+        let kept = lengths.iter().filter_map(|(_, kept, past)| Some((*past, (*kept)?))).collect();
+        SlidingCaches { kept, are_followed }
+    }
+
+    /// The tokens that a cache keeps, if texts can go on beyond them.
+    pub fn followed(&self, past: ValueId) -> Option<u64> {
+        self.kept.get(&past).copied().filter(|_| self.are_followed)
+    }
+
+    /// The tokens of the longest text and the cache that limits it, if texts cannot go on beyond what a cache keeps.
+    pub fn limit(&self) -> Option<(u64, ValueId)> {
+        self.kept.iter().map(|(past, kept)| (*kept, *past)).min().filter(|_| !self.are_followed)
+    }
+}
+
+/// The axis of tokens of a state that grows.
+fn token_axis(graph: &Graph, pair: &StatePair) -> Option<usize> {
+    match pair.change {
+        StateChange::Append { axis } => Some(axis),
+        StateChange::Replace => growing_axis(graph, pair),
+        StateChange::SharedBuffer { .. } | StateChange::ReadOnly => None,
+    }
+}
+
+/// The axis along which a state grows that each pass rebuilds: it takes several caches apart, appends to each and stacks them again (GPT-2
+/// exports have one state for keys and values). The size of this axis has another name after the pass, and no other size changes.
+pub(crate) fn growing_axis(graph: &Graph, pair: &StatePair) -> Option<usize> {
+    let shape = |id: ValueId| graph.value(id).shape.as_ref();
+    let (past, present) = (shape(pair.past)?, shape(pair.present?)?);
+    let mut changed = past.iter().zip(present).enumerate().filter(|(_, (before, after))| before != after);
+    let (axis, (before, _)) = changed.next().filter(|_| past.len() == present.len())?;
+    // The first axis is the batch where it has a name.
+    (changed.next().is_none() && axis > 0 && before.as_symbol().is_some()).then_some(axis)
+}
 
 /// The tokens that a state keeps along `axis`, its axis of tokens; `None` if the graph drops none.
-pub(crate) fn kept(graph: &Graph, pair: &StatePair, axis: usize) -> Option<u64> {
+fn kept(graph: &Graph, pair: &StatePair, axis: usize) -> Option<u64> {
     let mut value = pair.present.filter(|_| pair.change == StateChange::Replace)?;
     let axes = graph.value(pair.past).shape.as_ref()?.len();
     let is_along = |given: i64| usize::try_from(if given < 0 { given + axes as i64 } else { given }) == Ok(axis);
@@ -15,10 +77,11 @@ pub(crate) fn kept(graph: &Graph, pair: &StatePair, axis: usize) -> Option<u64> 
             _ if !ops::is_standard(node) => return None,
             "Identity" | "Cast" => value = first,
             "Slice" => {
+                let kept = last(graph, node, is_along)?;
                 let joined = graph.node(graph.producer(first)?);
-                let is_appended = joined.op_type == "Concat" && joined.int("axis").is_some_and(is_along);
-                let is_appended = is_appended && holds(graph, input(joined, 0)?, pair.past);
-                return last(graph, node, is_along).filter(|_| is_appended);
+                let is_appended =
+                    is_join(joined, is_along) && holds(graph, input(joined, 0)?, pair.past, is_along, kept);
+                return is_appended.then_some(kept);
             }
             _ => return None,
         }
@@ -34,19 +97,28 @@ fn last(graph: &Graph, node: &Node, is_right: impl Fn(i64) -> bool) -> Option<u6
     u64::try_from(start.checked_neg()?).ok().filter(|kept| *kept > 0 && is_tail)
 }
 
-/// Whether a value is this input, perhaps with another type, or with its oldest tokens dropped already.
-fn holds(graph: &Graph, mut value: ValueId, past: ValueId) -> bool {
-    loop {
-        if value == past {
-            return true;
-        }
-        let source = graph.producer(value).map(|node| graph.node(node));
-        let source = source.filter(|node| matches!(node.op_type.as_str(), "Identity" | "Cast" | "Concat" | "Slice"));
-        match source.and_then(|node| input(node, 0)) {
-            Some(before) => value = before,
-            None => return false,
-        }
+fn is_join(node: &Node, is_along: impl Fn(i64) -> bool) -> bool {
+    ops::is_standard(node) && node.op_type == "Concat" && node.int("axis").is_some_and(is_along)
+}
+
+/// Whether a value is this input, perhaps with another type, behind an empty start, or with only as many of its tokens as matter.
+fn holds(graph: &Graph, mut value: ValueId, past: ValueId, is_along: impl Fn(i64) -> bool + Copy, kept: u64) -> bool {
+    while value != past {
+        let Some(node) = graph.producer(value).map(|node| graph.node(node)).filter(|node| ops::is_standard(node))
+        else {
+            return false;
+        };
+        let before = match node.op_type.as_str() {
+            "Identity" | "Cast" => input(node, 0),
+            // A pass of one token needs one token less than the cache keeps.
+            "Slice" if last(graph, node, is_along).is_some_and(|left| left + 1 >= kept) => input(node, 0),
+            "Concat" if is_join(node, is_along) => input(node, node.inputs.len().saturating_sub(1)),
+            _ => None,
+        };
+        let Some(before) = before else { return false };
+        value = before;
     }
+    true
 }
 
 fn input(node: &Node, at: usize) -> Option<ValueId> {

@@ -1,7 +1,7 @@
 //! Turns the state tensors of a graph into the states of a plan, with concrete sizes and capacities.
 
 use crate::config::ModelConfig;
-use crate::sliding_cache;
+use crate::sliding_cache::{SlidingCaches, growing_axis};
 use hpp_graph::{Graph, StateChange, StatePair, ValueId};
 use hpp_schema::{ByteSize, DType, Dim, Shape, State, StateUpdate, Symbols};
 
@@ -37,14 +37,15 @@ pub fn plan_state(
     layer: u32,
     config: &ModelConfig,
     capacity: Capacity,
+    sliding: &SlidingCaches,
 ) -> Option<PlannedState> {
     let present = pair.present.filter(|_| is_carried(pair))?;
     let value = graph.value(pair.past);
     let dtype = value.dtype.unwrap_or(DType::Float32);
     let mut shape = value.shape.clone().unwrap_or_default();
-    let update = update(graph, pair, capacity);
+    let update = update(graph, pair, capacity, sliding);
     resolve_head_size(graph, pair, config, update.tokens().map(|(axis, _)| axis), &mut shape);
-    let bytes = ByteSize(bytes_at_capacity(dtype, &shape, update).unwrap_or(u64::MAX));
+    let bytes = ByteSize(bytes_at_capacity(dtype, &shape, update, capacity.context).unwrap_or(u64::MAX));
     let state = State {
         past: value.name.clone(),
         present: graph.value(present).name.clone(),
@@ -61,7 +62,7 @@ pub fn plan_state(
     Some(PlannedState { past: pair.past, present, state })
 }
 
-fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
+fn update(graph: &Graph, pair: &StatePair, capacity: Capacity, sliding: &SlidingCaches) -> StateUpdate {
     match pair.change {
         StateChange::SharedBuffer { axis: Some(axis) } => {
             let reader = graph.node(pair.reader);
@@ -72,7 +73,7 @@ fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
         }
         StateChange::Append { axis } => StateUpdate::Append { axis, capacity: capacity.context },
         StateChange::Replace => match growing_axis(graph, pair) {
-            Some(axis) => match sliding_cache::kept(graph, pair, axis).filter(|kept| *kept < capacity.context) {
+            Some(axis) => match sliding.followed(pair.past) {
                 Some(kept) => StateUpdate::Sliding { axis, capacity: kept },
                 None => StateUpdate::Append { axis, capacity: capacity.context },
             },
@@ -80,17 +81,6 @@ fn update(graph: &Graph, pair: &StatePair, capacity: Capacity) -> StateUpdate {
         },
         StateChange::SharedBuffer { axis: None } | StateChange::ReadOnly => StateUpdate::ReadOnly,
     }
-}
-
-/// The axis along which a state grows that each pass rebuilds: it takes several caches apart, appends to each and stacks them again (GPT-2
-/// exports have one state for keys and values). The size of this axis has another name after the pass, and no other size changes.
-fn growing_axis(graph: &Graph, pair: &StatePair) -> Option<usize> {
-    let shape = |id: ValueId| graph.value(id).shape.as_ref();
-    let (past, present) = (shape(pair.past)?, shape(pair.present?)?);
-    let mut changed = past.iter().zip(present).enumerate().filter(|(_, (before, after))| before != after);
-    let (axis, (before, _)) = changed.next().filter(|_| past.len() == present.len())?;
-    // The first axis is the batch where it has a name.
-    (changed.next().is_none() && axis > 0 && before.as_symbol().is_some()).then_some(axis)
 }
 
 /// Whether the operator that reads a cache accepts a buffer of any capacity that the tokens fit in.
@@ -129,9 +119,12 @@ fn head_size_from_query(graph: &Graph, pair: &StatePair) -> Option<u64> {
     (parts > 0 && width.is_multiple_of(parts)).then(|| width / parts)
 }
 
-/// Bytes of one sequence's state at full capacity: 0 if a size is unknown, `None` beyond 64 bits.
-pub(crate) fn bytes_at_capacity(dtype: DType, shape: &Shape, update: StateUpdate) -> Option<u64> {
-    let (token_axis, capacity) = update.tokens().map_or((None, 1), |(axis, capacity)| (Some(axis), capacity));
+/// Bytes of one sequence's state at full capacity, in a context of `context` tokens: 0 if a size is unknown, `None` beyond 64 bits.
+pub(crate) fn bytes_at_capacity(dtype: DType, shape: &Shape, update: StateUpdate, context: u64) -> Option<u64> {
+    let (token_axis, capacity) = match update {
+        StateUpdate::Sliding { axis, capacity } => (Some(axis), capacity.min(context)),
+        _ => update.tokens().map_or((None, 1), |(axis, capacity)| (Some(axis), capacity)),
+    };
     // The first symbol outside the token axis is the batch, which is 1 for one sequence. The check of plans counts alike.
     let others = || shape.iter().enumerate().filter(|(axis, _)| token_axis != Some(*axis));
     let batch = others().find_map(|(_, dim)| dim.as_symbol());

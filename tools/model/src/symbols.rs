@@ -29,10 +29,7 @@ pub fn symbol_values(inputs: &[ModelInput], states: &[State], pass: PassSize) ->
         };
         bind(&mut symbols, &input.shape, sizes);
     }
-    // Exporters may give all caches one symbol. Values outside the states then grow with the whole text.
-    let is_sliding = |state: &&State| matches!(state.update, StateUpdate::Sliding { .. });
-    let (sliding, others): (Vec<&State>, Vec<&State>) = states.iter().partition(is_sliding);
-    for state in others.into_iter().chain(sliding) {
+    for state in states {
         let mut sizes: Vec<Option<u64>> = vec![None; state.shape.len()];
         if let Some(first) = sizes.first_mut() {
             *first = Some(b);

@@ -31,7 +31,7 @@ pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> 
     ];
     let fewer = (plan.partitions.len() < args.partitions).then(|| {
         format!(
-            "--partitions {}: only {} are possible, because a block is not divided",
+            "--partitions {}: only {} are possible, because a block is not divided, nor cut from a block whose states it reads",
             args.partitions,
             plan.partitions.len()
         )

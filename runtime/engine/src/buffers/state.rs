@@ -1,6 +1,6 @@
 //! States of one sequence: KV caches, convolution and recurrent state, in buffers the sequence owns.
 //!
-//! An in-place state is one buffer, bound as past and present. Appended and replaced states are double-buffered, so that a run
+//! An in-place state is one buffer, bound as past and present. Appended, sliding and replaced states are double-buffered, so that a run
 //! never writes what it reads and nothing is copied between steps. The two buffers swap only after a whole pass has succeeded.
 
 use super::{Buffer, BufferPool, BufferView, about, size_of};
@@ -48,7 +48,11 @@ impl StateLayout {
             StateUpdate::Append { axis, capacity } => {
                 (StateUpdate::Append { axis, capacity: scale(capacity) }, scale(capacity))
             }
-            other => (other, other.tokens().map_or(0, |(_, capacity)| capacity)),
+            StateUpdate::Sliding { axis, capacity } => {
+                let capacity = capacity.min(context);
+                (StateUpdate::Sliding { axis, capacity }, capacity)
+            }
+            other => (other, 0),
         };
         let full = match update {
             StateUpdate::ReadOnly => Some(Dims::new()),
@@ -265,10 +269,11 @@ impl<B: Backend> StateBuffers<B> {
             *past = 1 - *past;
             return Ok(());
         }
-        let drops_tokens_here = matches!(layout.update, StateUpdate::Append { .. } | StateUpdate::Sliding { .. });
-        if after == 0 || !drops_tokens_here {
+        let has_rows = matches!(layout.update, StateUpdate::Append { .. } | StateUpdate::Sliding { .. });
+        if after == 0 || !has_rows {
             return Ok(());
         }
+        debug_assert!(!layout.has_dropped(before), "a sequence goes back from a full window only by its last pass");
         let (change, buffer) = (LayoutChange { held: after, before, after }, &buffers[*past]);
         let changed = match buffer.memory {
             MemoryId::HOST => change.apply(layout, pool, buffer, scratch),

@@ -291,7 +291,7 @@ fn assign_all(
             };
             let bytes = size_of(&layout.past, layout.dtype, &layout.full)?;
             let in_place = matches!(layout.update, StateUpdate::InPlace { .. });
-            // Appended states change their shape from pass to pass and are double-buffered, so they cannot stay here.
+            // Appended and sliding states change their shape from pass to pass and are double-buffered, so they cannot stay here.
             let is_at_home = stages.iter().any(|other| other.memory_of_state(state) == Some(layout.memory));
             let exclusive = in_place && is_at_home;
             let past = assign(&mut planned, &mut taken, PlannedBuffer { memory, bytes, exclusive });

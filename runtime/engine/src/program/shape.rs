@@ -78,10 +78,7 @@ impl SymbolTable {
                 symbols.learn(dim, *meaning);
             }
         }
-        // Exporters may give all caches one symbol. Values outside the states then grow with the whole text.
-        let (sliding, others): (Vec<&State>, Vec<&State>) =
-            plan.states.iter().partition(|state| matches!(state.update, StateUpdate::Sliding { .. }));
-        for state in others.into_iter().chain(sliding) {
+        for state in &plan.states {
             symbols.learn_state(state);
         }
         symbols

@@ -18,8 +18,8 @@ pub(crate) enum FreedMemory {
 impl FreedMemory {
     /// The rule for a plan. `is_limited`: host memory is limited.
     pub fn of(plan: &Plan, is_limited: bool) -> Self {
-        let appends = |state: &State| matches!(state.update, StateUpdate::Append { .. } | StateUpdate::Sliding { .. });
-        if plan.model.kind == ModelKind::DecoderWithoutCache || plan.states.iter().any(appends) {
+        let grows = |state: &State| matches!(state.update, StateUpdate::Append { .. } | StateUpdate::Sliding { .. });
+        if plan.model.kind == ModelKind::DecoderWithoutCache || plan.states.iter().any(grows) {
             FreedMemory::Returns
         } else if is_limited && plan.partitions.iter().any(|partition| partition.experts.is_some()) {
             FreedMemory::ReturnsAfterPrompts
