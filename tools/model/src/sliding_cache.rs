@@ -124,3 +124,37 @@ fn holds(graph: &Graph, mut value: ValueId, past: ValueId, is_along: impl Fn(i64
 fn input(node: &Node, at: usize) -> Option<ValueId> {
     node.inputs.get(at).copied().flatten()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{LogitsMode, analyse};
+    use std::path::Path;
+
+    #[test]
+    fn texts_go_on_where_positions_are_an_input_and_lengths_have_symbols_of_their_own() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/torch/gemma3-sliding-dynamo");
+        let analysis = analyse(&model, None, LogitsMode::All).unwrap();
+        let pairs = || analysis.segmentation.states.iter().map(|state| &state.pair);
+        let pasts: Vec<ValueId> = pairs().map(|pair| pair.past).collect();
+        let kept = |graph: &Graph| {
+            let found = SlidingCaches::of(graph, pairs());
+            (
+                pasts.iter().map(|past| found.followed(*past)).collect::<Vec<_>>(),
+                found.limit().map(|(tokens, _)| tokens),
+            )
+        };
+        let followed = vec![Some(11), Some(11), None, None, Some(11), Some(11)];
+        assert_eq!(kept(&analysis.graph), (followed, None));
+
+        let mut without_positions = analysis.graph.clone();
+        let positions = without_positions.find("position_ids").unwrap();
+        without_positions.values[positions.0 as usize].name = "other".into();
+        assert_eq!(kept(&without_positions), (vec![None; 6], Some(11)));
+
+        let mut one_symbol = analysis.graph.clone();
+        let shape = one_symbol.value(pasts[2]).shape.clone();
+        one_symbol.values[pasts[0].0 as usize].shape = shape;
+        assert_eq!(kept(&one_symbol), (vec![None; 6], Some(11)));
+    }
+}

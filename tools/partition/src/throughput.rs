@@ -463,8 +463,7 @@ mod tests {
                 cost.short_pass_ms = [1.1, 1.3, 2.0, 3.0, 6.0].map(|times| cost.decode_ms * times).to_vec();
             });
             let found = throughput(&problem, 1, &OPTIONS, &on_host(&problem));
-            let eight = found.passes.iter().find(|pass| (pass.sequences, pass.tokens) == (8, 1)).unwrap().ms;
-            eight
+            found.passes.iter().find(|pass| (pass.sequences, pass.tokens) == (8, 1)).unwrap().ms
         };
         let (small, all) = (Some(200 << 20), None);
         let by_disk = [BatchesRows::Never, BatchesRows::InMemory, BatchesRows::Always].map(|rows| with(small, rows));
