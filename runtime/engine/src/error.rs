@@ -329,6 +329,17 @@ fn list(refused: &[(Provider, String)]) -> String {
 mod tests {
     use super::*;
 
+    /// `verify` itself would only be sent to `verify`.
+    #[test]
+    fn a_partition_that_cannot_be_loaded_is_compared_with_the_unsplit_model() {
+        let hint = |partition: &str| {
+            let source = BackendError::Runtime { doing: "load".into(), cause: "Type Error".into() };
+            EngineError::Load { partition: partition.into(), file: "x.onnx".into(), source }.hint()
+        };
+        assert!(hint("cpu_0").unwrap().contains("hpp-exec verify PLAN"));
+        assert_eq!(hint(WHOLE), None);
+    }
+
     #[test]
     fn missing_rows_and_wrong_lengths_are_known_from_the_library_s_message() {
         let error = |cause: &str| EngineError::Run {

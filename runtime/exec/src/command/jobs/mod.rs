@@ -30,14 +30,12 @@ use predicted_passes::PredictedPasses;
 pub(super) use requests::RequestMaker;
 use std::collections::HashMap;
 use std::time::Instant;
-use summary::{JobCounts, duration, time_left};
+use summary::{JobCounts, answers_so_far, duration, time_left};
 
 /// Sequences at once if neither the user nor a measured plan gives a number: about as many as the processor can compute in the time in which a disk
 /// of 1 GB/s delivers the weights of a 4-bit model.
 const DEFAULT_SEQUENCES: u64 = 16;
 
-/// Mean length of unfinished answers, as a share of that of finished ones, up to which the time left is estimated.
-const LONGEST_ESTIMATED: f64 = 0.8;
 /// Spans after which a trace is written: about 30 MB.
 const TRACED_SPANS: usize = 100_000;
 
@@ -310,18 +308,6 @@ impl Jobs {
         self.counts.answers + self.counts.errors
     }
 
-    /// Answers so far, counting each unfinished answer as a fraction: the tokens of the `running` sequences over the mean length of a finished
-    /// answer. `None` before the first answer, and while unfinished answers are on average nearly as long as finished ones, because then their end
-    /// cannot be estimated.
-    fn answers_so_far(&self, running: usize) -> Option<f64> {
-        let answers = self.counts.answers;
-        let unfinished = self.counts.tokens.saturating_sub(self.answered_tokens) as f64;
-        let per_answer = self.answered_tokens as f64 / answers as f64;
-        let unfinished_answers = unfinished / per_answer.max(1.0);
-        let most = LONGEST_ESTIMATED * running.max(1) as f64;
-        (answers > 0 && unfinished_answers < most).then_some(answers as f64 + unfinished_answers)
-    }
-
     fn tokens_per_second(&self) -> f64 {
         self.counts.tokens as f64 / self.started.elapsed().as_secs_f64().max(1e-9)
     }
@@ -330,9 +316,9 @@ impl Jobs {
     fn progress(&self, done: usize, total: usize, running: usize) -> String {
         let answered = self.answered();
         let prompts = total.saturating_sub(done + self.counts.errors);
-        // Some of the sequences of the last pass may have ended.
-        let unfinished = running.min(prompts.saturating_sub(self.counts.answers));
-        let left = time_left(self.started.elapsed(), self.answers_so_far(unfinished), prompts);
+        let tokens = (self.answered_tokens, self.counts.tokens.saturating_sub(self.answered_tokens));
+        let answers = answers_so_far(self.counts.answers, prompts, running, tokens);
+        let left = time_left(self.started.elapsed(), answers, prompts);
         let time_left = left.map_or_else(String::new, |left| format!(", about {} left", duration(left)));
         let tokens = rate(Some(self.tokens_per_second()));
         format!("{} of {total} lines done, {running} at once, {tokens} tok/s{time_left}", done + answered)

@@ -125,6 +125,20 @@ impl JobCounts {
     }
 }
 
+/// Mean length of unfinished answers, as a share of that of finished ones, up to which the time left is estimated.
+const LONGEST_ESTIMATED: f64 = 0.8;
+
+/// Answers so far, counting each unfinished answer as a fraction: its tokens over the mean length of a finished answer. `running`: sequences in the last
+/// pass, some of which may have ended. `tokens`: those of finished and of unfinished answers. `None` before the first answer, and while unfinished
+/// answers are on average nearly as long as finished ones, because then their end cannot be estimated.
+pub fn answers_so_far(answers: usize, prompts: usize, running: usize, tokens: (usize, usize)) -> Option<f64> {
+    let unfinished = running.min(prompts.saturating_sub(answers)).max(1);
+    let per_answer = tokens.0 as f64 / answers as f64;
+    let unfinished_answers = tokens.1 as f64 / per_answer.max(1.0);
+    let is_known = answers > 0 && unfinished_answers < LONGEST_ESTIMATED * unfinished as f64;
+    is_known.then_some(answers as f64 + unfinished_answers)
+}
+
 /// The time that the remaining prompts will take if `answers` answers took `elapsed`; `prompts` counts all prompts.
 pub fn time_left(elapsed: Duration, answers: Option<f64>, prompts: usize) -> Option<Duration> {
     answers.filter(|answers| *answers > 0.0).map(|answers| elapsed.mul_f64((prompts as f64 / answers - 1.0).max(0.0)))
@@ -166,6 +180,15 @@ mod tests {
         // 16 of 60 answers are written and 16 half done.
         assert_eq!(left(Some(24.0), 60), Some(Duration::from_secs(27)));
         assert_eq!((left(Some(60.0), 60), left(None, 60)), (Some(Duration::ZERO), None));
+    }
+
+    #[test]
+    fn unfinished_answers_count_while_they_are_shorter_than_finished_ones() {
+        // 16 of 32 answers are written, of 20 tokens each; 28 sequences were in the last pass, and 16 of them go on.
+        let so_far = |unfinished_tokens| answers_so_far(16, 32, 28, (320, unfinished_tokens));
+        assert_eq!((so_far(0), so_far(160)), (Some(16.0), Some(24.0)));
+        assert_eq!((so_far(255), so_far(256), so_far(318)), (Some(28.75), None, None));
+        assert_eq!(answers_so_far(0, 32, 28, (0, 5)), None);
     }
 
     #[test]
