@@ -58,21 +58,20 @@ impl ContextLimit {
     /// The note where a configuration claims a longer context, or where a cache ends texts that nothing else would.
     pub fn note(&self, claimed: Option<u64>) -> Option<String> {
         let ContextLimit { tokens, name, .. } = self;
-        if self.holder == PositionHolder::SlidingCache {
-            return Some(format!("a text has {tokens} tokens at most: those that {name} keeps, {NOT_FOLLOWED}"));
-        }
-        let claimed = claimed.filter(|claimed| claimed > tokens)?;
         let has = match self.holder {
             PositionHolder::Table => format!("its table of positions {name} has {tokens} rows"),
-            PositionHolder::Cache | PositionHolder::SlidingCache => format!("its cache {name} has {tokens} slots"),
+            PositionHolder::Cache => format!("its cache {name} has {tokens} slots"),
+            PositionHolder::SlidingCache => {
+                return Some(format!("a text has {tokens} tokens at most: those that {name} keeps, {NOT_FOLLOWED}"));
+            }
         };
+        let claimed = claimed.filter(|claimed| claimed > tokens)?;
         Some(format!("the model's configuration claims {claimed} tokens of context, and {has}: the limit is {tokens}"))
     }
 }
 
 /// The smallest of the caches of rotary embeddings, of the tables that positions index, of the states of fixed size and of sliding caches that cannot be
-/// followed; `None` without one. A table
-/// whose first rows are not for positions allows fewer tokens than it has rows.
+/// followed; `None` without one. A table whose first rows are not for positions allows fewer tokens than it has rows.
 pub fn context_limit(graph: &Graph, states: &[BlockState]) -> Option<ContextLimit> {
     let limit = |tokens, holder, id| ContextLimit { tokens, holder, name: graph.value(id).name.clone() };
     let tables = graph.node_ids().flat_map(|id| position_tables(graph, graph.node(id)));
