@@ -11,6 +11,7 @@ use crate::roles;
 use crate::rotary_caches;
 use crate::rows::{self, DividedRows};
 use crate::sliding_cache::SlidingCaches;
+use crate::state_shapes;
 use crate::states::{Capacity, PlannedState, bytes_at_capacity, is_carried, plan_state};
 use crate::streams::BlockFiles;
 use hpp_graph::{BlockKind, Graph, NodeId, Segmentation, ValueId, infer, segment};
@@ -174,6 +175,9 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
     let change = tables_change_after(&graph);
     let planned = planned_context(context, config.context_length, limit.as_ref(), change)?;
     let positions = rotary_caches::shorten(&mut model, &mut graph, planned.unwrap_or(DEFAULT_CONTEXT));
+    if state_shapes::derive(&mut model, &graph, &segmentation, &config) {
+        (graph, segmentation) = infer_and_segment(&model)?;
+    }
     let mut quantized = None;
     if let Some(options) = quantization {
         let done = quantize(&model, &graph, &quantize_roles(&graph, &segmentation), options)?;

@@ -25,6 +25,7 @@ mod roles;
 mod rotary_caches;
 mod rows;
 mod sliding_cache;
+mod state_shapes;
 mod states;
 mod streams;
 mod symbols;

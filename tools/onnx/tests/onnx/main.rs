@@ -18,6 +18,7 @@ mod round;
 mod row_weights;
 mod rows;
 mod samples;
+mod state_shape;
 mod store;
 mod structure;
 mod tensors;
