@@ -1,36 +1,34 @@
-//! Layers before a state's layer that need its length, such as embeddings of positions, and sliding layers before the first full layer of a
-//! Gemma 3. Only one partition with all of them could read the state's shape; the lengths of mask and tokens tell it, too.
+//! Removes reads of the shapes of later layers' states: embeddings of positions read the length of the first layer's cache, and sliding layers
+//! before the first full layer read the length of its cache. Partitions would need states of other partitions for that; the lengths of mask and tokens
+//! tell the same.
 
 use crate::config::ModelConfig;
 use crate::roles::{input_role, kind, model_inputs, model_outputs};
 use crate::states::is_carried;
 use hpp_graph::{Graph, Segmentation, StateChange, StatePair, ValueId, cut};
-use hpp_onnx::{GrowingState, Model, derive_state_shapes};
+use hpp_onnx::{Model, StateShape, derive_state_shapes};
 use hpp_schema::{InputRole, ModelKind};
 use std::collections::BTreeSet;
 
-/// Rewrites the model so that no block reads the shape of a later block's growing state, where its inputs tell this shape. Returns whether
-/// anything was rewritten: if so, infer and segment again.
+/// Rewrites the model so that no block reads the shape of a later block's state, as far as inputs tell this shape. Returns whether anything was
+/// rewritten: if so, infer and segment again.
 pub fn derive(model: &mut Model, graph: &Graph, segmentation: &Segmentation, config: &ModelConfig) -> bool {
     let foreign = read_early(graph, segmentation);
     if foreign.is_empty() || !is_decoder(graph, segmentation, config) {
         return false;
     }
     let input = |wanted: &[InputRole]| graph.inputs.iter().copied().find(|id| wanted.contains(&input_role(graph, *id)));
-    let tokens = input(&[InputRole::TokenIds, InputRole::Embeddings]);
+    let Some(tokens) = input(&[InputRole::TokenIds, InputRole::Embeddings]) else { return false };
     let mask = input(&[InputRole::AttentionMask]).filter(|mask| {
         let length = graph.value(*mask).shape.as_ref().and_then(|shape| shape.get(1));
         length.is_some_and(|length| length.as_fixed().is_none())
     });
-    let Some((tokens, mask)) = tokens.zip(mask) else { return false };
-    let grows = |pair: &StatePair| match pair.change {
-        StateChange::Append { axis } => Some(axis),
-        _ => None,
+    let state = |pair: &StatePair| {
+        let axis = if let StateChange::Append { axis } = pair.change { Some(axis) } else { None };
+        StateShape { past: pair.past, tokens, length: axis.zip(mask) }
     };
     let pairs = segmentation.states.iter().map(|state| &state.pair).filter(|pair| foreign.contains(&pair.past));
-    let states: Vec<GrowingState> =
-        pairs.filter_map(|pair| Some(GrowingState { past: pair.past, axis: grows(pair)?, tokens, mask })).collect();
-    derive_state_shapes(model, graph, &states) > 0
+    derive_state_shapes(model, graph, &pairs.map(state).collect::<Vec<_>>()) > 0
 }
 
 /// The states that blocks before their own read.

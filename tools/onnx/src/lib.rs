@@ -52,7 +52,7 @@ pub use rows::{RowSplit, RowSplitError, split_rows};
 pub use samples::{SampledNumbers, looks_widened, sample_numbers};
 pub use set_attribute::set_int_attribute;
 pub use shorten::keep_rows;
-pub use state_shape::{GrowingState, derive_state_shapes};
+pub use state_shape::{StateShape, derive_state_shapes};
 pub use store::{
     ExternaliseError, LinkError, LinkOutcome, PackError, PackProgress, PackStats, RangeReadError, RoundError, Rounding,
     embed_structure, externalise, externalise_virtually, link, needs_externalising, pack, pack_virtually, predict_link,

@@ -12,25 +12,22 @@ use hpp_schema::{DType, Dim};
 /// The oldest operator set with `Sub` of integers.
 const OLDEST_OPSET: i64 = 7;
 
-/// A state that grows along an axis, and the inputs whose shapes tell its length.
+/// A state, and the inputs whose shapes tell its shape.
 #[derive(Clone, Copy, Debug)]
-pub struct GrowingState {
+pub struct StateShape {
     /// The state before a pass.
     pub past: ValueId,
-    /// Its axis of tokens.
-    pub axis: usize,
-    /// An input `[batch, new tokens]`.
+    /// An input `[batch, new tokens, ..]`.
     pub tokens: ValueId,
-    /// An input `[batch, past and new tokens]`.
-    pub mask: ValueId,
+    /// The axis along which the state holds all past tokens, and an input `[batch, past and new tokens]`.
+    pub length: Option<(usize, ValueId)>,
 }
 
-/// Replaces the `Shape` nodes of these states. The shape of a state is `[batch, ..]` as of `tokens`, with the length of `mask` less the length of
-/// `tokens` along the axis of tokens. Returns how many nodes were replaced: none inside bodies, and none that reads a size that is neither known nor
-/// one of these.
+/// Replaces the `Shape` nodes of these states. The batch is that of `tokens`, and the number of past tokens the length of the mask less the length of
+/// `tokens`. Returns how many nodes were replaced: none inside bodies, and none that reads a size that is neither fixed nor one of these.
 ///
 /// `graph` must be the model's graph with inferred shapes. If nodes were replaced, use the graph of the result afterwards.
-pub fn derive_state_shapes(model: &mut Model, graph: &Graph, states: &[GrowingState]) -> usize {
+pub fn derive_state_shapes(model: &mut Model, graph: &Graph, states: &[StateShape]) -> usize {
     let imports = &model.proto.opset_import;
     let opset = imports.iter().find(|opset| default_domain(opset.domain()).is_empty());
     if opset.is_none_or(|opset| opset.version() < OLDEST_OPSET) {
@@ -56,7 +53,8 @@ pub fn derive_state_shapes(model: &mut Model, graph: &Graph, states: &[GrowingSt
 enum Size {
     Fixed(i64),
     Batch,
-    Past,
+    /// The past tokens, with the mask whose length is theirs and that of the new tokens.
+    Past(ValueId),
 }
 
 struct Rewriter {
@@ -66,18 +64,18 @@ struct Rewriter {
 
 impl Rewriter {
     /// The nodes in place of one that reads the shape of a state.
-    fn replacement(&mut self, graph: &Graph, states: &[GrowingState], node: &NodeProto) -> Option<Vec<NodeProto>> {
+    fn replacement(&mut self, graph: &Graph, states: &[StateShape], node: &NodeProto) -> Option<Vec<NodeProto>> {
         let is_shape = node.op_type() == "Shape" && default_domain(node.domain()).is_empty();
         let (input, output) = (node.input.first().filter(|_| is_shape)?, node.output.first()?);
         let state = states.iter().find(|state| graph.value(state.past).name == *input)?;
         let sizes = sizes(graph, state, node)?;
-        let [tokens, mask] = [state.tokens, state.mask].map(|id| graph.value(id).name.clone());
+        let tokens = &graph.value(state.tokens).name;
         let mut nodes = vec![];
         let sizes = sizes.into_iter().map(|size| match size {
             Size::Fixed(size) => self.constant(size),
-            Size::Batch => self.size_of(&tokens, 0, output, &mut nodes),
-            Size::Past => {
-                let inputs = [&mask, &tokens].map(|name| self.size_of(name, 1, output, &mut nodes));
+            Size::Batch => self.size_of(tokens, 0, output, &mut nodes),
+            Size::Past(mask) => {
+                let inputs = [&graph.value(mask).name, tokens].map(|name| self.size_of(name, 1, output, &mut nodes));
                 self.push("Sub", inputs.to_vec(), output, vec![], &mut nodes)
             }
         });
@@ -139,7 +137,7 @@ impl Rewriter {
 }
 
 /// The sizes that a `Shape` node reads; `None` if they are not all known or sizes of the two inputs.
-fn sizes(graph: &Graph, state: &GrowingState, node: &NodeProto) -> Option<Vec<Size>> {
+fn sizes(graph: &Graph, state: &StateShape, node: &NodeProto) -> Option<Vec<Size>> {
     let shape = graph.value(state.past).shape.as_ref()?;
     let batch = graph.value(state.tokens).shape.as_ref()?.first()?;
     let rank = shape.len() as i64;
@@ -149,8 +147,9 @@ fn sizes(graph: &Graph, state: &GrowingState, node: &NodeProto) -> Option<Vec<Si
         (if given < 0 { given + rank } else { given }).clamp(0, rank) as usize
     };
     let axes = attribute("start", 0)..attribute("end", rank);
+    let mask = |axis: usize| state.length.filter(|(of_tokens, _)| *of_tokens == axis).map(|(_, mask)| mask);
     let size = |axis: usize| match &shape[axis] {
-        _ if axis == state.axis => Some(Size::Past),
+        _ if let Some(mask) = mask(axis) => Some(Size::Past(mask)),
         size if size == batch && *size != Dim::Unknown && size.as_fixed().is_none() => Some(Size::Batch),
         size => size.as_fixed().and_then(|size| i64::try_from(size).ok()).map(Size::Fixed),
     };

@@ -2,7 +2,7 @@
 
 use crate::build::{body, int, model, node, open, opset, value, with};
 use hpp_graph::{Graph, infer};
-use hpp_onnx::{GrowingState, Model, derive_state_shapes, proto::*};
+use hpp_onnx::{Model, StateShape, derive_state_shapes, proto::*};
 use hpp_schema::{DType, Dim};
 
 /// Nodes that read the shape of `past`, `[batch, 2, past, size]`, and make a tensor `{name}/made` of each shape.
@@ -26,7 +26,8 @@ fn reading(nodes: Vec<NodeProto>, size: &str) -> ModelProto {
     })
 }
 
-fn derived(proto: &ModelProto) -> (Model, Graph, usize) {
+/// Derives the shape of `past`, with or without its length.
+fn derived(proto: &ModelProto, length: bool) -> (Model, Graph, usize) {
     let known = |model: &Model| {
         let mut graph = model.graph().unwrap();
         infer::infer(&mut graph);
@@ -35,7 +36,8 @@ fn derived(proto: &ModelProto) -> (Model, Graph, usize) {
     let mut model = open(proto).unwrap();
     let graph = known(&model);
     let [past, tokens, mask] = ["past", "ids", "mask"].map(|name| graph.find(name).unwrap());
-    let replaced = derive_state_shapes(&mut model, &graph, &[GrowingState { past, axis: 2, tokens, mask }]);
+    let replaced =
+        derive_state_shapes(&mut model, &graph, &[StateShape { past, tokens, length: length.then_some((2, mask)) }]);
     let graph = known(&model);
     (model, graph, replaced)
 }
@@ -54,7 +56,7 @@ fn lengths_of_mask_and_tokens_tell_the_length_of_a_state() {
         ],
         "4",
     );
-    let (_, graph, replaced) = derived(&proto);
+    let (_, graph, replaced) = derived(&proto, true);
     assert_eq!(replaced, 4);
     assert!(graph.nodes.iter().all(|node| node.op_type != "Shape" || node.inputs[0] != graph.find("past")));
     let past = Dim::symbol("total") - Dim::symbol("sequence");
@@ -78,12 +80,15 @@ fn other_readers_of_the_shape_stay() {
     let domain = reading(vec![NodeProto { domain: Some("other".into()), ..whole() }], "4");
     let old = ModelProto { opset_import: vec![opset("", 6)], ..reading(vec![whole()], "4") };
     for proto in [unknown, domain, old] {
-        let (model, _, replaced) = derived(&proto);
+        let (model, _, replaced) = derived(&proto, true);
         assert_eq!((replaced, model.proto()), (0, open(&proto).unwrap().proto()));
     }
     // The length alone is known, whatever the other sizes are.
     let length = with(with(node("Shape", &["past"], &["length"]), int("start", 2)), int("end", 3));
-    assert_eq!(derived(&reading(vec![length], "head_size")).2, 1);
+    assert_eq!(derived(&reading(vec![length], "head_size"), true).2, 1);
+    // The batch alone, of a state whose length is not that of all tokens.
+    let batch = with(node("Shape", &["past"], &["batch"]), int("end", 1));
+    assert_eq!(derived(&reading(vec![batch, whole()], "4"), false).2, 1);
     // Nodes inside bodies.
     let branch = |name: &str| {
         let shape = GraphProto {
@@ -96,5 +101,5 @@ fn other_readers_of_the_shape_stay() {
     };
     let mut proto = reading(vec![with(with(node("If", &["choice"], &["any"]), branch("then")), branch("else"))], "4");
     proto.graph.as_mut().unwrap().input.push(value("choice", DType::Bool, &[]));
-    assert_eq!(derived(&proto).2, 0);
+    assert_eq!(derived(&proto, true).2, 0);
 }
