@@ -70,6 +70,12 @@ pub enum ExecError {
     Session { path: PathBuf, source: io::Error },
     #[error("cannot identify the plan")]
     Fingerprint(#[source] serde_json::Error),
+    /// A signal ended the process while it loaded a plan.
+    #[error("loading was interrupted")]
+    LoadInterrupted {
+        /// The exit code of the process.
+        code: u8,
+    },
     #[error("cannot watch for Ctrl-C")]
     Signal(#[source] io::Error),
 }
@@ -99,6 +105,7 @@ impl ExecError {
         match self {
             ExecError::Planning(error) => error.code(),
             ExecError::Output(StdoutError::Closed) => 0,
+            ExecError::LoadInterrupted { code } => *code,
             _ if self.is_cancelled() => crate::interrupt::INTERRUPTED,
             _ => 1,
         }
@@ -113,9 +120,9 @@ impl ExecError {
         }
     }
 
-    /// Whether Ctrl-C ended it.
+    /// Whether Ctrl-C or another signal ended it.
     pub fn is_cancelled(&self) -> bool {
-        matches!(self.engine(), Some(EngineError::Cancelled))
+        matches!(self, ExecError::LoadInterrupted { .. }) || matches!(self.engine(), Some(EngineError::Cancelled))
     }
 
     /// The engine's error, if it is one.

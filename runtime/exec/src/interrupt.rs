@@ -12,7 +12,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,7 +31,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub struct Interrupt {
     requested: Arc<AtomicBool>,
     exit_on_next: Arc<AtomicBool>,
-    terminated: Arc<AtomicBool>,
+    /// The last signal other than Ctrl-C; 0 if none has come.
+    terminating: Arc<AtomicUsize>,
     nothing_to_keep: Arc<AtomicBool>,
 }
 
@@ -46,10 +47,9 @@ impl Interrupt {
         flag::register(SIGINT, Arc::clone(&this.requested))?;
         flag::register(SIGINT, Arc::clone(&this.exit_on_next))?;
         for signal in terminating() {
-            // 128 + signal is the exit code that a shell reports for a process ended by this signal.
-            flag::register_conditional_shutdown(signal, 128 + signal, Arc::clone(&this.nothing_to_keep))?;
+            flag::register_conditional_shutdown(signal, i32::from(code_of(signal)), Arc::clone(&this.nothing_to_keep))?;
             flag::register(signal, Arc::clone(&this.requested))?;
-            flag::register(signal, Arc::clone(&this.terminated))?;
+            flag::register_usize(signal, Arc::clone(&this.terminating), signal.unsigned_abs() as usize)?;
         }
         Ok(this)
     }
@@ -59,7 +59,7 @@ impl Interrupt {
         Self {
             requested: Arc::default(),
             exit_on_next: Arc::default(),
-            terminated: Arc::default(),
+            terminating: Arc::default(),
             nothing_to_keep: Arc::default(),
         }
     }
@@ -85,7 +85,15 @@ impl Interrupt {
 
     /// Whether the whole process is to end, not only the current answer: SIGTERM or SIGHUP has come.
     pub fn is_terminated(&self) -> bool {
-        self.terminated.load(Ordering::SeqCst)
+        self.terminating.load(Ordering::SeqCst) != 0
+    }
+
+    /// The exit code of a process that a stop request ends although nothing was computed: 130 after Ctrl-C, otherwise that of the signal.
+    pub fn exit_code(&self) -> u8 {
+        match i32::try_from(self.terminating.load(Ordering::SeqCst)) {
+            Ok(signal) if signal != 0 => code_of(signal),
+            _ => INTERRUPTED,
+        }
     }
 
     /// Requests a stop, as Ctrl-C does.
@@ -108,6 +116,11 @@ impl Interrupt {
         let thread = std::thread::Builder::new().name("hpp-ctrl-c".into()).spawn(watch).ok();
         InterruptWatch { end: Some(end), thread, cancel: cancel.clone() }
     }
+}
+
+/// The exit code that a shell reports for a process ended by this signal.
+fn code_of(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(INTERRUPTED)
 }
 
 /// The signals other than Ctrl-C that end the process. SIGHUP is left out if the process ignores it, as under `nohup`, or if the system does not tell
@@ -157,6 +170,15 @@ mod tests {
         assert!(hangs_up(&status("0000000000001000")));
         assert!(!hangs_up(&status("0000000000001001")), "nohup");
         assert!(!hangs_up(""), "the system does not tell");
+    }
+
+    #[test]
+    fn the_exit_code_says_which_signal_came() {
+        let interrupt = Interrupt::never();
+        interrupt.request();
+        assert_eq!((interrupt.exit_code(), interrupt.is_terminated()), (130, false));
+        interrupt.terminating.store(SIGTERM as usize, Ordering::SeqCst);
+        assert_eq!((interrupt.exit_code(), interrupt.is_terminated()), (143, true));
     }
 
     #[test]

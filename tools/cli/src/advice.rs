@@ -268,19 +268,25 @@ pub fn nearest<'a>(word: &str, names: impl IntoIterator<Item = &'a str>) -> Opti
     (distance(nearest) <= allowed).then_some(nearest)
 }
 
-/// Advice for an option that the given subcommand does not have, but `habits`, the command itself, another subcommand or another command has.
+/// Advice for an option that the given subcommand does not have, but `habits`, the command itself, another subcommand or another command has. `None`
+/// if the subcommand has the option: then it is refused beside another one.
 fn elsewhere(error: &clap::Error, command: &Command, subcommand: Option<&str>, habits: &[Habit]) -> Option<String> {
     let ContextValue::String(option) = error.get(ContextKind::InvalidArg)? else { return None };
     let option = option.split('=').next()?;
     if let Some((_, advice)) = habits.iter().find(|(word, _)| *word == option) {
         return Some((*advice).to_owned());
     }
+    let has = |command: &Command| command.get_arguments().any(|argument| is_called(argument, option));
+    let asked = subcommand.and_then(|name| command.find_subcommand(name)).unwrap_or(command);
+    if has(asked) {
+        return None;
+    }
     let ours = command.get_name();
-    if subcommand.is_some() && command.get_arguments().any(|argument| is_called(argument, option)) {
+    if subcommand.is_some() && has(command) {
         return Some(format!("'{option}' is an option of {ours} without a subcommand"));
     }
     let mut known = command.get_subcommands().filter(|known| !known.is_hide_set());
-    if let Some(subcommand) = known.find(|known| known.get_arguments().any(|argument| is_called(argument, option))) {
+    if let Some(subcommand) = known.find(|known| has(known)) {
         return Some(format!("'{option}' is an option of '{ours} {}'", subcommand.get_name()));
     }
     let mut others = OPTIONS_OF.iter().filter(|(name, _)| *name != ours);

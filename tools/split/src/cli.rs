@@ -45,6 +45,8 @@ pub enum Command {
 
 /// The default of `--prompt-tokens`.
 pub const DEFAULT_PROMPT: u64 = 512;
+/// The default of `--new-tokens`.
+pub const DEFAULT_NEW_TOKENS: u64 = 128;
 
 /// Options of `hpp-split inspect`.
 #[derive(Debug, Args)]
@@ -91,7 +93,7 @@ pub struct SplitArgs {
     pub prompt_tokens: u64,
     /// Number of generated tokens that predictions and the objective assume; the time per token is the one at the
     /// middle of the answer.
-    #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = values::tokens)]
+    #[arg(long, value_name = "TOKENS", default_value_t = DEFAULT_NEW_TOKENS, value_parser = values::tokens)]
     pub new_tokens: u64,
 
     /// Directory to write; must not hold a plan yet [default: MODEL's name with `.hpp`, in the current directory].

@@ -1,7 +1,7 @@
 //! The planning request: costs and limits as a planning problem, planner options, and budgets as the plan records them.
 
 use crate::analysis::Computation;
-use crate::cli::{CompressArg, DEFAULT_PROMPT, ExpertReads, KvHomeArg, LayerCount, SplitArgs};
+use crate::cli::{CompressArg, DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, ExpertReads, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::host_providers::{PhaseWeights, choose_host_providers};
 use crate::input_errors::{InputError, InputErrors};
@@ -125,7 +125,7 @@ impl PlanningRequest {
         };
         let error = |finding: &hpp_schema::Finding| InputError {
             hint: match finding.place.as_str() {
-                "gpus" => Some(missing_gpus_hint(costs)),
+                "gpus" => Some(missing_gpus_hint(args, costs)),
                 place if place == "--ram" || place.starts_with("gpus[") => Some(beyond_machine_hint(costs)),
                 place if place.starts_with("classes.") => Some(FAILED_MEASUREMENT),
                 _ => None,
@@ -317,13 +317,8 @@ pub fn notes(args: &SplitArgs, request: &PlanningRequest, kind: ModelKind) -> Ve
         let given = given.human();
         notes.push(format!("--ram {given} is more than this machine has free ({free} of {total})"));
     }
-    let Scenario { prompt, new_tokens, context, .. } = request.scenario;
-    if kind != ModelKind::SingleRun && prompt < args.prompt_tokens && args.prompt_tokens != DEFAULT_PROMPT {
-        notes.push(format!(
-            "predictions assume a prompt of {prompt} tokens, not {}: with {new_tokens} new tokens, no more fit in {context} tokens of \
-             context",
-            args.prompt_tokens
-        ));
+    if kind != ModelKind::SingleRun {
+        notes.extend(shortened_texts(args, request.scenario));
     }
     let (planned, found) = (request.problem.gpus.len(), local.gpus.len());
     if local.host.is_some() && planned > found {
@@ -341,14 +336,42 @@ pub fn notes(args: &SplitArgs, request: &PlanningRequest, kind: ModelKind) -> Ve
     notes
 }
 
+/// The note on given lengths of prompt and answer that do not fit the context together.
+fn shortened_texts(args: &SplitArgs, scenario: Scenario) -> Option<String> {
+    let Scenario { prompt, new_tokens, context, .. } = scenario;
+    let is_shorter = |planned: u64, given: u64, default: u64| planned < given && given != default;
+    let is_shorter = (
+        is_shorter(prompt, args.prompt_tokens, DEFAULT_PROMPT),
+        is_shorter(new_tokens, args.new_tokens, DEFAULT_NEW_TOKENS),
+    );
+    let assumed = match is_shorter {
+        (false, false) => return None,
+        (true, false) => format!(
+            "a prompt of {prompt} tokens, not {}: with {new_tokens} new tokens, no more fit",
+            args.prompt_tokens
+        ),
+        (false, true) => {
+            format!("{new_tokens} new tokens, not {}: with a prompt of {prompt} tokens, no more fit", args.new_tokens)
+        }
+        (true, true) => format!(
+            "a prompt of {prompt} tokens, not {}, and {new_tokens} new tokens, not {}: together, no more fit",
+            args.prompt_tokens, args.new_tokens
+        ),
+    };
+    Some(format!("predictions assume {assumed} in {context} tokens of context"))
+}
+
 /// What to do where the profile lacks times because a measurement failed.
 const FAILED_MEASUREMENT: &str = "profile the model again (hpp-profile --resume --retry-failures), or plan without --profile, which says what a device cannot compute";
 
 /// What to do where the profile or the described machine has fewer GPUs than the plan.
-fn missing_gpus_hint(costs: &Costs) -> &'static str {
+fn missing_gpus_hint(args: &SplitArgs, costs: &Costs) -> &'static str {
     match costs.profile() {
         Some(_) => {
             "profile the GPUs too (hpp-profile with --providers cpu,cuda or cpu,webgpu), or plan without a GPU: --vram 0"
+        }
+        None if costs.has_no_gpu() && args.planning.sweep_vram.is_some() => {
+            "leave out --sweep-vram, or choose a machine with a GPU: `--machine list` shows the presets"
         }
         None if costs.has_no_gpu() => {
             "leave out --vram, or choose a machine with a GPU: `--machine list` shows the presets"

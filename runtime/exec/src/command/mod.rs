@@ -27,7 +27,7 @@ use crate::runtime::{OnnxRuntime, OrtBackend, available_memory, memory_limit, re
 use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
 use hpp_engine::{
-    Engine, EngineError, EngineOptions, NamedTensors, budget_warning, host_memory_needed, host_memory_warning,
+    Engine, EngineOptions, NamedTensors, budget_warning, host_memory_needed, host_memory_warning,
     least_host_memory_needed,
 };
 use hpp_generate::text::{Message, Role};
@@ -101,8 +101,8 @@ fn load_engine(
     Ok(engine)
 }
 
-/// Returns `loaded`, unless Ctrl-C or another signal requested a stop meanwhile. Then it says so and returns the error `Cancelled`, which is not
-/// printed.
+/// Returns `loaded`, unless Ctrl-C or another signal requested a stop meanwhile. Then it says so and returns the error `LoadInterrupted`, which is
+/// not printed.
 fn unless_interrupted<T>(
     loaded: Result<T, ExecError>,
     interrupt: &Interrupt,
@@ -117,7 +117,7 @@ fn unless_interrupted<T>(
         return loaded;
     }
     say("loading was interrupted");
-    Err(EngineError::Cancelled.into())
+    Err(ExecError::LoadInterrupted { code: interrupt.exit_code() })
 }
 
 /// A warning if the model can choose none of the tokens that end an answer. If only some of them lie beyond the vocabulary it is no mistake: they are
@@ -245,6 +245,7 @@ fn context_length(plan: &PlanFile, args: &RuntimeArgs) -> u64 {
 mod tests {
     use super::*;
     use crate::prompt::TextSource;
+    use hpp_engine::EngineError;
 
     #[test]
     fn an_interrupted_load_says_so_once_and_another_error_stays() {
@@ -254,6 +255,11 @@ mod tests {
                 interrupt.request();
             }
             let outcome = unless_interrupted(loaded, &interrupt, &|line| said.borrow_mut().push(line.to_owned()));
+            if let Err(error) = &outcome
+                && error.is_cancelled()
+            {
+                assert_eq!(error.code(), 130, "as after Ctrl-C");
+            }
             (outcome.map_err(|error| error.is_cancelled()), said.into_inner())
         };
         let interrupted = (Err(true), vec!["loading was interrupted".to_owned()]);

@@ -25,7 +25,7 @@ use hpp_serve::{
     ConnectionLimits, EnginePool, EngineSource, LoadContext, LoadError, LoadedEngine, Metrics, ModelSettings,
     PoolSettings, ServeError, ServeSettings, ServedModel, Shutdown, check_address, serve,
 };
-use memory::{EngineNeeds, allowed_host_memory, memory_budget};
+use memory::{BeyondLimit, EngineNeeds, allowed_host_memory, memory_budget};
 use placement::{loaded_placement, planned_placement};
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -55,11 +55,17 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     let budget = memory_budget(&plans, args)?;
     let starting = Arc::new(AtomicBool::new(true));
     let (mut settings, mut sources) = (Vec::new(), Vec::new());
-    let mut before_models = None;
+    let (mut before_models, mut too_large) = (None, Vec::new());
     for (name, plan) in plans {
         let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
         let before_models = *before_models.get_or_insert_with(resident_memory);
-        let needs = EngineNeeds::new(&name, &runtime.plan_here(&plan.plan, &args.runtime), args, &budget)?;
+        let needs = match EngineNeeds::new(&name, &runtime.plan_here(&plan.plan, &args.runtime), args, &budget) {
+            Ok(needs) => needs,
+            Err(beyond) => {
+                too_large.push(beyond);
+                continue;
+            }
+        };
         settings.push(model_settings(&name, &plan, args)?);
         if let Some(warning) = settings.last().and_then(without_text_or_chat) {
             ctx.console.warn(&warning);
@@ -79,6 +85,9 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         let metrics = metrics.model(&name);
         let load = Arc::new(move |context| loader.load(context).map_err(LoadError::from));
         sources.push(EngineSource::new(name, needs.memory, needs.reducible, metrics, load));
+    }
+    if let Some(error) = BeyondLimit::error(&too_large) {
+        return Err(error);
     }
     let names: Vec<String> = settings.iter().map(|settings| settings.name.clone()).collect();
     let pool = PoolSettings {

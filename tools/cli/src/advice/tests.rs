@@ -12,7 +12,10 @@ fn command() -> Command {
     let model = Arg::new("model").required(true);
     let ram = Arg::new("ram").long("ram");
     let bits = Arg::new("bits").long("bits").value_parser(["int4", "int8", "none"]);
+    let ahead = Arg::new("ahead").long("ahead").action(ArgAction::SetTrue);
+    let on_time = Arg::new("on-time").long("on-time").action(ArgAction::SetTrue).conflicts_with("ahead");
     let serve = Command::new("serve")
+        .args([ahead.clone(), on_time.clone()])
         .arg(Arg::new("port").long("port"))
         .arg(Arg::new("wide").short('w').action(ArgAction::SetTrue));
     let verify = Command::new("verify").arg(Arg::new("plan"));
@@ -22,6 +25,7 @@ fn command() -> Command {
         .arg(model)
         .arg(ram)
         .arg(bits)
+        .args([ahead, on_time])
         .subcommand(serve)
         .subcommand(verify)
 }
@@ -115,6 +119,15 @@ fn options_of_subcommands_and_of_other_commands_are_named() {
     assert!(said_of_ram.contains("'--ram' is an option of hpp-exec without a subcommand"), "{said_of_ram}");
     assert!(said_of_ram.contains("Usage: hpp-exec serve"), "{said_of_ram}");
     assert!(said("m --pack").contains("Usage: hpp-exec") && !said("m --pack").contains("to pass '--pack'"));
+}
+
+/// Subcommands have it, too, but that is not why it is refused.
+#[test]
+fn an_option_that_is_refused_beside_another_is_not_called_one_of_another_command() {
+    for arguments in ["m --ahead --on-time", "serve --ahead --on-time"] {
+        let said = said(arguments);
+        assert!(said.contains("cannot be used with") && !said.contains("is an option of"), "{arguments}: {said}");
+    }
 }
 
 #[test]

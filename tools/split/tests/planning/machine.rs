@@ -23,6 +23,39 @@ fn presets_are_found_by_name() {
     split(&["--machine", "rtx4090"]).refusal(&["no model was given"]);
 }
 
+/// Prompt and answer that do not fit the context together are planned shorter.
+#[test]
+fn shortened_texts_are_noted() {
+    let notes = |more: &[&str]| {
+        let model = fixture("genai/learned-llama-int4-cpu");
+        let stderr = split(&[&[model.to_str().unwrap(), "--vram", "0", "--ram", "1G", "--dry-run"], more].concat())
+            .success()
+            .stderr;
+        stderr
+            .lines()
+            .filter(|line| line.contains("predictions assume"))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+            .join("|")
+    };
+    let both = "predictions assume a prompt of 384 tokens, not 500, and 128 new tokens, not 300: together, no more fit in 512 tokens of context";
+    for (given, note) in [
+        (&["--prompt-tokens", "500", "--new-tokens", "300"][..], both),
+        (
+            &["--new-tokens", "500"],
+            "predictions assume 128 new tokens, not 500: with a prompt of 384 tokens, no more fit",
+        ),
+        (
+            &["--prompt-tokens", "500"],
+            "predictions assume a prompt of 384 tokens, not 500: with 128 new tokens, no more fit",
+        ),
+    ] {
+        assert!(notes(given).contains(note), "{given:?}: {}", notes(given));
+    }
+    assert_eq!(notes(&["--prompt-tokens", "100", "--new-tokens", "300"]), "");
+    assert_eq!(notes(&[]), "");
+}
+
 #[test]
 fn default_budgets_are_noted_in_one_line() {
     let notes = |done: &Done| done.stderr.matches("planning for this machine: ").count();

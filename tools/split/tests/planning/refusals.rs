@@ -74,6 +74,8 @@ fn budgets_beyond_the_machine_are_refused_with_numbers() {
         "has none",
         "leave out --vram",
     ]);
+    let swept = run(&["--machine", &machine("mini-pc.yaml"), "--sweep-vram", "1G..4G"]);
+    swept.refusal(&["1 GPU, but", "leave out --sweep-vram"]);
 }
 
 #[test]

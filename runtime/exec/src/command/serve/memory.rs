@@ -73,7 +73,7 @@ impl EngineNeeds {
     ///
     /// # Errors
     /// The user gave a limit of host memory, and the plan alone needs more.
-    pub fn new(name: &str, plan: &Plan, args: &ServeArgs, budget: &MemoryBudget) -> Result<Self, ExecError> {
+    pub fn new(name: &str, plan: &Plan, args: &ServeArgs, budget: &MemoryBudget) -> Result<Self, BeyondLimit> {
         let planned = || planned_sequences(plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES);
         let wanted = args.max_sequences.unwrap_or_else(planned).max(1);
         let kv = args.kv.ram(plan);
@@ -89,10 +89,10 @@ impl EngineNeeds {
         let limit = budget.memory.host;
         let (one, per_sequence) = (host(1), host(2).saturating_sub(host(1)));
         if budget.is_given && one > limit {
-            let without = host_beside(0, 1);
             let needed =
                 sufficient(|memory| host_beside(args.kv.ram_of(plan, ByteSize(memory.saturating_add(PROCESS))), 1));
-            return Err(too_little(name, plan, needed, needed - without, limit));
+            let pages = needed - host_beside(0, 1);
+            return Err(BeyondLimit { name: name.to_owned(), needed, pages, limit, planned: plan.budgets.ram });
         }
         let fitting = limit.saturating_sub(one).checked_div(per_sequence).map_or(wanted, |more| more.saturating_add(1));
         let sequences = if budget.is_given { fitting.clamp(1, wanted) } else { wanted };
@@ -114,24 +114,45 @@ fn sufficient(needed: impl Fn(u64) -> u64) -> u64 {
     }
 }
 
-/// The error for a model that does not fit `--memory`. `needed`: bytes of host memory beside the process for one sequence, `pages` of them for KV
-/// pages.
-fn too_little(name: &str, plan: &Plan, needed: u64, pages: u64, limit: u64) -> ExecError {
-    let human = |bytes: u64| ByteSize(bytes.saturating_add(PROCESS)).human_rounded_up();
-    let (needs, most) = (human(needed), ByteSize(limit.saturating_add(PROCESS)).human());
-    let without = needed.saturating_sub(pages);
-    let has_pages = pages >= 1 << 20;
-    let of_it = match plan.budgets.ram {
-        _ if has_pages => format!(", {} of it for KV pages (--kv-ram)", ByteSize(pages).human()),
-        Some(ram) => format!(", planned for {}", ram.human()),
-        None => String::new(),
-    };
-    let fewer = if has_pages && without <= limit { ", give less --kv-ram" } else { "" };
-    ExecError::Usage {
-        message: format!("{name} needs about {needs} of host memory{of_it}, and --memory allows {most} for all models"),
-        hint: format!(
-            "raise --memory to {needs}{fewer}, or plan this model for less: hpp-split with a smaller --ram or --context"
-        ),
+/// A model that does not fit `--memory`, even alone and with one sequence.
+#[derive(Clone, Debug)]
+pub(super) struct BeyondLimit {
+    name: String,
+    /// Bytes of host memory beside the process.
+    needed: u64,
+    /// The part of `needed` for KV pages, bytes.
+    pages: u64,
+    /// The limit, bytes beside the process.
+    limit: u64,
+    /// The limit that the plan was made for.
+    planned: Option<ByteSize>,
+}
+
+impl BeyondLimit {
+    /// The error for the first of these models; its hint suffices for all. `None` if there are none.
+    pub fn error(models: &[BeyondLimit]) -> Option<ExecError> {
+        let BeyondLimit { name, needed, pages, limit, planned } = models.first()?;
+        let human = |bytes: u64| ByteSize(bytes.saturating_add(PROCESS)).human_rounded_up();
+        let (needs, most) = (human(*needed), ByteSize(limit.saturating_add(PROCESS)).human());
+        let has_pages = |model: &BeyondLimit| model.pages >= 1 << 20;
+        let of_it = match planned {
+            _ if has_pages(&models[0]) => format!(", {} of it for KV pages (--kv-ram)", ByteSize(*pages).human()),
+            Some(ram) => format!(", planned for {}", ram.human()),
+            None => String::new(),
+        };
+        let fits_without_pages =
+            |model: &BeyondLimit| has_pages(model) && model.needed.saturating_sub(model.pages) <= *limit;
+        let fewer = if models.iter().all(fits_without_pages) { ", give less --kv-ram" } else { "" };
+        let all = models.iter().map(|model| model.needed).max().unwrap_or(*needed);
+        Some(ExecError::Usage {
+            message: format!(
+                "{name} needs about {needs} of host memory{of_it}, and --memory allows {most} for all models"
+            ),
+            hint: format!(
+                "raise --memory to {}{fewer}, or plan this model for less: hpp-split with a smaller --ram or --context",
+                human(all)
+            ),
+        })
     }
 }
 
@@ -165,7 +186,24 @@ fn device_needs(plan: &Plan) -> BTreeMap<String, u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::sufficient;
+    use super::*;
+
+    /// With the memory that the hint names, no other model is refused.
+    #[test]
+    fn a_hint_names_memory_that_suffices_for_each_model() {
+        let short = |name: &str, mib: u64| BeyondLimit {
+            name: name.into(),
+            needed: mib << 20,
+            pages: 0,
+            limit: 0,
+            planned: None,
+        };
+        assert!(BeyondLimit::error(&[]).is_none());
+        let error = BeyondLimit::error(&[short("a", 25), short("b", 33), short("c", 1)]).unwrap();
+        let human = |mib: u64| ByteSize((mib << 20) + PROCESS).human();
+        assert!(error.to_string().starts_with(&format!("a needs about {} of", human(25))), "{error}");
+        assert!(error.hint().unwrap().starts_with(&format!("raise --memory to {}, or", human(33))));
+    }
 
     #[test]
     fn the_named_memory_suffices_although_pages_take_a_share_of_it() {
