@@ -52,6 +52,18 @@ pub struct TokenTelemetry {
     /// What it reads from disk; absent if nothing.
     #[serde(default)]
     pub disk: Option<TokenReads>,
+    /// Experts that are read by demand; absent if it uses none.
+    #[serde(default)]
+    pub experts: Option<TokenExperts>,
+}
+
+/// Experts that a token uses.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct TokenExperts {
+    /// How many.
+    pub used: f64,
+    /// How many are in memory when the router selects them.
+    pub in_memory: f64,
 }
 
 /// Reads of weights for one token.
@@ -66,6 +78,19 @@ pub struct TokenReads {
 pub struct DiskTelemetry {
     /// Their rate, 1e9 bytes per second.
     pub gb_per_second: f64,
+    /// Experts that are read by demand; absent if none were used.
+    #[serde(default)]
+    pub experts: Option<ExpertMemoryTelemetry>,
+}
+
+/// Memory for experts that are read by demand. Runs by earlier versions do not tell it: both are 0.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]
+#[serde(default)]
+pub struct ExpertMemoryTelemetry {
+    /// Bytes of all experts.
+    pub all_bytes: u64,
+    /// Bytes of memory for them.
+    pub cache_bytes: u64,
 }
 
 impl RunTelemetry {

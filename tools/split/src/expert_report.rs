@@ -21,11 +21,23 @@ pub struct ExpertReport {
     cache_bytes: u64,
     /// The expected share of the selected experts that is in memory, 0 to 1.
     in_memory: f64,
-    /// Whether a profile's corpus gives that share; else every expert is as likely as any other.
-    from_profile: bool,
+    /// How that share is known.
+    source: HitSource,
     /// Expected bytes that a token reads of experts, and of all other weights.
     read_bytes: u64,
     other_read_bytes: u64,
+}
+
+/// How the share of experts in memory is known.
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum HitSource {
+    /// From a profile's corpus.
+    Profile,
+    /// From the run of an earlier plan.
+    Run,
+    /// Every expert is assumed to be as likely as any other.
+    Assumed,
 }
 
 impl ExpertReport {
@@ -50,7 +62,11 @@ impl ExpertReport {
             selected_bytes: reads.visited,
             cache_bytes: cache,
             in_memory: 1.0 - read_bytes as f64 / reads.visited.max(1) as f64,
-            from_profile: !problem.expert_hits.is_empty(),
+            source: match problem.expert_hits.is_empty() {
+                false if request.corrections.has_expert_hits() => HitSource::Run,
+                false => HitSource::Profile,
+                true => HitSource::Assumed,
+            },
             read_bytes,
             other_read_bytes: usage.disk_read_bytes(&problem, Phase::Decode).saturating_sub(read_bytes),
         })
@@ -59,9 +75,10 @@ impl ExpertReport {
     /// The report as text.
     pub fn text(&self) -> String {
         let human = |bytes: u64| ByteSize(bytes).human();
-        let source = match self.from_profile {
-            true => "as the profile's corpus visits them",
-            false => "if all are as likely (a profile with a corpus says how they are visited)",
+        let source = match self.source {
+            HitSource::Profile => "as the profile's corpus selects them",
+            HitSource::Run => "as the run selected them",
+            HitSource::Assumed => "if all are as likely (a profile with a corpus says how often each is selected)",
         };
         let others = match self.other_read_bytes {
             0 => String::new(),

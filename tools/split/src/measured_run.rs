@@ -15,6 +15,13 @@ const SHORTER: u64 = 8;
 /// slower too.
 const MOST_CONTENTION: f64 = 3.0;
 
+/// Intervals of the curve of hit rates of an expert cache.
+const HIT_RATE_STEPS: usize = 32;
+/// The hit rates that one run can show, 0 to 1.
+const HIT_RATES: [f64; 2] = [0.01, 0.99];
+/// Limits of the exponent of that curve: a cache of half of the experts hits 97 and 6 %.
+const HIT_RATE_EXPONENTS: [f64; 2] = [0.05, 4.0];
+
 /// Size limit of the file, bytes.
 const MAX_BYTES: u64 = 64 << 20;
 /// The end of the label of a layer's experts where they are a block of their own.
@@ -39,6 +46,31 @@ pub struct Corrections {
     contention: f64,
     /// The measured time of a token outside of partitions, milliseconds.
     overhead_ms: Option<f64>,
+    /// How often experts were in memory; `None` if the run used none by demand, or a profile's corpus says it already.
+    experts: Option<ExpertHits>,
+}
+
+/// How often a token found an expert in memory.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct ExpertHits {
+    /// The share of the experts that a token used that were in memory, 0 to 1.
+    hit_rate: f64,
+    /// The share of all experts that memory holds, 0 to 1.
+    cached_share: f64,
+    /// The share of all experts that a token uses, 0 to 1.
+    used_share: f64,
+}
+
+impl ExpertHits {
+    /// Hit rates of caches for 0 to all experts in equal steps: `share^x`, through the measured point. The planner multiplies them by `1 - used_share`
+    /// (`ExpertMemory::read_bytes`), so they are divided by it here.
+    fn curve(&self) -> Vec<f64> {
+        let [least, most] = HIT_RATES;
+        let hit_rate = (self.hit_rate / (1.0 - self.used_share)).clamp(least, most);
+        let [least, most] = HIT_RATE_EXPONENTS;
+        let exponent = (hit_rate.ln() / self.cached_share.ln()).clamp(least, most);
+        (0..=HIT_RATE_STEPS).map(|step| (step as f64 / HIT_RATE_STEPS as f64).powf(exponent)).collect()
+    }
 }
 
 /// Measured over predicted times of one device in one phase.
@@ -176,7 +208,22 @@ impl MeasuredRun {
         };
         let disk = self.run.disk.map(|disk| disk.gb_per_second * 1e6).filter(|rate| *rate > 0.0);
         let overhead_ms = self.run.token.map(|token| token.rest_ms);
-        Ok(Corrections { devices: times.into_iter().filter_map(correction).collect(), disk, contention, overhead_ms })
+        let experts = self.expert_hits(&predicted);
+        let devices = times.into_iter().filter_map(correction).collect();
+        Ok(Corrections { devices, disk, contention, overhead_ms, experts })
+    }
+
+    /// How often a token found an expert in memory, if a profile's corpus does not say how often that is.
+    fn expert_hits(&self, predicted: &Problem) -> Option<ExpertHits> {
+        let (used, memory) = (self.run.token?.experts?, self.run.disk?.experts?);
+        let experts = predicted.blocks.iter().find_map(|block| block.experts)?;
+        let hits = ExpertHits {
+            hit_rate: used.in_memory / used.used,
+            cached_share: memory.cache_bytes as f64 / memory.all_bytes as f64,
+            used_share: experts.active as f64 / experts.count as f64,
+        };
+        let is_known = (0.0..=1.0).contains(&hits.hit_rate) && hits.cached_share > 0.0 && hits.cached_share < 1.0;
+        Some(hits).filter(|hits| is_known && hits.used_share < 1.0 && predicted.expert_hits.is_empty())
     }
 
     /// Refuses a run in which a layer and its experts computed on different devices, if the layer is one block here: neither time is the layer's.
@@ -222,6 +269,13 @@ impl MeasuredRun {
             ));
         }
         parts.extend(corrections.disk.map(|rate| format!("the disk delivers {:.2} GB/s", rate / 1e6)));
+        parts.extend(corrections.experts.map(|experts| {
+            format!(
+                "{:.0} % of the experts that a token uses are in memory, which holds {:.0} % of all",
+                100.0 * experts.hit_rate,
+                100.0 * experts.cached_share
+            )
+        }));
         notes.push(match parts.is_empty() {
             true => format!("{} measured no device of this plan", self.file),
             false => format!("{}: {}", self.file, parts.join(", ")),
@@ -231,7 +285,13 @@ impl MeasuredRun {
 }
 
 impl Corrections {
-    /// Multiplies the times of the blocks on every device that the run used, and takes over the disk's rate and the time of the rest.
+    /// Whether the run says how often experts are in memory.
+    pub fn has_expert_hits(&self) -> bool {
+        self.experts.is_some()
+    }
+
+    /// Multiplies the times of the blocks on every device that the run used, and takes over the disk's rate, the time of the rest, and how often
+    /// experts are in memory.
     pub fn apply(&self, problem: &mut Problem) {
         for ((device, phase), DeviceCorrection { blocks: factor, .. }) in &self.devices {
             let costs = match device {
@@ -249,6 +309,10 @@ impl Corrections {
             }
         }
         problem.pass_overhead_ms = self.overhead_ms.unwrap_or(problem.pass_overhead_ms);
+        if let Some(experts) = &self.experts {
+            // Of one sequence: several select other experts.
+            problem.expert_hits = vec![experts.curve()];
+        }
         if let Some(disk) = self.disk.filter(|_| problem.disk_bytes_per_ms.is_some()) {
             // The rate is that of reading while the host computes.
             (problem.disk_bytes_per_ms, problem.disk_contention) = (Some(disk), Contention::new(self.contention, 1.0));
@@ -309,6 +373,25 @@ fn launch_ms(problem: &Problem, device: DeviceId) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_hit_rate_that_a_run_measured_is_predicted_for_its_cache() {
+        for (hit_rate, cached_share) in [(0.85, 0.25), (0.3, 0.5), (0.5, 0.5)] {
+            let experts = ExpertHits { hit_rate, cached_share, used_share: 0.125 };
+            let curve = experts.curve();
+            assert_eq!((curve[0], curve[HIT_RATE_STEPS]), (0.0, 1.0));
+            assert!(curve.is_sorted(), "{curve:?}");
+            let memory = hpp_partition::ExpertMemory { cache: (cached_share * 8e6) as u64, rest_level: 0 };
+            let reads = hpp_partition::ExpertReads { all: 8_000_000, visited: 1_000_000, largest: 1_000_000 };
+            let read = memory.read_bytes(reads, &curve) as f64 / 1e6;
+            assert!((read - (1.0 - hit_rate)).abs() < 0.01, "{hit_rate}, {cached_share}: {read}");
+        }
+        // Where nothing was in memory, or everything, the curve has its limits.
+        for hit_rate in [0.0, 1.0] {
+            let curve = ExpertHits { hit_rate, cached_share: 0.5, used_share: 0.125 }.curve();
+            assert!(curve.iter().all(|rate| (0.0..=1.0).contains(rate)) && curve.is_sorted(), "{curve:?}");
+        }
+    }
 
     #[test]
     fn what_a_token_takes_longer_than_expected_beside_reads_is_contention_up_to_a_limit() {

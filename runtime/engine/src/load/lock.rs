@@ -57,7 +57,8 @@ pub(super) fn lock_weights<B: Backend>(
     // The weights that every run of a stage needs are in memory at once, even if the window is smaller.
     let beyond_window = runtime.weights.disk.largest_stage().saturating_sub(window);
     let expert_cache = expert_cache.saturating_sub(beyond_window);
-    runtime.weights.disk.set_expert_cache(expert_cache);
+    let telemetry = &mut runtime.recorder.telemetry;
+    [telemetry.expert_bytes, telemetry.expert_cache_bytes] = runtime.weights.disk.set_expert_cache(expert_cache);
     warn_of_whole_mixtures(program, runtime, reporter);
     // The experts of one partition always get their memory; if it is missing, less is read ahead.
     let missing = largest_experts(plan).saturating_sub(expert_cache);

@@ -174,6 +174,10 @@ pub struct PassTelemetry {
     pub reads: Counter,
     /// Bytes in those reads.
     pub read_bytes: u64,
+    /// Experts that its runs used, where they are read by demand.
+    pub experts_used: u64,
+    /// Those that were in memory when the router selected them.
+    pub expert_hits: u64,
     /// Waits for weights that had not been read from disk.
     pub disk_stalls: Counter,
     /// Waits for states on disk: for writes of the run before, and to start writes and reads. Each prefetch and each eviction counts, however short.
@@ -232,6 +236,10 @@ pub struct Telemetry {
     pub reads: Counter,
     /// Bytes in those reads.
     pub read_bytes: u64,
+    /// Bytes of all experts that are read by demand.
+    pub expert_bytes: u64,
+    /// Bytes of memory for them.
+    pub expert_cache_bytes: u64,
     /// Experts that runs used and that were in memory.
     pub expert_hits: u64,
     /// Experts that runs used and whose reads had begun before the router selected them.

@@ -142,6 +142,8 @@ impl Recorder {
             ExpertUse::ReadAhead => &mut self.telemetry.experts_read_ahead,
             ExpertUse::Read => &mut self.telemetry.expert_misses,
         } += 1;
+        self.pass.experts_used += 1;
+        self.pass.expert_hits += u64::from(used == ExpertUse::InMemory);
     }
 
     /// Counts experts that were read ahead and that no run used.

@@ -76,15 +76,20 @@ impl<B: Backend> DiskTier<B> {
         self.window = bytes;
     }
 
-    /// Sets the room for experts, bytes. To be called once, before any expert is read.
-    pub fn set_expert_cache(&mut self, bytes: u64) {
+    /// Sets the room for experts, bytes. To be called once, before any expert is read. Returns the bytes of all experts and of the memory for them.
+    pub fn set_expert_cache(&mut self, bytes: u64) -> [u64; 2] {
         let experts_of = |stage: StageId| {
             let pager = &self.pagers[self.sessions[stage]];
             let bytes = |chunks: &Range<usize>| pager.chunks()[chunks.clone()].iter().map(|chunk| chunk.resident).sum();
             (stage, pager.experts().iter().map(bytes).collect::<Vec<u64>>())
         };
         let stages = self.sessions.ids().map(experts_of).filter(|(_, experts)| !experts.is_empty());
-        self.experts = ExpertCache::new(bytes, stages.collect::<Vec<_>>());
+        let stages: Vec<_> = stages.collect();
+        if stages.is_empty() {
+            return [0; 2];
+        }
+        self.experts = ExpertCache::new(bytes, stages);
+        [self.experts.all_bytes(), self.experts.room()]
     }
 
     /// Whether a pass must say which experts of a stage it selects.

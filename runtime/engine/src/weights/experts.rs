@@ -68,6 +68,16 @@ impl ExpertCache {
         cache
     }
 
+    /// Bytes of memory for experts.
+    pub fn room(&self) -> u64 {
+        self.room
+    }
+
+    /// Bytes of all experts.
+    pub fn all_bytes(&self) -> u64 {
+        self.stages.iter().flat_map(|stage| &stage.entries).map(|entry| entry.bytes).sum()
+    }
+
     /// A pass starts.
     pub fn start_pass(&mut self) {
         self.passes += 1;

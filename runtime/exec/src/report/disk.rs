@@ -60,6 +60,10 @@ pub struct ExpertUse {
     pub misses: u64,
     /// Experts that were read ahead and not used.
     pub read_in_vain: u64,
+    /// Bytes of all experts that are read by demand.
+    pub all_bytes: u64,
+    /// Bytes of memory for them.
+    pub cache_bytes: u64,
 }
 
 impl ExpertUse {
@@ -70,6 +74,8 @@ impl ExpertUse {
             read_ahead: telemetry.experts_read_ahead,
             misses: telemetry.expert_misses,
             read_in_vain: telemetry.experts_read_in_vain,
+            all_bytes: telemetry.expert_bytes,
+            cache_bytes: telemetry.expert_cache_bytes,
         };
         (uses.all() > 0).then_some(uses)
     }

@@ -23,10 +23,22 @@ pub(super) struct TokenTimes {
     /// Weights read from disk; absent if none were.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<WeightTransfer>,
+    /// Experts that are read by demand; absent if none were used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<TokenExperts>,
     /// Waiting for KV caches and other states on disk, milliseconds; 0 if they are in memory.
     pub state_stall_ms: f64,
     /// The remaining time, milliseconds: sampling, binding, starting runs.
     pub rest_ms: f64,
+}
+
+/// Experts that a token used.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub(super) struct TokenExperts {
+    /// How many.
+    pub used: f64,
+    /// How many were in memory when the router selected them.
+    pub in_memory: f64,
 }
 
 /// Weights transferred while partitions computed.
@@ -63,6 +75,8 @@ impl TokenTimes {
             transferred_bytes: pass.copied_bytes as f64,
             streamed,
             disk: transfer(pass.reads, pass.read_bytes, pass.disk_stalls),
+            experts: (pass.experts_used > 0)
+                .then(|| TokenExperts { used: pass.experts_used as f64, in_memory: pass.expert_hits as f64 }),
             state_stall_ms: pass.state_stalls.millis(),
             rest_ms: (ms - millis(pass.accounted())).max(0.0),
         }
@@ -80,6 +94,10 @@ impl TokenTimes {
             transferred_bytes: median(&|token| token.transferred_bytes),
             streamed: WeightTransfer::median(tokens.iter().filter_map(|token| token.streamed.as_ref())),
             disk: WeightTransfer::median(tokens.iter().filter_map(|token| token.disk.as_ref())),
+            experts: first.experts.map(|_| {
+                let of = |value: fn(&TokenExperts) -> f64| median(&|token| token.experts.as_ref().map_or(0.0, value));
+                TokenExperts { used: of(|experts| experts.used), in_memory: of(|experts| experts.in_memory) }
+            }),
             state_stall_ms: median(&|token| token.state_stall_ms),
             rest_ms: median(&|token| token.rest_ms),
         })
