@@ -6,6 +6,7 @@
 
 mod draft;
 mod generation;
+mod gpu_states;
 mod host_kernels;
 mod partition;
 mod predictions;
@@ -13,6 +14,7 @@ mod state;
 
 pub use draft::*;
 pub use generation::*;
+pub use gpu_states::*;
 pub use host_kernels::*;
 pub use partition::*;
 pub use predictions::*;

@@ -238,7 +238,7 @@ impl<B: Backend> Batch<B> {
         let started = Instant::now();
         self.hold_prompts();
         self.size = self.run_pass().map_err(GenerateError::from)?;
-        let cost_ms = started.elapsed().as_secs_f64() * 1e3 / self.members.len().max(1) as f64;
+        let cost_ms = started.elapsed().as_secs_f64() * 1e3 / self.items.max(1) as f64;
         for member in self.members.iter_mut().filter(|member| member.is_running() && !member.is_waiting) {
             member.advance(&mut self.engine, on_event)?;
             if let Some(cache) = &self.cache

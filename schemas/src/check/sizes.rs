@@ -53,25 +53,16 @@ fn totals(plan: &Plan, found: &mut Findings) {
     }
 }
 
-/// Bytes that a device needs: resident weights, the ring, its own states, the largest state that is copied to it for
-/// one partition, the largest workspace, and the margin. `None` on overflow of 64 bits.
+/// Bytes that a GPU needs: resident weights, the ring, states and their staging buffers, the largest workspace, and the margin. `None` on overflow
+/// of 64 bits.
 fn needed(plan: &Plan, device: &str) -> Option<u64> {
     let computes = |partition: &&Partition| partition.device == device || partition.prefill_device() == device;
-    let computing = || plan.partitions.iter().filter(computes);
-    // A partition whose state is kept elsewhere in both phases has it here only during its run. State that moves
-    // between the phases is here during one whole phase.
-    let visits = |partition: &Partition| {
-        let at_home = |state: &&crate::State| partition.variants().any(|variant| variant.device == state.device);
-        plan.states.iter().filter(|state| state.partition == partition.name).any(|state| !at_home(&state))
-    };
-    let weights = plan.weights_on(device)?;
-    let at_home = computing().filter(|partition| !visits(partition)).map(|partition| partition.bytes.kv);
-    let visiting = computing().filter(|partition| visits(partition)).map(|partition| partition.bytes.kv).max();
-    let workspace = computing().map(|partition| partition.bytes.workspace).max();
+    let workspace = plan.partitions.iter().filter(computes).map(|partition| partition.bytes.workspace).max();
     let ring = plan.devices.iter().find(|other| other.name == device).and_then(|device| device.ring);
     let ring = ring.map_or(Some(0), |ring| ring.slot_bytes.0.checked_mul(u64::from(ring.slots)))?;
-    let fixed = [ByteSize(weights), ByteSize(ring), plan.budgets.margin];
-    sum(at_home.chain(visiting).chain(workspace).chain(fixed))
+    let states = Some(plan.states_on(device)).filter(|bytes| *bytes < u64::MAX)?;
+    let fixed = [ByteSize(plan.weights_on(device)?), ByteSize(ring), ByteSize(states), plan.budgets.margin];
+    sum(workspace.into_iter().chain(fixed))
 }
 
 fn numbers(plan: &Plan, found: &mut Findings) {

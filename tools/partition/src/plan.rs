@@ -145,16 +145,21 @@ fn exact_as_given(problem: &Problem, options: &Options, known: &[&Solution], cou
     Some(all)
 }
 
-/// Searches with one number of slots after another until something fits; removes the tried numbers from `to_try`. If nothing fits with some
-/// slots, nothing fits with more and most probably nothing with fewer, so the smallest number is tried next.
+/// Searches with one number of slots after another until a placement is found; removes the tried numbers from `to_try`. If nothing fits with some
+/// slots, nothing fits with more and most probably nothing with fewer, so the smallest number is tried next. The bound is 0 if a search before found
+/// nothing and did not prove that nothing fits.
 fn first_fit(
     to_try: &mut Vec<Vec<u32>>,
     mut search: impl FnMut(&Vec<u32>) -> Option<SearchResult>,
 ) -> Option<SearchResult> {
+    let mut is_bounded = true;
     while !to_try.is_empty() {
         let slots = to_try.remove(0);
-        if let Some(found) = search(&slots) {
-            return Some(found);
+        if let Some(SearchResult { best, bound }) = search(&slots) {
+            if !best.is_empty() {
+                return Some(SearchResult { best, bound: if is_bounded { bound } else { 0.0 } });
+            }
+            is_bounded = false;
         }
         to_try.retain(|other| *other < slots);
         to_try.sort();

@@ -49,14 +49,14 @@ fn max_nodes(problem: &Problem) -> u64 {
 
 /// The result of a search.
 pub(crate) struct SearchResult {
-    /// The best placements, best first.
+    /// The best placements, best first; empty if none was found.
     pub best: Vec<ScoredPlacement>,
-    /// Lower bound of every placement, weighted milliseconds.
+    /// Lower bound of every placement that fits, found or not, weighted milliseconds; 0 if unknown.
     pub bound: f64,
 }
 
 impl SearchResult {
-    /// Adds what another search found, if it found anything.
+    /// Adds the result of another search, if anything fits there.
     pub fn extend(&mut self, found: Option<SearchResult>) {
         if let Some(found) = found {
             self.bound = self.bound.min(found.bound);
@@ -65,8 +65,8 @@ impl SearchResult {
     }
 }
 
-/// The best `count` placements for one number of slots; `None` if nothing fits. `known` are additional starting placements. Looks for those
-/// that take less than `known_ms`, weighted milliseconds, and returns no placements if the lower bound is above it. An exhaustive search takes its
+/// The best `count` placements for one number of slots; `None` if it is proven that nothing fits. `known` are additional starting placements. Looks for
+/// those that take less than `known_ms`, weighted milliseconds, and returns no placements if the lower bound is above it. An exhaustive search takes its
 /// steps from `steps`.
 pub(crate) fn search(
     problem: &Problem,
@@ -115,12 +115,15 @@ pub(crate) fn search(
         starts.truncate(FULL_STARTS);
         improve_each(&mut evaluator, allowed, starts, bound);
     }
-    if problem.blocks.len() <= FEW_BLOCKS && exhaust(&mut evaluator, allowed, steps, known_ms) {
+    let is_exhausted = problem.blocks.len() <= FEW_BLOCKS && exhaust(&mut evaluator, allowed, steps, known_ms);
+    if is_exhausted {
         bound = evaluator.best().first().map_or(known_ms, |best| best.score.objective.min(known_ms)).max(bound);
     }
     let best_ms = evaluator.best().first().map(|best| best.score.objective);
     tracing::debug!(bound_ms = bound, best_ms, evaluations = evaluator.evaluations, "placements searched");
-    (!evaluator.best().is_empty()).then(|| SearchResult { best: evaluator.best().to_vec(), bound })
+    let best = evaluator.best().to_vec();
+    let fits_nothing = best.is_empty() && is_exhausted && known_ms == f64::INFINITY;
+    (!fits_nothing).then_some(SearchResult { best, bound })
 }
 
 /// Improves one placement after the other, unless the best has reached the bound.

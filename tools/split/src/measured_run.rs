@@ -19,8 +19,8 @@ const MOST_CONTENTION: f64 = 3.0;
 const HIT_RATE_STEPS: usize = 32;
 /// The hit rates that one run can show, 0 to 1.
 const HIT_RATES: [f64; 2] = [0.01, 0.99];
-/// Limits of the exponent of that curve: a cache of half of the experts hits 97 and 6 %.
-const HIT_RATE_EXPONENTS: [f64; 2] = [0.05, 4.0];
+/// Limits of the exponent of that curve: a cache of half of the experts hits 99.7 and 6 %.
+const HIT_RATE_EXPONENTS: [f64; 2] = [0.005, 4.0];
 
 /// Size limit of the file, bytes.
 const MAX_BYTES: u64 = 64 << 20;

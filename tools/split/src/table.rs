@@ -7,7 +7,7 @@ use hpp_partition::MOST_SEQUENCES;
 use hpp_schema::memory::{PROCESS, RESERVE};
 use hpp_schema::{
     Achieved, ByteSize, Device, DeviceKind, ModelKind, ObjectiveKind, Partition, PartitionVariant, Plan,
-    PredictedThroughput, Predictions, Residency, Ring, StateUpdate,
+    PredictedThroughput, Predictions, Residency, Ring,
 };
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -192,7 +192,7 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     let in_memory: u64 = states().filter(|state| !state.on_disk).map(|state| state.memory() * plan.budgets.batch).sum();
     let kv = match device.kind {
         DeviceKind::Cpu => in_memory + plan.state_window(),
-        DeviceKind::Gpu => states_on_gpu(plan, name),
+        DeviceKind::Gpu => plan.states_on(name),
     };
     let workspace: u64 = on_device().map(|p| p.bytes.workspace.0).max().unwrap_or(0);
     let (used, limit, parts) = match device.kind {
@@ -205,7 +205,7 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
                 format!(", {slots} of {} for streamed weights included", ring.slot_bytes.human())
             };
             let mut parts = device.ring.map_or(String::new(), slots);
-            let [prompt, _] = phase_states(plan, name);
+            let [prompt, _] = plan.phase_states_on(name);
             if prompt.during_phase > 0 {
                 let bytes = ByteSize(prompt.during_phase).human();
                 parts += &format!(", {bytes} for the KV caches of layers that it computes in prompts only");
@@ -233,17 +233,9 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
     }
 }
 
-/// The number of sequences that share the memory of the plan.
-fn planned_sequences(plan: &Plan) -> u64 {
-    let predictions = &plan.predictions;
-    let is_for_many =
-        predictions.objective.as_ref().is_some_and(|objective| objective.kind == ObjectiveKind::Throughput);
-    predictions.throughput.as_ref().filter(|_| is_for_many).map_or(1, |throughput| throughput.sequences)
-}
-
 /// Bytes of host memory for the states of further sequences, in a plan for several, and what that is as text. `of_one`: bytes of one.
 fn further_sequences(plan: &Plan, of_one: u64) -> (u64, String) {
-    let bytes = of_one.saturating_mul(planned_sequences(plan).saturating_sub(1));
+    let bytes = of_one.saturating_mul(plan.planned_sequences().saturating_sub(1));
     let text = match bytes {
         0 => String::new(),
         _ => format!(", {} for the KV caches of other sequences", ByteSize(bytes).human()),
@@ -258,60 +250,6 @@ fn copied_states(plan: &Plan, host: &str) -> u64 {
     let here =
         plan.states.iter().filter(|state| state.device == host && !state.on_disk && is_elsewhere(&state.partition));
     here.map(|state| state.memory().saturating_mul(plan.budgets.batch)).fold(0, u64::saturating_add)
-}
-
-/// The device of a partition in some phase.
-type DeviceOf = fn(&Partition) -> &str;
-
-/// Bytes of state on a GPU in one phase.
-#[derive(Default)]
-struct PhaseStates {
-    /// States that the GPU keeps between passes.
-    kept: u64,
-    /// States that are on the GPU during the phase: they are updated in place, and the other phase computes where they are kept.
-    during_phase: u64,
-    /// The largest states of a partition among those that are copied to shared staging buffers for each run.
-    largest_copied: u64,
-    /// Partitions with such states.
-    copied: usize,
-}
-
-impl PhaseStates {
-    /// Of the partitions that compute on `gpu` in the phase, where `here` is the device of a partition and `elsewhere` that of the other phase.
-    fn of(plan: &Plan, gpu: &str, here: DeviceOf, elsewhere: DeviceOf) -> Self {
-        let mut found = PhaseStates::default();
-        for partition in plan.partitions.iter().filter(|partition| here(partition) == gpu && partition.bytes.kv.0 > 0) {
-            let bytes = partition.bytes.kv.0;
-            let states = || plan.states.iter().filter(|state| state.partition == partition.name);
-            let is_in_place = states().all(|state| matches!(state.update, StateUpdate::InPlace { .. }));
-            if states().all(|state| state.device == gpu) {
-                found.kept = found.kept.saturating_add(bytes);
-            } else if is_in_place && states().all(|state| state.device == elsewhere(partition)) {
-                found.during_phase = found.during_phase.saturating_add(bytes);
-            } else {
-                found.largest_copied = bytes.max(found.largest_copied);
-                found.copied += 1;
-            }
-        }
-        found
-    }
-}
-
-/// The states on a GPU in prompts and in decoding.
-fn phase_states(plan: &Plan, gpu: &str) -> [PhaseStates; 2] {
-    let decode: DeviceOf = |partition| &partition.device;
-    let prefill: DeviceOf = Partition::prefill_device;
-    [PhaseStates::of(plan, gpu, prefill, decode), PhaseStates::of(plan, gpu, decode, prefill)]
-}
-
-/// Bytes of state on a GPU: what it keeps of all sequences, and staging buffers for the states of one. There is a second set of the shared buffers if
-/// several partitions use them, because the states of the next one are copied ahead.
-fn states_on_gpu(plan: &Plan, gpu: &str) -> u64 {
-    let [prompt, decode] = phase_states(plan, gpu);
-    let sets = if prompt.copied.max(decode.copied) > 1 { 2 } else { 1 };
-    let copied = prompt.largest_copied.max(decode.largest_copied).saturating_mul(sets);
-    let kept = prompt.kept.max(decode.kept).saturating_mul(planned_sequences(plan));
-    [kept, prompt.during_phase, decode.during_phase].into_iter().fold(copied, u64::saturating_add)
 }
 
 /// Bytes of host memory in use, and their large items as text: weights that compute there, locked parts of weights read

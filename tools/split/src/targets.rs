@@ -184,7 +184,9 @@ fn sufficient_vram(request: &PlanningRequest, targets: Targets, objective: Objec
 fn meets_with(request: &PlanningRequest, targets: Targets, objective: Objective, vram: u64) -> bool {
     let mut problem = request.problem.clone();
     problem.budget.vram.fill(vram);
-    problem.budget.margin = default_margin(&problem.budget.vram);
+    if request.default_margin {
+        problem.budget.margin = default_margin(&problem.budget.vram);
+    }
     let options = hpp_partition::Options { objective, ..request.options };
     plan(&problem, &options).is_ok_and(|solution| targets.are_met_by(PredictedTimes::of(&solution)))
 }

@@ -4,7 +4,7 @@ use crate::error::EngineError;
 use crate::ids::{Id, StageId};
 use crate::port::{Backend, WeightResidency};
 use crate::program::{Program, Stage};
-use crate::reporter::Reporter;
+use crate::reporter::{Reporter, listed};
 use crate::runtime::Runtime;
 use crate::telemetry::StageTelemetry;
 use crate::weights::WeightTier;
@@ -114,11 +114,11 @@ fn warn_of_whole_mixtures<B: Backend>(program: &Program, runtime: &Runtime<B>, r
         (stage.routing.is_some() && streams && !runtime.weights.disk.has_experts(id)).then(|| stage.name.clone())
     };
     let whole: Vec<String> = program.stages.entries().filter_map(is_whole).collect();
-    if let Some(first) = whole.first() {
+    if !whole.is_empty() {
         reporter.warning(&format!(
-            "the experts of {first} and {} more partitions cannot be read one by one, so all are read in every pass, and memory may exceed \
-             the plan's; `hpp-split --experts all` plans for that",
-            whole.len() - 1
+            "the experts of {} cannot be read one by one, so all are read in every pass, and memory may exceed the plan's; `hpp-split \
+             --experts all` plans for that",
+            listed(&whole)
         ));
     }
 }

@@ -337,7 +337,6 @@ fn plain(error: &serde_json::Error) -> String {
         ("duplicate field ", "two values for "),
         ("expected f32", "expected a number"),
         ("expected f64", "expected a number"),
-        ("expected a string", "expected a string"),
         ("expected a sequence", "expected a list"),
         ("expected a boolean", "expected true or false"),
         ("missing field ", "there is no "),

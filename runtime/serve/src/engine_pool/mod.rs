@@ -127,13 +127,13 @@ struct Shared {
     stop: Arc<AtomicBool>,
     /// For each model, the number of its waiting requests, here and in its engine, and of its free sequences.
     occupancy: Vec<Arc<Occupancy>>,
-    slots: Mutex<Slots>,
+    state: Mutex<PoolState>,
     changed: Condvar,
     supervisor: Mutex<Option<JoinHandle<()>>>,
 }
 
-struct Slots {
-    engines: Vec<Slot>,
+struct PoolState {
+    engines: Vec<PoolEntry>,
     /// The host memory for all engines together, now.
     limit: HostLimit,
     /// Set when the server ends: nothing is loaded any more.
@@ -142,20 +142,26 @@ struct Slots {
 
 /// The place of one engine.
 #[derive(Default)]
-struct Slot {
-    status: SlotStatus,
+struct PoolEntry {
+    status: EntryStatus,
     thread: Option<JoinHandle<()>>,
     /// Requests that wait until it is loaded.
     pending: VecDeque<PendingRequest>,
     /// Callers of `load`, who are told whether it was loaded.
-    wanted: Vec<std::sync::mpsc::Sender<Result<(), LoadError>>>,
+    load_callers: Vec<LoadCaller>,
     error: Option<String>,
     /// Where the weights of the engine loaded last lie or lay.
     placement: Option<Vec<WeightPlacement>>,
 }
 
+/// A caller of [`EnginePool::load`].
+struct LoadCaller {
+    since: Instant,
+    result: std::sync::mpsc::Sender<Result<(), LoadError>>,
+}
+
 #[derive(Default)]
-enum SlotStatus {
+enum EntryStatus {
     #[default]
     Unloaded,
     Loading {
@@ -188,11 +194,11 @@ impl EnginePool {
     /// The system starts no thread.
     pub fn start(sources: Vec<EngineSource>, settings: PoolSettings, stop: Arc<AtomicBool>) -> io::Result<Self> {
         let occupancy = sources.iter().map(|_| Arc::default()).collect();
-        let engines = sources.iter().map(|_| Slot::default()).collect();
+        let engines = sources.iter().map(|_| PoolEntry::default()).collect();
         let limit = HostLimit::new(settings.budget.host);
-        let slots = Mutex::new(Slots { engines, limit, is_closed: false });
+        let state = Mutex::new(PoolState { engines, limit, is_closed: false });
         let (changed, supervisor) = (Condvar::new(), Mutex::default());
-        let pool = EnginePool(Arc::new(Shared { sources, settings, stop, occupancy, slots, changed, supervisor }));
+        let pool = EnginePool(Arc::new(Shared { sources, settings, stop, occupancy, state, changed, supervisor }));
         let supervised = Arc::clone(&pool.0);
         let thread =
             std::thread::Builder::new().name("hpp-engines".to_owned()).spawn(move || supervise(&supervised))?;
@@ -209,24 +215,24 @@ impl EnginePool {
     /// # Errors
     /// What its load function reports.
     pub fn load(&self, engine: usize) -> Result<(), LoadError> {
-        let (wanted, loaded) = std::sync::mpsc::channel();
-        let mut slots = self.0.slots();
-        if matches!(slots.engines[engine].status, SlotStatus::Loaded { .. }) {
+        let (result, loaded) = std::sync::mpsc::channel();
+        let mut state = self.0.state();
+        if matches!(state.engines[engine].status, EntryStatus::Loaded { .. }) {
             return Ok(());
         }
-        slots.engines[engine].wanted.push(wanted);
-        drop(slots);
+        state.engines[engine].load_callers.push(LoadCaller { since: Instant::now(), result });
+        drop(state);
         self.0.changed.notify_all();
         loaded.recv().unwrap_or_else(|_| Err("the engine's thread ended while it loaded".into()))
     }
 
     /// Whether an engine could be loaded beside those that are loaded.
     pub fn has_room_for(&self, engine: usize) -> bool {
-        let slots = self.0.slots();
-        let loaded = slots.engines.iter().zip(&self.0.sources);
-        let loaded = loaded.filter(|(slot, _)| !matches!(slot.status, SlotStatus::Unloaded));
+        let state = self.0.state();
+        let loaded = state.engines.iter().zip(&self.0.sources);
+        let loaded = loaded.filter(|(entry, _)| !matches!(entry.status, EntryStatus::Unloaded));
         let needs = self.0.sources[engine].needs.clone();
-        loaded.fold(needs, |sum, (_, source)| sum.plus(&source.needs)).fits(&self.0.room(&slots).budget)
+        loaded.fold(needs, |sum, (_, source)| sum.plus(&source.needs)).fits(&self.0.room(&state).budget)
     }
 
     /// Puts submissions into the queue of an engine, all of them or none. Waits while the engine is being loaded for them.
@@ -262,21 +268,21 @@ impl EnginePool {
 
     /// Whether an engine is loaded, and what it needs.
     pub fn report(&self, engine: usize) -> EngineReport {
-        let slots = self.0.slots();
-        let slot = &slots.engines[engine];
-        let state = match slot.status {
-            SlotStatus::Unloaded => EngineState::Unloaded,
-            SlotStatus::Loading { .. } => EngineState::Loading,
-            SlotStatus::Loaded { .. } => EngineState::Loaded,
-            SlotStatus::Unloading => EngineState::Unloading,
+        let state = self.0.state();
+        let entry = &state.engines[engine];
+        let state = match entry.status {
+            EntryStatus::Unloaded => EngineState::Unloaded,
+            EntryStatus::Loading { .. } => EngineState::Loading,
+            EntryStatus::Loaded { .. } => EngineState::Loaded,
+            EntryStatus::Unloading => EngineState::Unloading,
         };
-        let (needs, placement) = (self.0.sources[engine].needs.clone(), slot.placement.clone());
-        EngineReport { state, needs, error: slot.error.clone(), placement }
+        let (needs, placement) = (self.0.sources[engine].needs.clone(), entry.placement.clone());
+        EngineReport { state, needs, error: entry.error.clone(), placement }
     }
 
     /// Ends loads in progress and unloads all engines, once their requests are answered.
     pub fn close(&self) {
-        self.0.slots().is_closed = true;
+        self.0.state().is_closed = true;
         self.0.changed.notify_all();
         let supervisor = self.0.supervisor.lock().unwrap_or_else(PoisonError::into_inner).take();
         supervisor.into_iter().for_each(|thread| drop(thread.join()));
@@ -295,8 +301,8 @@ async fn accepted(acceptance: Acceptance) -> Result<(), ApiError> {
 }
 
 impl Shared {
-    fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, PoolState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts submissions into the queue of an engine, if it has room for all of them.
@@ -319,21 +325,21 @@ impl Shared {
         submissions: Vec<Submission>,
         places: Vec<QueuePlace>,
     ) -> Result<Acceptance, ApiError> {
-        let mut slots = self.slots();
-        if slots.is_closed {
+        let mut state = self.state();
+        if state.is_closed {
             return Err(ApiError::shutting_down());
         }
         let queued = submissions.into_iter().zip(places).map(|(submission, place)| Queued { submission, place });
-        let slot = &mut slots.engines[engine];
-        if let SlotStatus::Loaded { queue, last_used, is_draining: false, .. } = &mut slot.status {
+        let entry = &mut state.engines[engine];
+        if let EntryStatus::Loaded { queue, last_used, is_draining: false, .. } = &mut entry.status {
             *last_used = Instant::now();
             queued.for_each(|queued| queue.submit(queued));
             return Ok(None);
         }
         let (accepted, is_accepted) = oneshot::channel();
-        slot.pending.push_back(PendingRequest { queued: queued.collect(), arrived: Instant::now(), accepted });
+        entry.pending.push_back(PendingRequest { queued: queued.collect(), arrived: Instant::now(), accepted });
         self.report_waiting(engine);
-        drop(slots);
+        drop(state);
         self.changed.notify_all();
         Ok(Some(is_accepted))
     }
@@ -343,42 +349,43 @@ impl Shared {
         self.sources[engine].metrics.waiting.set(i64::try_from(waiting).unwrap_or(i64::MAX));
     }
 
-    fn facts<'a>(&'a self, slots: &Slots) -> Vec<EngineFacts<'a>> {
-        let facts = slots.engines.iter().zip(&self.sources).map(|(slot, source)| {
-            let requested = slot.pending.front().map(|request| request.arrived);
-            let wanted = (!slot.wanted.is_empty()).then(Instant::now);
-            let status = match &slot.status {
-                SlotStatus::Unloaded => EngineStatus::Unloaded,
-                SlotStatus::Loading { .. } | SlotStatus::Unloading => EngineStatus::Changing,
-                SlotStatus::Loaded { queue, last_used, is_draining, .. } => {
+    fn facts<'a>(&'a self, state: &PoolState) -> Vec<EngineFacts<'a>> {
+        let facts = state.engines.iter().zip(&self.sources).map(|(entry, source)| {
+            let requested = entry.pending.front().map(|request| request.arrived);
+            let wanted = entry.load_callers.first().map(|caller| caller.since);
+            let status = match &entry.status {
+                EntryStatus::Unloaded => EngineStatus::Unloaded,
+                EntryStatus::Loading { .. } | EntryStatus::Unloading => EngineStatus::Changing,
+                EntryStatus::Loaded { queue, last_used, is_draining, .. } => {
                     EngineStatus::Loaded { is_idle: queue.is_idle(), is_draining: *is_draining, last_used: *last_used }
                 }
             };
             let (needs, reducible) = (&source.needs, &source.reducible);
-            EngineFacts { status, needs, reducible, wanted_since: requested.or(wanted) }
+            EngineFacts { status, needs, reducible, wanted_since: requested.into_iter().chain(wanted).min() }
         });
         facts.collect()
     }
 
     /// The memory that engines may take now.
-    fn room(&self, slots: &Slots) -> MemoryRoom {
-        let loaded = slots.engines.iter().zip(&self.sources);
-        let loaded = loaded.filter(|(slot, _)| !matches!(slot.status, SlotStatus::Unloaded));
+    fn room(&self, state: &PoolState) -> MemoryRoom {
+        let loaded = state.engines.iter().zip(&self.sources);
+        let loaded = loaded.filter(|(entry, _)| !matches!(entry.status, EntryStatus::Unloaded));
         let taken = loaded.map(|(_, source)| source.needs.host).fold(0, u64::saturating_add);
-        let host = slots.limit.bytes();
+        let host = state.limit.bytes();
         // Counts only the excess that lowering the limit caused. An engine that exceeded the first limit is loaded alone, and that excess is the
         // user's choice.
-        let excess = taken.min(slots.limit.at_start()).saturating_sub(host);
+        let excess = taken.min(state.limit.at_start()).saturating_sub(host);
         MemoryRoom { budget: MemoryNeeds { host, ..self.settings.budget.clone() }, excess }
     }
 
     /// Tells each loaded engine what it may take, if that has changed.
-    fn share_memory(&self, slots: &mut Slots) {
-        let room = self.room(slots);
-        let loaded = slots.engines.iter_mut().zip(&self.sources).filter_map(|(slot, source)| match &mut slot.status {
-            SlotStatus::Loaded { queue, share, .. } => Some((queue, share, source)),
-            SlotStatus::Unloaded | SlotStatus::Loading { .. } | SlotStatus::Unloading => None,
-        });
+    fn share_memory(&self, state: &mut PoolState) {
+        let room = self.room(state);
+        let loaded =
+            state.engines.iter_mut().zip(&self.sources).filter_map(|(entry, source)| match &mut entry.status {
+                EntryStatus::Loaded { queue, share, .. } => Some((queue, share, source)),
+                EntryStatus::Unloaded | EntryStatus::Loading { .. } | EntryStatus::Unloading => None,
+            });
         let loaded: Vec<_> = loaded.collect();
         let reducible: Vec<Reducible> = loaded.iter().map(|(_, _, source)| source.reducible).collect();
         for ((queue, share, source), now) in loaded.into_iter().zip(shares(&reducible, room.excess)) {
@@ -404,27 +411,27 @@ impl Shared {
     }
 
     /// Ends waiting requests whose client has disconnected or whose deadline has passed. Ends all of them if the server stops.
-    fn drop_ended(&self, slots: &mut Slots) {
+    fn drop_ended(&self, state: &mut PoolState) {
         let now = Instant::now();
-        let stops = self.stop.load(Ordering::SeqCst) || slots.is_closed;
-        for (engine, slot) in slots.engines.iter_mut().enumerate() {
-            let before = slot.pending.len();
-            for request in std::mem::take(&mut slot.pending) {
+        let stops = self.stop.load(Ordering::SeqCst) || state.is_closed;
+        for (engine, entry) in state.engines.iter_mut().enumerate() {
+            let before = entry.pending.len();
+            for request in std::mem::take(&mut entry.pending) {
                 let metrics = &self.sources[engine].metrics;
                 let end = request.queued.iter().find_map(|queued| queued.submission.client.early_end(now));
                 match end {
                     _ if stops => request.refuse("failed", ApiError::shutting_down(), metrics),
                     Some(end) => request.refuse(end.outcome(), ApiError::Timeout, metrics),
-                    None => slot.pending.push_back(request),
+                    None => entry.pending.push_back(request),
                 }
             }
-            if slot.pending.len() < before {
+            if entry.pending.len() < before {
                 self.report_waiting(engine);
             }
         }
     }
 
-    fn load(self: &Arc<Self>, slots: &mut Slots, engine: usize) {
+    fn load(self: &Arc<Self>, state: &mut PoolState, engine: usize) {
         let source = &self.sources[engine];
         let cancel = CancelHandle::new();
         let setup = EngineSetup {
@@ -436,46 +443,46 @@ impl Shared {
         tracing::info!(model = source.name, "loading");
         match (source.launch)(setup, PoolEvents { pool: Arc::clone(self), engine }) {
             Ok((queue, thread)) => {
-                let slot = &mut slots.engines[engine];
-                slot.status = SlotStatus::Loading { queue, cancel, since: Instant::now() };
-                slot.thread = Some(thread);
+                let entry = &mut state.engines[engine];
+                entry.status = EntryStatus::Loading { queue, cancel, since: Instant::now() };
+                entry.thread = Some(thread);
             }
-            Err(error) => self.load_failed(&mut slots.engines[engine], engine, error.into()),
+            Err(error) => self.load_failed(&mut state.engines[engine], engine, error.into()),
         }
     }
 
     /// Tells all requests and callers that wait for an engine that it was not loaded.
-    fn load_failed(&self, slot: &mut Slot, engine: usize, error: LoadError) {
+    fn load_failed(&self, entry: &mut PoolEntry, engine: usize, error: LoadError) {
         let source = &self.sources[engine];
         source.metrics.load_errors.inc();
         let why = hpp_schema::error_line(&*error);
         tracing::error!(model = source.name, error = why, "cannot load the model");
         let refusal = ApiError::Unavailable(format!("the model {:?} cannot be loaded: {why}", source.name));
-        for request in slot.pending.drain(..) {
+        for request in entry.pending.drain(..) {
             request.refuse("failed", refusal.clone(), &source.metrics);
         }
-        let mut wanted = std::mem::take(&mut slot.wanted).into_iter();
-        let last = wanted.next_back();
-        wanted.for_each(|wanted| drop(wanted.send(Err(why.clone().into()))));
+        let mut callers = std::mem::take(&mut entry.load_callers).into_iter();
+        let last = callers.next_back();
+        callers.for_each(|caller| drop(caller.result.send(Err(why.clone().into()))));
         if let Some(last) = last {
-            let _ = last.send(Err(error));
+            let _ = last.result.send(Err(error));
         }
-        slot.error = Some(why);
+        entry.error = Some(why);
         self.report_waiting(engine);
     }
 
-    fn unload(&self, slot: &mut Slot, engine: usize) {
-        if let SlotStatus::Loaded { queue, .. } = std::mem::replace(&mut slot.status, SlotStatus::Unloading) {
+    fn unload(&self, entry: &mut PoolEntry, engine: usize) {
+        if let EntryStatus::Loaded { queue, .. } = std::mem::replace(&mut entry.status, EntryStatus::Unloading) {
             tracing::info!(model = self.sources[engine].name, "unloading");
             drop(queue);
         }
     }
 }
 
-impl Slot {
+impl PoolEntry {
     /// Sends waiting requests on to the engine, which is now loaded or resumes.
     fn send_on(&mut self) {
-        let SlotStatus::Loaded { queue, last_used, is_draining, .. } = &mut self.status else { return };
+        let EntryStatus::Loaded { queue, last_used, is_draining, .. } = &mut self.status else { return };
         (*is_draining, *last_used) = (false, Instant::now());
         for request in self.pending.drain(..) {
             request.queued.into_iter().for_each(|queued| queue.submit(queued));
@@ -496,51 +503,51 @@ impl PendingRequest {
 
 /// Loads and unloads engines until the pool is closed and everything is unloaded.
 fn supervise(shared: &Arc<Shared>) {
-    let mut slots = shared.slots();
+    let mut state = shared.state();
     loop {
-        shared.drop_ended(&mut slots);
-        let until = if slots.is_closed || shared.stop.load(Ordering::SeqCst) {
-            match close(shared, &mut slots) {
+        shared.drop_ended(&mut state);
+        let until = if state.is_closed || shared.stop.load(Ordering::SeqCst) {
+            match close(shared, &mut state) {
                 Closing::Done => return,
                 Closing::Waits => Some(Instant::now() + CHECK),
             }
         } else {
-            let facts = shared.facts(&slots);
+            let facts = shared.facts(&state);
             let now = Instant::now();
-            let room = shared.room(&slots);
+            let room = shared.room(&state);
             match decide(&facts, &room, shared.settings.idle_timeout, now) {
                 Decision::Load(engine) => {
-                    shared.load(&mut slots, engine);
+                    shared.load(&mut state, engine);
                     continue;
                 }
                 Decision::Unload(engine) => {
-                    shared.unload(&mut slots.engines[engine], engine);
+                    shared.unload(&mut state.engines[engine], engine);
                     continue;
                 }
                 Decision::Drain(engine) => {
-                    if let SlotStatus::Loaded { is_draining, .. } = &mut slots.engines[engine].status {
+                    if let EntryStatus::Loaded { is_draining, .. } = &mut state.engines[engine].status {
                         *is_draining = true;
                     }
                     continue;
                 }
                 Decision::Resume(engine) => {
-                    slots.engines[engine].send_on();
+                    state.engines[engine].send_on();
                     continue;
                 }
                 Decision::Wait(until) => {
-                    shared.share_memory(&mut slots);
+                    shared.share_memory(&mut state);
                     until
                 }
             }
         };
-        let is_loading = |slot: &Slot| matches!(slot.status, SlotStatus::Loading { .. });
-        let checks = slots.engines.iter().any(|slot| !slot.pending.is_empty() || is_loading(slot));
+        let is_loading = |entry: &PoolEntry| matches!(entry.status, EntryStatus::Loading { .. });
+        let checks = state.engines.iter().any(|entry| !entry.pending.is_empty() || is_loading(entry));
         let check = checks.then(|| Instant::now() + CHECK);
-        slots = match until.into_iter().chain(check).min() {
-            None => shared.changed.wait(slots).unwrap_or_else(PoisonError::into_inner),
+        state = match until.into_iter().chain(check).min() {
+            None => shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(until) => {
                 let left = until.saturating_duration_since(Instant::now());
-                shared.changed.wait_timeout(slots, left).unwrap_or_else(PoisonError::into_inner).0
+                shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
             }
         };
     }
@@ -551,18 +558,18 @@ fn watch_limit(pool: &Weak<Shared>, allowed: &Arc<AllowedMemoryFn>) {
     while let Some(shared) = pool.upgrade() {
         // The system is asked outside the lock that requests take.
         let allowed = allowed();
-        let mut slots = shared.slots();
-        if slots.is_closed {
+        let mut state = shared.state();
+        if state.is_closed {
             return;
         }
-        let has_changed = allowed.is_some_and(|allowed| slots.limit.observe(allowed, Instant::now()));
-        let limit = slots.limit.bytes();
+        let has_changed = allowed.is_some_and(|allowed| state.limit.observe(allowed, Instant::now()));
+        let limit = state.limit.bytes();
         // Set inside the lock, so that the metrics never show shares of a limit before they show the limit.
         let shown = i64::try_from(limit).unwrap_or(i64::MAX);
         for source in &shared.sources {
             source.metrics.memory_limit.set(shown);
         }
-        drop(slots);
+        drop(state);
         if has_changed {
             tracing::info!(limit, allowed, "the memory for all models has changed");
             shared.changed.notify_all();
@@ -579,20 +586,20 @@ enum Closing {
 }
 
 /// Ends loads in progress and, once the pool is closed, unloads everything.
-fn close(shared: &Shared, slots: &mut Slots) -> Closing {
-    let is_closed = slots.is_closed;
-    for (engine, slot) in slots.engines.iter_mut().enumerate() {
-        match &slot.status {
-            SlotStatus::Loading { cancel, .. } => cancel.cancel(),
-            SlotStatus::Loaded { .. } if is_closed => shared.unload(slot, engine),
-            SlotStatus::Loaded { .. } | SlotStatus::Unloading | SlotStatus::Unloaded => {}
+fn close(shared: &Shared, state: &mut PoolState) -> Closing {
+    let is_closed = state.is_closed;
+    for (engine, entry) in state.engines.iter_mut().enumerate() {
+        match &entry.status {
+            EntryStatus::Loading { cancel, .. } => cancel.cancel(),
+            EntryStatus::Loaded { .. } if is_closed => shared.unload(entry, engine),
+            EntryStatus::Loaded { .. } | EntryStatus::Unloading | EntryStatus::Unloaded => {}
         }
     }
-    let is_unloaded = |slot: &Slot| matches!(slot.status, SlotStatus::Unloaded);
-    if is_closed && slots.engines.iter().all(is_unloaded) {
-        for slot in &mut slots.engines {
+    let is_unloaded = |entry: &PoolEntry| matches!(entry.status, EntryStatus::Unloaded);
+    if is_closed && state.engines.iter().all(is_unloaded) {
+        for entry in &mut state.engines {
             // These threads have reported their end and are about to return.
-            slot.thread.take().into_iter().for_each(|thread| drop(thread.join()));
+            entry.thread.take().into_iter().for_each(|thread| drop(thread.join()));
         }
         return Closing::Done;
     }
@@ -608,58 +615,58 @@ pub(crate) struct PoolEvents {
 impl EngineEvents for PoolEvents {
     fn loaded(&self, result: Result<Vec<WeightPlacement>, LoadError>) {
         let metrics = &self.pool.sources[self.engine].metrics;
-        let mut slots = self.pool.slots();
-        let slot = &mut slots.engines[self.engine];
-        match (std::mem::take(&mut slot.status), result) {
-            (SlotStatus::Loading { queue, since, .. }, Ok(placement)) => {
+        let mut state = self.pool.state();
+        let entry = &mut state.engines[self.engine];
+        match (std::mem::take(&mut entry.status), result) {
+            (EntryStatus::Loading { queue, since, .. }, Ok(placement)) => {
                 metrics.loads.inc();
                 metrics.load_seconds.inc_by(since.elapsed().as_secs_f64());
                 metrics.loaded.set(1);
                 let share = self.pool.sources[self.engine].reducible.all();
-                slot.status = SlotStatus::Loaded { queue, last_used: Instant::now(), is_draining: false, share };
-                slot.error = None;
-                slot.placement = Some(placement);
-                slot.send_on();
-                slot.wanted.drain(..).for_each(|wanted| drop(wanted.send(Ok(()))));
+                entry.status = EntryStatus::Loaded { queue, last_used: Instant::now(), is_draining: false, share };
+                entry.error = None;
+                entry.placement = Some(placement);
+                entry.send_on();
+                entry.load_callers.drain(..).for_each(|caller| drop(caller.result.send(Ok(()))));
             }
             (_, Ok(_)) => {}
             (_, Err(error)) => {
-                // The slot stays in this state until the thread has ended.
-                slot.status = SlotStatus::Unloading;
-                self.pool.load_failed(slot, self.engine, error);
+                // The entry stays in this state until the thread has ended.
+                entry.status = EntryStatus::Unloading;
+                self.pool.load_failed(entry, self.engine, error);
             }
         }
-        drop(slots);
+        drop(state);
         self.pool.changed.notify_all();
     }
 
     fn idle(&self) {
-        let mut slots = self.pool.slots();
-        if let SlotStatus::Loaded { last_used, .. } = &mut slots.engines[self.engine].status {
+        let mut state = self.pool.state();
+        if let EntryStatus::Loaded { last_used, .. } = &mut state.engines[self.engine].status {
             *last_used = Instant::now();
         }
-        drop(slots);
+        drop(state);
         self.pool.changed.notify_all();
     }
 
     fn ending(&self) {
         // From now on, requests wait until it is loaded again.
-        self.pool.slots().engines[self.engine].status = SlotStatus::Unloading;
+        self.pool.state().engines[self.engine].status = EntryStatus::Unloading;
         self.pool.changed.notify_all();
     }
 
     fn ended(&self) {
-        let mut slots = self.pool.slots();
-        let slot = &mut slots.engines[self.engine];
+        let mut state = self.pool.state();
+        let entry = &mut state.engines[self.engine];
         self.pool.sources[self.engine].metrics.loaded.set(0);
         self.pool.sources[self.engine].metrics.memory_given_up.set(0);
-        if let SlotStatus::Loading { .. } = slot.status {
+        if let EntryStatus::Loading { .. } = entry.status {
             // The thread ended without reporting a result: it panicked.
-            self.pool.load_failed(slot, self.engine, "the engine's thread ended while it loaded".into());
+            self.pool.load_failed(entry, self.engine, "the engine's thread ended while it loaded".into());
         }
-        slot.status = SlotStatus::Unloaded;
+        entry.status = EntryStatus::Unloaded;
         self.pool.report_waiting(self.engine);
-        drop(slots);
+        drop(state);
         self.pool.changed.notify_all();
     }
 }

@@ -36,6 +36,7 @@ pub(super) struct BenchReport {
     time_to_first_token_ms: Spread,
     /// The passes of the prompt, without allocating state and sampling.
     prefill_ms: Spread,
+    /// Tokens of the prompt over the time to the first token, which includes allocating state and sampling.
     prefill_tokens_per_second: Spread,
     /// For each run, the median over its tokens after the first. In `stages` this field is the mean, and `decode_ms_median` the median.
     decode_ms_per_token: Option<Spread>,
