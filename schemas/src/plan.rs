@@ -268,7 +268,7 @@ pub struct Budgets {
     pub ram: Option<ByteSize>,
     /// Longest sequence, tokens; the KV cache has this capacity.
     pub context: u64,
-    /// Sequences in one pass.
+    /// Sequences in one run: rows of the input tensors.
     pub batch: u64,
     /// Device memory left unused on each GPU, for other programs and allocator overhead.
     pub margin: ByteSize,

@@ -1,9 +1,8 @@
 //! The protocol between `hpp-profile` and its child process `hpp-exec probe`: one JSON object per line, requests on
 //! stdin, replies on stdout.
 //!
-//! The child first sends [`Reply::Ready`]. It answers each request in order with any number of [`Reply::Measured`] or
-//! [`Reply::Progress`], then one [`Reply::Done`] or [`Reply::Failed`]. It exits when stdin ends. All other output goes
-//! to stderr.
+//! The child first sends [`Reply::Ready`]. It answers each request in order with any number of results and [`Reply::Progress`], then one
+//! [`Reply::Done`] or [`Reply::Failed`]. It exits when stdin ends. All other output goes to stderr.
 
 mod corpus;
 mod corpus_line;

@@ -1,7 +1,7 @@
 //! Implements the engine's `Backend` port.
 
 use crate::buffer::OrtBuffer;
-use crate::create_session::{Made, provide};
+use crate::create_session::{CreatedSession, create_session};
 use crate::environment::{OpenError, OrtOptions, SharedRuntime, open};
 use crate::loading::Loading;
 use crate::os::{self, Pages};
@@ -235,12 +235,12 @@ impl Backend for OrtBackend {
         reporter: &dyn Reporter,
     ) -> Result<Loaded<OrtSession, OrtWeightPager>, BackendError> {
         let loading = Loading::begin();
-        let provided = provide(&self.runtime, spec, control, reporter, &loading)?;
+        let provided = create_session(&self.runtime, spec, control, reporter, &loading)?;
         self.add_spaces(provided.provider)?;
-        let Made { session, processor, weights, packs_weights, packed } = provided.made;
+        let CreatedSession { session, processor, weights, packs_weights, packed } = provided.created;
         let is_mapped = weights.sealed.is_some() && stays_mapped(weights.residency);
         let mapped = is_mapped.then(|| weights.dir.join(crate::weights::disk::WEIGHTS));
-        // SAFETY: `provide` claimed the mappings for this session alone. `SessionCore` drops the weights before the session, and `run`
+        // SAFETY: `create_session` claimed the mappings for this session alone. `SessionCore` drops the weights before the session, and `run`
         // checks them first.
         let weights = unsafe { self.readers.take_over(weights, spec.partition, reporter) }?;
         self.packed.borrow_mut().extend(packed);

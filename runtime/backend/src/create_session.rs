@@ -29,14 +29,14 @@ use std::sync::atomic::Ordering;
 use tracing::info;
 
 /// A session, its provider, and the providers that were unavailable.
-pub(crate) struct Provided {
-    pub made: Made,
+pub(crate) struct SessionOfProvider {
+    pub created: CreatedSession,
     pub provider: Provider,
     pub refused: Vec<(Provider, String)>,
 }
 
 /// A session of one provider.
-pub(crate) struct Made {
+pub(crate) struct CreatedSession {
     pub session: Session,
     pub processor: String,
     pub weights: SessionMappings,
@@ -48,13 +48,13 @@ pub(crate) struct Made {
 
 /// Tries the partition's providers in order. A partition planned for another provider may fall back to the CPU's,
 /// unless the options refuse that.
-pub(crate) fn provide(
+pub(crate) fn create_session(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     control: &OrtControl,
     reporter: &dyn Reporter,
     loading: &Loading,
-) -> Result<Provided, BackendError> {
+) -> Result<SessionOfProvider, BackendError> {
     let is_fallback =
         spec.device.kind == DeviceKind::Gpu || spec.providers.first().is_some_and(|p| *p != Provider::CPU);
     let mut order = spec.providers.to_vec();
@@ -67,8 +67,8 @@ pub(crate) fn provide(
         if provider == Provider::CPU && (is_refused || spec.has_host_file) {
             break;
         }
-        match attempt(runtime, spec, provider, LoadContext { control, reporter, loading }) {
-            Ok(made) => return Ok(Provided { made, provider, refused }),
+        match try_provider(runtime, spec, provider, LoadContext { control, reporter, loading }) {
+            Ok(created) => return Ok(SessionOfProvider { created, provider, refused }),
             Err(BackendError::Stopped) => return Err(BackendError::Stopped),
             // The CPU provider is always there, so its error is reported unchanged, unless it is the fallback of a GPU and lacks kernels:
             // then the user must know why the GPU is not used.
@@ -98,14 +98,14 @@ struct LoadContext<'a> {
     loading: &'a Loading,
 }
 
-fn attempt(
+fn try_provider(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     provider: Provider,
     context: LoadContext<'_>,
-) -> Result<Made, BackendError> {
+) -> Result<CreatedSession, BackendError> {
     let LoadContext { control, reporter, loading } = context;
-    let in_memory = |session, processor| Made {
+    let in_memory = |session, processor| CreatedSession {
         session,
         processor,
         weights: SessionMappings::default(),
@@ -138,10 +138,10 @@ fn attempt(
                 false => disk::claim_unread(loading, spec.weights_dir, || commit(builder, spec, control)),
             };
             if !packed {
-                return Ok(in_memory(make()?, host_name(runtime)));
+                return Ok(in_memory(make()?, host_threads_text(runtime)));
             }
             let (session, packed) = pages::watch(make);
-            Ok(Made { packs_weights: true, packed, ..in_memory(session?, host_name(runtime)) })
+            Ok(CreatedSession { packs_weights: true, packed, ..in_memory(session?, host_threads_text(runtime)) })
         }
         _ => {
             refuse_unsuitable(spec, provider)?;
@@ -160,7 +160,7 @@ fn attempt(
                 return Err(BackendError::Runtime { doing, cause: cause.into() });
             }
             if probe::uses_f16(&session) {
-                ask_for_f16(runtime, spec.device, provider, number)?;
+                require_f16(runtime, spec.device, provider, number)?;
             }
             Ok(in_memory(session, description))
         }
@@ -275,7 +275,7 @@ fn from_disk(
     runtime: &SharedRuntime,
     spec: &SessionSpec<'_>,
     LoadContext { control, reporter, loading }: LoadContext<'_>,
-) -> Result<Made, BackendError> {
+) -> Result<CreatedSession, BackendError> {
     // ONNX Runtime does not pack tables from which a token reads one row.
     let is_table = spec.residency == WeightResidency::Mapped { sparse_rows: true };
     let wants_packed = !is_table && spec.host_kernels.packed;
@@ -314,11 +314,11 @@ fn from_disk(
     };
     let own = SessionSpec { file: &file, weights_dir: &dir, ..*spec };
     let builder = on_host(runtime, &own, packs_weights)?;
-    let builder = if prepared.is_some() { as_saved(builder, spec)? } else { builder };
+    let builder = if prepared.is_some() { without_optimization(builder, spec)? } else { builder };
     let (session, mappings) =
         disk::claim(loading, &dir, || commit(builder, &own, control)).map_err(|error| match (&prepared, error) {
             (Some(_), BackendError::Runtime { doing, cause }) => {
-                BackendError::Runtime { doing, cause: remove(&cause, &dir) }
+                BackendError::Runtime { doing, cause: with_removal_hint(&cause, &dir) }
             }
             (_, error) => error,
         })?;
@@ -328,7 +328,7 @@ fn from_disk(
         None => compressed_copy(runtime, spec, reporter),
     };
     let weights = SessionMappings { residency: spec.residency, mappings, dir, sealed, compressed, experts };
-    Ok(Made { session, processor: host_name(runtime), weights, packs_weights, packed: Vec::new() })
+    Ok(CreatedSession { session, processor: host_threads_text(runtime), weights, packs_weights, packed: Vec::new() })
 }
 
 /// The directory of the compressed copy of weights that kernels take as the model has them, if the plan wants one. A copy only saves
@@ -365,7 +365,7 @@ fn experts_in(spec: &SessionSpec<'_>, file: &Path, dir: &Path) -> Result<ExpertT
 }
 
 /// Why prepared weights cannot be used, and what to do.
-fn remove(cause: &str, dir: &Path) -> String {
+fn with_removal_hint(cause: &str, dir: &Path) -> String {
     format!(
         "{cause} (these weights were prepared by an earlier start: remove {} and they are prepared again)",
         dir.display()
@@ -400,7 +400,7 @@ impl Saving {
 
 /// Has a session run a saved graph as it is. It was optimized before it was saved. A second time, ONNX Runtime fuses operators between which
 /// the first time has removed casts, and then numbers are rounded otherwise than in a session that has all weights in memory.
-fn as_saved(builder: SessionBuilder, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
+fn without_optimization(builder: SessionBuilder, spec: &SessionSpec<'_>) -> Result<SessionBuilder, BackendError> {
     let doing = format!("load the prepared weights of {}", spec.partition);
     builder.with_optimization_level(GraphOptimizationLevel::Disable).map_err(failed(doing))
 }
@@ -415,7 +415,7 @@ fn save(
 ) -> Result<(), BackendError> {
     let saved_packed = if packed { "1" } else { "0" };
     let builder = on_host(runtime, spec, packed)?;
-    let builder = if optimizes { builder } else { as_saved(builder, spec)? };
+    let builder = if optimizes { builder } else { without_optimization(builder, spec)? };
     let builder = builder
         .with_optimized_model_path(dir.join(model))
         .and_then(|b| b.with_config_entry("session.save_external_prepacked_constant_initializers", saved_packed))
@@ -495,7 +495,7 @@ fn on_device(
 }
 
 /// Refuses a device that does not compute in 16-bit floating point; tests each device once.
-fn ask_for_f16(
+fn require_f16(
     runtime: &SharedRuntime,
     device: &Device,
     provider: Provider,
@@ -624,7 +624,7 @@ fn is_bookkeeping(operator: &str) -> bool {
     OPERATORS.contains(&operator)
 }
 
-fn host_name(runtime: &SharedRuntime) -> String {
+fn host_threads_text(runtime: &SharedRuntime) -> String {
     format!("{} threads", runtime.threads)
 }
 

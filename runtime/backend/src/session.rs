@@ -110,8 +110,8 @@ impl WeightPager for OrtWeightPager {
         self.core.weights.borrow().wants_warm_up()
     }
 
-    fn sample_resident(&mut self) {
-        self.core.weights.borrow_mut().sample_resident();
+    fn record_touched_pages(&mut self) {
+        self.core.weights.borrow_mut().record_touched_pages();
     }
 
     fn lock_and_stream(&mut self, locked: u64) -> Result<Option<String>, BackendError> {

@@ -242,7 +242,7 @@ pub struct RuntimeArgs {
     /// pinned buffer [default: as much as they need].
     #[arg(long, value_name = "SIZE")]
     pub pinned: Option<ByteSize>,
-    /// The directory for KV caches that the plan keeps on disk (hpp-split --kv disk), in a file that goes with the process [default: the
+    /// The directory for KV caches that the plan keeps on disk (hpp-split --kv disk), in a temporary file that is deleted when the process ends [default: the
     /// plan's].
     #[arg(long, value_name = "DIR", env = "HPP_STATE_DIR")]
     pub state_dir: Option<PathBuf>,

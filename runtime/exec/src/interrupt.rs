@@ -30,24 +30,24 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Clone, Debug)]
 pub struct Interrupt {
     requested: Arc<AtomicBool>,
-    exit_on_next: Arc<AtomicBool>,
+    exit_on_sigint: Arc<AtomicBool>,
     /// The last signal other than Ctrl-C; 0 if none has come.
     terminating: Arc<AtomicUsize>,
-    nothing_to_keep: Arc<AtomicBool>,
+    exit_on_sigterm: Arc<AtomicBool>,
 }
 
 impl Interrupt {
-    /// Installs the signal handlers. Until [`stop_gracefully`](Self::stop_gracefully) is called, a signal ends the process, with exit code
+    /// Installs the signal handlers. Until [`request_stop_on_signal`](Self::request_stop_on_signal) is called, a signal ends the process, with exit code
     /// 130 after Ctrl-C.
     pub fn install() -> io::Result<Self> {
         let this = Self::never();
-        this.immediate();
-        // For each Ctrl-C these handlers run in order: exit if `exit_on_next` is set; set `requested`; set `exit_on_next`.
-        flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&this.exit_on_next))?;
+        this.exit_on_signal();
+        // For each Ctrl-C these handlers run in order: exit if `exit_on_sigint` is set; set `requested`; set `exit_on_sigint`.
+        flag::register_conditional_shutdown(SIGINT, i32::from(INTERRUPTED), Arc::clone(&this.exit_on_sigint))?;
         flag::register(SIGINT, Arc::clone(&this.requested))?;
-        flag::register(SIGINT, Arc::clone(&this.exit_on_next))?;
+        flag::register(SIGINT, Arc::clone(&this.exit_on_sigint))?;
         for signal in terminating() {
-            flag::register_conditional_shutdown(signal, i32::from(code_of(signal)), Arc::clone(&this.nothing_to_keep))?;
+            flag::register_conditional_shutdown(signal, i32::from(code_of(signal)), Arc::clone(&this.exit_on_sigterm))?;
             flag::register(signal, Arc::clone(&this.requested))?;
             flag::register_usize(signal, Arc::clone(&this.terminating), signal.unsigned_abs() as usize)?;
         }
@@ -58,24 +58,24 @@ impl Interrupt {
     pub fn never() -> Self {
         Self {
             requested: Arc::default(),
-            exit_on_next: Arc::default(),
+            exit_on_sigint: Arc::default(),
             terminating: Arc::default(),
-            nothing_to_keep: Arc::default(),
+            exit_on_sigterm: Arc::default(),
         }
     }
 
     /// Makes the next signal request a stop instead of ending the process, because there is something to keep. Forgets an earlier Ctrl-C, but not
     /// SIGTERM.
-    pub fn stop_gracefully(&self) {
-        self.nothing_to_keep.store(false, Ordering::SeqCst);
-        self.exit_on_next.store(false, Ordering::SeqCst);
+    pub fn request_stop_on_signal(&self) {
+        self.exit_on_sigterm.store(false, Ordering::SeqCst);
+        self.exit_on_sigint.store(false, Ordering::SeqCst);
         self.requested.store(self.is_terminated(), Ordering::SeqCst);
     }
 
     /// Makes the next signal end the process, because there is nothing to keep.
-    pub fn immediate(&self) {
-        self.exit_on_next.store(true, Ordering::SeqCst);
-        self.nothing_to_keep.store(true, Ordering::SeqCst);
+    pub fn exit_on_signal(&self) {
+        self.exit_on_sigint.store(true, Ordering::SeqCst);
+        self.exit_on_sigterm.store(true, Ordering::SeqCst);
     }
 
     /// Whether a stop was requested, by Ctrl-C, another signal or [`request`](Self::request).
@@ -127,7 +127,7 @@ fn code_of(signal: i32) -> u8 {
 /// whether it does.
 fn terminating() -> Vec<i32> {
     #[cfg(unix)]
-    if hangs_up(&std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
+    if handles_sighup(&std::fs::read_to_string("/proc/self/status").unwrap_or_default()) {
         return vec![SIGTERM, SIGHUP];
     }
     vec![SIGTERM]
@@ -135,7 +135,7 @@ fn terminating() -> Vec<i32> {
 
 /// Whether a process does not ignore SIGHUP, according to its `/proc/PID/status`.
 #[cfg(unix)]
-fn hangs_up(status: &str) -> bool {
+fn handles_sighup(status: &str) -> bool {
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     ignored.is_some_and(|mask| mask & 1 << (SIGHUP - 1) == 0)
@@ -167,9 +167,9 @@ mod tests {
     #[cfg(unix)]
     fn a_closed_terminal_counts_unless_it_is_ignored() {
         let status = |mask: &str| format!("Name:\thpp-exec\nSigIgn:\t{mask}\nSigCgt:\t0000000000000001\n");
-        assert!(hangs_up(&status("0000000000001000")));
-        assert!(!hangs_up(&status("0000000000001001")), "nohup");
-        assert!(!hangs_up(""), "the system does not tell");
+        assert!(handles_sighup(&status("0000000000001000")));
+        assert!(!handles_sighup(&status("0000000000001001")), "nohup");
+        assert!(!handles_sighup(""), "the system does not tell");
     }
 
     #[test]

@@ -83,14 +83,14 @@ impl OnnxRuntime {
     }
 
     /// A plan as it runs on this machine: with the arguments' providers, and on the host where a GPU is missing.
-    pub fn plan_here(&self, plan: &Plan, args: &RuntimeArgs) -> Plan {
+    pub fn plan_on_this_machine(&self, plan: &Plan, args: &RuntimeArgs) -> Plan {
         let finds = |provider: Provider, device: &Device| self.backend.finds_device(provider, device);
         without_missing_gpus(&with_providers(plan, &args.providers), finds)
     }
 
-    /// [`plan_here`](Self::plan_here) if ONNX Runtime is not open for the plan. Prints nothing and does not touch the cache of compiled models.
-    pub fn planned_here(plan: &Plan, args: &RuntimeArgs) -> Result<Plan, ExecError> {
-        Ok(Self::open(&args.library, &Console::new(Level::Quiet))?.plan_here(plan, args))
+    /// [`plan_on_this_machine`](Self::plan_on_this_machine) if ONNX Runtime is not open for the plan. Prints nothing and does not touch the cache of compiled models.
+    pub fn open_and_plan_on_this_machine(plan: &Plan, args: &RuntimeArgs) -> Result<Plan, ExecError> {
+        Ok(Self::open(&args.library, &Console::new(Level::Quiet))?.plan_on_this_machine(plan, args))
     }
 
     /// The library, its providers and devices.

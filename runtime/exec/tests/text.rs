@@ -414,7 +414,7 @@ fn a_session_goes_on_in_another_process() {
     };
     let first = say("talk", "What does Vec::push do?").ok();
     assert!(!first.stderr.contains("continuing the conversation") && reused(&first) == 0, "{}", first.stderr);
-    assert!(first.stderr.contains("keeps pages of 16"), "{}", first.stderr);
+    assert!(first.stderr.contains("in whole KV pages of 16 tokens"), "{}", first.stderr);
     let prompt =
         plan.run(&["--chat", "-p", "Why?", "-n", "1", "--json"]).ok().json()["prompt_tokens"].as_u64().unwrap();
     for (new, left) in [(1, 511 - prompt), (511 - prompt, 1), (512 - prompt, 0)] {

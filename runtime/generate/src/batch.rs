@@ -143,12 +143,12 @@ impl<B: Backend> Batch<B> {
     }
 
     /// Whether a prompt is not computed yet.
-    pub fn reads_prompts(&self) -> bool {
+    pub fn is_prefilling(&self) -> bool {
         self.members.iter().any(Member::reads_prompt)
     }
 
     /// Whether an answer goes on: its prompt is computed, and it has no end yet.
-    pub fn is_answering(&self) -> bool {
+    pub fn is_decoding(&self) -> bool {
         self.members.iter().any(|member| member.is_running() && !member.reads_prompt())
     }
 
@@ -236,7 +236,7 @@ impl<B: Backend> Batch<B> {
         on_event: &mut dyn FnMut(RequestId, GenerationEvent<'_>) -> Result<(), E>,
     ) -> Result<Vec<Finished<B>>, E> {
         let started = Instant::now();
-        self.hold_prompts();
+        self.schedule_prompts();
         self.size = self.run_pass().map_err(GenerateError::from)?;
         let cost_ms = started.elapsed().as_secs_f64() * 1e3 / self.items.max(1) as f64;
         for member in self.members.iter_mut().filter(|member| member.is_running() && !member.is_waiting) {
@@ -252,7 +252,7 @@ impl<B: Backend> Batch<B> {
             let changes = adaptation.after_pass(&mut self.engine, self.size, Instant::now());
             let changes = changes.map_err(GenerateError::from)?;
             if changes {
-                self.members.iter_mut().for_each(|member| member.generation.reweigh_times());
+                self.members.iter_mut().for_each(|member| member.generation.discount_measured_times());
             }
         }
         let is_done = |member: &mut Member<B>| !member.is_running();
@@ -260,8 +260,8 @@ impl<B: Backend> Batch<B> {
     }
 
     /// Decides which prompts have a part in the next pass. Within the limit, those that were passed over in the most passes come first.
-    fn hold_prompts(&mut self) {
-        let mut left = self.prompt_limit.filter(|_| self.is_answering()).unwrap_or(usize::MAX);
+    fn schedule_prompts(&mut self) {
+        let mut left = self.prompt_limit.filter(|_| self.is_decoding()).unwrap_or(usize::MAX);
         let mut prompts = Vec::new();
         for member in &mut self.members {
             member.is_waiting = false;

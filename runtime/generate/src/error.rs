@@ -108,8 +108,8 @@ impl GenerateError {
         })
     }
 
-    /// Whether work on text exceeded limits of time or memory, perhaps because of other work in the process, so that it may succeed later.
-    pub fn may_pass(&self) -> bool {
+    /// Whether the same work may succeed later: it exceeded limits of time or memory, perhaps because of other work in the process.
+    pub fn is_transient(&self) -> bool {
         let limit: Option<&LimitError> = match self {
             GenerateError::Template(TemplateError::Limit { source, .. }) => Some(source),
             GenerateError::Grammar(GrammarError::Limit(source)) => Some(source),
@@ -120,7 +120,7 @@ impl GenerateError {
             ) => source.downcast_ref(),
             _ => None,
         };
-        limit.is_some_and(LimitError::may_pass)
+        limit.is_some_and(LimitError::is_transient)
     }
 
     /// Whether the engine cannot go on and must be loaded again: its files changed, or its device was lost.

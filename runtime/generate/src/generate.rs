@@ -35,7 +35,7 @@ pub fn generate<B: Backend, E: From<GenerateError>>(
             break;
         }
         if sequence.take_change() {
-            generation.reweigh_times();
+            generation.discount_measured_times();
         }
         let room = sequence.room();
         let rejected = generation.advance(sequence.logit_rows(), room, on_event)?;

@@ -388,8 +388,8 @@ impl Generation {
     }
 
     /// Lets the length of drafts adapt soon, because passes may take another time than before.
-    pub(crate) fn reweigh_times(&mut self) {
-        self.speculation.iter_mut().for_each(Speculation::reweigh_times);
+    pub(crate) fn discount_measured_times(&mut self) {
+        self.speculation.iter_mut().for_each(Speculation::discount_measured_times);
     }
 
     /// Tells the speculation what was chosen since there were `before` tokens.

@@ -12,7 +12,7 @@
 //! - [`grammar`] restricts answers to JSON that a schema describes, or to calls of tools.
 //! - [`speculate`] drafts tokens that one pass verifies.
 //!
-//! Knows no terminal, no signals, no command line and no backend. Reads only files that a model's directory holds.
+//! Knows no terminal, no signals, no command line and no backend. Reads plans and the files that they name; the cache of KV pages also uses its directory.
 
 pub mod adapt;
 mod batch;

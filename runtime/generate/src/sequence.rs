@@ -1,6 +1,6 @@
 //! Token sequences on an engine: feeds tokens, reuses the common prefix of two prompts, holds the logits after the last token.
 //!
-//! Only this file, `single_sequence.rs` and `batch.rs` call an engine.
+//! Passes are run here and in `batch.rs`. Other files only save and restore states, tap outputs, or change placement.
 
 use crate::embedding_table::EmbeddingTable;
 use crate::error::GenerateError;

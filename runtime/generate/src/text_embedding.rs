@@ -45,7 +45,7 @@ impl<B: Backend> TextEmbedding<B> {
 }
 
 impl<B: Backend> Batch<B> {
-    /// Feeds the next tokens of a text in a pass of its own. Returns its embedding `[hidden]`, of length one, after the last of them.
+    /// Feeds the next tokens of a text in a pass of its own. Returns its L2-normalized embedding `[hidden]` after the last of them.
     ///
     /// # Errors
     /// The model gives no hidden states, or the pass failed.

@@ -199,7 +199,8 @@ impl PageStore {
         self.shared.table().count_hits(wanted, from_ram, from_disk);
     }
 
-    /// Makes pages the first to be evicted from RAM, once they are on disk.
+    /// Evicts pages from RAM: now if they are on disk, else as soon as they are written. Pages that someone holds, and pages without a disk, are the first
+    /// to be evicted when room is needed.
     pub fn park(&self, chain: &[PageKey]) {
         self.shared.table().park(chain);
     }

@@ -350,7 +350,8 @@ impl PageTable {
         chain.iter().filter(|key| self.pages.get(key).is_some_and(|entry| entry.ram.is_some())).count()
     }
 
-    /// Makes pages the first to be evicted from RAM, once they are on disk.
+    /// Evicts pages from RAM: now if they are on disk, else as soon as they are written. Pages that someone holds, and pages without a disk, are the first
+    /// to be evicted when room is needed.
     pub fn park(&mut self, chain: &[PageKey]) {
         for key in chain.iter().filter(|key| !self.is_awaited(key)).copied().collect::<Vec<_>>() {
             if let Some(entry) = self.pages.get_mut(&key) {

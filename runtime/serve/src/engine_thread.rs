@@ -34,7 +34,7 @@ pub(crate) use submission::{
 
 /// If there is no cache: tokens of a prompt in one pass, and the multiple to which a kept sequence is truncated. The rest of a prompt is then
 /// computed in the same chunks whether or not its start was kept, so its logits are the same.
-const GRID: usize = 128;
+const DEFAULT_CHUNK_TOKENS: usize = 128;
 /// How long more important requests may overtake a waiting one.
 const MOST_OVERTAKEN: Duration = Duration::from_secs(60);
 /// Least time between two reports of the cache's counts while requests run.
@@ -173,9 +173,9 @@ pub(crate) fn start<B: Backend + 'static>(
             Ok(engine) => engine,
             Err(error) => return guard.events.loaded(Err(error)),
         };
-        let grid = match engine.batch.cache() {
+        let chunk_tokens = match engine.batch.cache() {
             Some(cache) => cache.page_tokens(),
-            None => engine.batch.prompt_chunk().min(GRID),
+            None => engine.batch.prompt_chunk().min(DEFAULT_CHUNK_TOKENS),
         };
         let LoadedEngine { batch, max_sequences, tokenizer, drafts, placement } = engine;
         guard.events.loaded(Ok(placement));
@@ -183,7 +183,7 @@ pub(crate) fn start<B: Backend + 'static>(
             batch,
             tokenizer,
             drafts,
-            grid,
+            chunk_tokens,
             max_sequences: max_sequences.max(1),
             most_sequences: max_sequences.max(1),
             kv_ram: None,
@@ -236,7 +236,8 @@ struct EngineThread<B: Backend> {
     batch: Batch<B>,
     tokenizer: Option<TextTokenizer>,
     drafts: Drafts<B>,
-    grid: usize,
+    /// Tokens of a chunk of a prompt and of a KV page; kept sequences are truncated to multiples of it.
+    chunk_tokens: usize,
     /// Most sequences with states, running and kept, that the current share allows.
     max_sequences: usize,
     /// The most sequences when the engine was loaded.
@@ -276,7 +277,7 @@ impl<B: Backend + 'static> EngineThread<B> {
             self.start_waiting();
             self.count_free();
             let embeds = self.embeds_next();
-            self.pass(if embeds { 0 } else { self.grid });
+            self.pass(if embeds { 0 } else { self.chunk_tokens });
             if embeds && self.failure.is_none() {
                 self.embed();
             }
@@ -331,15 +332,15 @@ impl<B: Backend + 'static> EngineThread<B> {
         match message {
             EngineCommand::Wake => self.waiting.iter_mut().for_each(|waiting| waiting.is_loading = false),
             EngineCommand::Submit(queued, unanswered) => self.enqueue(*queued, unanswered),
-            EngineCommand::Share(share) => self.keep_to(share),
+            EngineCommand::Share(share) => self.apply_share(share),
             EngineCommand::Close => self.is_closed = true,
         }
     }
 
     /// Keeps to a share from now on. Kept sequences are dropped at once. Running sequences go on, so that no answer changes.
-    fn keep_to(&mut self, share: EngineShare) {
+    fn apply_share(&mut self, share: EngineShare) {
         self.kv_ram = Some(share.kv);
-        self.hold_kv_ram();
+        self.apply_kv_ram_limit();
         self.max_sequences = usize::try_from(share.sequences).unwrap_or(usize::MAX).clamp(1, self.most_sequences);
         self.drop_kept();
         if let Err(error) = self.batch.set_locked(share.locked) {
@@ -352,7 +353,7 @@ impl<B: Backend + 'static> EngineThread<B> {
     }
 
     /// Evicts pages from RAM down to the limit of the share, as far as they can be evicted now.
-    fn hold_kv_ram(&self) {
+    fn apply_kv_ram_limit(&self) {
         if let (Some(cache), Some(bytes)) = (self.batch.cache(), self.kv_ram) {
             cache.set_ram(bytes);
         }
@@ -364,7 +365,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         let task = match task {
             EngineTask::Generate(task) => *task,
             EngineTask::Embed(tokens) => {
-                return self.embeddings.push_back(Embedding::new(tokens, self.grid, client, place, unanswered));
+                return self.embeddings.push_back(Embedding::new(tokens, self.chunk_tokens, client, place, unanswered));
             }
         };
         let (mut in_ram, mut stored) = (0, 0);
@@ -374,7 +375,7 @@ impl<B: Backend + 'static> EngineThread<B> {
             cache.prefetch(&pages, task.hints.priority);
         }
         if task.hints.prefetch {
-            return self.answer_prefetch(&task, &client, stored * self.grid);
+            return self.answer_prefetch(&task, &client, stored * self.chunk_tokens);
         }
         let priority = task.hints.priority;
         let stays_before =
@@ -388,9 +389,9 @@ impl<B: Backend + 'static> EngineThread<B> {
     /// Answers a request that only prefetches: no tokens, and how many tokens of its prompt are stored or in a kept sequence.
     fn answer_prefetch(&self, GenerateTask { request, hints, .. }: &GenerateTask, client: &Client, stored: usize) {
         let prompt = &request.prompt;
-        let most = prompt.len().saturating_sub(2) / self.grid * self.grid;
+        let most = prompt.len().saturating_sub(2) / self.chunk_tokens * self.chunk_tokens;
         let kept = self.kept.iter().map(|sequence| sequence.shared_prefix(prompt, hints.session.as_deref()));
-        let in_kept = kept.max().unwrap_or(0).min(most) / self.grid * self.grid;
+        let in_kept = kept.max().unwrap_or(0).min(most) / self.chunk_tokens * self.chunk_tokens;
         let (prompt_tokens, reused_tokens) = (prompt.len(), stored.max(in_kept));
         let generated = Generated {
             tokens: vec![],
@@ -461,9 +462,9 @@ impl<B: Backend + 'static> EngineThread<B> {
         let prompt_tokens = request.prompt.len();
         // A request for the logits of its prompt cannot reuse states.
         let usable_tokens = if request.prompt_logits { 0 } else { prompt_tokens };
-        let generation = Generation::new(request, self.tokenizer.clone(), self.grid);
+        let generation = Generation::new(request, self.tokenizer.clone(), self.chunk_tokens);
         let generation = self.drafts.speculate(generation);
-        match self.batch.add_to(sequence, generation, hints.session.as_deref(), self.grid) {
+        match self.batch.add_to(sequence, generation, hints.session.as_deref(), self.chunk_tokens) {
             Ok((id, kept)) => {
                 self.batch.set_priority(id, hints.priority);
                 self.metrics.queued.observe(client.arrived.elapsed().as_secs_f64());
@@ -589,7 +590,7 @@ impl<B: Backend + 'static> EngineThread<B> {
     }
 
     fn report_cache(&mut self) {
-        self.hold_kv_ram();
+        self.apply_kv_ram_limit();
         if let Some(cache) = self.batch.cache() {
             self.metrics.cache.report(&cache.stats(), cache.prompt_end_bytes());
             self.reported_cache = Instant::now();

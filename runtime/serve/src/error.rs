@@ -193,7 +193,7 @@ impl From<GenerateError> for ApiError {
     fn from(error: GenerateError) -> Self {
         let message = error_line(&error);
         match error {
-            _ if error.may_pass() => ApiError::Unavailable(message),
+            _ if error.is_transient() => ApiError::Unavailable(message),
             GenerateError::Prompt(PromptError::NoTemplate) => {
                 ApiError::Invalid { message: format!("{message}: /v1/completions continues a text"), param: None }
             }

@@ -1,6 +1,6 @@
 //! Reads the body of a request: JSON, within limits of size, time and memory.
 
-use crate::connections::Activity;
+use crate::connections::ConnectionState;
 use crate::error::ApiError;
 use axum::Json;
 use axum::body::{Body, BodyDataStream, Bytes};
@@ -20,7 +20,7 @@ const LARGEST_AT_ONCE: usize = 2;
 /// if the connection were closed earlier, they would see an error without its reason.
 const DISCARDED: u64 = 8;
 /// How long the server waits for the next part of a refused body.
-const PATIENCE: Duration = Duration::from_millis(250);
+const DISCARD_READ_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The memory for bodies, and the time to read one. Cheap to clone.
 #[derive(Clone)]
@@ -56,7 +56,7 @@ impl BodyRoom {
     /// Reads and drops the rest of a refused body, at most [`DISCARDED`] times the largest size.
     async fn discard(&self, parts: &mut BodyDataStream) {
         let mut left = self.discarded();
-        while let Ok(Some(Ok(part))) = tokio::time::timeout(PATIENCE, parts.next()).await {
+        while let Ok(Some(Ok(part))) = tokio::time::timeout(DISCARD_READ_TIMEOUT, parts.next()).await {
             match left.checked_sub(part.len() as u64) {
                 Some(rest) => left = rest,
                 None => return,
@@ -115,8 +115,8 @@ where
             let _ = tokio::time::timeout(bodies.time, bodies.discard(&mut stream)).await;
         }
         let (bytes, room) = read?;
-        if let Some(activity) = parts.extensions.get::<Arc<Activity>>() {
-            activity.answers();
+        if let Some(connection_state) = parts.extensions.get::<Arc<ConnectionState>>() {
+            connection_state.request_arrived();
         }
         let parsed = Json::from_request(Request::from_parts(parts, Body::from(bytes)), state).await;
         Ok(JsonBody { value: value(parsed)?, room })

@@ -145,8 +145,7 @@ impl ServedModel {
         if bytes as u64 <= longest {
             return Ok(());
         }
-        let message =
-            format!("the text has {bytes} bytes, and the context holds {context} tokens, which are at most {longest}");
+        let message = format!("the text has {bytes} bytes; a context of {context} tokens holds at most {longest}");
         Err(ApiError::Invalid { message, param: None })
     }
 
@@ -187,7 +186,7 @@ impl ServedModel {
         let grammars = self.grammars.as_ref();
         let grammars = grammars.ok_or_else(|| ApiError::field(param, PromptError::NoTokenizer.to_string()))?;
         grammars.compile(source).map_err(|error| match GenerateError::from(error) {
-            error if error.may_pass() => error.into(),
+            error if error.is_transient() => error.into(),
             error => ApiError::field(param, format!("`{param}`: {}", hpp_schema::error_line(&error))),
         })
     }

@@ -3,12 +3,22 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+impl Predictions {
+    /// The `source` of predictions from shapes and assumed rates.
+    pub const STATIC: &str = "static";
+
+    /// Whether the times come from shapes and assumed rates alone.
+    pub fn is_static(&self) -> bool {
+        self.source == Self::STATIC
+    }
+}
+
 /// Predicted times of a plan.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Predictions {
-    /// Source of the numbers: `static` (shapes and assumed rates), `machine: NAME`, `profile: NAME of DATE`; with `,
-    /// refined` appended if `--refine` corrected them by measurements.
+    /// Source of the numbers: `static` (shapes and assumed rates), `machine: NAME` or `profile: FILE of DATE`; then `, corrected by FILE` with
+    /// `--from-telemetry`, and `, refined` with `--refine`.
     pub source: String,
     /// Milliseconds per generated token at `decode_context`.
     pub decode_ms: f64,

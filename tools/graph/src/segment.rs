@@ -1,7 +1,7 @@
 //! Divides a model into blocks by structure: embedding, layers in order, head; or stem, body blocks and head where
 //! there are no token mixers.
 //!
-//! Names of values and nodes only break ties. Does not know files, devices or budgets.
+//! Names decide only where the graph does not: whether neighbouring mixers are one layer ([`crate::mixers`]). Does not know files, devices or budgets.
 
 use crate::assign;
 use crate::blocks::{self, Cuts};

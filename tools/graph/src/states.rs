@@ -1,7 +1,7 @@
 //! Finds states: pairs of a graph input (`past`) and the graph output (`present`) that replaces it in the next pass.
 //! Follows the dataflow from inputs to outputs.
 //!
-//! Names only break ties. Does not know layers or devices.
+//! Names break ties, and a state that is computed with arithmetic must have a name of a state. Does not know layers or devices.
 
 use crate::ops::{self, FusedState};
 use crate::{Graph, NodeId, Origin, ValueId, WeightUse};

@@ -337,9 +337,8 @@ fn next_experts(decision: &Decision, names: &[String], prediction: &Prediction) 
 fn locked(decision: &Decision, spec: &PartitionSpec, weights: u64, experts: u64) -> Option<ByteSize> {
     let disk = decision.disk.as_ref()?;
     let weights = if disk.expert_cache.is_some() { weights.saturating_sub(experts) } else { weights };
-    let on_host = Phase::BOTH.iter().any(|phase| spec.placement.in_phase(*phase) == Placement::Cpu);
     let streamed = residency(Some(disk), spec, Placement::Cpu) == Residency::Streamed;
-    (on_host && streamed).then_some(ByteSize(weights.saturating_sub(disk.read_level)))
+    (spec.placement.computes_on_host() && streamed).then_some(ByteSize(weights.saturating_sub(disk.read_level)))
 }
 
 /// Memory demand of a partition, with the weights of the nodes that it recomputes.

@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 /// The workload that costs are computed for.
 #[derive(Clone, Copy, Debug)]
 pub struct Scenario {
-    /// Sequences in one pass.
+    /// Sequences in one run: rows of the input tensors.
     pub batch: u64,
     /// Longest sequence, tokens: memory is planned for it.
     pub context: u64,
@@ -77,7 +77,7 @@ pub fn blocks(
             kv_tensors: counter.states_of(index).count() as u64,
             kv_grows: counter.growth(index),
             // Only `Analysis::with_experts_apart` makes such blocks.
-            on_host: block.is_experts,
+            kept_on_host: block.is_experts,
             assigned: None,
             needs_gpu: false,
             kv_filled: counter.filled_state(index, scenario.context),
@@ -249,9 +249,9 @@ impl<'a> CostCounter<'a> {
         matches!(self.graph.value(id).origin, Origin::Node { node, .. } if self.folded[node.0 as usize])
     }
 
-    /// The largest scores of an attention on the host, whose memory the allocator keeps for the next attention. Counted twice,
-    /// as in [`workspace`](Self::workspace); once if the model keeps no state: its passes were seen to take 5.0 times the scores, where `workspace`
-    /// counts 4.5.
+    /// The largest scores of an attention on the host, whose memory the allocator keeps for the next attention. Counted twice, as in
+    /// [`workspace`](Self::workspace), if prompts are divided into passes; once for a model without states that takes its whole input (measured: 5.0 times
+    /// the scores, of which `workspace` counts 4.5); not at all for a model with states that takes its whole input, whatever memory that needs.
     fn scores(&self, nodes: &[NodeId], symbols: &Symbols, scenario: Scenario) -> u64 {
         let scores = nodes.iter().filter_map(|id| infer::score_bytes(self.graph, *id, symbols));
         let times = match scenario.divides_prompts {

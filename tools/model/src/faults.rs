@@ -24,8 +24,7 @@ pub fn avoid_faults(problem: &mut Problem, analysis: &Analysis, source: CostSour
     for (gpu, provider) in problem.gpus.iter_mut().zip(providers) {
         for (block, _) in faulty_blocks(analysis, provider) {
             let Some(cost) = gpu.blocks.get_mut(block) else { continue };
-            cost.decode_ms = f64::INFINITY;
-            cost.prefill_ms.fill(f64::INFINITY);
+            cost.make_impossible();
         }
     }
 }

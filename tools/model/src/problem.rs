@@ -13,7 +13,7 @@ mod rows;
 use crate::{Analysis, PlannedState, Scenario, streams};
 use hpp_graph::{ExpertCounts, ValueId};
 use hpp_partition::{
-    BatchesRows, Budget, Contention, Decompression, GpuCosts, MOST_SEQUENCES, Problem, ReadCosts, Workload, condensed,
+    Budget, Contention, Decompression, GpuCosts, MOST_SEQUENCES, Problem, ReadCosts, RowBatching, Workload, condensed,
 };
 use hpp_schema::compression::{decompressing_threads, worth_permille};
 use hpp_schema::{
@@ -215,7 +215,7 @@ pub fn problem(
             },
             load: workload,
             // Layers with states on disk run one sequence after the other.
-            batches_rows: if budget.host_kv_on_disk { BatchesRows::Never } else { batches_rows(analysis) },
+            row_batching: if budget.host_kv_on_disk { RowBatching::Never } else { row_batching(analysis) },
             expert_hits: source.expert_hits(),
             cuts: Vec::new(),
         }),
@@ -230,7 +230,7 @@ pub fn problem(
 /// Whether the runtime can compute the tokens of several sequences as rows of one run: each state has room for the whole context and a row
 /// for each sequence, and the mask says how long each row is. False for mixtures of experts: the check at run time found other bits in
 /// every batch of a mixture. Products with 16-bit and 4-bit weights have the bits of single rows, also where weights are read from disk.
-fn batches_rows(analysis: &Analysis) -> BatchesRows {
+fn row_batching(analysis: &Analysis) -> RowBatching {
     let is_row = |planned: &PlannedState| {
         let State { update, shape, .. } = &planned.state;
         let is_whole = matches!(update, StateUpdate::InPlace { capacity, .. } if *capacity == analysis.context);
@@ -255,9 +255,9 @@ fn batches_rows(analysis: &Analysis) -> BatchesRows {
         && analysis.states.iter().all(is_row)
         && analysis.inputs.iter().all(has_rows);
     match is_possible {
-        false => BatchesRows::Never,
-        true if multiplies_by_float32(analysis) => BatchesRows::InMemory,
-        true => BatchesRows::Always,
+        false => RowBatching::Never,
+        true if multiplies_by_float32(analysis) => RowBatching::InMemory,
+        true => RowBatching::Always,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Roles of a model's inputs and outputs. This is the only module that interprets names: exporters agree on them, and
+//! Roles of a model's inputs and outputs. This is the only module of this crate that interprets names: exporters agree on them, and
 //! the graph's structure cannot distinguish a mask from positions. Token ids and logits with other names are found by the table of token embeddings:
 //! ids are its only index, and logits have as many numbers for each token as it has rows.
 

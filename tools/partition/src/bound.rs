@@ -30,7 +30,7 @@ impl PhaseWork {
         let none = vec![0.0; problem.gpus.len()];
         let mut work = PhaseWork { links: none.clone(), gpus: none, ..PhaseWork::default() };
         let (place, passes) = (placement.in_phase(phase), problem.passes(phase));
-        let mut ms = problem.block_ms_in_all(block, place, phase);
+        let mut ms = problem.phase_ms(block, place, phase);
         if !previous.is_some_and(|previous| merges(problem, block, previous, place)) {
             ms += passes as f64 * problem.launch_ms(place);
         }

@@ -18,7 +18,7 @@ pub struct BlockSpec {
     /// Its experts, which are among its weights, if the host reads them from disk by demand.
     pub experts: Option<Experts>,
     /// Whether the user keeps it on the host.
-    pub on_host: bool,
+    pub kept_on_host: bool,
     /// Where the user places it in both phases, if anywhere: the planner leaves it there.
     pub assigned: Option<Placement>,
     /// Whether the planner keeps it off the host if a GPU can compute it: the CPU has no kernel for one of its operators, or its state must be on
@@ -200,7 +200,7 @@ pub(crate) mod tests {
             weights: vec![(key, weights)],
             streamed: Streamed::whole(weights),
             experts: None,
-            on_host: false,
+            kept_on_host: false,
             assigned: None,
             needs_gpu: false,
             kv_bytes: kv,
@@ -254,7 +254,7 @@ pub(crate) mod tests {
             disk_contention: Contention::NONE,
             decompression: None,
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
-            batches_rows: crate::BatchesRows::Never,
+            row_batching: crate::RowBatching::Never,
             expert_hits: vec![],
             cuts: vec![],
             blocks,

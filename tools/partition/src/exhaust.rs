@@ -41,7 +41,7 @@ fn rest_bounds(evaluator: &Evaluator, allowed: &[Vec<BlockPlacement>]) -> Vec<Re
         // What GPUs compute may overlap with everything else in passes of several sequences.
         let ms = |placement: &BlockPlacement, phase: Phase| match placement.in_phase(phase) {
             place if problem.has_pipelines() && place.gpu().is_some() => 0.0,
-            place => problem.block_ms_in_all(block, place, phase),
+            place => problem.phase_ms(block, place, phase),
         };
         let mut bound = bounds[block + 1];
         for phase in evaluator.goal.phases() {
@@ -65,7 +65,7 @@ fn rest_weights(problem: &Problem) -> Vec<u64> {
     let mut sums = vec![0; problem.blocks.len() + 1];
     for block in (0..problem.blocks.len()).rev() {
         let own = problem.blocks[block].weights.iter().filter(|(key, _)| is_own(block, *key)).map(|(_, bytes)| bytes);
-        sums[block] = sums[block + 1] + if problem.reads_rows(block) { 0 } else { own.sum::<u64>() };
+        sums[block] = sums[block + 1] + if problem.is_lookup_table(block) { 0 } else { own.sum::<u64>() };
     }
     sums
 }
@@ -225,12 +225,12 @@ impl PartialPlacement {
             used.largest_streamed = used.largest_streamed.max(problem.blocks[number].streamed.slot_bytes());
             used.weights += new_bytes(problem, before, |b| b.streamed.constants(), |c| c.is_streamed_to(gpu));
         }
-        if placement.on_host() {
-            self.host_weights += new_bytes(problem, before, |b| &b.weights, BlockPlacement::on_host);
-            let read_whole = if problem.reads_rows(number) { 0 } else { problem.weight_bytes(number) };
+        if placement.holds_weights_on_host() {
+            self.host_weights += new_bytes(problem, before, |b| &b.weights, BlockPlacement::holds_weights_on_host);
+            let read_whole = if problem.is_lookup_table(number) { 0 } else { problem.weight_bytes(number) };
             self.host_largest = self.host_largest.max(read_whole);
         }
-        for phase in Phase::BOTH.into_iter().filter(|_| !problem.reads_rows(number)) {
+        for phase in Phase::BOTH.into_iter().filter(|_| !problem.is_lookup_table(number)) {
             let is_read = |c: BlockPlacement| !matches!(c.in_phase(phase), Placement::Resident(_));
             if is_read(placement) {
                 self.host_reads[phase as usize] += new_bytes(problem, before, |b| &b.weights, is_read);

@@ -66,7 +66,7 @@ pub type FindCuts<'a> = &'a dyn Fn(&[BlockPlacement]) -> Vec<usize>;
 /// the user assigned or keeps on the host are in runs of their own.
 pub fn explain_runs(problem: &Problem, options: &Options, solution: &Solution, cuts: FindCuts) -> Vec<RunExplanation> {
     let mut runs: Vec<Range<usize>> = Vec::new();
-    let constraint = |block: usize| (problem.blocks[block].on_host, problem.blocks[block].assigned.is_some());
+    let constraint = |block: usize| (problem.blocks[block].kept_on_host, problem.blocks[block].assigned.is_some());
     let like = |a: usize, b: usize| solution.placements[a] == solution.placements[b] && constraint(a) == constraint(b);
     for i in 0..solution.placements.len() {
         match runs.last_mut() {

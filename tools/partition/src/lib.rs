@@ -46,8 +46,8 @@ pub use memory::{MemoryUsage, fits, usage, usage_of_partitions};
 pub use neurons::{NeuronReads, ReadCosts};
 pub use plan::{best, evaluate, plan};
 pub use problem::{
-    BatchesRows, BlockPlacement, Contention, Cost, GpuCosts, Mechanisms, Objective, Options, Placement, Planner,
-    Problem, Workload,
+    BlockPlacement, Contention, Cost, GpuCosts, Mechanisms, Objective, Options, Placement, Planner, Problem,
+    RowBatching, Workload,
 };
 pub use refuse::useless_gpus;
 pub use runs::{Run, runs};

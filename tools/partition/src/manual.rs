@@ -16,7 +16,7 @@ pub fn gpu_layers(problem: &Problem, count: u64) -> Vec<DeviceId> {
             let block = &blocks[*at];
             from_the_end += u64::from(is_layer(block));
             let is_chosen = count > layers || (is_layer(block) && from_the_end <= count);
-            is_chosen && !block.on_host
+            is_chosen && !block.kept_on_host
         })
         .collect();
     chosen.reverse();
@@ -85,7 +85,7 @@ pub fn stream_layers(blocks: &[BlockSpec], placements: &mut [Placement], count: 
 
 /// Whether a block counts as a layer: the part of one that the user keeps on the host does not.
 fn is_layer(block: &BlockSpec) -> bool {
-    matches!(block.kind, BlockRole::Layer(_) | BlockRole::Other) && !block.on_host
+    matches!(block.kind, BlockRole::Layer(_) | BlockRole::Other) && !block.kept_on_host
 }
 
 /// A list of `BLOCKS=DEVICE`; later entries override earlier ones.
@@ -285,7 +285,7 @@ mod tests {
     #[test]
     fn what_the_user_keeps_on_the_host_counts_as_no_layer() {
         let mut blocks = dense(3, 1000);
-        blocks[2].on_host = true;
+        blocks[2].kept_on_host = true;
         let problem = problem(blocks.clone(), Budget { vram: vec![1 << 20], ..Budget::default() });
         assert_eq!(text(&gpu_layers(&problem, 2)), "cpu gpu0 cpu gpu0 cpu");
         assert_eq!(text(&gpu_layers(&problem, 99)), "gpu0 gpu0 cpu gpu0 gpu0");

@@ -61,12 +61,17 @@ pub struct StatesOnDisk {
 /// The memory use of a placement as the planner counts it: a weight that several blocks on the host share counts once.
 pub fn usage(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
-    let blocks_on_host = || (0..placements.len()).filter(|i| placements[*i].on_host() && !problem.reads_rows(*i));
-    let folded = || (0..placements.len()).filter(|i| placements[*i].on_host()).map(|i| problem.blocks[i].folded_once());
+    let blocks_on_host =
+        || (0..placements.len()).filter(|i| placements[*i].holds_weights_on_host() && !problem.is_lookup_table(*i));
+    let folded = || {
+        (0..placements.len())
+            .filter(|i| placements[*i].holds_weights_on_host())
+            .map(|i| problem.blocks[i].folded_once())
+    };
     MemoryUsage {
         gpus: (0..problem.budget.vram.len()).map(|gpu| gpu_demand(problem, placements, slots[gpu], gpu)).collect(),
         host: Demand {
-            weights: packed(weights_of(problem, |i| placements[i].on_host())),
+            weights: packed(weights_of(problem, |i| placements[i].holds_weights_on_host())),
             kv: host_state(problem, placements),
             workspace: host_workspace(problem, placements).saturating_add(host_sessions(problem, placements)),
             ring: 0,
@@ -88,7 +93,7 @@ fn host_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) ->
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let is_computed = |i: usize| placements[i].in_phase(phase) == Placement::Cpu;
     let is_read =
-        |i: &usize| !matches!(placements[*i].in_phase(phase), Placement::Resident(_)) && !problem.reads_rows(*i);
+        |i: &usize| !matches!(placements[*i].in_phase(phase), Placement::Resident(_)) && !problem.is_lookup_table(*i);
     let read_as = |computed: bool| (0..placements.len()).filter(is_read).filter(move |i| is_computed(*i) == computed);
     let mut reads = Vec::with_capacity(placements.len());
     each_distinct(
@@ -184,7 +189,7 @@ fn expert_reads(problem: &Problem, placements: &[BlockPlacement], phase: Phase) 
 pub fn usage_of_partitions(problem: &Problem, placements: &[BlockPlacement], slots: &[u32]) -> MemoryUsage {
     let packed = |bytes: u64| problem.budget.packing.packed(bytes);
     let counted_once = usage(problem, placements, slots);
-    let on_host = |i: usize| placements[i].on_host();
+    let on_host = |i: usize| placements[i].holds_weights_on_host();
     let weights = distinct_bytes(problem, |block| &block.weights, on_host, |i| !is_joined(problem, placements, i));
     let of_partitions = |reads: &HostReads| reads.clone().with_computed(|block| packed(problem.weight_bytes(block)));
     MemoryUsage {
@@ -404,7 +409,7 @@ impl Problem {
 
     /// Whether a block (an embedding) reads only some rows of its weights, so that the weights may stay on disk without being read in
     /// every pass.
-    pub fn reads_rows(&self, block: usize) -> bool {
+    pub fn is_lookup_table(&self, block: usize) -> bool {
         let numbers = &self.blocks[block];
         numbers.kind == BlockRole::Embedding && 16 * numbers.decode.bytes < self.weight_bytes(block)
     }

@@ -28,7 +28,7 @@ pub struct Problem {
     /// The workload that the times are for.
     pub load: Workload,
     /// Whether the tokens of several sequences can be rows of one run, where everything is computed on the host.
-    pub batches_rows: BatchesRows,
+    pub row_batching: RowBatching,
     /// Hit rates of caches of experts, measured on texts. Entry `s` is for `2^s` sequences in turn. Its entry `i` of `n` is for a cache
     /// that holds the share `i / (n - 1)` of all experts. Empty if unknown.
     pub expert_hits: Vec<Vec<f64>>,
@@ -38,7 +38,7 @@ pub struct Problem {
 
 /// Where the tokens of several sequences can be rows of one run: where several rows have the bits of single ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BatchesRows {
+pub enum RowBatching {
     /// Nowhere.
     Never,
     /// Where no weights are read from disk. Float32 weights that are read from disk stay as the model stores them, and their kernels sum several
@@ -77,6 +77,15 @@ pub struct Cost {
     pub short_pass_ms: Vec<f64>,
     /// Each prefill pass, milliseconds, without launch cost; one entry for each of [`Workload::passes`].
     pub prefill_ms: Vec<f64>,
+}
+
+impl Cost {
+    /// Makes all times infinite: no plan places the block there.
+    pub fn make_impossible(&mut self) {
+        self.decode_ms = f64::INFINITY;
+        self.short_pass_ms.fill(f64::INFINITY);
+        self.prefill_ms.fill(f64::INFINITY);
+    }
 }
 
 /// Times of blocks on one GPU, and its link.

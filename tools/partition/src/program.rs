@@ -159,7 +159,7 @@ impl<'a> IntegerProgram<'a> {
     fn objective_unit(&self) -> f64 {
         let places = || std::iter::once(Placement::Cpu).chain((0..self.problem.gpus.len()).map(Placement::Resident));
         let slowest_ms = |block: usize, phase: Phase| {
-            let ms = places().map(|place| self.problem.block_ms_in_all(block, place, phase));
+            let ms = places().map(|place| self.problem.phase_ms(block, place, phase));
             ms.filter(|ms| ms.is_finite()).fold(0.0, f64::max)
         };
         let mut objective = 0.0;

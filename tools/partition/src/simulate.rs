@@ -108,7 +108,7 @@ pub(crate) fn host_ms(problem: &Problem, placements: &[BlockPlacement], phase: P
     let block_ms = |block: usize| {
         let joins = block > 0 && merges(problem, block, places[block - 1], places[block]);
         let launch_ms = if joins { 0.0 } else { passes * problem.launch_ms(Placement::Cpu) };
-        problem.block_ms_in_all(block, Placement::Cpu, phase) + launch_ms
+        problem.phase_ms(block, Placement::Cpu, phase) + launch_ms
     };
     (0..places.len()).filter(|block| places[*block] == Placement::Cpu).map(block_ms).sum()
 }
@@ -183,20 +183,22 @@ impl DiskTimes {
             true => self.decompress_ms * passes + host_ms * self.host_share,
             false => 0.0,
         };
-        let reads_ms = (self.read_ms * passes).max(decompressed_ms);
-        let state_ms = self.state_ms * passes;
-        let (sequence_ms, host_ms) = (sequence_ms + decompress_ms + state_ms, host_ms + decompress_ms);
-        let ms = lower_bound_beside_transfers(sequence_ms, host_ms, reads_ms, contention);
-        let slowed_ms = if reads_ms > 0.0 { (ms - sequence_ms).min(host_ms * (contention.compute - 1.0)) } else { 0.0 };
+        let state_wait_ms = self.state_ms * passes;
+        let (sequence_ms, host_ms) = (sequence_ms + decompress_ms + state_wait_ms, host_ms + decompress_ms);
+        let prefetch_ms = (self.read_ms * passes).max(decompressed_ms);
+        let with_prefetch_ms = lower_bound_beside_transfers(sequence_ms, host_ms, prefetch_ms, contention);
+        let slowed_ms = match prefetch_ms > 0.0 {
+            true => (with_prefetch_ms - sequence_ms).min(host_ms * (contention.compute - 1.0)),
+            false => 0.0,
+        };
+        // Experts are read when a router has run: nothing prefetches them.
+        let (expert_wait_ms, expert_read_ms) = (self.expert_ms * passes, self.expert_read_ms * passes);
+        let ms = (with_prefetch_ms + expert_wait_ms).max(prefetch_ms + expert_read_ms);
+        let wait_ms = ms - sequence_ms - slowed_ms + state_wait_ms;
         // The time in which the host computes during reads.
-        let overlap_ms = (contention.compute * host_ms).min(contention.transfer * reads_ms);
-        let disk_ms = (reads_ms + overlap_ms * (1.0 - 1.0 / contention.transfer)).min(ms);
-        let expert_ms = self.expert_ms * passes;
-        let wait_ms = ms - sequence_ms - slowed_ms + expert_ms + state_ms;
-        let disk_ms = disk_ms + self.expert_read_ms * passes;
-        let all_ms = (ms + expert_ms).max(reads_ms + self.expert_read_ms * passes);
-        let wait_ms = wait_ms + all_ms - (ms + expert_ms);
-        BesideDisk { ms: all_ms, decompress_ms, slowed_ms, wait_ms, disk_ms }
+        let overlap_ms = (contention.compute * host_ms).min(contention.transfer * prefetch_ms);
+        let prefetching_ms = (prefetch_ms + overlap_ms * (1.0 - 1.0 / contention.transfer)).min(with_prefetch_ms);
+        BesideDisk { ms, decompress_ms, slowed_ms, wait_ms, disk_ms: prefetching_ms + expert_read_ms }
     }
 }
 

@@ -115,7 +115,7 @@ impl<'a> FullGpus<'a> {
     /// reads one row are on the host.
     fn unmoved(&self, block: usize) -> BlockPlacement {
         let on_host = BlockPlacement::both(Placement::Cpu);
-        let last = self.gpus.last().filter(|_| !self.problem.reads_rows(block));
+        let last = self.gpus.last().filter(|_| !self.problem.is_lookup_table(block));
         let on_last = last.map(|(gpu, _)| BlockPlacement::both(Placement::Resident(*gpu)));
         let wanted = on_last.into_iter().chain([on_host]).find(|placement| self.allowed[block].contains(placement));
         wanted.or_else(|| self.allowed[block].first().copied()).unwrap_or(on_host)

@@ -9,8 +9,8 @@
 
 use crate::memory::usage_with_cuts;
 use crate::{
-    BatchesRows, BlockPlacement, BlockSpec, Budget, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget,
-    Phase, Placement, Problem, Solution, Workload,
+    BlockPlacement, BlockSpec, Budget, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase,
+    Placement, Problem, RowBatching, Solution, Workload,
 };
 use crate::{fits, plan, simulate};
 use hpp_schema::memory::{BINDING, RESERVE};
@@ -107,7 +107,7 @@ impl Problem {
     pub fn for_sequences(&self, sequences: u64) -> Problem {
         let on_host = vec![BlockPlacement::both(Placement::Cpu); self.blocks.len()];
         let is_in_memory = || self.holds_weights(sequences, &on_host, &[]);
-        self.with_sequences(sequences, self.gpus.is_empty() && self.computes_rows(&on_host, is_in_memory))
+        self.with_sequences(sequences, self.gpus.is_empty() && self.batches_rows(&on_host, is_in_memory))
     }
 
     /// Whether host memory holds all weights of a placement but tables, beside the states of this many sequences.
@@ -155,11 +155,11 @@ impl Problem {
 
     /// Whether a placement computes the tokens of several sequences as rows of one run. `is_in_memory`: whether no weights but tables are read from
     /// disk.
-    fn computes_rows(&self, placements: &[BlockPlacement], is_in_memory: impl FnOnce() -> bool) -> bool {
-        let is_possible = match self.batches_rows {
-            BatchesRows::Never => false,
-            BatchesRows::InMemory => is_in_memory(),
-            BatchesRows::Always => true,
+    fn batches_rows(&self, placements: &[BlockPlacement], is_in_memory: impl FnOnce() -> bool) -> bool {
+        let is_possible = match self.row_batching {
+            RowBatching::Never => false,
+            RowBatching::InMemory => is_in_memory(),
+            RowBatching::Always => true,
         };
         is_possible && placements.iter().all(|placement| placement.decode == Placement::Cpu)
     }
@@ -215,7 +215,7 @@ pub fn throughput(problem: &Problem, planned: u64, options: &Options, solution: 
         usage_with_cuts(problem, &solution.placements, &solution.slots).host_holds_all_but_tables(problem)
     };
     let weights_stay = problem.holds_weights(planned, &solution.placements, &solution.slots);
-    let as_rows = problem.computes_rows(&solution.placements, || weights_stay);
+    let as_rows = problem.batches_rows(&solution.placements, || weights_stay);
     let mut passes = Vec::new();
     let mut best = (1, 0.0);
     for sequences in SEQUENCES {
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(rows, [10.0, 12.0, 14.0, 16.0, 24.0, 32.0, 70.0, 140.0]);
 
         let mut problem = from_disk(None, 1e6);
-        problem.batches_rows = BatchesRows::Always;
+        problem.row_batching = RowBatching::Always;
         problem.load.new_tokens = 100;
         problem.cpu.iter_mut().for_each(|cost| {
             cost.short_pass_ms = [1.1, 1.3, 2.0, 3.0, 6.0].map(|times| cost.decode_ms * times).to_vec();
@@ -451,15 +451,15 @@ mod tests {
         assert!(found.sequences >= 8, "{found:?}");
         // Some of it on a GPU: no rows.
         let [host, gpu] = [Placement::Cpu, Placement::Resident(0)].map(BlockPlacement::both);
-        assert!(!problem.computes_rows(&[host, gpu], || true));
+        assert!(!problem.batches_rows(&[host, gpu], || true));
         let prompts_on_gpu = BlockPlacement { prefill: Placement::Streamed(0), decode: Placement::Cpu };
-        assert!(problem.computes_rows(&[prompts_on_gpu], || false));
+        assert!(problem.batches_rows(&[prompts_on_gpu], || false));
     }
 
     #[test]
     fn weights_from_disk_may_rule_out_rows() {
-        let with = |ram: Option<u64>, batches_rows: BatchesRows| {
-            let mut problem = Problem { batches_rows, ..from_disk(ram, 1e6) };
+        let with = |ram: Option<u64>, row_batching: RowBatching| {
+            let mut problem = Problem { row_batching, ..from_disk(ram, 1e6) };
             problem.cpu.iter_mut().for_each(|cost| {
                 cost.short_pass_ms = [1.1, 1.3, 2.0, 3.0, 6.0].map(|times| cost.decode_ms * times).to_vec();
             });
@@ -467,8 +467,8 @@ mod tests {
             found.passes.iter().find(|pass| (pass.sequences, pass.tokens) == (8, 1)).unwrap().ms
         };
         let (small, all) = (Some(200 << 20), None);
-        let by_disk = [BatchesRows::Never, BatchesRows::InMemory, BatchesRows::Always].map(|rows| with(small, rows));
-        let in_memory = [BatchesRows::Never, BatchesRows::InMemory, BatchesRows::Always].map(|rows| with(all, rows));
+        let by_disk = [RowBatching::Never, RowBatching::InMemory, RowBatching::Always].map(|rows| with(small, rows));
+        let in_memory = [RowBatching::Never, RowBatching::InMemory, RowBatching::Always].map(|rows| with(all, rows));
         assert!(by_disk[0] == by_disk[1] && by_disk[1] > by_disk[2], "{by_disk:?}");
         assert!(in_memory[0] > in_memory[1] && in_memory[1] == in_memory[2], "{in_memory:?}");
     }

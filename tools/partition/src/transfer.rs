@@ -82,12 +82,20 @@ impl Problem {
     }
 
     /// Time of one block in all passes of a phase, milliseconds.
-    pub(crate) fn block_ms_in_all(&self, block: usize, place: Placement, phase: Phase) -> f64 {
+    pub fn phase_ms(&self, block: usize, place: Placement, phase: Phase) -> f64 {
         (0..self.passes(phase)).map(|pass| self.block_ms(block, place, phase, pass)).sum()
     }
 
+    /// The costs of all blocks on the host, or on a GPU.
+    pub fn costs_mut(&mut self, place: Placement) -> &mut [Cost] {
+        match place.gpu() {
+            None => &mut self.cpu,
+            Some(gpu) => &mut self.gpus[gpu].blocks,
+        }
+    }
+
     /// Launch cost of a partition, milliseconds.
-    pub(crate) fn launch_ms(&self, place: Placement) -> f64 {
+    pub fn launch_ms(&self, place: Placement) -> f64 {
         place.gpu().map_or(self.cpu_launch_ms, |gpu| self.gpus[gpu].launch_ms)
     }
 
@@ -243,8 +251,7 @@ impl Problem {
             Placement::Streamed(gpu) => self.stream_ms(block, gpu).is_finite(),
             _ => true,
         };
-        let usable =
-            |place: &Placement, phase| self.block_ms_in_all(block, *place, phase).is_finite() && can_stream(*place);
+        let usable = |place: &Placement, phase| self.phase_ms(block, *place, phase).is_finite() && can_stream(*place);
         let pairs = places.iter().filter(|p| usable(p, Phase::Prefill)).flat_map(|prefill| {
             let decode = places.iter().filter(|p| usable(p, Phase::Decode));
             decode.map(|decode| BlockPlacement { prefill: *prefill, decode: *decode })
@@ -286,7 +293,7 @@ impl BlockPlacement {
     }
 
     /// Whether the host holds the block's weights, to compute with them or to copy them.
-    pub fn on_host(self) -> bool {
+    pub fn holds_weights_on_host(self) -> bool {
         !matches!((self.prefill, self.decode), (Placement::Resident(_), Placement::Resident(_)))
     }
 }

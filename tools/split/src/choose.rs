@@ -95,11 +95,11 @@ impl PlanInputs<'_> {
 
     /// The fastest plan, with the settings or with the alternative.
     pub fn choose(&self) -> Result<Chosen, SplitError> {
-        let chosen = self.choose_as_set();
+        let chosen = self.plan_with_these_settings();
         if self.alternative.is_none() {
             return chosen;
         }
-        match (chosen, self.swapped().choose_as_set()) {
+        match (chosen, self.swapped().plan_with_these_settings()) {
             (Err(SplitError::OverBudget { .. }), Ok(other)) => Ok(Chosen { is_alternative: true, ..other }),
             (Ok(chosen), Ok(other)) if other.cost() < chosen.cost() => Ok(Chosen { is_alternative: true, ..other }),
             (chosen, _) => chosen,
@@ -108,8 +108,8 @@ impl PlanInputs<'_> {
 
     /// The fastest plan with these settings, without compressed copies of weights that gain too little. If the settings leave the place of KV
     /// caches open, they are on disk where no plan has room for them in memory, or where weights would use that memory much better.
-    fn choose_as_set(&self) -> Result<Chosen, SplitError> {
-        let mut chosen = self.with_some_passes()?;
+    fn plan_with_these_settings(&self) -> Result<Chosen, SplitError> {
+        let mut chosen = self.plan_usual_or_shortest_passes()?;
         let Chosen { request, partitioning, .. } = &mut chosen;
         if drop_useless_copies(request, self.args, self.analysis, self.costs, partitioning) {
             request.reset_to_single_sequence();
@@ -120,22 +120,22 @@ impl PlanInputs<'_> {
 
     /// The fastest plan with passes of the usual lengths. If none fits, the plan with the shortest passes, which is better than none although it
     /// reads the weights many times for a prompt.
-    fn with_some_passes(&self) -> Result<Chosen, SplitError> {
+    fn plan_usual_or_shortest_passes(&self) -> Result<Chosen, SplitError> {
         let usual = self.limits();
-        let planned = self.with_best_passes(&self.candidates(usual)?);
+        let planned = self.fastest_candidate(&self.candidates(usual)?);
         if let Err(refusal @ SplitError::OverBudget { .. }) = planned {
             self.check_smallest()?;
-            return self.with_some_kv_home(usual, Err(refusal)).or_else(|refusal| {
+            return self.or_with_kv_on_disk(usual, Err(refusal)).or_else(|refusal| {
                 let shortest = Limits { shortest_pass: LEAST_CHUNK, ..usual };
                 match refusal {
                     SplitError::OverBudget { .. } => {
-                        self.with_some_kv_home(shortest, self.with_best_passes(&self.candidates(shortest)?))
+                        self.or_with_kv_on_disk(shortest, self.fastest_candidate(&self.candidates(shortest)?))
                     }
                     other => Err(other),
                 }
             });
         }
-        self.with_some_kv_home(usual, planned)
+        self.or_with_kv_on_disk(usual, planned)
     }
 
     /// Refuses at once if not even the plan that needs least memory fits: with the shortest passes, and with KV caches in memory or, if they may
@@ -174,18 +174,18 @@ impl PlanInputs<'_> {
     }
 
     /// The plan with KV caches on disk where they do not fit in memory (`planned` is a refusal), or where that is faster than `planned`.
-    fn with_some_kv_home(&self, limits: Limits, planned: Result<Chosen, SplitError>) -> Result<Chosen, SplitError> {
+    fn or_with_kv_on_disk(&self, limits: Limits, planned: Result<Chosen, SplitError>) -> Result<Chosen, SplitError> {
         let on_disk = |why| self.candidates(Limits { kv_on_disk: Some(why), ..limits });
         match planned {
             Err(refusal @ SplitError::OverBudget { .. }) if self.may_move_kv() => {
                 // A GPU that is too small may hold the activations of shorter passes: then the caches stay in memory.
                 let shortest = Limits { shortest_pass: LEAST_CHUNK, ..limits };
                 if refusal.is_of_gpu()
-                    && let Ok(chosen) = self.candidates(shortest).and_then(|short| self.with_best_passes(&short))
+                    && let Ok(chosen) = self.candidates(shortest).and_then(|short| self.fastest_candidate(&short))
                 {
                     return Ok(chosen);
                 }
-                let found = on_disk(WhyOnDisk::TooLittleMemory).and_then(|on_disk| self.with_best_passes(&on_disk));
+                let found = on_disk(WhyOnDisk::TooLittleMemory).and_then(|on_disk| self.fastest_candidate(&on_disk));
                 found.map_err(|smaller| smaller.or_smaller(refusal))
             }
             Ok(chosen) if self.may_move_kv() && chosen.may_gain_from_kv_on_disk() => {
@@ -193,7 +193,7 @@ impl PlanInputs<'_> {
                 let least_gain = WORTH_THE_DISK / ESTIMATED_GAIN_DIVISOR;
                 let decode_ms = chosen.partitioning.solution.decode_ms;
                 match on_disk.estimate.decode_ms < decode_ms * (1.0 - least_gain) {
-                    true => Ok(chosen.or_faster(self.with_best_passes(&on_disk))),
+                    true => Ok(chosen.or_faster(self.fastest_candidate(&on_disk))),
                     false => Ok(chosen),
                 }
             }
@@ -243,15 +243,15 @@ impl PlanInputs<'_> {
     }
 
     /// The fastest plan of all candidates, which are planned at the same time.
-    fn with_best_passes(&self, candidates: &Candidates) -> Result<Chosen, SplitError> {
+    fn fastest_candidate(&self, candidates: &Candidates) -> Result<Chosen, SplitError> {
         let (longest, shorter) = std::thread::scope(|scope| {
             let shorter = candidates.shorter.iter().cloned();
-            let shorter: Vec<_> = shorter.map(|request| scope.spawn(|| self.with_these_passes(request))).collect();
-            let longest = self.with_fitting_passes(candidates.longest.clone());
+            let shorter: Vec<_> = shorter.map(|request| scope.spawn(|| self.plan_request(request))).collect();
+            let longest = self.plan_with_longest_fitting_passes(candidates.longest.clone());
             let shorter = shorter.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
             (longest, shorter.collect::<Vec<_>>())
         });
-        let shorter = shorter.into_iter().flatten().chain(self.while_faster(candidates, &longest));
+        let shorter = shorter.into_iter().flatten().chain(self.halve_passes_while_faster(candidates, &longest));
         let faster = |best: Chosen, other: Chosen| if other.uses_memory_better_than(&best) { other } else { best };
         match longest {
             Ok(longest) if !longest.is_short_of_memory() && !plans_sequences(&longest.request, self.args) => {
@@ -264,28 +264,32 @@ impl PlanInputs<'_> {
 
     /// The fastest plan with passes shorter than the longest that fit, if nothing was estimated because nothing fits without streaming to GPUs.
     /// Halves the length of passes as long as each plan is faster than the one before.
-    fn while_faster(&self, candidates: &Candidates, longest: &Result<Chosen, SplitError>) -> Option<Chosen> {
+    fn halve_passes_while_faster(
+        &self,
+        candidates: &Candidates,
+        longest: &Result<Chosen, SplitError>,
+    ) -> Option<Chosen> {
         let longest = longest.as_ref().ok().filter(|_| candidates.estimate.objective_ms.is_infinite())?;
         let halved = |chosen: &Chosen| {
             let longest_pass = chosen.request.shorter_pass()?;
             let request = self.request(Limits { longest_pass, ..chosen.request.limits }).ok()?;
-            self.with_these_passes(request).ok().filter(|shorter| shorter.uses_memory_better_than(chosen))
+            self.plan_request(request).ok().filter(|shorter| shorter.uses_memory_better_than(chosen))
         };
         std::iter::successors(halved(longest), halved).last()
     }
 
     /// The plan with passes of at most this many tokens, with KV caches where the settings have them.
-    pub fn with_passes_of(&self, longest_pass: u64) -> Result<Chosen, SplitError> {
-        self.with_these_passes(self.request(Limits { longest_pass, ..self.limits() })?)
+    pub fn plan_with_passes_of(&self, longest_pass: u64) -> Result<Chosen, SplitError> {
+        self.plan_request(self.request(Limits { longest_pass, ..self.limits() })?)
     }
 
-    fn with_these_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
+    fn plan_request(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
         let partitioning = place_sequences(&mut request, self.args)?;
         Ok(Chosen::new(request, partitioning))
     }
 
     /// The plan with the longest passes that fit, and whose activations leave the host room for weights.
-    fn with_fitting_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
+    fn plan_with_longest_fitting_passes(&self, mut request: PlanningRequest) -> Result<Chosen, SplitError> {
         let limits = request.limits;
         let mut shortest_fits = false;
         loop {
@@ -294,7 +298,7 @@ impl PlanInputs<'_> {
                 Err(SplitError::OverBudget { .. }) => {
                     if !shortest_fits && let Some(longest_pass) = request.shorter_passes(limits.shortest_pass).last() {
                         let shortest = self.request(Limits { longest_pass, ..limits })?;
-                        if let Err(refusal @ SplitError::OverBudget { .. }) = self.with_these_passes(shortest) {
+                        if let Err(refusal @ SplitError::OverBudget { .. }) = self.plan_request(shortest) {
                             return Err(refusal);
                         }
                         shortest_fits = true;

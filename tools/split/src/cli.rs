@@ -4,7 +4,7 @@ mod planning;
 mod quantize;
 mod values;
 
-pub use planning::{CompressArg, ExpertReads, MechanismsArg, ObjectiveArg, PlanningArgs};
+pub use planning::{CompressArg, ExpertsArg, MechanismsArg, ObjectiveArg, PlanningArgs};
 pub use quantize::{BitsArg, DraftArg, QuantizeArgs};
 pub use values::{KvHomeArg, LayerCount, SplitModeArg, VramRange};
 
@@ -85,7 +85,8 @@ pub struct SplitArgs {
     /// Tokens a sequence may grow to, such as 8192 or 8k (k is 1024) [default: the model's, 8192 at most].
     #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "TOKENS", value_parser = values::tokens)]
     pub context: Option<u64>,
-    /// Rows of the input tensors: sequences that a program computes in step. `hpp-exec jobs` and `serve` need none.
+    /// Sequences in one run, as rows of the input tensors, for programs that always compute that many. `hpp-exec jobs` and `serve` combine
+    /// requests themselves: leave it at 1.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub batch: u64,
     /// Prompt length that predictions and the objective assume.

@@ -6,7 +6,7 @@ use crate::input_errors::{InputError, InputErrors};
 use crate::measured_run::MeasuredRun;
 use crate::presets;
 use hpp_model::{Analysis, CostSource, Scenario, ThisHost, model_hash, unreliable_times};
-use hpp_schema::{Activations, DocumentError, Machine, Profile};
+use hpp_schema::{Activations, DocumentError, Machine, Predictions, Profile};
 use std::path::Path;
 
 /// Size limit of a profile or machine file, bytes; equal to the limit in `hpp-schema`.
@@ -94,7 +94,7 @@ impl Costs {
     /// The text in a plan that says where its predictions come from.
     pub fn label(&self) -> String {
         let basis = match &self.basis {
-            CostBasis::Assumed => "static".to_owned(),
+            CostBasis::Assumed => Predictions::STATIC.to_owned(),
             CostBasis::Machine(machine) => format!("machine: {}", machine.name),
             CostBasis::Profile(profile, file) => format!("profile: {file} of {}", profile.date),
         };

@@ -270,8 +270,8 @@ impl SplitError {
             SplitError::Divergence(DivergenceError::Interrupted) => return None,
             SplitError::Divergence(error) => {
                 let mend = match error.is_full_disk() {
-                    true => "make room where it says (files of the calibration lie beside --out, and logits in TMPDIR)",
-                    false => "mend what it says",
+                    true => "free space on the disk that the message names (files of the calibration lie beside --out, and logits in TMPDIR)",
+                    false => "correct what the message names",
                 };
                 format!("{mend}; or omit --calibration: int4 is then rounded to the nearest, and auto chooses bits by squared errors")
             }

@@ -202,8 +202,8 @@ pub fn note_of_whole_mixtures(
         (first, last) => format!("{} to {}", label(first), label(last)),
     };
     Some(format!(
-        "the experts of {blocks} are read whole in each pass: only of QMoE and MoE, and of experts that the model adds one after the other, with a router in the graph, constant weights and 16 KiB \
-         or more for an expert, is known before it runs which experts it selects, and pays to read them alone"
+        "all experts of {blocks} are read from disk in each pass: hpp-split can read only the selected ones of QMoE and MoE, and of experts whose results the model adds up one after the \
+         other, if the router is in the graph, the weights are constants and an expert has at least 16 KiB"
     ))
 }
 

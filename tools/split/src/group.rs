@@ -36,7 +36,8 @@ pub fn group(
     let mut groups = Vec::with_capacity(placements.len());
     let is_alone = |at: usize| needs_own_partition(problem, at, placements[at], rules);
     for (at, placement) in placements.iter().enumerate() {
-        let changes_provider = || at > 0 && host_providers.get(at) != host_providers.get(at - 1) && on_host(placement);
+        let changes_provider =
+            || at > 0 && host_providers.get(at) != host_providers.get(at - 1) && placement.computes_on_host();
         if at > 0 && (placements[at - 1] != *placement || is_alone(at) || is_alone(at - 1) || changes_provider()) {
             group += 1;
         }
@@ -44,10 +45,6 @@ pub fn group(
     }
     let runs = runs(&problem.blocks, &groups, min_partitions);
     runs.into_iter().map(|run| PartitionSpec { placement: placements[run.blocks.start], blocks: run.blocks }).collect()
-}
-
-fn on_host(placement: &BlockPlacement) -> bool {
-    Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu)
 }
 
 fn needs_own_partition(problem: &Problem, block: usize, placement: BlockPlacement, rules: OwnPartition) -> bool {
@@ -60,7 +57,7 @@ fn needs_own_partition(problem: &Problem, block: usize, placement: BlockPlacemen
         Placement::Streamed(_) => true,
         Placement::Resident(_) => problem.budget.kv == KvHome::Host || (rules.movable && has_state),
         Placement::Cpu => {
-            rules.from_disk || (rules.tables && problem.reads_rows(block)) || (rules.states_on_disk && has_state)
+            rules.from_disk || (rules.tables && problem.is_lookup_table(block)) || (rules.states_on_disk && has_state)
         }
     })
 }

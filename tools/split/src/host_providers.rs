@@ -100,8 +100,7 @@ fn cheapest_path(
 fn without_faults(mut times: ProviderTimes, analysis: &Analysis) -> ProviderTimes {
     for (block, _) in faulty_blocks(analysis, times.provider) {
         if let Some(cost) = times.blocks.get_mut(block) {
-            cost.decode_ms = f64::INFINITY;
-            cost.prefill_ms.fill(f64::INFINITY);
+            cost.make_impossible();
         }
     }
     times

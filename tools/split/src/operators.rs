@@ -4,7 +4,6 @@ use crate::input_errors::{InputError, InputErrors};
 use crate::partitioning::Partitioning;
 use hpp_graph::{NodeId, PartitionGraph};
 use hpp_model::{Analysis, has_paged_caches, machine_layouts, unknown_operators, without_cpu_kernel};
-use hpp_partition::{Phase, Placement};
 
 const UNKNOWN: &str = "export again with an opset and operators that ONNX Runtime supports (torch.onnx.export takes opset_version); if \
                        a custom operator library provides them, give --allow-unknown-operators";
@@ -36,10 +35,8 @@ pub fn check_host(
     if allow {
         return Ok(());
     }
-    let on_host = |placement: hpp_partition::BlockPlacement| {
-        Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Cpu)
-    };
-    let partitions = partitioning.partitions.iter().zip(parts).filter(|(partition, _)| on_host(partition.placement));
+    let all = partitioning.partitions.iter().zip(parts);
+    let partitions = all.filter(|(partition, _)| partition.placement.computes_on_host());
     refuse_on_host(analysis, partitions.flat_map(|(_, part)| part.nodes.iter().copied()))
 }
 

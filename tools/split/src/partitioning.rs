@@ -245,7 +245,7 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, Deci
     };
     let Some(places) = named else { return Ok((solution, decided_by)) };
     let named = places.into_iter().zip(&problem.blocks);
-    let named = named.map(|(place, block)| place.filter(|_| !block.on_host).map(BlockPlacement::both));
+    let named = named.map(|(place, block)| place.filter(|_| !block.kept_on_host).map(BlockPlacement::both));
     let placements: Vec<BlockPlacement> =
         named.zip(&solution.placements).map(|(named, placement)| named.unwrap_or(*placement)).collect();
     if decided_by == DecidedBy::Both && solution.placements == placements {
@@ -461,7 +461,7 @@ fn disk_streaming(
     slots: &[u32],
 ) -> Option<DiskStreaming> {
     let usage = usage_of_partitions(problem, placements, slots);
-    let is_table: Vec<bool> = (0..problem.blocks.len()).map(|block| problem.reads_rows(block)).collect();
+    let is_table: Vec<bool> = (0..problem.blocks.len()).map(|block| problem.is_lookup_table(block)).collect();
     if usage.host_holds_all(problem) {
         let tables_only =
             DiskStreaming { locked_share: 1.0, read_level: 0, window: None, expert_cache: None, is_table };
@@ -494,7 +494,10 @@ fn disk_streaming(
 /// Packed bytes of the weights, without experts, that stay locked on the host if some block has another place for the prompt than for decoding: the
 /// memory use of one phase counts only the weights of that phase. 0 if all blocks have one place: then the planner counts them.
 fn locked_of_both_phases(problem: &Problem, placements: &[BlockPlacement], packed_level: u64) -> u64 {
-    let on_host = || (0..placements.len()).filter(|block| placements[*block].on_host() && !problem.reads_rows(*block));
+    let on_host = || {
+        (0..placements.len())
+            .filter(|block| placements[*block].holds_weights_on_host() && !problem.is_lookup_table(*block))
+    };
     if on_host().all(|block| placements[block].prefill == placements[block].decode) {
         return 0;
     }

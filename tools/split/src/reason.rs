@@ -90,7 +90,7 @@ fn beside_disk(reason: String, partition: &PartitionSpec, disk: &DiskStreaming, 
 /// The reason for a partition with experts that `--cpu-moe` or `--n-cpu-moe` keeps on the host; `others` says why its other blocks are there.
 fn kept_on_host(request: &PlanningRequest, partition: &PartitionSpec, others: &str) -> Option<String> {
     let blocks = &request.problem.blocks[partition.blocks.clone()];
-    let kept: Vec<String> = blocks.iter().filter(|block| block.on_host).map(|block| block.label.clone()).collect();
+    let kept: Vec<String> = blocks.iter().filter(|block| block.kept_on_host).map(|block| block.label.clone()).collect();
     match kept.len() {
         0 => None,
         all if all == blocks.len() => Some("experts kept on the CPU".to_owned()),
@@ -174,8 +174,7 @@ fn reason(request: &PlanningRequest, partitioning: &Partitioning, run: &RunExpla
 
 /// The reason where another device is expected to be faster.
 const MEASURED_FASTEST: &str = "fastest of the measured plans";
-const BEFORE_LAUNCHES: &str =
-    "best before the launch of each partition is counted; with them, other devices may be faster";
+const BEFORE_LAUNCHES: &str = "fastest without the launches of partitions; with these another device may be faster";
 
 /// The best alternative: those that fit first, then the least time. Where none fits, streaming to the device that holds the run comes last: that
 /// this needs more memory says nothing of why the run is there.

@@ -1,7 +1,7 @@
 //! The planning request: costs and limits as a planning problem, planner options, and budgets as the plan records them.
 
 use crate::analysis::Computation;
-use crate::cli::{CompressArg, DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, ExpertReads, KvHomeArg, LayerCount, SplitArgs};
+use crate::cli::{CompressArg, DEFAULT_NEW_TOKENS, DEFAULT_PROMPT, ExpertsArg, KvHomeArg, LayerCount, SplitArgs};
 use crate::costs::Costs;
 use crate::host_providers::{PhaseWeights, choose_host_providers};
 use crate::input_errors::{InputError, InputErrors};
@@ -146,7 +146,7 @@ impl PlanningRequest {
         if args.planning.compress != CompressArg::Auto {
             problem.budget.packing = packing(&analysis.model, analysis.exported_graph(), compress_permille);
         }
-        if args.planning.experts == ExpertReads::All {
+        if args.planning.experts == ExpertsArg::All {
             problem.blocks.iter_mut().for_each(|block| block.experts = None);
         }
         let options = args.planning.options(args.avoids_streaming());
@@ -190,7 +190,7 @@ impl PlanningRequest {
             compress_permille,
             movable: args.movable,
             divides_rows: analysis.rows.is_some(),
-            read_experts_ahead: args.planning.experts == ExpertReads::Auto,
+            read_experts_ahead: args.planning.experts == ExpertsArg::Auto,
             default_margin: args.margin.is_none(),
             allow_unknown_operators: args.allow_unknown_operators,
             heap,
@@ -279,11 +279,8 @@ impl PlanningRequest {
 /// Sets the cost of the blocks that the user keeps on the host to infinity on GPUs, so that no planner places them there.
 fn avoid_gpus(problem: &mut Problem) {
     for gpu in &mut problem.gpus {
-        let kept = gpu.blocks.iter_mut().zip(&problem.blocks).filter(|(_, block)| block.on_host);
-        kept.for_each(|(cost, _)| {
-            cost.decode_ms = f64::INFINITY;
-            cost.prefill_ms.fill(f64::INFINITY);
-        });
+        let kept = gpu.blocks.iter_mut().zip(&problem.blocks).filter(|(_, block)| block.kept_on_host);
+        kept.for_each(|(cost, _)| cost.make_impossible());
     }
 }
 

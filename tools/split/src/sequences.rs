@@ -5,7 +5,7 @@ use crate::error::SplitError;
 use crate::partitioning::{DecidedBy, over_budget};
 use crate::request::{PlanningRequest, STATES_ON_DISK, WhyOnDisk, max_host_bytes};
 use hpp_partition::{
-    BatchesRows, Budget, KvHome, Mechanisms, Options, OverBudget, Problem, Solution, plan_throughput, tokens_per_second,
+    Budget, KvHome, Mechanisms, Options, OverBudget, Problem, RowBatching, Solution, plan_throughput, tokens_per_second,
 };
 use hpp_schema::ByteSize;
 
@@ -71,7 +71,7 @@ fn on_disk(single: &Problem) -> Option<Problem> {
     let is_possible = STATES_ON_DISK && single.disk_bytes_per_ms.is_some() && !single.budget.host_kv_on_disk;
     let budget = Budget { host_kv_on_disk: true, ..single.budget.clone() };
     // Layers with states on disk run one sequence after the other.
-    is_possible.then(|| Problem { budget, batches_rows: BatchesRows::Never, ..single.clone() })
+    is_possible.then(|| Problem { budget, row_batching: RowBatching::Never, ..single.clone() })
 }
 
 impl Candidate {
@@ -114,7 +114,7 @@ mod tests {
             weights: vec![(i, 100 * MB)],
             streamed: Streamed::whole(100 * MB),
             experts: None,
-            on_host: false,
+            kept_on_host: false,
             assigned: None,
             needs_gpu: false,
             kv_bytes: 60 * MB,
@@ -141,7 +141,7 @@ mod tests {
             decompression: None,
             budget: Budget { ram: Some(ram), ..Budget::default() },
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 16, new_tokens: 16, passes: vec![16] },
-            batches_rows: BatchesRows::Never,
+            row_batching: RowBatching::Never,
             expert_hits: vec![],
             cuts: vec![],
         }

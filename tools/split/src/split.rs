@@ -309,7 +309,7 @@ fn faults_note(analysis: &Analysis) -> Option<String> {
         false => "",
     };
     Some(format!(
-        "{}'s {} {}; {} of {} blocks ({}) compute on CUDA or the CPU only (docs/PROVIDERS.md){advice}",
+        "{}'s {} {}; {} of {} blocks ({}) are not placed on WebGPU (docs/PROVIDERS.md){advice}",
         Provider::WEBGPU.name(),
         fault.operator,
         fault.what,

@@ -11,7 +11,7 @@ use crate::request::PlanningRequest;
 use crate::table::table;
 use hpp_io::print_line;
 use hpp_partition::{BlockPlacement, Placement, Solution};
-use hpp_schema::ByteSize;
+use hpp_schema::{ByteSize, Predictions};
 use serde::Serialize;
 
 /// Width of the longest bar, characters.
@@ -120,7 +120,7 @@ fn blocks_on_gpus(placements: &[BlockPlacement]) -> [usize; 2] {
 fn text(points: &[Point], request: &PlanningRequest, source: &str) -> String {
     let max =
         |value: fn(&Expectation) -> f64| points.iter().filter_map(|p| p.plan.as_ref()).map(value).fold(0.0, f64::max);
-    let significant = if source == "static" { ESTIMATED } else { MEASURED };
+    let significant = if source == Predictions::STATIC { ESTIMATED } else { MEASURED };
     let (fastest, latest) = (max(|p| p.tokens_per_s), max(|p| p.time_to_first_token_ms));
     let rows = points.iter().map(|point| {
         let cells = match (&point.plan, &point.refused) {

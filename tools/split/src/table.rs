@@ -83,7 +83,7 @@ const STATIC_ERROR: &str = "static estimate, may be off by up to 6x; hpp-profile
 /// The predictions. Estimates from assumed rates are printed with two significant digits, which match their accuracy.
 fn expectation(plan: &Plan, undivided: bool) -> String {
     let p = &plan.predictions;
-    let is_static = p.source == "static";
+    let is_static = p.is_static();
     let (source, significant) = if is_static { (STATIC_ERROR, ESTIMATED) } else { (p.source.as_str(), MEASURED) };
     let time = |ms| amount::time(ms, significant);
     if plan.model.kind == ModelKind::SingleRun {
@@ -119,7 +119,7 @@ fn expectation(plan: &Plan, undivided: bool) -> String {
 const CLEARLY: f64 = 1.05;
 
 /// The source of predictions without measurements.
-const STATIC: &str = "static";
+const STATIC: &str = Predictions::STATIC;
 
 /// Several sequences together, and how many of them take no more time than one. `unknown`: more may be faster, if they share experts.
 fn throughput_line(alone: &Predictions, throughput: &PredictedThroughput, significant: i32, unknown: bool) -> String {

@@ -85,7 +85,7 @@ fn with_shorter_passes(
     let change = |args: &mut SplitArgs| args.planning.objective = Objective::Prefill.into();
     PlanInputs { alternative: None, ..*inputs }.with_settings(change, |inputs| {
         let lengths: Vec<u64> = request.shorter_passes(LEAST_CHUNK).collect();
-        let plans = lengths.into_iter().filter_map(|length| inputs.with_passes_of(length).ok());
+        let plans = lengths.into_iter().filter_map(|length| inputs.plan_with_passes_of(length).ok());
         plans.into_iter().find(|chosen| {
             let times = PredictedTimes::of(&chosen.partitioning.solution);
             tried.push((Objective::Prefill, times));

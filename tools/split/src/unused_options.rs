@@ -1,6 +1,6 @@
 //! Options that change nothing in the plan that came out: a user who gave one expects otherwise.
 
-use crate::cli::{CompressArg, ExpertReads, KvHomeArg, SplitArgs};
+use crate::cli::{CompressArg, ExpertsArg, KvHomeArg, SplitArgs};
 use hpp_graph::ExpertCounts;
 use hpp_model::Analysis;
 use hpp_schema::{Device, DeviceKind, Plan, Provider};
@@ -20,8 +20,8 @@ pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> 
         (args.margin.is_some() && plan.budgets.vram.is_empty(), "--margin", "the plan is for no GPU"),
         (args.movable && !computes_on_gpu, "--movable", "no layer computes on a GPU"),
         (planning.compress != CompressArg::Auto && !reads_disk, "--compress", no_reads),
-        (planning.experts != ExpertReads::Auto && !has_experts, "--experts", no_experts),
-        (planning.experts != ExpertReads::Auto && has_experts && !reads_disk, "--experts", no_reads),
+        (planning.experts != ExpertsArg::Auto && !has_experts, "--experts", no_experts),
+        (planning.experts != ExpertsArg::Auto && has_experts && !reads_disk, "--experts", no_reads),
         (
             analysis.integer_operators == Some(0),
             "--int8-activations",

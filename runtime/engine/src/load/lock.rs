@@ -71,19 +71,19 @@ pub(super) fn lock_weights<B: Backend>(
 
 /// Unlocks weights so that the window can hold the weights of two stages, if it lacks only a little. Returns by how many bytes the window grows.
 fn widen_window<B: Backend>(program: &Program, runtime: &mut Runtime<B>, window: u64) -> Result<u64, EngineError> {
-    let unlocked = missing_window(runtime.weights.disk.stage_sizes(), window);
+    let bytes_to_unlock = missing_window(runtime.weights.disk.stage_sizes(), window);
     let all = runtime.locked.total();
     // With experts that are read by demand, the window is smaller on purpose.
-    if unlocked == 0 || unlocked > all || largest_experts(&program.plan) > 0 {
+    if bytes_to_unlock == 0 || bytes_to_unlock > all || largest_experts(&program.plan) > 0 {
         return Ok(0);
     }
-    let locked = runtime.locked.divided(all - unlocked);
-    info!(unlocked, "weights unlocked so that the window holds two stages");
+    let locked = runtime.locked.divided(all - bytes_to_unlock);
+    info!(bytes_to_unlock, "weights unlocked so that the window holds two stages");
     // The warnings are the same as those of the first call.
     runtime.lock_stages(program, &locked)?;
     runtime.locked_now = locked.iter().sum();
     runtime.locked.set_at_load(locked);
-    Ok(unlocked)
+    Ok(bytes_to_unlock)
 }
 
 /// Bytes that a window lacks to hold, beside the weights of the stage that computes, all weights of the next stage. Without them, the last chunks
@@ -153,10 +153,10 @@ mod tests {
         const TWO: u64 = 200 << 20;
         let missing = |stages, window| missing_window(vec![TWO / 2; stages], window);
         let window = TWO - (10 << 20);
-        let unlocked = missing(32, window);
+        let bytes_to_unlock = missing(32, window);
         // What is unlocked is read then, and the window holds it too.
-        let two = TWO + 2 * CHUNK_ROUNDING + 2 * unlocked / 32;
-        assert!(unlocked > 10 << 20 && (window + unlocked).abs_diff(two) <= 64, "{unlocked}");
+        let two = TWO + 2 * CHUNK_ROUNDING + 2 * bytes_to_unlock / 32;
+        assert!(bytes_to_unlock > 10 << 20 && (window + bytes_to_unlock).abs_diff(two) <= 64, "{bytes_to_unlock}");
         assert_eq!(missing(32, TWO + 2 * CHUNK_ROUNDING), 0);
         assert_eq!((missing(32, TWO - (40 << 20)), missing(32, 0), missing(2, window)), (0, 0, 0));
     }

@@ -53,7 +53,7 @@ pub trait WeightPager {
         false
     }
     /// After a run: if the weights are still mapped from their files, as during warm-up, records which pages it touched, and drops them.
-    fn sample_resident(&mut self) {}
+    fn record_touched_pages(&mut self) {}
     /// For streamed weights: reads and locks up to `locked` bytes of them and drops the others. Until then the system loads pages
     /// as runs touch them. Returns a warning for the user, if there is one. It may be called again between two runs while no chunk is in memory:
     /// then it locks `locked` bytes instead of the earlier number, and the chunks change. Weights with experts stay as they are.

@@ -10,7 +10,7 @@ pub(crate) enum FreedMemory {
     Stays,
     /// Runs of more than one token, where memory is limited and experts are read by demand: partitions with experts need pieces of other sizes than
     /// the partitions between them.
-    ReturnsAfterPrompts,
+    ReturnsAfterSeveralTokens,
     /// All: values grow from run to run, because tokens are appended to states or the whole sequence is computed again.
     Returns,
 }
@@ -22,7 +22,7 @@ impl FreedMemory {
         if plan.model.kind == ModelKind::DecoderWithoutCache || plan.states.iter().any(grows) {
             FreedMemory::Returns
         } else if is_limited && plan.partitions.iter().any(|partition| partition.experts.is_some()) {
-            FreedMemory::ReturnsAfterPrompts
+            FreedMemory::ReturnsAfterSeveralTokens
         } else {
             FreedMemory::Stays
         }
@@ -32,7 +32,7 @@ impl FreedMemory {
     pub fn returns_after(self, tokens: u64) -> bool {
         match self {
             FreedMemory::Stays => false,
-            FreedMemory::ReturnsAfterPrompts => tokens > 1,
+            FreedMemory::ReturnsAfterSeveralTokens => tokens > 1,
             FreedMemory::Returns => true,
         }
     }
@@ -46,7 +46,7 @@ mod tests {
     fn freed_memory_returns_after_the_runs_that_need_pieces_of_other_sizes() {
         let tokens = |rule: FreedMemory| [1, 2, 64].map(|tokens| rule.returns_after(tokens));
         assert_eq!(tokens(FreedMemory::Stays), [false, false, false]);
-        assert_eq!(tokens(FreedMemory::ReturnsAfterPrompts), [false, true, true]);
+        assert_eq!(tokens(FreedMemory::ReturnsAfterSeveralTokens), [false, true, true]);
         assert_eq!(tokens(FreedMemory::Returns), [true, true, true]);
     }
 }

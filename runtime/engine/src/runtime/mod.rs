@@ -85,7 +85,7 @@ pub(crate) struct Taps {
 impl<B: Backend> Runtime<B> {
     /// A sequence without tokens. Its states are in the arena if the arena has a free row.
     pub fn new_sequence(&mut self, program: &Program) -> Result<Sequence<B>, EngineError> {
-        let mut sequence = self.stand_in(program)?;
+        let mut sequence = self.sequence_without_states(program)?;
         let in_arena = self.arena.as_ref().and_then(|arena| {
             let row = arena.take()?;
             Some((arena.states_of(&program.layouts, &self.pool, row.index)?, row))
@@ -102,7 +102,7 @@ impl<B: Backend> Runtime<B> {
     }
 
     /// A sequence without states of its own, for bindings.
-    fn stand_in(&self, program: &Program) -> Result<Sequence<B>, EngineError> {
+    fn sequence_without_states(&self, program: &Program) -> Result<Sequence<B>, EngineError> {
         let limits = program.layouts.iter().map(|layout| layout.limit(program.context));
         let limit = limits.min().unwrap_or(program.context);
         let bindings = self.new_bindings(program)?;

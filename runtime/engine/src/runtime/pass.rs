@@ -282,11 +282,11 @@ impl<B: Backend> PassRunner<'_, '_, B> {
 
     /// Runs items of `phases` at a stage in this order.
     fn run_items(&mut self, id: StageId, phases: &[Phase], order: &[usize]) -> Result<(), EngineError> {
-        let has_prompt = self.has_prompt();
-        if self.runtime.is_memory_limited && order.len() > 1 && has_prompt {
+        let has_item_of_several_tokens = self.has_item_of_several_tokens();
+        if self.runtime.is_memory_limited && order.len() > 1 && has_item_of_several_tokens {
             self.runtime.pool.backend.trim_heap();
         }
-        let mut reads_ahead = !has_prompt;
+        let mut reads_ahead = !has_item_of_several_tokens;
         for (number, &item) in order.iter().enumerate() {
             let (is_first, next_item) = (number == 0, order.get(number + 1).copied());
             let turn = StageTurn { id, phase: phases[0], item, is_first, next_item };
@@ -322,7 +322,7 @@ impl<B: Backend> PassRunner<'_, '_, B> {
     }
 
     /// Whether any item has more than one token.
-    fn has_prompt(&self) -> bool {
+    fn has_item_of_several_tokens(&self) -> bool {
         self.items.iter().any(|item| item.error.is_none() && item.sizes.sequence > 1)
     }
 

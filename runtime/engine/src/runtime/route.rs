@@ -13,11 +13,11 @@ use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 /// A difference of two logits that is so large that rounding cannot reverse the order of their probabilities: the difference to the largest logit,
-/// at most [`SMALLEST_PROBABILITY`], is rounded to 24 bits (5e-6), and exponential and quotient to a few units in the last place (5e-7).
-const NEARLY_EQUAL: f32 = 1e-4;
+/// at most [`UNDERFLOW_GAP`], is rounded to 24 bits (5e-6), and exponential and quotient to a few units in the last place (5e-7).
+const ROUNDING_MARGIN: f32 = 1e-4;
 /// From this difference to the largest logit on, a probability is too small to be compared: it is e^-80 = 2e-35 of the largest, near the smallest
 /// normal float32, 1e-38, below which it loses bits and becomes zero.
-const SMALLEST_PROBABILITY: f32 = 80.0;
+const UNDERFLOW_GAP: f32 = 80.0;
 
 impl<B: Backend> Runtime<B> {
     /// The experts that the tokens of one lane select in a stage, in order, each once.
@@ -155,7 +155,7 @@ fn select_by_logit(logits: &[f32], active: usize, selected: &mut [bool]) {
     order[..active].iter().for_each(|expert| selected[*expert] = true);
 }
 
-/// Marks the experts whose logit is at most [`NEARLY_EQUAL`] below the smallest of the `active` largest: ONNX Runtime sorts probabilities in
+/// Marks the experts whose logit is at most [`ROUNDING_MARGIN`] below the smallest of the `active` largest: ONNX Runtime sorts probabilities in
 /// float32 (`moe_cpu.cc`), and rounding cannot put an expert with a smaller logit first. Marks all experts where probabilities are zero or not
 /// numbers.
 fn select_by_probability(logits: &[f32], active: usize, selected: &mut [bool]) {
@@ -166,12 +166,12 @@ fn select_by_probability(logits: &[f32], active: usize, selected: &mut [bool]) {
     else {
         return;
     };
-    if has_no_order(logits) || !largest.is_finite() || smallest < largest - SMALLEST_PROBABILITY {
+    if has_no_order(logits) || !largest.is_finite() || smallest < largest - UNDERFLOW_GAP {
         selected.fill(true);
         return;
     }
     for (logit, selected) in logits.iter().zip(selected) {
-        *selected |= *logit >= smallest - NEARLY_EQUAL;
+        *selected |= *logit >= smallest - ROUNDING_MARGIN;
     }
 }
 

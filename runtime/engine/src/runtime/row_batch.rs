@@ -218,7 +218,7 @@ impl<B: Backend> RowBatcher<B> {
         for group in members.chunk_by(is_near).filter(|group| group.len() > 1) {
             let rows = group[0].row..group[group.len() - 1].row + 1;
             if count == self.batches.len() {
-                let sequence = runtime.stand_in(program)?;
+                let sequence = runtime.sequence_without_states(program)?;
                 let (ids, lengths, members) = (Vec::new(), Vec::new(), Vec::new());
                 self.batches.push(RowBatch {
                     sequence,

@@ -15,9 +15,10 @@ const HOST: &str = "cpu";
 /// Which schedule a pass follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Several tokens, or the first.
+    /// All other passes: prompts and their chunks, also a last chunk of one token, longer drafts, and every pass of a model without states.
     Prefill,
-    /// One more token.
+    /// A pass after the first of its sequence, alone in its step, of at most as many tokens as the plan's `schedule.decode_tokens` (1 if it does not
+    /// say): the next token, or a short draft.
     Decode,
 }
 
@@ -112,9 +113,9 @@ pub struct StageTelemetry {
     pub refused: Vec<(Provider, String)>,
     /// Time to load it.
     pub load: Duration,
-    /// Its runs with several tokens.
+    /// Its runs that followed the schedule of prefill.
     pub prefill: Counter,
-    /// Its runs with one more token.
+    /// Its runs that followed the schedule of decoding.
     pub decode: Counter,
 }
 
@@ -262,11 +263,11 @@ pub struct Telemetry {
     pub disk_stalls: Counter,
     /// Waits for states on disk: for writes of the run before, and to start writes and reads. Each prefetch and each eviction counts, however short.
     pub state_stalls: Counter,
-    /// Whole passes with several tokens.
+    /// Whole passes that followed the schedule of prefill.
     pub prefill: Counter,
     /// Tokens in them.
     pub prefill_tokens: u64,
-    /// Whole passes with one more token.
+    /// Whole passes that followed the schedule of decoding.
     pub decode: Counter,
     /// Tokens in them.
     pub decode_tokens: u64,

@@ -394,7 +394,7 @@ impl<B: Backend> WeightTier<B> for DiskTier<B> {
 
     fn release(&mut self, _: &mut TierContext<'_, B>, stage: StageId) -> Result<(), BackendError> {
         let pager = self.pager(stage);
-        pager.sample_resident();
+        pager.record_touched_pages();
         pager.release();
         self.prefetcher.release(stage);
         self.issue_ahead()

@@ -44,11 +44,11 @@ pub fn adaptation(
 ) -> Result<Option<Adaptation>, ExecError> {
     let lines = Arc::clone(console);
     let report = Box::new(move |line: &str| lines.info(&format!("note: {line}")));
-    let Some(adaptation) = without_memory(engine.plan(), args, report) else { return Ok(None) };
+    let Some(adaptation) = pass_time_adaptation(engine.plan(), args, report) else { return Ok(None) };
     let BesideEngine { sequences, kv, draft, draft_on_top, draft_sequence } = beside;
     let plan = engine.plan();
     // Partitions of a missing GPU count as host memory.
-    let here = OnnxRuntime::planned_here(plan, args)?;
+    let here = OnnxRuntime::open_and_plan_on_this_machine(plan, args)?;
     let states = sequences.saturating_mul(engine.context()).div_ceil(plan.budgets.context.max(1));
     let needed = host_memory_needed(&here, states).saturating_add(kv).saturating_add(draft);
     // The engine never takes more than the limit that its plan was made for.
@@ -59,7 +59,7 @@ pub fn adaptation(
 }
 
 /// Adapts one of several engines of a process to times that are not as planned. The engine pool decides about memory, for all engines together.
-pub fn without_memory(plan: &Plan, args: &RuntimeArgs, report: Box<dyn Fn(&str)>) -> Option<Adaptation> {
+pub fn pass_time_adaptation(plan: &Plan, args: &RuntimeArgs, report: Box<dyn Fn(&str)>) -> Option<Adaptation> {
     let devices = match args.adapt {
         AdaptArg::Off => return None,
         AdaptArg::Exact => Devices::Planned,

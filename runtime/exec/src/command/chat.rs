@@ -43,13 +43,13 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     encoder.tokenizer()?;
     let embeddings = open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?;
     let inputs = ModelInputs { embeddings, ..ModelInputs::default() };
-    ctx.interrupt.stop_gracefully();
+    ctx.interrupt.request_stop_on_signal();
     let session = settings.run.session.as_deref().map(|name| ChatSession::open(name, &settings.run.kv)).transpose()?;
     let draft = DraftChoice::open(&settings.draft_method, &plan, &encoder, ctx.console)?;
     let (sequence, chunk) = load(settings, &plan, inputs, session.as_ref(), &draft, ctx)?;
     let drafts = draft.load(&plan.plan, 1, &settings.run.runtime, ctx.console, ctx.interrupt)?;
     let drafts = settings.with_fixed_length(drafts, ctx.console);
-    ctx.interrupt.immediate();
+    ctx.interrupt.exit_on_signal();
     let request = request(settings, &plan, &encoder, vec![])?;
     if encoder.template.is_none() {
         ctx.console.info("this model has no chat template: it continues what you type as plain text");
@@ -315,7 +315,7 @@ impl Chat<'_> {
         let mut editor: Editor<(), _> = Editor::with_config(config).map_err(ExecError::Terminal)?;
         loop {
             // The conversation is saved here, so Ctrl-C or a closed terminal may end the process at once.
-            ctx.interrupt.immediate();
+            ctx.interrupt.exit_on_signal();
             if ctx.interrupt.is_terminated() {
                 return Ok(INTERRUPTED);
             }
@@ -372,7 +372,7 @@ impl Chat<'_> {
             }
             Err(error) => return Err(error.into()),
         };
-        ctx.interrupt.stop_gracefully();
+        ctx.interrupt.request_stop_on_signal();
         let watch = ctx.interrupt.cancel_on_request(&self.sequence.engine().cancel_handle());
         let tokenizer = self.encoder.tokenizer.as_ref();
         // If a closed terminal or pipe refuses the text of an answer, the answer ends and is saved.
@@ -389,7 +389,7 @@ impl Chat<'_> {
         let generation = self.drafts.speculate(Generation::new(request, tokenizer.cloned(), self.chunk));
         let generated = generate(&mut self.sequence, generation, &is_cancelled, on_event);
         drop(watch);
-        ctx.interrupt.stop_gracefully();
+        ctx.interrupt.request_stop_on_signal();
         let generated = generated?;
         let unwritten = unwritten.into_inner().or_else(|| show(ctx.out, "\n").err());
         warn_of_unknown_tokens(tokenizer, &generated, ctx.console);
@@ -429,7 +429,7 @@ fn answer_summary(generated: &Generated, sequence: &mut SingleSequence<OrtBacken
         FinishReason::Stop | FinishReason::Eos | FinishReason::Grammar => left_in_context,
     };
     let page = sequence.cache().map(|cache| cache.page_tokens());
-    let pages = page.map_or_else(String::new, |page| format!(" (a session keeps pages of {page})"));
+    let pages = page.map_or_else(String::new, |page| format!(" (in whole KV pages of {page} tokens)"));
     format!(
         "[{}, {speed} tok/s, {} of the conversation reused{pages}, {end}]",
         counted(generated.usage.completion_tokens as u64, "token"),

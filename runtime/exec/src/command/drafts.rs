@@ -12,7 +12,7 @@ use hpp_engine::{EngineOptions, host_memory_needed, tries_none};
 use hpp_generate::speculate::{DraftLength, DraftModel, DraftOrigin, Drafts};
 use hpp_generate::{PlanFile, PromptEncoder, check_language_model};
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{InputRole, Plan, Predictions, Provider};
+use hpp_schema::{InputRole, Plan, Provider};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -132,7 +132,7 @@ impl DraftChoice {
             DraftChoice::None | DraftChoice::Ngram | DraftChoice::Model(_) => return Ok(0),
         };
         let args = &RuntimeArgs { providers: draft_providers(plan, args), ..args.clone() };
-        let mut here = OnnxRuntime::planned_here(plan, args)?;
+        let mut here = OnnxRuntime::open_and_plan_on_this_machine(plan, args)?;
         // Drafts use the tokenizer of the model that verifies. The tokenizer is most of `heap`, so `heap` is left out.
         here.devices.iter_mut().for_each(|device| device.heap = None);
         Ok(host_memory_needed(&here, sequences).saturating_sub(PROCESS))
@@ -179,8 +179,8 @@ fn draft_context(draft_plan: &Plan, plan: &Plan, asked: Option<u64>) -> u64 {
 
 /// The passes of one sequence that a measured plan predicts: tokens and milliseconds of each.
 fn predicted_passes(plan: &Plan) -> Vec<(u64, f64)> {
-    let Predictions { source, throughput, .. } = &plan.predictions;
-    let measured = throughput.iter().filter(|_| source != "static");
+    let predictions = &plan.predictions;
+    let measured = predictions.throughput.iter().filter(|_| !predictions.is_static());
     let passes = measured.flat_map(|throughput| &throughput.passes).filter(|pass| pass.sequences == 1);
     passes.map(|pass| (pass.tokens, pass.ms)).collect()
 }

@@ -63,7 +63,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
 
     let other_load = OtherLoad::start();
     // A cancelled load leaves no half-written files, so Ctrl-C may end it gracefully.
-    ctx.interrupt.stop_gracefully();
+    ctx.interrupt.request_stop_on_signal();
     let args = &settings.run.runtime;
     let draft = DraftChoice::open(&settings.draft_method, &plan, &encoder, ctx.console)?;
     let options = EngineOptions { reserved: draft.memory(), ..args.engine_options() };
@@ -263,10 +263,12 @@ fn report(
     if generated.finish_reason == FinishReason::Length && sequence.room() <= 1 {
         let SourceModel { context_length, positions, .. } = sequence.engine().plan().model;
         let is_most = |most: Option<u64>| most.is_some_and(|most| sequence.context() >= most);
-        let hint = match () {
-            () if is_most(context_length) => "the model has no more",
-            () if is_most(positions) => "hpp-split with a larger --context plans for more",
-            () => "give a larger --context",
+        let hint = if is_most(context_length) {
+            "the model was built for no longer context"
+        } else if is_most(positions) {
+            "hpp-split with a larger --context plans for more"
+        } else {
+            "give a larger --context"
         };
         let context = sequence.context();
         let full = match generated.usage.prompt_tokens as u64 >= context {

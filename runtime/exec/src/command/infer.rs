@@ -59,7 +59,7 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
     }
     let other_load = OtherLoad::start();
     let runtime = OnnxRuntime::open_for(&plan.plan, &settings.runtime, ctx.console)?;
-    super::warn_of_memory(&plan.plan, &runtime.plan_here(&plan.plan, &settings.runtime), ctx.console);
+    super::warn_of_memory(&plan.plan, &runtime.plan_on_this_machine(&plan.plan, &settings.runtime), ctx.console);
     let mut engine = runtime.load(&plan.plan, &plan.dir, &settings.runtime, ctx.console)?;
 
     let started = Instant::now();

@@ -85,7 +85,7 @@ fn load_engine(
     interrupt: &Interrupt,
 ) -> Result<Engine<OrtBackend>, ExecError> {
     let runtime = OnnxRuntime::open_for(plan, args, console)?;
-    warn_of_memory(plan, &runtime.plan_here(plan, args), console);
+    warn_of_memory(plan, &runtime.plan_on_this_machine(plan, args), console);
     let cancel = options.cancel.clone().unwrap_or_default();
     let watch = interrupt.cancel_on_request(&cancel);
     let options = EngineOptions { cancel: Some(cancel), ..options };

@@ -4,7 +4,7 @@ use crate::console::Console;
 use crate::numbers::counted;
 use crate::runtime::{OrtBackend, available_memory};
 use hpp_engine::Engine;
-use hpp_schema::{Plan, Predictions};
+use hpp_schema::Plan;
 
 /// The part of the free memory that states may take if the plan has no limit.
 const STATES_SHARE: f64 = 0.75;
@@ -12,10 +12,10 @@ const STATES_SHARE: f64 = 0.75;
 /// The plan's number of sequences. A plan without measurements may underestimate it, so it is at least `assumed` then. With experts read by demand
 /// such a plan may overestimate it instead, because sequences evict each other's experts; then the plan's number stays.
 pub fn planned_sequences(plan: &Plan, assumed: u64) -> u64 {
-    let Predictions { source, throughput, .. } = &plan.predictions;
+    let predictions = &plan.predictions;
     let reads_experts = plan.devices.iter().any(|device| device.expert_cache.is_some());
-    let least = if source == "static" && !reads_experts { assumed } else { 1 };
-    throughput.as_ref().map_or(assumed, |throughput| throughput.sequences.max(least))
+    let least = if predictions.is_static() && !reads_experts { assumed } else { 1 };
+    predictions.throughput.as_ref().map_or(assumed, |throughput| throughput.sequences.max(least))
 }
 
 /// How many of the `wanted` sequences fit into memory. `is_asked`: the user gave the number, and is warned if fewer fit.

@@ -3,7 +3,7 @@
 mod memory;
 mod placement;
 
-use super::adaptation::without_memory;
+use super::adaptation::pass_time_adaptation;
 use super::drafts::DraftChoice;
 use super::kv_cache::open_cache;
 use super::sequences::fitting_sequences;
@@ -50,7 +50,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         check_stores(&plans)?;
     }
     check_address(SocketAddr::new(args.host, args.port))?;
-    ctx.interrupt.stop_gracefully();
+    ctx.interrupt.request_stop_on_signal();
     let (metrics, shutdown) = (Metrics::new(), Shutdown::default());
     let budget = memory_budget(&plans, args)?;
     let starting = Arc::new(AtomicBool::new(true));
@@ -59,13 +59,14 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     for (name, plan) in plans {
         let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
         let before_models = *before_models.get_or_insert_with(resident_memory);
-        let needs = match EngineNeeds::new(&name, &runtime.plan_here(&plan.plan, &args.runtime), args, &budget) {
-            Ok(needs) => needs,
-            Err(beyond) => {
-                too_large.push(beyond);
-                continue;
-            }
-        };
+        let needs =
+            match EngineNeeds::new(&name, &runtime.plan_on_this_machine(&plan.plan, &args.runtime), args, &budget) {
+                Ok(needs) => needs,
+                Err(beyond) => {
+                    too_large.push(beyond);
+                    continue;
+                }
+            };
         settings.push(model_settings(&name, &plan, args)?);
         if let Some(warning) = settings.last().and_then(without_text_or_chat) {
             ctx.console.warn(&warning);
@@ -306,7 +307,7 @@ impl ModelLoader {
         let placement = loaded_placement(&engine);
         let name = plan.plan.model.name.clone();
         let report = Box::new(move |line: &str| tracing::warn!(model = name, "{line}"));
-        let adaptation = without_memory(&plan.plan, runtime, report);
+        let adaptation = pass_time_adaptation(&plan.plan, runtime, report);
         let mut batch = Batch::new(engine, model_inputs(&plan.plan)?);
         adaptation.into_iter().for_each(|adaptation| batch.adapt(adaptation));
         cache.into_iter().for_each(|cache| batch.save_in(cache));

@@ -89,7 +89,11 @@ impl ExpertUse {
         let share = |part: u64| 100.0 * part as f64 / self.all() as f64;
         let ahead = match self.read_ahead + self.read_in_vain {
             0 => String::new(),
-            _ => format!(", {:.0} % read ahead, {} more read in vain", share(self.read_ahead), self.read_in_vain),
+            _ => format!(
+                ", {:.0} % prefetched, {} more prefetched and not used",
+                share(self.read_ahead),
+                self.read_in_vain
+            ),
         };
         format!("experts: {} used, {:.0} % of them in memory{ahead}\n", self.all(), share(self.hits))
     }
@@ -193,7 +197,7 @@ mod tests {
         assert!(reads.ends_with("\nexperts: 40 used, 75 % of them in memory\n"), "{reads}");
         (telemetry.experts_read_ahead, telemetry.experts_read_in_vain) = (10, 4);
         let reads = line(DiskReads::new(&telemetry).as_ref());
-        let last = "\nexperts: 50 used, 60 % of them in memory, 20 % read ahead, 4 more read in vain\n";
+        let last = "\nexperts: 50 used, 60 % of them in memory, 20 % prefetched, 4 more prefetched and not used\n";
         assert!(reads.ends_with(last), "{reads}");
     }
 

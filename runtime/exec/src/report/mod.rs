@@ -27,7 +27,7 @@ pub struct RunReport<'a> {
     pub tokens: &'a [u32],
     /// The text generated; null without a tokenizer.
     pub text: Option<&'a str>,
-    /// `stop`, `eos`, `length` or `cancelled`.
+    /// `stop`, `eos`, `grammar`, `length` or `cancelled`.
     pub finish_reason: FinishReason,
     /// The seed that reproduces the text; null for greedy choices.
     pub seed: Option<u64>,

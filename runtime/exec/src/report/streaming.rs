@@ -39,7 +39,7 @@ pub fn line(streaming: Option<&Streaming>) -> String {
     let bytes = ByteSize(streaming.bytes).human();
     let Streaming { gb_per_second, stall_ms, busy_ms, slot_hits, slot_misses, .. } = streaming;
     format!(
-        "streamed: {bytes} of weights at {gb_per_second:.2} GB/s in {busy_ms:.0} ms, {slot_hits} of {} ahead; partitions waited \
+        "streamed: {bytes} of weights at {gb_per_second:.2} GB/s in {busy_ms:.0} ms, {slot_hits} of {} prefetched; partitions waited \
          {stall_ms:.0} ms for them\n",
         slot_hits + slot_misses
     )
@@ -60,8 +60,7 @@ mod tests {
         telemetry.slot_stalls.time = Duration::from_millis(500);
         (telemetry.slot_hits, telemetry.slot_misses) = (9, 1);
         let text = line(Streaming::new(&telemetry).as_ref());
-        let want =
-            "streamed: 2.79 GiB of weights at 1.50 GB/s in 2000 ms, 9 of 10 ahead; partitions waited 500 ms for them\n";
+        let want = "streamed: 2.79 GiB of weights at 1.50 GB/s in 2000 ms, 9 of 10 prefetched; partitions waited 500 ms for them\n";
         assert_eq!(text, want);
     }
 }

@@ -91,7 +91,7 @@ impl PredictedTimes {
         let one = PredictedPass { sequences: 1, tokens: 1, ms: predictions.decode_ms };
         let more = predictions.throughput.iter().flat_map(|throughput| throughput.passes.iter().copied());
         let passes: Vec<PredictedPass> = [one].into_iter().chain(more).filter(|pass| pass.ms > 0.0).collect();
-        let (is_measured, context) = (predictions.source != "static", predictions.decode_context);
+        let (is_measured, context) = (!predictions.is_static(), predictions.decode_context);
         (!passes.is_empty()).then_some(PredictedTimes { passes, is_measured, context })
     }
 

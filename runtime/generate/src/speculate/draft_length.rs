@@ -138,7 +138,7 @@ impl DraftLength {
     }
 
     /// Lets measured times count as little as predicted ones, because passes may take another time than before.
-    pub fn reweigh_times(&mut self) {
+    pub fn discount_measured_times(&mut self) {
         let times = self.relative.iter_mut().chain([&mut self.single, &mut self.drafting]);
         times.filter(|mean| mean.weight > PREDICTED_WEIGHT).for_each(|mean| mean.decay(PREDICTED_WEIGHT / mean.weight));
     }
@@ -285,7 +285,7 @@ mod tests {
             length.choose(5, 31)
         };
         let unaware = measure(length.clone());
-        length.reweigh_times();
+        length.discount_measured_times();
         assert!(measure(length) > unaware);
     }
 

@@ -70,8 +70,8 @@ impl Speculation {
     }
 
     /// Lets measured times count less, because passes may take another time than before.
-    pub fn reweigh_times(&mut self) {
-        self.length.reweigh_times();
+    pub fn discount_measured_times(&mut self) {
+        self.length.discount_measured_times();
     }
 
     /// Shortens the last draft: only its first `count` tokens are verified.

@@ -34,8 +34,8 @@ pub(crate) struct TextLimits {
 /// Why limited work gave no result.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
-    /// The work panicked: its input breaks an assumption of the library that reads it.
-    #[error("the library that reads it failed: {0}")]
+    /// The work panicked: its input breaks an assumption of the parsing library.
+    #[error("the parsing library failed: {0}")]
     Panic(String),
     /// It exceeded its time.
     #[error("abandoned after {} seconds", .0.as_secs())]
@@ -45,7 +45,7 @@ pub enum LimitError {
     Memory(u64),
     /// Too many threads were abandoned and still run.
     #[error(
-        "{0} pieces of such work exceeded their limits before and still run: try again later, or restart the program"
+        "{0} earlier tasks on tokenizers, chat templates or grammars exceeded their limits and still run: try again later, or restart the program"
     )]
     Abandoned(usize),
     /// The system refused the thread.
@@ -55,7 +55,7 @@ pub enum LimitError {
 
 impl LimitError {
     /// Whether the same work may succeed later, because other work of the process may have taken the time or memory.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         !matches!(self, LimitError::Panic(_))
     }
 }

@@ -32,7 +32,7 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 /// Wait after the system refused a connection for lack of descriptors or memory.
-const REFUSED_BY_SYSTEM: Duration = Duration::from_millis(50);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 /// Most connections that are being closed, whose descriptors may not be free yet, when the next one is accepted.
 const MOST_CLOSING: usize = 32;
 
@@ -68,7 +68,7 @@ const ANSWERING: u8 = 1;
 const FLUSHING: u8 = 2;
 
 /// The state of a connection. Only the connection's own task changes it.
-pub(crate) struct Activity {
+pub(crate) struct ConnectionState {
     state: AtomicU8,
     /// Larger for connections that became idle later.
     idle_since: AtomicU64,
@@ -76,25 +76,25 @@ pub(crate) struct Activity {
     clock: Arc<AtomicU64>,
 }
 
-impl Activity {
-    /// The activity of a connection that opens now.
+impl ConnectionState {
+    /// The state of a connection that opens now.
     fn new(clock: Arc<AtomicU64>) -> Self {
         let now = clock.fetch_add(1, Ordering::SeqCst);
-        Activity { state: AtomicU8::new(IDLE), idle_since: AtomicU64::new(now), clock }
+        ConnectionState { state: AtomicU8::new(IDLE), idle_since: AtomicU64::new(now), clock }
     }
 
     /// Called when a whole request has arrived.
-    pub fn answers(&self) {
+    pub fn request_arrived(&self) {
         self.state.store(ANSWERING, Ordering::SeqCst);
     }
 
     /// Called when the answer has ended. Its last bytes may still wait to be written.
-    fn ends(&self) {
+    fn answer_ended(&self) {
         self.state.store(FLUSHING, Ordering::SeqCst);
     }
 
     /// Called when the system has taken all bytes that were written.
-    fn flushed(&self) {
+    fn all_written(&self) {
         if self.is_flushing() {
             self.idle_since.store(self.clock.fetch_add(1, Ordering::SeqCst), Ordering::SeqCst);
             self.state.store(IDLE, Ordering::SeqCst);
@@ -122,7 +122,7 @@ struct Registry {
 }
 
 struct OpenConnection {
-    activity: Arc<Activity>,
+    state: Arc<ConnectionState>,
     task: JoinHandle<()>,
 }
 
@@ -134,8 +134,8 @@ impl Registry {
 
 /// Aborts the task of the connection that has been idle longest, and returns it: the connection is closed when it ends. `None` if none is idle.
 fn close_longest_idle(open: &mut BTreeMap<u64, OpenConnection>) -> Option<JoinHandle<()>> {
-    let idle = open.iter().filter(|(_, connection)| connection.activity.is_idle());
-    let longest = idle.min_by_key(|(_, connection)| connection.activity.idle_since.load(Ordering::SeqCst));
+    let idle = open.iter().filter(|(_, connection)| connection.state.is_idle());
+    let longest = idle.min_by_key(|(_, connection)| connection.state.idle_since.load(Ordering::SeqCst));
     let id = longest.map(|(id, _)| *id)?;
     let task = open.remove(&id)?.task;
     task.abort();
@@ -190,7 +190,7 @@ pub(crate) async fn serve_connections(
                     most = (open - open / 4).clamp(1, most);
                     tracing::warn!(%error, open, most, "cannot accept a connection: idle ones are closed");
                     close_idle(&registry, most);
-                    tokio::time::sleep(REFUSED_BY_SYSTEM).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }
@@ -235,12 +235,12 @@ fn admit(
         let _ = stream.try_write(no_place().as_bytes());
         return None;
     }
-    let activity = Arc::new(Activity::new(Arc::clone(&registry.clock)));
-    let id = activity.idle_since.load(Ordering::SeqCst);
+    let state = Arc::new(ConnectionState::new(Arc::clone(&registry.clock)));
+    let id = state.idle_since.load(Ordering::SeqCst);
     let registered = Registered { registry: Arc::clone(registry), id };
-    let serving = serve_connection(stream, router.clone(), limits, Arc::clone(&activity), stop, registered);
+    let serving = serve_connection(stream, router.clone(), limits, Arc::clone(&state), stop, registered);
     let task = tokio::spawn(serving);
-    open.insert(id, OpenConnection { activity, task });
+    open.insert(id, OpenConnection { state, task });
     closed
 }
 
@@ -248,7 +248,7 @@ async fn serve_connection(
     stream: TcpStream,
     router: Router,
     limits: ConnectionLimits,
-    activity: Arc<Activity>,
+    state: Arc<ConnectionState>,
     mut stop: watch::Receiver<()>,
     _registered: Registered,
 ) {
@@ -258,11 +258,11 @@ async fn serve_connection(
     let service = TowerToHyperService::new(router);
     let service = service_fn(|mut request: Request<Incoming>| {
         if request.body().is_end_stream() {
-            activity.answers();
+            state.request_arrived();
         }
-        request.extensions_mut().insert(Arc::clone(&activity));
+        request.extensions_mut().insert(Arc::clone(&state));
         request.extensions_mut().insert(peer);
-        let ended = AnswerEnd(Arc::clone(&activity));
+        let ended = AnswerEnd(Arc::clone(&state));
         let answer = service.call(request);
         async move {
             let Ok(response) = answer.await;
@@ -271,7 +271,7 @@ async fn serve_connection(
     });
     let mut builder = http1::Builder::new();
     builder.timer(TokioTimer::new()).header_read_timeout(limits.headers);
-    let stream = StallLimit::new(stream, limits.stall, Arc::clone(&activity));
+    let stream = StallLimit::new(stream, limits.stall, Arc::clone(&state));
     let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
     let mut stops = pin!(stop.changed());
     let (mut is_stopping, mut is_told) = (false, false);
@@ -282,7 +282,7 @@ async fn serve_connection(
                 return Poll::Ready(ended);
             }
             // A connection that is told to stop while it flushes may close before it has written everything.
-            if is_told || !is_stopping || activity.is_flushing() {
+            if is_told || !is_stopping || state.is_flushing() {
                 return Poll::Pending;
             }
             is_told = true;
@@ -295,11 +295,11 @@ async fn serve_connection(
 }
 
 /// Reports the end of an answer when it is dropped together with the answer's body.
-struct AnswerEnd(Arc<Activity>);
+struct AnswerEnd(Arc<ConnectionState>);
 
 impl Drop for AnswerEnd {
     fn drop(&mut self) {
-        self.0.ends();
+        self.0.answer_ended();
     }
 }
 

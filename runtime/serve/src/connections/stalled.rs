@@ -1,6 +1,6 @@
 //! A stream that fails if its client accepts no data for too long, and reports when all of an answer is written.
 
-use super::Activity;
+use super::ConnectionState;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -14,14 +14,14 @@ use tokio::time::{Instant, Sleep, sleep};
 pub(super) struct StallLimit<S> {
     stream: S,
     limit: Duration,
-    activity: Arc<Activity>,
+    state: Arc<ConnectionState>,
     /// The timer that ends a write without progress; `None` if no write waits.
     end: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S> StallLimit<S> {
-    pub fn new(stream: S, limit: Duration, activity: Arc<Activity>) -> Self {
-        StallLimit { stream, limit, activity, end: None }
+    pub fn new(stream: S, limit: Duration, state: Arc<ConnectionState>) -> Self {
+        StallLimit { stream, limit, state, end: None }
     }
 
     /// Passes on the result of a write, or returns an error if writes have waited too long.
@@ -70,7 +70,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for StallLimit<S> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         if matches!(flushed, Poll::Ready(Ok(()))) {
-            self.activity.flushed();
+            self.state.all_written();
         }
         flushed
     }

@@ -49,7 +49,7 @@ impl TestServer {
         let ((ends, ended), (arrives, arrived)) = (channel(), channel());
         let released = Arc::clone(&release);
         let held = move |request: Request| async move {
-            request.extensions().get::<Arc<Activity>>().unwrap().answers();
+            request.extensions().get::<Arc<ConnectionState>>().unwrap().request_arrived();
             let is_released = released.notified();
             let _ = arrives.send(());
             is_released.await;

@@ -5,7 +5,7 @@ use hpp_generate::adapt::{Reducible, cheap_bytes};
 use std::time::{Duration, Instant};
 
 /// How long a request waits for the memory of busy engines. After that, these engines get no more requests.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const DRAIN_DELAY: Duration = Duration::from_secs(10);
 
 /// What is known about an engine.
 #[derive(Clone, Debug)]
@@ -68,8 +68,8 @@ pub(super) fn decide(
     let unloaded = engines.iter().enumerate().filter(|(_, engine)| engine.status == EngineStatus::Unloaded);
     let wanted = unloaded.filter_map(|(index, engine)| Some((engine.wanted_since?, index))).min();
     let Some((since, wanted)) = wanted else {
-        let unloaded = one_too_many(engines, *excess).map(Decision::Unload);
-        return unloaded.unwrap_or_else(|| without_requests(engines, idle_timeout, now));
+        let unloaded = idle_engine_over_limit(engines, *excess).map(Decision::Unload);
+        return unloaded.unwrap_or_else(|| decide_without_requests(engines, idle_timeout, now));
     };
     let mut loaded: Vec<Loaded> = engines.iter().enumerate().filter_map(Loaded::new).collect();
     // Draining engines come first, then idle ones, then by the time of the last use.
@@ -81,8 +81,8 @@ pub(super) fn decide(
     let leaving = leaving(&loaded, fits);
     match leaving.first() {
         None => Decision::Load(wanted),
-        Some(_) if now < since + PATIENCE && leaving.iter().any(|engine| !engine.is_idle && !engine.is_draining) => {
-            Decision::Wait(Some(since + PATIENCE))
+        Some(_) if now < since + DRAIN_DELAY && leaving.iter().any(|engine| !engine.is_idle && !engine.is_draining) => {
+            Decision::Wait(Some(since + DRAIN_DELAY))
         }
         Some(_) => match leaving.iter().find(|engine| engine.is_idle) {
             Some(engine) => Decision::Unload(engine.index),
@@ -134,7 +134,7 @@ fn leaving<'a, 'b>(loaded: &'b [Loaded<'a>], fits: impl Fn(&[&'b Loaded<'a>]) ->
 
 /// The idle engine used longest ago, if the loaded engines exceed a lowered memory limit by more than their KV pages in RAM. The last engine is never
 /// unloaded: it gives up other memory instead.
-fn one_too_many(engines: &[EngineFacts<'_>], excess: u64) -> Option<usize> {
+fn idle_engine_over_limit(engines: &[EngineFacts<'_>], excess: u64) -> Option<usize> {
     let loaded: Vec<Loaded> = engines.iter().enumerate().filter_map(Loaded::new).collect();
     let cheap = cheap_bytes(loaded.iter().map(|engine| engines[engine.index].reducible));
     if excess <= cheap || loaded.len() < 2 {
@@ -145,7 +145,7 @@ fn one_too_many(engines: &[EngineFacts<'_>], excess: u64) -> Option<usize> {
 }
 
 /// Decides the next step if no request waits for an engine to be loaded.
-fn without_requests(engines: &[EngineFacts<'_>], idle_timeout: Option<Duration>, now: Instant) -> Decision {
+fn decide_without_requests(engines: &[EngineFacts<'_>], idle_timeout: Option<Duration>, now: Instant) -> Decision {
     let mut next = None;
     for (index, engine) in engines.iter().enumerate() {
         let EngineStatus::Loaded { is_idle, is_draining, last_used } = engine.status else { continue };

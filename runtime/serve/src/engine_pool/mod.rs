@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 /// Interval between two checks: whether clients of waiting requests have disconnected, and whether a load must end for a shutdown.
-const CHECK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often a request that waits for a place in the queue looks for one.
 const QUEUE_CHECK: Duration = Duration::from_millis(10);
@@ -509,7 +509,7 @@ fn supervise(shared: &Arc<Shared>) {
         let until = if state.is_closed || shared.stop.load(Ordering::SeqCst) {
             match close(shared, &mut state) {
                 Closing::Done => return,
-                Closing::Waits => Some(Instant::now() + CHECK),
+                Closing::Waits => Some(Instant::now() + CHECK_INTERVAL),
             }
         } else {
             let facts = shared.facts(&state);
@@ -542,7 +542,7 @@ fn supervise(shared: &Arc<Shared>) {
         };
         let is_loading = |entry: &PoolEntry| matches!(entry.status, EntryStatus::Loading { .. });
         let checks = state.engines.iter().any(|entry| !entry.pending.is_empty() || is_loading(entry));
-        let check = checks.then(|| Instant::now() + CHECK);
+        let check = checks.then(|| Instant::now() + CHECK_INTERVAL);
         state = match until.into_iter().chain(check).min() {
             None => shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
             Some(until) => {

@@ -39,7 +39,7 @@ impl<B: Backend + 'static> EngineThread<B> {
     pub(super) fn embeds_next(&self) -> bool {
         let has_place = self.has_started_embedding() || self.batch.len() < self.max_sequences;
         let is_possible = !self.embeddings.is_empty() && has_place;
-        let takes_turns = self.batch.is_answering() && self.batch.reads_prompts();
+        let takes_turns = self.batch.is_decoding() && self.batch.is_prefilling();
         is_possible && !(takes_turns && self.embedded_last)
     }
 

@@ -54,10 +54,10 @@ impl<B: Backend + 'static> EngineThread<B> {
         if let Some((cache, found)) = self.batch.cache().zip(found.as_ref()) {
             // With equally many tokens a kept sequence is better, because it needs no copy. But truncating it to a short common prefix would lose the
             // rest of another conversation, and some states cannot be truncated.
-            let is_best = in_best >= self.grid && 2 * in_best >= length && !cache.has_snapshots();
+            let is_best = in_best >= self.chunk_tokens && 2 * in_best >= length && !cache.has_snapshots();
             // Copying pages from RAM takes less time than computing the prompt's end.
             let needs_no_pass = found.has_end() && cache.in_ram(found) == found.len();
-            if !found.is_empty() && (!is_best || needs_no_pass || found.len() * self.grid > in_best) {
+            if !found.is_empty() && (!is_best || needs_no_pass || found.len() * self.chunk_tokens > in_best) {
                 match cache.load(found, hints.priority, waiting.ticket.as_ref()) {
                     PageLookup::Pages(loaded) => pages = loaded,
                     PageLookup::Loading(ticket) => {
@@ -73,7 +73,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         if pages.is_empty()
             && !has_all
             && let Some(best) = best
-            && in_best >= self.grid
+            && in_best >= self.chunk_tokens
             && (is_full || 2 * in_best >= length)
         {
             return Some(Start { sequence: self.kept.remove(best), is_kept: true });
@@ -83,7 +83,7 @@ impl<B: Backend + 'static> EngineThread<B> {
         }
         if is_full && !self.kept.is_empty() {
             // Drops the kept sequence whose prefix was restored from pages, rather than another conversation.
-            let duplicate = best.filter(|_| has_all && in_best >= self.grid);
+            let duplicate = best.filter(|_| has_all && in_best >= self.chunk_tokens);
             self.kept.remove(duplicate.unwrap_or(0));
         }
         let restored = found.map(|found| self.batch.restore(prompt, &found, &pages)).transpose();
@@ -104,8 +104,8 @@ impl<B: Backend + 'static> EngineThread<B> {
 
     /// Counts the whole pages of a prompt that a kept sequence had. `tokens`: prompt tokens that need no pass.
     pub(super) fn count_in_sequence(&self, prompt: usize, tokens: usize, is_kept: bool) {
-        let wanted = prompt.saturating_sub(2) / self.grid;
-        let found = if is_kept { wanted.min(tokens / self.grid) } else { 0 };
+        let wanted = prompt.saturating_sub(2) / self.chunk_tokens;
+        let found = if is_kept { wanted.min(tokens / self.chunk_tokens) } else { 0 };
         self.metrics.cache.count_in_sequence(found, wanted - found);
         if is_kept && let Some(cache) = self.batch.cache() {
             cache.count_misses(wanted - found);
@@ -127,7 +127,7 @@ impl<B: Backend + 'static> EngineThread<B> {
     pub(super) fn keep(&mut self, sequence: TokenSequence<B>, park: bool) {
         if park && let Some(cache) = self.batch.cache() {
             cache.park(&sequence);
-        } else if sequence.tokens().len() >= self.grid {
+        } else if sequence.tokens().len() >= self.chunk_tokens {
             self.kept.push(sequence);
             // The share may allow fewer sequences than are running.
             self.drop_kept();

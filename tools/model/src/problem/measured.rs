@@ -76,7 +76,7 @@ impl ProviderTimes {
 /// The block of the profile that has the times of this one.
 fn measured_label(block: &BlockSpec) -> &str {
     // Only blocks of experts that were divided from their layer are kept on the host.
-    block.label.strip_suffix(".experts").filter(|_| block.on_host).unwrap_or(&block.label)
+    block.label.strip_suffix(".experts").filter(|_| block.kept_on_host).unwrap_or(&block.label)
 }
 
 struct ProfileReader<'a> {

@@ -1,8 +1,8 @@
 //! Compares costs of a real model with hand-computed numbers, and checks the findings for incomplete profiles.
 
-use super::{CostSource, batches_rows, problem};
+use super::{CostSource, problem, row_batching};
 use crate::{Analysis, LogitsMode, Scenario, analyse, avoid_faults};
-use hpp_partition::{BatchesRows, BlockPlacement, Budget, Mechanisms, Objective, Options, Planner, Problem, plan};
+use hpp_partition::{BlockPlacement, Budget, Mechanisms, Objective, Options, Planner, Problem, RowBatching, plan};
 use hpp_schema::*;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -112,13 +112,13 @@ fn places(result: Result<Problem, Vec<Finding>>) -> Vec<String> {
 #[test]
 fn rows_are_batched_where_they_have_the_bits_of_single_ones() {
     for (model, expected) in [
-        ("genai/llama3-fp32-cpu", BatchesRows::InMemory),
-        ("genai/llama3-int4-cpu", BatchesRows::Always),
-        ("genai/llama3-fp16-webgpu", BatchesRows::Always),
-        ("genai/gpt-oss-int4-cpu", BatchesRows::Never),
-        ("torch/llama-dynamo-kv", BatchesRows::Never),
+        ("genai/llama3-fp32-cpu", RowBatching::InMemory),
+        ("genai/llama3-int4-cpu", RowBatching::Always),
+        ("genai/llama3-fp16-webgpu", RowBatching::Always),
+        ("genai/gpt-oss-int4-cpu", RowBatching::Never),
+        ("torch/llama-dynamo-kv", RowBatching::Never),
     ] {
-        assert_eq!(batches_rows(&fixture(model)), expected, "{model}");
+        assert_eq!(row_batching(&fixture(model)), expected, "{model}");
     }
 }
 

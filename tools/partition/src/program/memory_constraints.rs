@@ -96,10 +96,10 @@ fn second_staging_buffer(program: &mut IntegerProgram, gpu: usize, largest: &Lin
 /// Demand on host memory.
 pub(super) fn host_demand(program: &mut IntegerProgram) -> LinearExpr {
     let problem = program.problem;
-    let read_whole = |i: usize| if problem.reads_rows(i) { 0 } else { problem.weight_bytes(i) };
+    let read_whole = |i: usize| if problem.is_lookup_table(i) { 0 } else { problem.weight_bytes(i) };
     let weights = match may_read_disk(problem, program.goal.mechanisms) {
-        true => program.max_over_selected(BlockPlacement::on_host, read_whole),
-        false => program.weights(BlockPlacement::on_host),
+        true => program.max_over_selected(BlockPlacement::holds_weights_on_host, read_whole),
+        false => program.weights(BlockPlacement::holds_weights_on_host),
     };
     state_and_workspace(program).plus(&weights, problem.budget.packing.growth_factor())
 }

@@ -119,7 +119,7 @@ fn compute_ms(program: &IntegerProgram, order: &PlacementOrder, phase: Phase, at
     for (region, class) in program.classes() {
         let count = program.count(region, class, |placement| placement.in_phase(phase) == place);
         if !count.is_zero() {
-            compute.add(&count, program.min_of_class(region, class, |i| problem.block_ms_in_all(i, place, phase)));
+            compute.add(&count, program.min_of_class(region, class, |i| problem.phase_ms(i, place, phase)));
         }
     }
     compute
@@ -359,7 +359,7 @@ fn add_disk_reads(program: &mut IntegerProgram, phase: Phase, time: &PhaseTime, 
     if !may_read_disk(problem, program.goal.mechanisms) {
         return;
     }
-    let reads_whole = |i: usize| !problem.reads_rows(i);
+    let reads_whole = |i: usize| !problem.is_lookup_table(i);
     let ms_per_unit = problem.passes(phase) as f64 * program.memory_unit / rate;
     let is_read = |placement: BlockPlacement| !matches!(placement.in_phase(phase), Placement::Resident(_));
     let reads = program.distinct_bytes(|block| &block.weights, reads_whole, is_read);

@@ -1,8 +1,8 @@
 //! Random small problems, and a brute-force search for the best placement that uses only the simulator.
 
 use crate::{
-    BatchesRows, BlockPlacement, BlockRole, BlockSpec, Budget, Contention, Cost, GpuCosts, GrowingState, KvHome,
-    Mechanisms, Objective, Packing, Phase, Placement, Problem, Streamed, Work, Workload, simulate,
+    BlockPlacement, BlockRole, BlockSpec, Budget, Contention, Cost, GpuCosts, GrowingState, KvHome, Mechanisms,
+    Objective, Packing, Phase, Placement, Problem, RowBatching, Streamed, Work, Workload, simulate,
 };
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
@@ -86,7 +86,7 @@ pub fn instance(seed: u64, blocks: usize, gpus: usize) -> Problem {
             packing: packing(d),
         },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: passes.iter().sum(), new_tokens: d.below(100), passes },
-        batches_rows: BatchesRows::Never,
+        row_batching: RowBatching::Never,
         expert_hits: vec![],
         cuts: if d.one_in(5) { vec![d.below(blocks as u64) as usize] } else { vec![] },
     }
@@ -131,7 +131,7 @@ fn block(d: &mut Random, i: usize) -> BlockSpec {
         kv_bytes: if d.one_in(3) { 0 } else { d.below(300) },
         kv_tensors: 1 + d.below(3),
         kv_grows: d.one_in(4).then(|| GrowingState { fixed: d.below(100), token: d.below(3) }),
-        on_host: false,
+        kept_on_host: false,
         assigned: None,
         needs_gpu: false,
         kv_filled: None,

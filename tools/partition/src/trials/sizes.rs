@@ -1,9 +1,9 @@
 //! Models of real size, and properties of the planner on problems too large for brute force.
 
 use crate::{
-    BatchesRows, BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Contention, Cost, DeviceId, GpuCosts,
-    Mechanisms, Objective, Options, OverBudget, Phase, Placement, Planner, Problem, Solution, Streamed, Work, Workload,
-    best, bottleneck, evaluate, explain_runs, fits, plan, sweep, usage, useless_gpus,
+    BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Contention, Cost, DeviceId, GpuCosts, Mechanisms,
+    Objective, Options, OverBudget, Phase, Placement, Planner, Problem, RowBatching, Solution, Streamed, Work,
+    Workload, best, bottleneck, evaluate, explain_runs, fits, plan, sweep, usage, useless_gpus,
 };
 use proptest::prelude::*;
 
@@ -53,7 +53,7 @@ fn block(number: u32, kind: BlockRole, parameters: u64, active: u64, kv_bytes: u
         kv_bytes,
         kv_tensors: 2,
         kv_grows: None,
-        on_host: false,
+        kept_on_host: false,
         assigned: None,
         needs_gpu: false,
         kv_filled: None,
@@ -114,7 +114,7 @@ fn problem(blocks: Vec<BlockSpec>, machine: TrialMachine, prompt: u64, new_token
         decompression: None,
         budget: Budget { vram: vec![machine.vram], ram: machine.ram, margin: GIB / 2, ..Budget::default() },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: prompt, new_tokens, passes: vec![prompt] },
-        batches_rows: BatchesRows::Never,
+        row_batching: RowBatching::Never,
         expert_hits: vec![],
         cuts: vec![],
     }
@@ -289,7 +289,7 @@ fn an_explanation_names_the_bottleneck_and_the_times_elsewhere() {
 #[test]
 fn what_must_stay_on_the_host_is_explained_apart_from_what_may_move() {
     let mut problem = problem(dense(6), DESKTOP, 512, 128);
-    problem.blocks[2].on_host = true;
+    problem.blocks[2].kept_on_host = true;
     let options = options(Mechanisms::ResidentCpu, Objective::Decode);
     let placements = vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()];
     let solution = evaluate(&problem, &options, placements, vec![0]);

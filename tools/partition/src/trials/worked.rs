@@ -1,9 +1,9 @@
 //! Examples with times computed by hand.
 
 use crate::{
-    BatchesRows, BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Contention, Cost, Decompression, DeviceId,
-    Experts, FilledState, GpuCosts, GrowingState, Mechanisms, Objective, Options, Packing, Phase, Placement, Planner,
-    Problem, Simulation, Streamed, Work, Workload, bottleneck, evaluate, simulate,
+    BlockPlacement, BlockRole, BlockSpec, Bottleneck, Budget, Contention, Cost, Decompression, DeviceId, Experts,
+    FilledState, GpuCosts, GrowingState, Mechanisms, Objective, Options, Packing, Phase, Placement, Planner, Problem,
+    RowBatching, Simulation, Streamed, Work, Workload, bottleneck, evaluate, simulate,
 };
 
 /// Four layers of 100 bytes. A layer takes 10 ms on the host and 1 ms on the GPU, its copy 20 ms; nothing else costs time.
@@ -17,7 +17,7 @@ pub fn four_layers() -> Problem {
         kv_bytes: 0,
         kv_tensors: 2,
         kv_grows: None,
-        on_host: false,
+        kept_on_host: false,
         assigned: None,
         needs_gpu: false,
         kv_filled: None,
@@ -51,7 +51,7 @@ pub fn four_layers() -> Problem {
         decompression: None,
         budget: Budget { vram: vec![1000], ..Budget::default() },
         load: Workload { batch: 1, sequences: 1, prompt_tokens: 1, new_tokens: 1, passes: vec![1] },
-        batches_rows: BatchesRows::Never,
+        row_batching: RowBatching::Never,
         expert_hits: vec![],
         cuts: vec![],
     }

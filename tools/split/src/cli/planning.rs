@@ -53,10 +53,9 @@ pub struct PlanningArgs {
     /// computation; `--assign layers.3=gpu1:stream` streams to another GPU.
     #[arg(long, value_name = "auto|N|all")]
     pub stream: Option<LayerCount>,
-    /// Which experts of a mixture to read from disk where they do not fit in memory: those that a pass selects, and
-    /// ahead of that those that it probably selects; those alone; or all.
-    #[arg(long, value_enum, default_value_t = ExpertReads::Auto)]
-    pub experts: ExpertReads,
+    /// Which experts of a mixture a pass reads from disk if memory does not hold all of them.
+    #[arg(long, value_enum, default_value_t = ExpertsArg::Auto)]
+    pub experts: ExpertsArg,
     /// Whether weights that are read from disk in each pass are stored compressed, without loss, and decompressed in memory: `auto` where
     /// that is faster by the rates of this disk and processor.
     #[arg(long, value_enum, default_value_t = CompressArg::Auto)]
@@ -118,11 +117,11 @@ impl From<hpp_partition::Objective> for ObjectiveArg {
 
 /// `--experts`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ExpertReads {
-    /// Those that the tokens of a pass select; the ones used last stay in memory as far as there is room. While a layer computes, those are
-    /// read ahead that the next mixture probably selects.
+pub enum ExpertsArg {
+    /// Those that its tokens select; the experts used last and most stay in memory as far as there is room. While a layer computes, an expert
+    /// that the next mixture probably selects is prefetched.
     Auto,
-    /// As auto, but none are read ahead.
+    /// As auto, but none is prefetched.
     Selected,
     /// All of them in every pass, in order.
     All,

@@ -8,7 +8,7 @@ use crate::request::PlanningRequest;
 use crate::table;
 use hpp_graph::{NeuronLayout, ReluProduct, weight_bytes};
 use hpp_model::{Analysis, CostSource};
-use hpp_partition::{NeuronReads, Placement, Problem, ReadCosts};
+use hpp_partition::{NeuronReads, Phase, Placement, ReadCosts};
 use serde::Serialize;
 
 /// Reads from memory cost nothing per request, so reading a share of the neurons takes that share of the time.
@@ -76,7 +76,7 @@ impl NeuronsInMemory {
         let problem = partitioning.single_problem(request);
         let placements = &partitioning.solution.placements;
         let (host, gpu): (Vec<usize>, Vec<usize>) = (0..problem.blocks.len())
-            .filter(|block| !problem.reads_rows(*block))
+            .filter(|block| !problem.is_lookup_table(*block))
             .partition(|block| placements[*block].decode == Placement::Cpu);
         let is_read = partitioning.disk_streaming(request).is_some_and(|disk| !disk.holds_all());
         let [on_host, on_gpu] = [&host, &gpu].map(|blocks| networks(analysis, blocks));
@@ -86,7 +86,7 @@ impl NeuronsInMemory {
             };
             let ms = |blocks: &[usize], networks: &[Network<'_>]| -> f64 {
                 let with_relu = blocks.iter().filter(|block| is_relu(networks, **block));
-                with_relu.map(|block| decode_ms(&problem, *block, placements[*block].decode)).sum()
+                with_relu.map(|block| problem.phase_ms(*block, placements[*block].decode, Phase::Decode)).sum()
             };
             let hidden = ms(&host, &on_host).min(ms(&gpu, &on_gpu));
             let all = partitioning.solution.decode_ms;
@@ -164,14 +164,6 @@ impl OnGpu {
              activity is not built; {gain} (docs/PLANNING.md)",
             self.blocks
         )
-    }
-}
-
-/// The time of a block for a token, milliseconds.
-fn decode_ms(problem: &Problem, block: usize, placement: Placement) -> f64 {
-    match placement {
-        Placement::Cpu => problem.cpu[block].decode_ms,
-        Placement::Resident(gpu) | Placement::Streamed(gpu) => problem.gpus[gpu].blocks[block].decode_ms,
     }
 }
 

@@ -93,7 +93,7 @@ impl CostFeedback {
             }
         }
         for (place, block, factor) in factors {
-            scale(costs(problem, place), block, phase, factor);
+            scale(problem.costs_mut(place), block, phase, factor);
         }
     }
 
@@ -107,8 +107,8 @@ impl CostFeedback {
         times: StageTimes,
     ) -> TimePair {
         let stage_ms = if phase == Phase::Prefill { times.prefill_ms } else { times.decode_ms };
-        let launches_ms = launch_ms(problem, place) * passes(problem, phase);
-        let ms = |block: usize| block_ms(problem, block, place, phase);
+        let launches_ms = problem.launch_ms(place) * problem.passes(phase) as f64;
+        let ms = |block: usize| problem.phase_ms(block, place, phase);
         let has_new = !self.is_measured(partition, place);
         let is_known = |block: &usize| has_new && self.measured.contains(&(*block, place));
         let known_ms: f64 = partition.blocks.clone().filter(is_known).map(ms).sum();
@@ -140,7 +140,7 @@ fn disk_bytes(problem: &Problem, partitioning: &Partitioning) -> u64 {
 fn host_contention(problem: &Problem, partitioning: &Partitioning, result: &BenchResult, reads: MeasuredReads) -> f64 {
     let (mut measured, mut expected) = (0.0, 0.0);
     for (partition, times) in on_host(partitioning, result, Phase::Decode) {
-        let ms = |block: usize| block_ms(problem, block, Placement::Cpu, Phase::Decode);
+        let ms = |block: usize| problem.phase_ms(block, Placement::Cpu, Phase::Decode);
         measured += times.decode_ms;
         expected += partition.blocks.clone().map(ms).sum::<f64>() + problem.cpu_launch_ms;
     }
@@ -158,7 +158,7 @@ fn without_contention(
     let share = |phase: Phase| {
         let stage_ms = |times: &StageTimes| if phase == Phase::Decode { times.decode_ms } else { times.prefill_ms };
         let measured: f64 = on_host(partitioning, result, phase).map(|(_, times)| stage_ms(times)).sum();
-        let slowed = slowed_by_reads(contention, measured, reads.busy_ms * passes(problem, phase));
+        let slowed = slowed_by_reads(contention, measured, reads.busy_ms * problem.passes(phase) as f64);
         if measured > 0.0 { 1.0 - slowed / measured } else { 1.0 }
     };
     let (prefill, decode) = (share(Phase::Prefill), share(Phase::Decode));
@@ -206,29 +206,6 @@ fn set_pass_overhead(problem: &mut Problem, partitioning: &Partitioning, result:
     problem.pass_overhead_ms = (result.times.decode_ms - stages_ms - copies_ms).max(0.0);
 }
 
-fn passes(problem: &Problem, phase: Phase) -> f64 {
-    if phase == Phase::Prefill { problem.load.passes.len() as f64 } else { 1.0 }
-}
-
-fn launch_ms(problem: &Problem, place: Placement) -> f64 {
-    place.gpu().map_or(problem.cpu_launch_ms, |gpu| problem.gpus[gpu].launch_ms)
-}
-
-fn costs(problem: &mut Problem, place: Placement) -> &mut [Cost] {
-    match place.gpu() {
-        None => &mut problem.cpu,
-        Some(gpu) => &mut problem.gpus[gpu].blocks,
-    }
-}
-
-fn block_ms(problem: &Problem, block: usize, place: Placement, phase: Phase) -> f64 {
-    let costs = place.gpu().map_or(&problem.cpu, |gpu| &problem.gpus[gpu].blocks);
-    match phase {
-        Phase::Decode => costs[block].decode_ms,
-        Phase::Prefill => costs[block].prefill_ms.iter().sum(),
-    }
-}
-
 fn scale(costs: &mut [Cost], block: usize, phase: Phase, factor: f64) {
     match phase {
         Phase::Decode => costs[block].decode_ms *= factor,
@@ -257,7 +234,7 @@ mod tests {
             kv_bytes: 10,
             kv_tensors: 2,
             kv_grows: None,
-            on_host: false,
+            kept_on_host: false,
             assigned: None,
             needs_gpu: false,
             kv_filled: None,
@@ -293,7 +270,7 @@ mod tests {
             decompression: None,
             budget: Budget { vram: vec![1 << 20], ..Budget::default() },
             load: Workload { batch: 1, sequences: 1, prompt_tokens: 20, new_tokens: 5, passes: vec![10, 10] },
-            batches_rows: hpp_partition::BatchesRows::Never,
+            row_batching: hpp_partition::RowBatching::Never,
             expert_hits: vec![],
             cuts: vec![],
         }
@@ -327,8 +304,8 @@ mod tests {
         let partitioning = partitioning(actual, on_host);
         let stage_ms = |partition: &PartitionSpec, phase| {
             let place = partition.placement.in_phase(phase);
-            let blocks = partition.blocks.clone().map(|block| block_ms(actual, block, place, phase)).sum::<f64>();
-            blocks + launch_ms(actual, place) * passes(actual, phase)
+            let blocks = partition.blocks.clone().map(|block| actual.phase_ms(block, place, phase)).sum::<f64>();
+            blocks + actual.launch_ms(place) * actual.passes(phase) as f64
         };
         let stage = |partition: &PartitionSpec| StageTimes {
             prefill_ms: stage_ms(partition, Phase::Prefill),

@@ -122,8 +122,8 @@ impl Mapping {
     }
 
     /// Disables readahead: pages are read in random order.
-    pub(super) fn read_at_random(&self) {
-        views::read_at_random(&self.addresses());
+    pub(super) fn advise_random(&self) {
+        views::advise_random(&self.addresses());
     }
 
     /// Locks its pages in memory; an error if the system refuses.

@@ -37,7 +37,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
-use streamed::{ReadBeforeRuns, TakenOver, interval};
+use streamed::{ManagedWeights, ReadBeforeRuns, interval};
 use tracing::{debug, info};
 use usage_probe::UsageProbe;
 
@@ -78,7 +78,7 @@ pub(crate) struct DiskReaders {
     direct: direct::Readers,
     prefetcher: Rc<OnceCell<Rc<Prefetcher>>>,
     /// Set once the user was warned that the system does not lock memory.
-    unlocked: Rc<OnceCell<()>>,
+    lock_warning_given: Rc<OnceCell<()>>,
     /// Set once [`READS`] was checked.
     checked: Rc<OnceCell<()>>,
 }
@@ -103,7 +103,7 @@ pub(crate) struct PendingWeights {
     partition: String,
     sealed: Option<Sealed>,
     /// Set once the user was warned that the system does not lock memory.
-    unlocked: Rc<OnceCell<()>>,
+    lock_warning_given: Rc<OnceCell<()>>,
 }
 
 /// How weights are read.
@@ -164,8 +164,8 @@ impl DiskReaders {
         os::trim_heap();
         let probe = UsageProbe::new(mappings, &dir, sealed.is_some());
         let method = self.read_method(compressed, &dir).map_err(reading(partition))?;
-        let (partition, unlocked) = (partition.to_owned(), Rc::clone(&self.unlocked));
-        let pending = PendingWeights { probe, experts, method, partition, sealed, unlocked };
+        let (partition, lock_warning_given) = (partition.to_owned(), Rc::clone(&self.lock_warning_given));
+        let pending = PendingWeights { probe, experts, method, partition, sealed, lock_warning_given };
         Ok(SessionWeights::Pending(Box::new(pending)))
     }
 
@@ -184,7 +184,7 @@ impl DiskReaders {
 
 impl PendingWeights {
     fn lock_and_stream(self, locked: u64) -> Result<(Box<dyn ReadBeforeRuns>, Option<String>), BackendError> {
-        let PendingWeights { probe, experts, method, partition, sealed, unlocked: is_warned } = self;
+        let PendingWeights { probe, experts, method, partition, sealed, lock_warning_given } = self;
         // SAFETY: the mappings are this session's alone, which lives longer and runs only after `SessionWeights::check` (the promises made
         // to `DiskReaders::take_over`); ONNX Runtime maps external weights privately and only reads them; no run is in progress, since a run
         // borrows the session's weights (`SessionCore`).
@@ -194,7 +194,7 @@ impl PendingWeights {
                 ReadMethod::Paged(prefetcher) => PagedWeights::take_over(prefetcher, probe.used(), &experts, locked),
             }
         };
-        let TakenOver { weights, unlocked } = taken.map_err(reading(&partition))?;
+        let ManagedWeights { weights, lock_error } = taken.map_err(reading(&partition))?;
         // From here on reads find changes, because the files are open.
         sealed.map_or(Ok(()), |sealed| sealed.check()).map_err(reading(&partition))?;
         let sum = |size: fn(&ChunkSize) -> u64| weights.bytes().iter().map(size).sum::<u64>();
@@ -203,7 +203,7 @@ impl PendingWeights {
         for (number, ChunkSize { resident, stored }) in weights.bytes().iter().enumerate() {
             debug!(partition, number, resident, stored, "chunk");
         }
-        let unlocked = unlocked.filter(|_| is_warned.set(()).is_ok());
+        let lock_error = lock_error.filter(|_| lock_warning_given.set(()).is_ok());
         let advice = match cfg!(unix) {
             true => ". Raise the limit on locked memory (ulimit -l, RLIMIT_MEMLOCK, LimitMEMLOCK= of a service)",
             false => "",
@@ -211,7 +211,7 @@ impl PendingWeights {
         let warning = |error: io::Error| {
             format!("the system does not lock weights in memory ({error}); they may be swapped out{advice}")
         };
-        Ok((weights, unlocked.map(warning)))
+        Ok((weights, lock_error.map(warning)))
     }
 }
 
@@ -228,7 +228,7 @@ impl SessionWeights {
 
     /// Called after a run: if the weights are still mapped from their files, as during warm-up, records which pages the run touched, and
     /// drops them.
-    pub fn sample_resident(&mut self) {
+    pub fn record_touched_pages(&mut self) {
         if let SessionWeights::Pending(pending) = self {
             pending.probe.sample();
         }
@@ -325,7 +325,7 @@ pub(crate) struct MappedWeights(Vec<Mapping>);
 impl MappedWeights {
     /// Takes the mappings that ONNX Runtime made for a session, and disables readahead for them.
     pub fn new(mappings: Vec<Mapping>) -> Self {
-        mappings.iter().for_each(Mapping::read_at_random);
+        mappings.iter().for_each(Mapping::advise_random);
         MappedWeights(mappings)
     }
 

@@ -3,7 +3,7 @@
 
 use super::ExpertTensors;
 use super::mapping::Mapping;
-use super::streamed::TakenOver;
+use super::streamed::ManagedWeights;
 use crate::os::Pages;
 use crate::weights::file::{SECTOR, WeightFile};
 use hpp_engine::BackendError;
@@ -76,7 +76,7 @@ impl PendingDirect {
     ///
     /// # Safety
     /// No requirements; unsafe only to match the Linux version.
-    pub unsafe fn take_over(self, _: Vec<Mapping>, _: &ExpertTensors, _: u64) -> io::Result<TakenOver> {
+    pub unsafe fn take_over(self, _: Vec<Mapping>, _: &ExpertTensors, _: u64) -> io::Result<ManagedWeights> {
         match self {}
     }
 }

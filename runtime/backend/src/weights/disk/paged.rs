@@ -7,7 +7,7 @@
 
 use super::mapping::Mapping;
 use super::prefetcher::{Prefetcher, Ticket};
-use super::streamed::{ReadBeforeRuns, TakenOver};
+use super::streamed::{ManagedWeights, ReadBeforeRuns};
 use super::{ExpertTensors, views};
 use crate::weights::file::WeightFile;
 use hpp_engine::BackendError;
@@ -62,7 +62,7 @@ impl PagedWeights {
         mappings: Vec<Mapping>,
         experts: &ExpertTensors,
         locked: u64,
-    ) -> io::Result<TakenOver> {
+    ) -> io::Result<ManagedWeights> {
         let paths: BTreeSet<&Path> = mappings.iter().map(|mapping| &*mapping.path).collect();
         let open = |path: &Path| Ok((path.to_owned(), Arc::new(WeightFile::open_buffered(path)?)));
         let files = paths.into_iter().map(open).collect::<io::Result<_>>()?;
@@ -79,7 +79,7 @@ impl PagedWeights {
             sizes: Vec::new(),
             experts: Vec::new(),
         };
-        let unlocked = weights.lock_and_divide()?;
+        let lock_error = weights.lock_and_divide()?;
         for parts in &divided {
             let first = weights.chunks.len();
             for part in parts {
@@ -87,7 +87,7 @@ impl PagedWeights {
             }
             weights.experts.push(first..weights.chunks.len());
         }
-        Ok(TakenOver { weights: Box::new(weights), unlocked })
+        Ok(ManagedWeights { weights: Box::new(weights), lock_error })
     }
 
     /// Locks weights up to the budget and divides the rest into chunks, all evicted. Returns why the system refused to lock weights, if it
@@ -258,7 +258,7 @@ mod tests {
         Mapped { _view: view, mapping }
     }
 
-    fn take_over(mappings: &[&Mapped], experts: &ExpertTensors, locked: u64) -> TakenOver {
+    fn take_over(mappings: &[&Mapped], experts: &ExpertTensors, locked: u64) -> ManagedWeights {
         let mappings = mappings.iter().map(|mapped| mapped.mapping.clone()).collect();
         let prefetcher = Rc::new(Prefetcher::start().unwrap());
         // SAFETY: the views outlive the weights in every test.

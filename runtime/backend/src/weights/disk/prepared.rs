@@ -137,7 +137,8 @@ impl KeptDirectory<'_> {
         let finish = || seal(&partial, files, &dir).and_then(|()| fs::rename(&partial, &dir));
         let made = make(&partial).and_then(|()| finish().map_err(&failed));
         if let Err(error) = made {
-            let full = disk_full(&partial, &self.takes).or_else(|| refused_write(&error, &partial, &self.takes));
+            let full = disk_full_message(&partial, &self.takes)
+                .or_else(|| refused_write_message(&error, &partial, &self.takes));
             drop(fs::remove_dir_all(&partial));
             return Err(full.map_or(error, |cause| BackendError::Runtime { doing: self.doing(), cause }));
         }
@@ -162,25 +163,25 @@ fn with_advice(error: &io::Error) -> String {
 }
 
 /// A message if the disk is full; ONNX Runtime's error does not give the cause.
-fn disk_full(partial: &Path, takes: &str) -> Option<String> {
+fn disk_full_message(partial: &Path, takes: &str) -> Option<String> {
     let error = fs::write(partial.join("more"), vec![1; MIB]).err()?;
     let kinds = [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded, io::ErrorKind::FileTooLarge];
     if !kinds.contains(&error.kind()) {
         return None;
     }
-    Some(make_room(&error.to_string(), partial, takes))
+    Some(no_room_message(&error.to_string(), partial, takes))
 }
 
 /// A message if ONNX Runtime could not write a file and the disk has room for a short one: the file was longer than the rest of the disk, or
 /// than a limit allows.
-fn refused_write(error: &BackendError, partial: &Path, takes: &str) -> Option<String> {
+fn refused_write_message(error: &BackendError, partial: &Path, takes: &str) -> Option<String> {
     let BackendError::Runtime { cause, .. } = error else { return None };
     let why = || format!("{} (there is no room, or a limit on the size of files)", cause.trim_end());
-    cause.contains("Failed to write").then(|| make_room(&why(), partial, takes))
+    cause.contains("Failed to write").then(|| no_room_message(&why(), partial, takes))
 }
 
 /// Why something could not be written, and what to do.
-fn make_room(why: &str, partial: &Path, takes: &str) -> String {
+fn no_room_message(why: &str, partial: &Path, takes: &str) -> String {
     let free = free_space(partial).map_or(String::new(), |free| format!("; {} are free there", ByteSize(free).human()));
     format!("{why}{free}. {takes}: make room (or raise `ulimit -f`), or put the plan on another disk (hpp-split --out)")
 }

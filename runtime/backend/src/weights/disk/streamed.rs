@@ -36,11 +36,11 @@ pub(crate) trait ReadBeforeRuns {
     fn relock(&mut self, locked: u64) -> io::Result<()>;
 }
 
-/// Weights that were taken over.
-pub(super) struct TakenOver {
+/// Weights of a session whose pages this crate manages in place of ONNX Runtime's mappings.
+pub(super) struct ManagedWeights {
     pub weights: Box<dyn ReadBeforeRuns>,
     /// Why the system refused to lock weights in memory, if it did: the system may then swap or evict them.
-    pub unlocked: Option<io::Error>,
+    pub lock_error: Option<io::Error>,
 }
 
 /// When a chunk was read, by the clock `now`.

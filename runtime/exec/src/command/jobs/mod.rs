@@ -95,7 +95,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         ..args.runtime.engine_options()
     };
     let other_load = OtherLoad::start();
-    ctx.interrupt.stop_gracefully();
+    ctx.interrupt.request_stop_on_signal();
     let engine = load_engine(&plan.plan, &plan.dir, &args.runtime, options, ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
     let beside = BesideEngine::new(&draft, sequences as u64, 0, &args.runtime)?;

@@ -71,7 +71,7 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
     }
     if (report.positions as u64) < FEW_POSITIONS {
         ctx.console.warn(&format!(
-            "{} are few: the mean depends on which texts they are from, and 99.9 % is the largest; give {FEW_POSITIONS} or more",
+            "{} are few: the mean depends on which texts they are from, and the 99.9 % quantile is the largest value; give {FEW_POSITIONS} or more",
             counted(report.positions as u64, "position")
         ));
     }

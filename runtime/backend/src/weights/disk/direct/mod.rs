@@ -26,7 +26,7 @@ pub(in super::super) use files::{DirectFile, DirectReads};
 
 use super::ExpertTensors;
 use super::mapping::Mapping;
-use super::streamed::{ReadBeforeRuns, TakenOver};
+use super::streamed::{ManagedWeights, ReadBeforeRuns};
 use super::views;
 use crate::weights::file::SECTOR;
 use compressed::{Compressed, RegionWriter};
@@ -105,7 +105,7 @@ impl PendingDirect {
         mappings: Vec<Mapping>,
         experts: &ExpertTensors,
         locked: u64,
-    ) -> io::Result<TakenOver> {
+    ) -> io::Result<ManagedWeights> {
         let PendingDirect { compressed, readers } = self;
         let io = StreamingIo {
             reader: readers.reader()?,
@@ -116,8 +116,8 @@ impl PendingDirect {
         let (mappings, experts) = divide_experts(experts, mappings, &readers.expert_pages);
         // SAFETY: this function's contract.
         let mut weights = unsafe { StreamedWeights::take_over(io, mappings, experts, compressed, locked) }?;
-        let unlocked = weights.take_unlocked();
-        Ok(TakenOver { weights: Box::new(weights) as Box<dyn ReadBeforeRuns>, unlocked })
+        let lock_error = weights.take_lock_error();
+        Ok(ManagedWeights { weights: Box::new(weights) as Box<dyn ReadBeforeRuns>, lock_error })
     }
 }
 

@@ -26,7 +26,7 @@ impl PageRegions {
     /// The regions of these mappings, by address. Frees the pages that they have.
     ///
     /// # Safety
-    /// The mappings must be memory that [`Mapping::replace`] made, must stay mapped as long as this lives, and nothing else may write to
+    /// The mappings must be memory that [`replace`](super::address_space::replace) made, must stay mapped as long as this lives, and nothing else may write to
     /// them.
     pub unsafe fn new(pool: Rc<PagePool>, mappings: &[Mapping]) -> Self {
         // SAFETY: the caller's promise.

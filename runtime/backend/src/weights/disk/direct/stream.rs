@@ -34,7 +34,7 @@ pub(crate) struct StreamedWeights {
     /// Where experts get their pages.
     expert_pages: Rc<ExpertPages>,
     /// Why the system refused to lock weights in memory, if it did: the system may then swap them.
-    unlocked: Option<io::Error>,
+    lock_error: Option<io::Error>,
     /// What is needed to lock more or less; `None` after an attempt that failed, and then no run may start.
     locking: Option<Locking>,
 }
@@ -56,7 +56,7 @@ struct Streamed {
     chunks: Vec<StreamedChunk>,
     bytes: Vec<ChunkSize>,
     memory: PageRegions,
-    unlocked: Option<io::Error>,
+    lock_error: Option<io::Error>,
 }
 
 /// The reader, the pools of pages and the open files, which all sessions share.
@@ -116,7 +116,7 @@ impl StreamedWeights {
         let (files, locked_now) = (Files::new(files), Vec::new());
         let mut locking = Locking { mappings, compressed, files, pool, budget: locked, locked: locked_now };
         // SAFETY: replaced above; the session keeps the addresses mapped and outlives this, and no run is in progress.
-        let Streamed { mut chunks, mut bytes, memory, unlocked } = unsafe { locking.read_and_lock(&reader) }?;
+        let Streamed { mut chunks, mut bytes, memory, lock_error } = unsafe { locking.read_and_lock(&reader) }?;
         let mut of_experts = Vec::with_capacity(experts.len());
         for parts in &experts {
             let first = chunks.len();
@@ -131,12 +131,12 @@ impl StreamedWeights {
         bytes.extend(lengths.map(|length| ChunkSize { resident: length, stored: length }).collect::<Vec<_>>());
         let (experts, selected) = (of_experts, Vec::new());
         let locking = Some(locking);
-        Ok(StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked, locking })
+        Ok(StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, lock_error, locking })
     }
 
     /// Why the system refused to lock weights, if it did; returned once.
-    pub fn take_unlocked(&mut self) -> Option<io::Error> {
-        self.unlocked.take()
+    pub fn take_lock_error(&mut self) -> Option<io::Error> {
+        self.lock_error.take()
     }
 
     /// The number of chunks that every run needs.
@@ -253,9 +253,9 @@ impl ReadBeforeRuns for StreamedWeights {
         self.memory = unsafe { PageRegions::new(Rc::clone(&locking.pool), &[]) };
         // SAFETY: `take_over` replaced the mappings; the session keeps them mapped and outlives this; no run is in progress, since that
         // borrows this, and the next is refused until all chunks are present.
-        let Streamed { chunks, bytes, memory, unlocked } = unsafe { locking.read_and_lock(&self.reader) }?;
+        let Streamed { chunks, bytes, memory, lock_error } = unsafe { locking.read_and_lock(&self.reader) }?;
         (self.chunks, self.bytes, self.memory) = (chunks, bytes, memory);
-        self.unlocked = unlocked.or(self.unlocked.take());
+        self.lock_error = lock_error.or(self.lock_error.take());
         self.locking = Some(locking);
         Ok(())
     }
@@ -274,16 +274,16 @@ impl Locking {
     /// Locks weights in [`lock_order`] up to the budget, and reads those that were not locked before. Unlocks the rest and frees its pages.
     ///
     /// # Safety
-    /// [`Mapping::replace`] made the memory of the mappings, which must stay mapped as long as the result is used, and nothing may need the
+    /// [`replace`](super::address_space::replace) made the memory of the mappings, which must stay mapped as long as the result is used, and nothing may need the
     /// contents of what is not locked.
     unsafe fn read_and_lock(&mut self, reader: &Reader) -> io::Result<Streamed> {
         let Locking { mappings, compressed, files, pool, budget, locked } = self;
         let before = std::mem::take(locked);
         let divided = divide(lock_order(mappings.clone(), compressed), *budget);
-        let mut unlocked = None;
+        let mut lock_error = None;
         for range in divided.locked.iter().filter(|range| !range.mapping.is_within(&before)) {
             // Locked before it is read, so that no huge page that starts here reaches into absent memory.
-            unlocked = range.mapping.lock().err().or(unlocked);
+            lock_error = range.mapping.lock().err().or(lock_error);
             read_now(reader, reads(range, 0..usize::MAX, files)?)?;
         }
         *locked = divided.locked.into_iter().map(|range| range.mapping).collect();
@@ -300,7 +300,7 @@ impl Locking {
         let size_of =
             |(chunk, resident): (&StreamedChunk, u64)| ChunkSize { resident, stored: chunk.read.length as u64 };
         let bytes: Vec<ChunkSize> = chunks.iter().zip(needed).map(size_of).collect();
-        Ok(Streamed { chunks, bytes, memory, unlocked })
+        Ok(Streamed { chunks, bytes, memory, lock_error })
     }
 }
 
@@ -420,8 +420,8 @@ mod tests {
         let reader = Rc::new(reader);
         let (files, pool, compressed) = (Files::new(Arc::default()), Rc::default(), Compressed::default());
         let locking = Some(Locking { mappings: vec![], compressed, files, pool, budget: 0, locked: vec![] });
-        let unlocked = None;
-        (StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, unlocked, locking }, pages)
+        let lock_error = None;
+        (StreamedWeights { reader, bytes, chunks, experts, selected, memory, expert_pages, lock_error, locking }, pages)
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::weights::file::SECTOR;
 #[cfg(unix)]
 mod unix;
 #[cfg(unix)]
-pub(super) use unix::{evict, lock, page_bytes, prefetch, read_at_random, unlock};
+pub(super) use unix::{advise_random, evict, lock, page_bytes, prefetch, unlock};
 
 #[cfg(target_os = "linux")]
 mod linux;
@@ -24,7 +24,7 @@ pub(super) use macos::{CAN_LIST, resident};
 #[cfg(windows)]
 mod windows;
 #[cfg(windows)]
-pub(super) use windows::{CAN_LIST, evict, lock, page_bytes, prefetch, read_at_random, resident, unlock};
+pub(super) use windows::{CAN_LIST, advise_random, evict, lock, page_bytes, prefetch, resident, unlock};
 #[cfg(windows)]
 pub(crate) use windows::{list, locate};
 

@@ -31,7 +31,7 @@ pub(in super::super) fn prefetch(addresses: &Range<usize>) {
 }
 
 /// Disables readahead: pages are read in random order.
-pub(in super::super) fn read_at_random(addresses: &Range<usize>) {
+pub(in super::super) fn advise_random(addresses: &Range<usize>) {
     // SAFETY: this advice changes no contents; if the range is not mapped, the call fails.
     unsafe { advise(addresses, libc::MADV_RANDOM) };
 }

@@ -175,7 +175,7 @@ pub(in super::super) fn prefetch(addresses: &Range<usize>) {
 }
 
 /// Does nothing: Windows takes no such advice for views.
-pub(in super::super) fn read_at_random(_: &Range<usize>) {}
+pub(in super::super) fn advise_random(_: &Range<usize>) {}
 
 /// Locks the pages of a range in memory; an error if the system refuses. Raises the least working set of this process if it is too small
 /// for that.
