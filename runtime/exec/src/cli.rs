@@ -227,11 +227,11 @@ pub struct RuntimeArgs {
     /// Fail if a partition cannot run on the execution provider that the plan prefers.
     #[arg(long)]
     pub strict: bool,
-    /// When to read weights that the plan does not keep in memory. `ahead` is fastest; the others are for comparison.
-    #[arg(long, value_enum, default_value_t = WeightReadsArg::Ahead, value_name = "WHEN")]
+    /// How to read weights that the plan does not keep in memory. `prefetch` is fastest; the others are for comparison.
+    #[arg(long, value_enum, default_value_t = WeightReadsArg::Prefetch, value_name = "HOW")]
     pub weights: WeightReadsArg,
     /// Do not prefetch: copy streamed weights to a GPU, and read weights from disk, only when their partition is about to
-    /// run. The same as --weights on-time; for comparison.
+    /// run. The same as --weights on-demand; for comparison.
     #[arg(long, conflicts_with = "weights")]
     pub no_prefetch: bool,
     /// Wait for a CUDA device after each partition instead of once a pass, and copy streamed weights in a thread; for

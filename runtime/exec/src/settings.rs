@@ -277,8 +277,8 @@ impl RuntimeArgs {
             verify: if self.verify_weights { Verify::Full } else { Verify::Default },
             weights: match self.weights {
                 _ if self.no_prefetch => WeightReads::OnDemand,
-                WeightReadsArg::Ahead => WeightReads::Prefetch,
-                WeightReadsArg::OnTime => WeightReads::OnDemand,
+                WeightReadsArg::Prefetch => WeightReads::Prefetch,
+                WeightReadsArg::OnDemand => WeightReads::OnDemand,
                 WeightReadsArg::Mapped => WeightReads::Mapped,
             },
             pinned: self.pinned.map(|size| size.0),

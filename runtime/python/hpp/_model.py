@@ -357,7 +357,7 @@ def load(
     ep_lib: Mapping[str, str | os.PathLike[str]] | None = None,
     ep_option: Mapping[str, str | int | float] | None = None,
     strict: bool = False,
-    weights: Literal["ahead", "on-time", "mapped"] = "ahead",
+    weights: Literal["prefetch", "on-demand", "mapped"] = "prefetch",
     pinned: int | None = None,
     verify_weights: bool = False,
     speculate: Literal["off", "ngram"] = "off",
@@ -375,7 +375,7 @@ def load(
             process share them.
         ep_option: options of providers for this model, as `--ep-option`: {"openvino.device_type": "GPU"}. They replace the plan's.
         strict: whether to fail if a partition cannot run on the provider that the plan prefers.
-        weights: when to read weights that the plan does not keep in memory: "ahead" is fastest.
+        weights: how to read weights that the plan does not keep in memory: "prefetch" is fastest.
         pinned: bytes of host memory that may be pinned for weights streamed to GPUs; by default as much as they need.
         verify_weights: whether to compare every byte of the plan's files with the recorded hashes.
         speculate: "ngram" drafts tokens that followed the last time the text ended as it does now, and verifies several in one pass.

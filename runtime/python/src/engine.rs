@@ -330,7 +330,8 @@ fn parsed<T: FromStr<Err = ProviderArgError>>(arguments: &[String]) -> Result<Ve
 }
 
 fn weight_reads(name: &str) -> Result<WeightReads, Failure> {
-    let all = [("ahead", WeightReads::Prefetch), ("on-time", WeightReads::OnDemand), ("mapped", WeightReads::Mapped)];
+    let all =
+        [("prefetch", WeightReads::Prefetch), ("on-demand", WeightReads::OnDemand), ("mapped", WeightReads::Mapped)];
     chosen("weights", name, &all)
 }
 

@@ -135,8 +135,8 @@ impl StageTelemetry {
         self.provider == Provider::CPU && self.device != HOST
     }
 
-    /// The timeline's lane for its runs: the plan's device, with a note where that is a GPU and the partition runs on the CPU.
-    pub fn lane(&self) -> String {
+    /// The timeline's track for its runs: the plan's device, with a note where that is a GPU and the partition runs on the CPU.
+    pub fn track(&self) -> String {
         if self.fell_back() { format!("{} on the CPU", self.device) } else { self.device.clone() }
     }
 
@@ -153,7 +153,7 @@ impl StageTelemetry {
 pub struct PassTelemetry {
     /// From its start to its end, if it has succeeded.
     pub time: Duration,
-    /// Time of stage runs by their [lanes](StageTelemetry::lane).
+    /// Time of stage runs by their [tracks](StageTelemetry::track).
     pub compute: Vec<(String, Duration)>,
     /// Tokens that were rows of a batch of several sequences.
     pub batched_rows: u64,
@@ -186,27 +186,27 @@ pub struct PassTelemetry {
 }
 
 impl PassTelemetry {
-    /// Zeros for these lanes.
-    pub(crate) fn of(lanes: &[String]) -> Self {
+    /// Zeros for these tracks.
+    pub(crate) fn of(tracks: &[String]) -> Self {
         let mut compute: Vec<(String, Duration)> = Vec::new();
-        for lane in lanes {
-            if !compute.iter().any(|(known, _)| known == lane) {
-                compute.push((lane.clone(), Duration::ZERO));
+        for track in tracks {
+            if !compute.iter().any(|(known, _)| known == track) {
+                compute.push((track.clone(), Duration::ZERO));
             }
         }
         PassTelemetry { compute, ..Self::default() }
     }
 
-    /// Zeros for the same lanes.
+    /// Zeros for the same tracks.
     pub(crate) fn begin(&mut self) {
         let mut compute = std::mem::take(&mut self.compute);
         compute.iter_mut().for_each(|(_, time)| *time = Duration::ZERO);
         *self = PassTelemetry { compute, ..Self::default() };
     }
 
-    /// Adds time to a lane; its index in `compute`.
-    pub(crate) fn computed(&mut self, lane: &str, time: Duration) -> Option<usize> {
-        let at = self.compute.iter().position(|(known, _)| known == lane)?;
+    /// Adds time to a track; its index in `compute`.
+    pub(crate) fn computed(&mut self, track: &str, time: Duration) -> Option<usize> {
+        let at = self.compute.iter().position(|(known, _)| known == track)?;
         self.compute[at].1 += time;
         Some(at)
     }

@@ -15,10 +15,10 @@ pub(crate) struct Recorder {
     pub pass: PassTelemetry,
     /// Devices by the memory their stages use.
     devices: BTreeMap<MemoryId, String>,
-    /// The lane of each stage.
-    lanes: Vec<String>,
+    /// The track of each stage.
+    tracks: Vec<String>,
     timeline: Option<TimelineRecording>,
-    /// The last run on each lane, in the order of the pass's lanes.
+    /// The last run on each track, in the order of the pass's tracks.
     last: Vec<Option<StageRun>>,
     /// Operations whose interval the backend reports later, oldest first.
     pending: VecDeque<(TimingToken, DeviceEvent)>,
@@ -74,11 +74,11 @@ pub(crate) enum Awaited {
 impl Recorder {
     /// A recorder for stages that took `load` to load.
     pub fn new(devices: BTreeMap<MemoryId, String>, load: Duration, stages: Vec<StageTelemetry>) -> Self {
-        let lanes: Vec<String> = stages.iter().map(StageTelemetry::lane).collect();
-        let pass = PassTelemetry::of(&lanes);
+        let tracks: Vec<String> = stages.iter().map(StageTelemetry::track).collect();
+        let pass = PassTelemetry::of(&tracks);
         let telemetry = Telemetry { load, stages, ..Telemetry::default() };
         let last = vec![None; pass.compute.len()];
-        Recorder { telemetry, pass, devices, lanes, timeline: None, last, pending: VecDeque::new() }
+        Recorder { telemetry, pass, devices, tracks, timeline: None, last, pending: VecDeque::new() }
     }
 
     /// Starts a new timeline at `now`, or stops recording.
@@ -114,13 +114,13 @@ impl Recorder {
         self.pass.copied_bytes += transfer.bytes;
         let Some(timeline) = &mut self.timeline else { return };
         let device = |memory| self.devices.get(&memory).map_or("?", String::as_str);
-        let lane = match (transfer.from, transfer.to) {
+        let track = match (transfer.from, transfer.to) {
             (MemoryId::HOST, MemoryId::HOST) => "cpu".to_owned(),
             (MemoryId::HOST, to) => format!("to {}", device(to)),
             (from, MemoryId::HOST) => format!("from {}", device(from)),
             (from, to) => format!("{} to {}", device(from), device(to)),
         };
-        timeline.span(lane, transfer.name.to_owned(), SpanKind::Transfer, interval, Some(transfer.bytes));
+        timeline.span(track, transfer.name.to_owned(), SpanKind::Transfer, interval, Some(transfer.bytes));
     }
 
     /// Weights of a stage were read from disk.
@@ -194,9 +194,9 @@ impl Recorder {
     /// A copy of what belongs to a stage, in a recorded timeline.
     fn span_to(&mut self, memory: MemoryId, (what, stage): (&str, StageId), interval: Interval, bytes: u64) {
         if let Some(timeline) = &mut self.timeline {
-            let lane = format!("to {}", self.devices.get(&memory).map_or("?", String::as_str));
+            let track = format!("to {}", self.devices.get(&memory).map_or("?", String::as_str));
             let name = format!("{what}{}", self.telemetry.stages[stage.index()].partition);
-            timeline.span(lane, name, SpanKind::Transfer, interval, Some(bytes));
+            timeline.span(track, name, SpanKind::Transfer, interval, Some(bytes));
         }
     }
 
@@ -230,18 +230,18 @@ impl Recorder {
 
     fn stall_span(&mut self, stage: StageId, name: &str, interval: Interval) {
         if let Some(timeline) = self.timeline.as_mut().filter(|_| !interval.duration().is_zero()) {
-            timeline.span(self.lanes[stage.index()].clone(), name.to_owned(), SpanKind::Stall, interval, None);
+            timeline.span(self.tracks[stage.index()].clone(), name.to_owned(), SpanKind::Stall, interval, None);
         }
     }
 
     fn ran(&mut self, run: StageRun, interval: Interval) {
-        let (stage, lane) = (&mut self.telemetry.stages[run.stage.index()], &self.lanes[run.stage.index()]);
+        let (stage, track) = (&mut self.telemetry.stages[run.stage.index()], &self.tracks[run.stage.index()]);
         stage.phase(run.phase).add(interval.duration());
-        if let Some(at) = self.pass.computed(lane, interval.duration()) {
+        if let Some(at) = self.pass.computed(track, interval.duration()) {
             self.last[at] = Some(run);
         }
         if let Some(timeline) = &mut self.timeline {
-            timeline.compute(lane.clone(), stage.partition.clone(), run.item, interval);
+            timeline.compute(track.clone(), stage.partition.clone(), run.item, interval);
         }
     }
 
@@ -278,20 +278,20 @@ impl Recorder {
 }
 
 impl TimelineRecording {
-    fn span(&mut self, lane: String, name: String, kind: SpanKind, interval: Interval, bytes: Option<u64>) {
-        let span = self.new_span(lane, name, kind, interval);
+    fn span(&mut self, track: String, name: String, kind: SpanKind, interval: Interval, bytes: Option<u64>) {
+        let span = self.new_span(track, name, kind, interval);
         self.spans.push(Span { bytes, ..span });
     }
 
-    fn compute(&mut self, lane: String, name: String, item: usize, interval: Interval) {
-        let span = self.new_span(lane, name, SpanKind::Compute, interval);
+    fn compute(&mut self, track: String, name: String, item: usize, interval: Interval) {
+        let span = self.new_span(track, name, SpanKind::Compute, interval);
         self.spans.push(Span { item: Some(item as u64), ..span });
     }
 
-    fn new_span(&self, lane: String, name: String, kind: SpanKind, interval: Interval) -> Span {
+    fn new_span(&self, track: String, name: String, kind: SpanKind, interval: Interval) -> Span {
         let micros = |time: Duration| time.as_secs_f64() * 1e6;
         let start_us = micros(interval.start.saturating_sub(self.since));
         let duration_us = micros(interval.duration());
-        Span { lane, name, kind, start_us, duration_us, pass: self.pass, bytes: None, item: None }
+        Span { lane: track, name, kind, start_us, duration_us, pass: self.pass, bytes: None, item: None }
     }
 }

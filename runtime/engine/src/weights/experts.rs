@@ -55,7 +55,7 @@ struct Entry {
 impl ExpertCache {
     /// A cache of `room` bytes for experts of these sizes; `room` is raised to hold all experts of the largest stage. One run of a stage computes
     /// all tokens of its pass, so all experts that the tokens select must be in memory at once: all experts of the stage for a prompt of some
-    /// length, for router logits that are not numbers, and for probabilities that are nearly equal (`runtime/route.rs`).
+    /// length, for router logits that are not numbers, and for probabilities that are nearly equal (`runtime/select_experts.rs`).
     pub fn new(room: u64, stages: impl IntoIterator<Item = (StageId, Vec<u64>)>) -> Self {
         let mut cache = ExpertCache { room, ..ExpertCache::default() };
         for (stage, bytes) in stages {

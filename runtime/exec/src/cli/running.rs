@@ -19,9 +19,11 @@ pub enum AdaptArg {
 pub enum WeightReadsArg {
     /// While other partitions compute.
     #[default]
-    Ahead,
-    /// When their partition is about to run (no prefetch).
-    OnTime,
+    #[value(alias = "ahead")]
+    Prefetch,
+    /// When their partition is about to run.
+    #[value(alias = "on-time")]
+    OnDemand,
     /// Page by page from memory-mapped files; the operating system decides which pages stay in memory.
     Mapped,
 }

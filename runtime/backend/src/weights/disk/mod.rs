@@ -9,9 +9,9 @@ mod align;
 #[cfg_attr(not(target_os = "linux"), path = "non_linux.rs")]
 mod direct;
 mod experts;
+mod mapped_page_reader;
 mod mapping;
 mod paged;
-mod prefetcher;
 mod prepared;
 mod streamed;
 mod usage_probe;
@@ -29,8 +29,8 @@ use crate::os;
 use direct::PendingDirect;
 use hpp_engine::port::{ChunkSize, Interval, WeightResidency};
 use hpp_engine::{BackendError, Reporter};
+use mapped_page_reader::MappedPageReader;
 use paged::PagedWeights;
-use prefetcher::Prefetcher;
 use std::cell::OnceCell;
 use std::io;
 use std::ops::Range;
@@ -76,7 +76,7 @@ pub(crate) fn stays_mapped(residency: WeightResidency) -> bool {
 #[derive(Clone, Default)]
 pub(crate) struct DiskReaders {
     direct: direct::Readers,
-    prefetcher: Rc<OnceCell<Rc<Prefetcher>>>,
+    mapped_page_reader: Rc<OnceCell<Rc<MappedPageReader>>>,
     /// Set once the user was warned that the system does not lock memory.
     lock_warning_given: Rc<OnceCell<()>>,
     /// Set once [`READS`] was checked.
@@ -109,7 +109,7 @@ pub(crate) struct PendingWeights {
 /// How weights are read.
 enum ReadMethod {
     Direct(PendingDirect),
-    Paged(Rc<Prefetcher>),
+    Paged(Rc<MappedPageReader>),
 }
 
 /// The mappings of a session's weights and what to do with them. Default: weights in memory.
@@ -174,11 +174,11 @@ impl DiskReaders {
             return self.direct.prepare(compressed, dir).map(ReadMethod::Direct);
         }
         info!(why = direct::refusal(), "weights are read through the file cache");
-        if let Some(prefetcher) = self.prefetcher.get() {
-            return Ok(ReadMethod::Paged(Rc::clone(prefetcher)));
+        if let Some(mapped_page_reader) = self.mapped_page_reader.get() {
+            return Ok(ReadMethod::Paged(Rc::clone(mapped_page_reader)));
         }
-        let prefetcher = Rc::new(Prefetcher::start()?);
-        Ok(ReadMethod::Paged(Rc::clone(self.prefetcher.get_or_init(|| prefetcher))))
+        let mapped_page_reader = Rc::new(MappedPageReader::start()?);
+        Ok(ReadMethod::Paged(Rc::clone(self.mapped_page_reader.get_or_init(|| mapped_page_reader))))
     }
 }
 
@@ -191,7 +191,9 @@ impl PendingWeights {
         let taken = unsafe {
             match method {
                 ReadMethod::Direct(to_read) => to_read.take_over(probe.used(), &experts, locked),
-                ReadMethod::Paged(prefetcher) => PagedWeights::take_over(prefetcher, probe.used(), &experts, locked),
+                ReadMethod::Paged(mapped_page_reader) => {
+                    PagedWeights::take_over(mapped_page_reader, probe.used(), &experts, locked)
+                }
             }
         };
         let ManagedWeights { weights, lock_error } = taken.map_err(reading(&partition))?;

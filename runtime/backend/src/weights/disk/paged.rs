@@ -5,8 +5,8 @@
 //! A page that was not read ahead is read when a kernel accesses it, so a missing chunk costs time, never a wrong number. Evicted pages
 //! leave this process; the system keeps what it has room for in its cache.
 
+use super::mapped_page_reader::{MappedPageReader, Ticket};
 use super::mapping::Mapping;
-use super::prefetcher::{Prefetcher, Ticket};
 use super::streamed::{ManagedWeights, ReadBeforeRuns};
 use super::{ExpertTensors, views};
 use crate::weights::file::WeightFile;
@@ -25,7 +25,7 @@ const CHUNK: usize = 2 << 20;
 
 /// Weights of a session that stay mapped from their file. Must be dropped before the session.
 pub(super) struct PagedWeights {
-    prefetcher: Rc<Prefetcher>,
+    mapped_page_reader: Rc<MappedPageReader>,
     files: BTreeMap<PathBuf, Arc<WeightFile>>,
     /// All weights but experts, in the order in which they are locked.
     mappings: Vec<Mapping>,
@@ -58,7 +58,7 @@ impl PagedWeights {
     /// # Safety
     /// The mappings must belong to this session alone, which must live longer than what is returned.
     pub unsafe fn take_over(
-        prefetcher: Rc<Prefetcher>,
+        mapped_page_reader: Rc<MappedPageReader>,
         mappings: Vec<Mapping>,
         experts: &ExpertTensors,
         locked: u64,
@@ -69,7 +69,7 @@ impl PagedWeights {
         let (mut mappings, divided) = experts.divide(mappings);
         mappings.sort_by_key(|mapping| (mapping.length, mapping.offset));
         let mut weights = PagedWeights {
-            prefetcher,
+            mapped_page_reader,
             files,
             mappings,
             budget: locked,
@@ -104,8 +104,8 @@ impl PagedWeights {
             if !first.is_empty() {
                 let file = self.file(path)?;
                 // SAFETY: the session keeps the view mapped (the contract of `take_over`), and the read is waited for here.
-                let ticket = unsafe { self.prefetcher.read(&file, first.clone()) };
-                self.prefetcher.wait(ticket)?;
+                let ticket = unsafe { self.mapped_page_reader.read(&file, first.clone()) };
+                self.mapped_page_reader.wait(ticket)?;
                 refused = views::lock(&first).err().or(refused);
                 self.locked.push(first);
             }
@@ -126,7 +126,7 @@ impl PagedWeights {
             let bytes = chunk.len() as u64;
             self.sizes.push(ChunkSize { resident: bytes, stored: bytes });
             let mut chunk = PagedChunk { file: Arc::clone(&file), addresses: chunk, state: State::Read };
-            chunk.evict(&self.prefetcher);
+            chunk.evict(&self.mapped_page_reader);
             self.chunks.push(chunk);
         }
         Ok(())
@@ -141,10 +141,10 @@ impl PagedWeights {
 impl PagedChunk {
     /// Waits for the read in progress, if there is one, and takes the pages from this process, also those that the system has mapped with
     /// the pages of another chunk.
-    fn evict(&mut self, prefetcher: &Prefetcher) {
+    fn evict(&mut self, mapped_page_reader: &MappedPageReader) {
         if let State::Reading(ticket) = self.state {
             // Whether the read failed does not matter: the chunk is evicted.
-            drop(prefetcher.wait(ticket));
+            drop(mapped_page_reader.wait(ticket));
         }
         // SAFETY: the session keeps the view of its file mapped and outlives this (the contract of `take_over`); the pages come back from the
         // file.
@@ -170,7 +170,7 @@ impl ReadBeforeRuns for PagedWeights {
         match chunk.state {
             State::Evicted => {
                 // SAFETY: the session keeps the view mapped and outlives this (the contract of `take_over`), and `drop` waits for reads.
-                let ticket = unsafe { self.prefetcher.read(&chunk.file, chunk.addresses.clone()) };
+                let ticket = unsafe { self.mapped_page_reader.read(&chunk.file, chunk.addresses.clone()) };
                 chunk.state = State::Reading(ticket);
                 Ok(())
             }
@@ -181,10 +181,10 @@ impl ReadBeforeRuns for PagedWeights {
     fn wait(&mut self, chunk: usize) -> Result<(Duration, Duration), BackendError> {
         let chunk = &mut self.chunks[chunk];
         let State::Reading(ticket) = chunk.state else { return Err(misfit("no read of it was started")) };
-        let waited = self.prefetcher.wait(ticket);
+        let waited = self.mapped_page_reader.wait(ticket);
         chunk.state = State::Read;
         if waited.is_err() {
-            chunk.evict(&self.prefetcher);
+            chunk.evict(&self.mapped_page_reader);
         }
         waited.map_err(|error| BackendError::Runtime {
             doing: format!("read weights from {}", chunk.file.path().display()),
@@ -196,12 +196,12 @@ impl ReadBeforeRuns for PagedWeights {
         let needed = self.always_needed();
         let chunks = &mut self.chunks[..needed];
         if chunks.iter().any(|chunk| chunk.state != State::Evicted) {
-            chunks.iter_mut().for_each(|chunk| chunk.evict(&self.prefetcher));
+            chunks.iter_mut().for_each(|chunk| chunk.evict(&self.mapped_page_reader));
         }
     }
 
     fn evict(&mut self, chunk: usize) {
-        self.chunks[chunk].evict(&self.prefetcher);
+        self.chunks[chunk].evict(&self.mapped_page_reader);
     }
 
     /// What was not read ahead is read from the mapped file.
@@ -226,7 +226,7 @@ impl ReadBeforeRuns for PagedWeights {
 
 impl Drop for PagedWeights {
     fn drop(&mut self) {
-        self.chunks.iter_mut().for_each(|chunk| chunk.evict(&self.prefetcher));
+        self.chunks.iter_mut().for_each(|chunk| chunk.evict(&self.mapped_page_reader));
         self.locked.iter().for_each(views::unlock);
     }
 }
@@ -260,9 +260,9 @@ mod tests {
 
     fn take_over(mappings: &[&Mapped], experts: &ExpertTensors, locked: u64) -> ManagedWeights {
         let mappings = mappings.iter().map(|mapped| mapped.mapping.clone()).collect();
-        let prefetcher = Rc::new(Prefetcher::start().unwrap());
+        let mapped_page_reader = Rc::new(MappedPageReader::start().unwrap());
         // SAFETY: the views outlive the weights in every test.
-        unsafe { PagedWeights::take_over(prefetcher, mappings, experts, locked) }.unwrap()
+        unsafe { PagedWeights::take_over(mapped_page_reader, mappings, experts, locked) }.unwrap()
     }
 
     fn resident(mapped: &Mapped) -> usize {

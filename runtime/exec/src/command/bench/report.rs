@@ -123,7 +123,7 @@ pub(super) fn report(
 /// one more.
 pub(super) fn add_stage_times(times: &mut [Vec<f64>], stages: &[StageTelemetry], first: u64, spans: &[Span]) {
     for span in spans.iter().filter(|span| span.kind == SpanKind::Compute && span.pass >= first) {
-        let stage = stages.iter().position(|stage| stage.partition == span.name && stage.lane() == span.lane);
+        let stage = stages.iter().position(|stage| stage.partition == span.name && stage.track() == span.lane);
         if let (Some(stage), Some(token)) = (stage, times.get_mut((span.pass - first) as usize)) {
             token[stage] += span.duration_us / 1e3;
         }

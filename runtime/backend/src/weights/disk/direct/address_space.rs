@@ -59,7 +59,7 @@ pub(super) unsafe fn replace(addresses: &Range<usize>) -> io::Result<()> {
 ///
 /// # Safety
 /// The range must be whole mapped pages whose contents nothing needs.
-pub(super) unsafe fn forbid(addresses: &Range<usize>) -> io::Result<()> {
+pub(super) unsafe fn map_inaccessible(addresses: &Range<usize>) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
     let start = addresses.start as *mut libc::c_void;
     // SAFETY: the range is mapped (this function's contract), so `MAP_FIXED` replaces nothing else.
@@ -67,11 +67,11 @@ pub(super) unsafe fn forbid(addresses: &Range<usize>) -> io::Result<()> {
     if at == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Forbids any access to an address range, which keeps its pages, until [`permit`].
+/// Forbids any access to an address range, which keeps its pages, until [`allow_access`].
 ///
 /// # Safety
 /// The range must be whole pages of memory that [`replace`] made, and nothing may access them until then.
-pub(super) unsafe fn close(addresses: &Range<usize>) -> io::Result<()> {
+pub(super) unsafe fn deny_access(addresses: &Range<usize>) -> io::Result<()> {
     // SAFETY: this function's contract.
     unsafe { protect(addresses, libc::PROT_NONE) }
 }
@@ -80,7 +80,7 @@ pub(super) unsafe fn close(addresses: &Range<usize>) -> io::Result<()> {
 ///
 /// # Safety
 /// The range must be whole pages of memory that [`replace`] made.
-pub(super) unsafe fn permit(addresses: &Range<usize>) -> io::Result<()> {
+pub(super) unsafe fn allow_access(addresses: &Range<usize>) -> io::Result<()> {
     // SAFETY: this function's contract.
     unsafe { protect(addresses, libc::PROT_READ | libc::PROT_WRITE) }
 }

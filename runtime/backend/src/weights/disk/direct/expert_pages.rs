@@ -6,7 +6,9 @@
 //! neither freed nor allocated again. Reads into small pages ran at a quarter of the rate, and copies to fresh pages took longer than the reads
 //! (RUNTIME.md).
 
-use super::address_space::{HUGE, close, forbid, free_pages, most_mappings, move_pages, permit, replace};
+use super::address_space::{
+    HUGE, allow_access, deny_access, free_pages, map_inaccessible, most_mappings, move_pages, replace,
+};
 use crate::os::Pages;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -43,7 +45,7 @@ struct State {
 struct FreePiece {
     bytes: usize,
     /// Whether it may be accessed.
-    is_open: bool,
+    is_accessible: bool,
 }
 
 impl Default for ExpertPages {
@@ -67,7 +69,7 @@ impl ExpertPages {
     /// [`release`](Self::release). Without enough free pages new ones are allocated.
     ///
     /// # Safety
-    /// The range must be whole pages that [`forbid`] made inaccessible, or that were released since, and must stay mapped until
+    /// The range must be whole pages that [`map_inaccessible`] made inaccessible, or that were released since, and must stay mapped until
     /// [`discard`](Self::discard). Nothing may need its contents.
     pub unsafe fn acquire(&self, addresses: Range<usize>) -> io::Result<Vec<Range<usize>>> {
         let state = &mut *self.0.borrow_mut();
@@ -97,23 +99,23 @@ impl ExpertPages {
     pub unsafe fn release(&self, piece: Range<usize>) {
         let state = &mut *self.0.borrow_mut();
         if state.movable {
-            state.free.insert(piece.start, FreePiece { bytes: piece.len(), is_open: true });
+            state.free.insert(piece.start, FreePiece { bytes: piece.len(), is_accessible: true });
         } else {
             // SAFETY: this function's contract. If the system refuses, the pages are freed at least.
             unsafe {
                 free_pages(piece.clone());
-                drop(forbid(&piece));
+                drop(map_inaccessible(&piece));
             }
         }
     }
 
     /// Forbids any access to free pages: a kernel that reads an expert that was not selected must not compute with them.
-    pub fn close(&self) -> io::Result<()> {
+    pub fn deny_access_to_free_pages(&self) -> io::Result<()> {
         let open = |(at, piece): (&usize, &mut FreePiece)| {
             // SAFETY: nothing needs the contents of free pages, which are mapped (the contract of `release`).
-            unsafe { close(&(*at..*at + piece.bytes)) }.map(|()| piece.is_open = false)
+            unsafe { deny_access(&(*at..*at + piece.bytes)) }.map(|()| piece.is_accessible = false)
         };
-        self.0.borrow_mut().free.iter_mut().filter(|(_, piece)| piece.is_open).try_for_each(open)
+        self.0.borrow_mut().free.iter_mut().filter(|(_, piece)| piece.is_accessible).try_for_each(open)
     }
 
     /// Unregisters an address range that will be unmapped, and drops the free pages in it.
@@ -131,9 +133,9 @@ impl State {
         let mut taken = Vec::new();
         for (at, piece) in found {
             let range = at..at + piece.bytes;
-            if !piece.is_open {
+            if !piece.is_accessible {
                 // SAFETY: free pages are mapped (the contract of `release`).
-                unsafe { permit(&range) }?;
+                unsafe { allow_access(&range) }?;
             }
             self.free.remove(&at);
             taken.push(range);
@@ -171,13 +173,13 @@ impl State {
         self.movable = unsafe { move_pages(from, &to) };
         if piece.is_some() {
             // SAFETY: nothing needs what is left there, and it stays mapped (the contract of `release`).
-            unsafe { forbid(&source) }?;
+            unsafe { map_inaccessible(&source) }?;
         }
         if !self.movable {
             self.free_all();
-        } else if piece.is_some_and(|piece| !piece.is_open) {
+        } else if piece.is_some_and(|piece| !piece.is_accessible) {
             // SAFETY: the pages that were just moved.
-            unsafe { permit(&to) }?;
+            unsafe { allow_access(&to) }?;
         }
         Ok(self.movable)
     }
@@ -206,7 +208,7 @@ impl State {
             // SAFETY: nothing needs the contents of free pages, which are mapped (the contract of `release`).
             unsafe {
                 free_pages(range.clone());
-                drop(forbid(&range));
+                drop(map_inaccessible(&range));
             }
         }
     }
@@ -246,7 +248,7 @@ mod tests {
         let all = Pages::reserve(pages.iter().map(|pages| (pages + 1) * PAGE).sum()).unwrap();
         let mut at = all.address() as usize;
         // SAFETY: the ranges lie within the pages just reserved.
-        unsafe { forbid(&(at..at + all.len())) }.unwrap();
+        unsafe { map_inaccessible(&(at..at + all.len())) }.unwrap();
         let ranges = pages.iter().map(|pages| {
             let start = at + PAGE;
             at = start + pages * PAGE;
@@ -289,7 +291,7 @@ mod tests {
         unsafe { pages.acquire(ranges[3].clone()) }.unwrap();
         assert!(has_mark(&ranges[3], 8) && !is_accessible(ranges[1].start));
         assert!(is_accessible(ranges[0].start));
-        pages.close().unwrap();
+        pages.deny_access_to_free_pages().unwrap();
         assert!(!is_accessible(ranges[0].start) && !is_accessible(ranges[0].end - 1));
         // SAFETY: as above.
         unsafe { pages.acquire(ranges[2].clone()) }.unwrap();
@@ -328,7 +330,7 @@ mod tests {
                     pieces[number].drain(..).for_each(|piece| unsafe { pages.release(piece) });
                 }
                 if random >> 62 == 0 {
-                    pages.close().unwrap();
+                    pages.deny_access_to_free_pages().unwrap();
                     let absent = ranges.iter().zip(&pieces).filter(|(_, pieces)| pieces.is_empty());
                     assert!(absent.into_iter().all(|(range, _)| !is_accessible(range.start)), "round {round}");
                 }

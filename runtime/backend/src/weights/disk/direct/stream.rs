@@ -2,7 +2,7 @@
 
 use super::super::mapping::Mapping;
 use super::super::streamed::ReadBeforeRuns;
-use super::address_space::{forbid, replace};
+use super::address_space::{map_inaccessible, replace};
 use super::chunks::{ChunkRead, Files, MAX_READ, WeightRange, in_huge_pages, lock_order, merge_adjacent, reads};
 use super::compressed::Compressed;
 use super::expert_pages::ExpertPages;
@@ -122,7 +122,7 @@ impl StreamedWeights {
             let first = chunks.len();
             for part in parts {
                 // SAFETY: replaced above; the session does not run before the chunks of the experts that it uses are present.
-                unsafe { forbid(&part.addresses()) }?;
+                unsafe { map_inaccessible(&part.addresses()) }?;
                 chunks.extend(expert_chunks(part, &mut locking.files)?);
             }
             of_experts.push(first..chunks.len());
@@ -225,12 +225,12 @@ impl ReadBeforeRuns for StreamedWeights {
     }
 
     /// Refuses a run while a chunk that it needs is absent or being read. Other experts may be read meanwhile, for a run of another
-    /// sequence, because a kernel accesses only the experts that its router selected. For absent experts [`forbid`] enforces that.
+    /// sequence, because a kernel accesses only the experts that its router selected. For absent experts [`map_inaccessible`] enforces that.
     fn check(&self) -> Result<(), BackendError> {
         if self.locking.is_none() {
             return Err(misfit("locking another part of its session's weights failed"));
         }
-        self.expert_pages.close().map_err(no_memory)?;
+        self.expert_pages.deny_access_to_free_pages().map_err(no_memory)?;
         let experts =
             self.selected.iter().flat_map(|expert| self.experts.get(*expert as usize).cloned().into_iter().flatten());
         let mut needed = (0..self.always_needed()).chain(experts).map(|chunk| self.chunks[chunk].state);

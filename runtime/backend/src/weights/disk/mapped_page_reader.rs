@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 pub(super) struct Ticket(u64);
 
 /// Reads pages of mapped files in the background.
-pub(super) struct Prefetcher {
+pub(super) struct MappedPageReader {
     requests: Option<Sender<Request>>,
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
@@ -47,7 +47,7 @@ struct Outcome {
     ended: Instant,
 }
 
-impl Prefetcher {
+impl MappedPageReader {
     /// Starts its threads.
     pub fn start() -> io::Result<Self> {
         let (sender, receiver) = channel();
@@ -55,9 +55,9 @@ impl Prefetcher {
         let mut threads = Vec::new();
         for _ in 0..THREADS {
             let (shared, receiver) = (Arc::clone(&shared), Arc::clone(&receiver));
-            threads.push(Builder::new().name("hpp-prefetcher".into()).spawn(move || shared.serve(&receiver))?);
+            threads.push(Builder::new().name("hpp-mapped_page_reader".into()).spawn(move || shared.serve(&receiver))?);
         }
-        Ok(Prefetcher { requests: Some(sender), shared, threads, next: Cell::default() })
+        Ok(MappedPageReader { requests: Some(sender), shared, threads, next: Cell::default() })
     }
 
     /// Starts to read the pages at these addresses.
@@ -87,7 +87,7 @@ impl Prefetcher {
     }
 }
 
-impl Drop for Prefetcher {
+impl Drop for MappedPageReader {
     fn drop(&mut self) {
         self.requests = None;
         self.threads.drain(..).for_each(|thread| drop(thread.join()));
@@ -119,7 +119,7 @@ impl Shared {
 /// Reads a byte of each page, so that all are in memory afterwards.
 fn touch(addresses: Range<usize>) {
     for at in addresses.step_by(PAGE) {
-        // SAFETY: the view stays mapped until the read was waited for (`Prefetcher::read`), and nobody writes to it.
+        // SAFETY: the view stays mapped until the read was waited for (`MappedPageReader::read`), and nobody writes to it.
         unsafe { (at as *const u8).read_volatile() };
     }
 }
