@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Spans of time on lanes. Spans of a lane do not overlap.
+/// Spans of time on tracks. Spans of a track do not overlap.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Timeline {
@@ -71,7 +71,7 @@ impl Timeline {
         Timeline { spans }
     }
 
-    /// Exports to JSON in the Chrome trace event format: one process, one thread per lane in order of first appearance,
+    /// Exports to JSON in the Chrome trace event format: one process, one thread per track in order of first appearance,
     /// one complete event (`"ph": "X"`, times in microseconds) per span.
     pub fn to_chrome_trace(&self) -> String {
         let mut lanes: Vec<&str> = Vec::new();

@@ -313,7 +313,7 @@ impl<B: Backend> Engine<B> {
         self.runtime.recorder.take_spans()
     }
 
-    /// The timeline so far: a lane for each device (`gpu0`, or `gpu0 on the CPU` for its stages that run there), for each
+    /// The timeline so far: a track for each device (`gpu0`, or `gpu0 on the CPU` for its stages that run there), for each
     /// direction between memories, and for whole passes.
     pub fn timeline(&self) -> Timeline {
         self.runtime.recorder.timeline()

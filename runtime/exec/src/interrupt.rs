@@ -48,8 +48,9 @@ impl Interrupt {
         flag::register(SIGINT, Arc::clone(&this.exit_on_sigint))?;
         for signal in terminating() {
             flag::register_conditional_shutdown(signal, i32::from(code_of(signal)), Arc::clone(&this.exit_on_sigterm))?;
-            flag::register(signal, Arc::clone(&this.requested))?;
+            // Before `requested`: whoever sees the request sees the signal.
             flag::register_usize(signal, Arc::clone(&this.terminating), signal.unsigned_abs() as usize)?;
+            flag::register(signal, Arc::clone(&this.requested))?;
         }
         Ok(this)
     }
@@ -62,6 +63,14 @@ impl Interrupt {
             terminating: Arc::default(),
             exit_on_sigterm: Arc::default(),
         }
+    }
+
+    /// An interrupt that a signal other than Ctrl-C has reached.
+    #[cfg(test)]
+    pub fn with_signal(signal: usize) -> Self {
+        let this = Self::never();
+        this.terminating.store(signal, Ordering::SeqCst);
+        this
     }
 
     /// Makes the next signal request a stop instead of ending the process, because there is something to keep. Forgets an earlier Ctrl-C, but not
@@ -174,11 +183,9 @@ mod tests {
 
     #[test]
     fn the_exit_code_says_which_signal_came() {
-        let interrupt = Interrupt::never();
-        interrupt.request();
-        assert_eq!((interrupt.exit_code(), interrupt.is_terminated()), (130, false));
-        interrupt.terminating.store(SIGTERM as usize, Ordering::SeqCst);
-        assert_eq!((interrupt.exit_code(), interrupt.is_terminated()), (143, true));
+        let came = |interrupt: Interrupt| (interrupt.exit_code(), interrupt.is_terminated());
+        assert_eq!(came(Interrupt::never()), (130, false));
+        assert_eq!(came(Interrupt::with_signal(15)), (143, true));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Token sequences on an engine: feeds tokens, reuses the common prefix of two prompts, holds the logits after the last token.
 //!
-//! Passes are run here and in `batch.rs`. Other files only save and restore states, tap outputs, or change placement.
+//! Passes are run here and in `batch.rs`. Other files only save and restore states, tap outputs, or change placement and locked memory.
 
 use crate::embedding_table::EmbeddingTable;
 use crate::error::GenerateError;

@@ -330,6 +330,12 @@ fn parsed<T: FromStr<Err = ProviderArgError>>(arguments: &[String]) -> Result<Ve
 }
 
 fn weight_reads(name: &str) -> Result<WeightReads, Failure> {
+    // Earlier names.
+    let name = match name {
+        "ahead" => "prefetch",
+        "on-time" => "on-demand",
+        name => name,
+    };
     let all =
         [("prefetch", WeightReads::Prefetch), ("on-demand", WeightReads::OnDemand), ("mapped", WeightReads::Mapped)];
     chosen("weights", name, &all)

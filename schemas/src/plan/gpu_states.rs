@@ -65,3 +65,71 @@ impl Plan {
         predictions.throughput.as_ref().filter(|_| is_for_many).map_or(1, |throughput| throughput.sequences)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Achieved, ByteSize, PredictedThroughput, PrefillVariant, Residency};
+
+    /// The plan of the tests: `gpu_0` keeps a state of 8 KiB on its GPU, `cpu_0` one in host memory.
+    fn plan() -> Plan {
+        Plan::from_yaml(include_str!("../../tests/plan.yaml")).unwrap()
+    }
+
+    fn on_gpu(plan: &Plan) -> u64 {
+        plan.states_on("gpu0") >> 10
+    }
+
+    #[test]
+    fn a_gpu_keeps_the_states_of_all_sequences() {
+        let mut plan = plan();
+        assert_eq!(on_gpu(&plan), 8);
+        plan.predictions.throughput = Some(PredictedThroughput { sequences: 5, ..PredictedThroughput::default() });
+        assert_eq!(on_gpu(&plan), 8, "the plan is for one sequence");
+        plan.predictions.objective =
+            Some(Achieved { kind: ObjectiveKind::Throughput, ms: 1.0, bound_ms: 0.0, proven: false });
+        assert_eq!(on_gpu(&plan), 40);
+        plan.partitions[0].bytes.kv = ByteSize(u64::MAX / 2);
+        assert_eq!(plan.states_on("gpu0"), u64::MAX);
+    }
+
+    #[test]
+    fn states_that_are_copied_share_staging_buffers() {
+        let mut plan = plan();
+        plan.states[0].device = "cpu".into();
+        assert_eq!(on_gpu(&plan), 8, "one set for one partition");
+        let larger = {
+            let mut other = plan.partitions[0].clone();
+            (other.name, other.bytes.kv) = ("gpu_1".into(), ByteSize(24 << 10));
+            other
+        };
+        let mut state = plan.states[0].clone();
+        state.partition = "gpu_1".into();
+        plan.partitions.push(larger);
+        plan.states.push(state);
+        assert_eq!(on_gpu(&plan), 2 * 24, "the states of the next partition are copied ahead");
+        // A sequence more needs no other buffers.
+        plan.predictions.throughput = Some(PredictedThroughput { sequences: 5, ..PredictedThroughput::default() });
+        assert_eq!(on_gpu(&plan), 48);
+    }
+
+    /// Prompts on the GPU, tokens on the host, where the state is kept: it is on the GPU during the whole prompt.
+    #[test]
+    fn states_of_layers_that_a_gpu_computes_in_prompts_only_are_there_during_the_prompt() {
+        let mut plan = plan();
+        plan.states[0].device = "cpu".into();
+        let prompts = [PhaseStates { during_phase: 8 << 10, ..PhaseStates::default() }, PhaseStates::default()];
+        let partition = &mut plan.partitions[0];
+        partition.prefill = Some(PrefillVariant {
+            device: "gpu0".into(),
+            residency: Residency::Resident,
+            file: "gpu_0.onnx".into(),
+            providers: vec![],
+            weights: vec![],
+            host_file: None,
+        });
+        partition.device = "cpu".into();
+        assert_eq!(plan.phase_states_on("gpu0"), prompts);
+        assert_eq!(on_gpu(&plan), 8);
+    }
+}

@@ -7,7 +7,7 @@ use crate::roles::{input_role, kind, model_inputs, model_outputs};
 use crate::states::is_carried;
 use hpp_graph::{Graph, Segmentation, StateChange, StatePair, ValueId, cut};
 use hpp_onnx::{Model, StateShape, derive_state_shapes};
-use hpp_schema::{InputRole, ModelKind};
+use hpp_schema::{Dim, InputRole, ModelKind};
 use std::collections::BTreeSet;
 
 /// Rewrites the model so that no block reads the shape of a later block's state, as far as inputs tell this shape. Returns whether anything was
@@ -18,17 +18,30 @@ pub fn derive(model: &mut Model, graph: &Graph, segmentation: &Segmentation, con
         return false;
     }
     let input = |wanted: &[InputRole]| graph.inputs.iter().copied().find(|id| wanted.contains(&input_role(graph, *id)));
-    let Some(tokens) = input(&[InputRole::TokenIds, InputRole::Embeddings]) else { return false };
-    let mask = input(&[InputRole::AttentionMask]).filter(|mask| {
-        let length = graph.value(*mask).shape.as_ref().and_then(|shape| shape.get(1));
-        length.is_some_and(|length| length.as_fixed().is_none())
-    });
+    let tokens = input(&[InputRole::TokenIds, InputRole::Embeddings]);
+    let Some(tokens) = tokens.filter(|tokens| size(graph, *tokens, 1).is_some()) else { return false };
+    let mask = input(&[InputRole::AttentionMask]);
     let state = |pair: &StatePair| {
         let axis = if let StateChange::Append { axis } = pair.change { Some(axis) } else { None };
-        StateShape { past: pair.past, tokens, length: axis.zip(mask) }
+        let length = axis.zip(mask).filter(|(axis, mask)| tells_length(graph, pair.past, *axis, tokens, *mask));
+        StateShape { past: pair.past, tokens, length }
     };
     let pairs = segmentation.states.iter().map(|state| &state.pair).filter(|pair| foreign.contains(&pair.past));
     derive_state_shapes(model, graph, &pairs.map(state).collect::<Vec<_>>()) > 0
+}
+
+/// Whether the declared lengths of mask and tokens allow that their difference is the length of a state: they have names of their own, or the model
+/// says so.
+fn tells_length(graph: &Graph, past: ValueId, axis: usize, tokens: ValueId, mask: ValueId) -> bool {
+    let sizes = (size(graph, past, axis), size(graph, tokens, 1), size(graph, mask, 1));
+    let (Some(past), Some(tokens), Some(mask)) = sizes else { return false };
+    let is_own_name = mask.as_symbol().is_some() && mask != tokens && mask != past;
+    is_own_name || mask.clone() - tokens.clone() == *past && past.as_symbol().is_some()
+}
+
+/// The size of a value along an axis.
+fn size(graph: &Graph, id: ValueId, axis: usize) -> Option<&Dim> {
+    graph.value(id).shape.as_ref()?.get(axis)
 }
 
 /// The states that blocks before their own read.
@@ -73,19 +86,28 @@ mod tests {
         assert_eq!(blocks_and_parts(&fixture("torch/gemma3-sliding-dynamo")), (5, 5));
     }
 
+    /// A fixed length, that of the tokens, and that of the past.
     #[test]
-    fn a_mask_of_fixed_length_does_not_tell_the_length_of_a_state() {
+    fn a_mask_of_another_length_does_not_tell_the_length_of_a_state() {
         let dir = tempfile::tempdir().unwrap();
         for entry in fixture("optimum-legacy/gpt2-merged").read_dir().unwrap().flatten() {
             std::fs::copy(entry.path(), dir.path().join(entry.file_name())).unwrap();
         }
         let file = dir.path().join("decoder_model_merged.onnx");
         let mut proto = Model::open(&file).unwrap().proto().clone();
-        let inputs = &mut proto.graph.as_mut().unwrap().input;
-        let mask = inputs.iter_mut().find(|input| input.name() == "attention_mask").unwrap();
-        let Some(TypeValue::TensorType(tensor)) = mask.r#type.as_mut().unwrap().value.as_mut() else { panic!() };
-        tensor.shape.as_mut().unwrap().dim[1].value = Some(Dimension::DimValue(16));
-        hpp_onnx::write_model(&file, &proto).unwrap();
-        assert_eq!(blocks_and_parts(dir.path()), (6, 5));
+        let name = |name: &str| Dimension::DimParam(name.into());
+        for (length, parts) in [
+            (Dimension::DimValue(16), 5),
+            (name("sequence_length"), 5),
+            (name("past_sequence_length"), 5),
+            (name("past_sequence_length + sequence_length"), 6),
+        ] {
+            let inputs = &mut proto.graph.as_mut().unwrap().input;
+            let mask = inputs.iter_mut().find(|input| input.name() == "attention_mask").unwrap();
+            let Some(TypeValue::TensorType(tensor)) = mask.r#type.as_mut().unwrap().value.as_mut() else { panic!() };
+            tensor.shape.as_mut().unwrap().dim[1].value = Some(length.clone());
+            hpp_onnx::write_model(&file, &proto).unwrap();
+            assert_eq!(blocks_and_parts(dir.path()), (6, parts), "{length:?}");
+        }
     }
 }

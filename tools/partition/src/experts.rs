@@ -65,7 +65,7 @@ impl ExpertMemory {
             return 0;
         }
         let (all, visited) = (experts.all as f64, experts.visited as f64);
-        let hits = hit_rate(self.cache as f64 / all, measured) * (1.0 - visited / all);
+        let hits = (hit_rate(self.cache as f64 / all, measured) * (1.0 - visited / all)).min(1.0);
         (visited * (1.0 - hits)) as u64
     }
 }

@@ -191,7 +191,7 @@ impl DiskTimes {
             true => (with_prefetch_ms - sequence_ms).min(host_ms * (contention.compute - 1.0)),
             false => 0.0,
         };
-        // Experts are read when a router has run: nothing prefetches them.
+        // Experts are read when a router has run: they count as if nothing prefetched them.
         let (expert_wait_ms, expert_read_ms) = (self.expert_ms * passes, self.expert_read_ms * passes);
         let ms = (with_prefetch_ms + expert_wait_ms).max(prefetch_ms + expert_read_ms);
         let wait_ms = ms - sequence_ms - slowed_ms + state_wait_ms;

@@ -131,18 +131,17 @@ impl Problem {
         Problem { budget: Budget { process, reserve: 0, ..self.budget.clone() }, ..self.clone() }
     }
 
-    /// Hit rates of caches for experts with this problem's number of sequences; empty if unknown. A single curve is that of one sequence.
+    /// Hit rates of caches for experts with this problem's number of sequences; empty if unknown.
     pub fn expert_hits(&self) -> &[f64] {
         let doublings = self.load.sequences.max(1).ilog2() as usize;
-        let most = self.expert_hits.last().filter(|_| self.expert_hits.len() > 1);
-        self.expert_hits.get(doublings).or(most).map_or(&[], Vec::as_slice)
+        self.expert_hits.get(doublings).or(self.expert_hits.last()).map_or(&[], Vec::as_slice)
     }
 
     /// The factor by which a plan for this problem's number of sequences must increase the tokens per second of a plan
     /// for fewer.
     fn least_gain(&self, placements: &[BlockPlacement], slots: &[u32]) -> f64 {
         let reads_experts = || usage_with_cuts(self, placements, slots).expert_memory(self, Phase::Decode).is_some();
-        match self.expert_hits().is_empty() && reads_experts() {
+        match self.expert_hits.is_empty() && reads_experts() {
             true => LEAST_GAIN_OF_UNKNOWN_EXPERTS,
             false => LEAST_GAIN,
         }

@@ -2,7 +2,7 @@
 
 use crate::input_errors::{InputError, InputErrors};
 use hpp_model::{Analysis, CostSource, Scenario, problem};
-use hpp_partition::{Budget, Contention, Cost, DeviceId, Phase, Problem};
+use hpp_partition::{Budget, Contention, Cost, DeviceId, MOST_SEQUENCES, Phase, Problem};
 use hpp_schema::{Finding, Provider, RunTelemetry, StageTelemetry};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -62,14 +62,21 @@ struct ExpertHits {
 }
 
 impl ExpertHits {
-    /// Hit rates of caches for 0 to all experts in equal steps: `share^x`, through the measured point. The planner multiplies them by `1 - used_share`
-    /// (`ExpertMemory::read_bytes`), so they are divided by it here.
-    fn curve(&self) -> Vec<f64> {
+    /// Hit rates of caches for 0 to all experts in equal steps, for 1, 2, 4, .. sequences. The curve of one sequence is `share^x`, through the measured
+    /// point. Several sequences share the cache, so each counts its part of it, but at least what equally likely experts would hit. The planner
+    /// multiplies the rates by `1 - used_share` (`ExpertMemory::read_bytes`), so measured ones are divided by it here.
+    fn curves(&self) -> Vec<Vec<f64>> {
         let [least, most] = HIT_RATES;
-        let hit_rate = (self.hit_rate / (1.0 - self.used_share)).clamp(least, most);
+        let exponent = self.hit_rate.clamp(least, most).ln() / self.cached_share.ln();
         let [least, most] = HIT_RATE_EXPONENTS;
-        let exponent = (hit_rate.ln() / self.cached_share.ln()).clamp(least, most);
-        (0..=HIT_RATE_STEPS).map(|step| (step as f64 / HIT_RATE_STEPS as f64).powf(exponent)).collect()
+        let exponent = exponent.clamp(least, most);
+        let of_one = |share: f64| share.powf(exponent) / (1.0 - self.used_share);
+        let rate = |sequences: u64, step: usize| {
+            let share = step as f64 / HIT_RATE_STEPS as f64;
+            of_one(share / sequences as f64).max(share).min(of_one(share))
+        };
+        let curve = |doublings: u32| (0..=HIT_RATE_STEPS).map(|step| rate(1 << doublings, step)).collect();
+        (0..=MOST_SEQUENCES.ilog2()).map(curve).collect()
     }
 }
 
@@ -290,6 +297,11 @@ impl Corrections {
         self.experts.is_some()
     }
 
+    /// The same for a plan whose passes read all experts.
+    pub fn without_expert_hits(self) -> Self {
+        Corrections { experts: None, ..self }
+    }
+
     /// Multiplies the times of the blocks on every device that the run used, and takes over the disk's rate, the time of the rest, and how often
     /// experts are in memory.
     pub fn apply(&self, problem: &mut Problem) {
@@ -310,8 +322,7 @@ impl Corrections {
         }
         problem.pass_overhead_ms = self.overhead_ms.unwrap_or(problem.pass_overhead_ms);
         if let Some(experts) = &self.experts {
-            // Of one sequence: several select other experts.
-            problem.expert_hits = vec![experts.curve()];
+            problem.expert_hits = experts.curves();
         }
         if let Some(disk) = self.disk.filter(|_| problem.disk_bytes_per_ms.is_some()) {
             // The rate is that of reading while the host computes.
@@ -376,20 +387,29 @@ mod tests {
 
     #[test]
     fn the_hit_rate_that_a_run_measured_is_predicted_for_its_cache() {
-        for (hit_rate, cached_share) in [(0.85, 0.25), (0.3, 0.5), (0.5, 0.5)] {
-            let experts = ExpertHits { hit_rate, cached_share, used_share: 0.125 };
-            let curve = experts.curve();
-            assert_eq!((curve[0], curve[HIT_RATE_STEPS]), (0.0, 1.0));
-            assert!(curve.is_sorted(), "{curve:?}");
+        for (hit_rate, cached_share, used_share) in
+            [(0.85, 0.25, 0.125), (0.3, 0.5, 0.125), (0.95, 0.75, 0.25), (0.88, 0.25, 0.25)]
+        {
+            let experts = ExpertHits { hit_rate, cached_share, used_share };
+            let curves = experts.curves();
+            assert!(curves.iter().all(|curve| curve[0] == 0.0 && curve.is_sorted()), "{curves:?}");
             let memory = hpp_partition::ExpertMemory { cache: (cached_share * 8e6) as u64, rest_level: 0 };
-            let reads = hpp_partition::ExpertReads { all: 8_000_000, visited: 1_000_000, largest: 1_000_000 };
-            let read = memory.read_bytes(reads, &curve) as f64 / 1e6;
-            assert!((read - (1.0 - hit_rate)).abs() < 0.01, "{hit_rate}, {cached_share}: {read}");
+            let visited = (used_share * 8e6) as u64;
+            let reads = hpp_partition::ExpertReads { all: 8_000_000, visited, largest: visited };
+            let read = |curve: &[f64]| memory.read_bytes(reads, curve) as f64 / visited as f64;
+            assert!((read(&curves[0]) - (1.0 - hit_rate)).abs() < 0.01, "{experts:?}: {}", read(&curves[0]));
+            // Several sequences find fewer, but no fewer than if all experts were as likely.
+            let of_several: Vec<f64> = curves.iter().map(|curve| read(curve)).collect();
+            assert!(
+                of_several.is_sorted()
+                    && of_several.iter().all(|read_share| *read_share <= read(&[]).max(1.0 - hit_rate) + 0.01),
+                "{of_several:?}"
+            );
         }
-        // Where nothing was in memory, or everything, the curve has its limits.
+        // Where nothing was in memory, or everything, the curves have their limits.
         for hit_rate in [0.0, 1.0] {
-            let curve = ExpertHits { hit_rate, cached_share: 0.5, used_share: 0.125 }.curve();
-            assert!(curve.iter().all(|rate| (0.0..=1.0).contains(rate)) && curve.is_sorted(), "{curve:?}");
+            let curves = ExpertHits { hit_rate, cached_share: 0.5, used_share: 0.125 }.curves();
+            assert!(curves.iter().flatten().all(|rate| (0.0..=1.0 / 0.875).contains(rate)), "{curves:?}");
         }
     }
 

@@ -178,6 +178,10 @@ impl PlanningRequest {
             .map(|run| run.corrections(analysis, scenario, costs.source(), &problem.budget))
             .transpose()?
             .unwrap_or_default();
+        let corrections = match args.planning.experts {
+            ExpertsArg::All => corrections.without_expert_hits(),
+            ExpertsArg::Auto | ExpertsArg::Selected => corrections,
+        };
         corrections.apply(&mut problem);
         Ok(PlanningRequest {
             scenario,
@@ -364,6 +368,9 @@ const FAILED_MEASUREMENT: &str = "profile the model again (hpp-profile --resume 
 /// What to do where the profile or the described machine has fewer GPUs than the plan.
 fn missing_gpus_hint(args: &SplitArgs, costs: &Costs) -> &'static str {
     match costs.profile() {
+        Some(_) if args.planning.sweep_vram.is_some() => {
+            "profile the GPUs too (hpp-profile with --providers cpu,cuda or cpu,webgpu), or leave out --sweep-vram"
+        }
         Some(_) => {
             "profile the GPUs too (hpp-profile with --providers cpu,cuda or cpu,webgpu), or plan without a GPU: --vram 0"
         }

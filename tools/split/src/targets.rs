@@ -171,6 +171,7 @@ fn sufficient_vram(request: &PlanningRequest, targets: Targets, objective: Objec
     let whole: u64 = problem.blocks.iter().flat_map(|block| &block.weights).map(|(_, bytes)| bytes).sum();
     let rest: u64 = problem.blocks.iter().map(|block| block.kv_bytes + block.workspace_bytes).sum();
     let all = whole.saturating_add(rest).saturating_mul(2).max(1 << 30);
+    let all = if request.default_margin { all } else { all.saturating_add(problem.budget.margin) };
     let meets = |vram| meets_with(request, targets, objective, vram);
     if !meets(all) {
         return Vram::None;

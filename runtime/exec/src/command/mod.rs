@@ -255,11 +255,6 @@ mod tests {
                 interrupt.request();
             }
             let outcome = unless_interrupted(loaded, &interrupt, &|line| said.borrow_mut().push(line.to_owned()));
-            if let Err(error) = &outcome
-                && error.is_cancelled()
-            {
-                assert_eq!(error.code(), 130, "as after Ctrl-C");
-            }
             (outcome.map_err(|error| error.is_cancelled()), said.into_inner())
         };
         let interrupted = (Err(true), vec!["loading was interrupted".to_owned()]);
@@ -267,6 +262,17 @@ mod tests {
         assert_eq!(load(Err(EngineError::Cancelled.into()), true), interrupted);
         assert_eq!(load(Ok(7), false), (Ok(7), vec![]));
         assert_eq!(load(Err(EngineError::EmptyInput.into()), true), (Err(false), vec![]));
+    }
+
+    #[test]
+    fn the_exit_code_of_an_interrupted_load_is_that_of_the_signal() {
+        for (interrupt, code) in
+            [(Interrupt::never(), 130), (Interrupt::with_signal(15), 143), (Interrupt::with_signal(1), 129)]
+        {
+            interrupt.request();
+            let error = unless_interrupted(Ok(()), &interrupt, &|_| {}).unwrap_err();
+            assert_eq!((error.code(), error.is_quiet()), (code, true));
+        }
     }
 
     #[test]

@@ -55,7 +55,7 @@ impl MappedPageReader {
         let mut threads = Vec::new();
         for _ in 0..THREADS {
             let (shared, receiver) = (Arc::clone(&shared), Arc::clone(&receiver));
-            threads.push(Builder::new().name("hpp-mapped_page_reader".into()).spawn(move || shared.serve(&receiver))?);
+            threads.push(Builder::new().name("hpp-page-reader".into()).spawn(move || shared.serve(&receiver))?);
         }
         Ok(MappedPageReader { requests: Some(sender), shared, threads, next: Cell::default() })
     }

@@ -4,7 +4,7 @@ use crate::cli::ServeArgs;
 use crate::command::sequences::planned_sequences;
 use crate::error::ExecError;
 use crate::runtime::allowed_memory;
-use hpp_engine::host_memory_needed;
+use hpp_engine::{host_memory_needed, listed};
 use hpp_generate::PlanFile;
 use hpp_generate::adapt::Reducible;
 use hpp_schema::memory::PROCESS;
@@ -144,13 +144,15 @@ impl BeyondLimit {
             |model: &BeyondLimit| has_pages(model) && model.needed.saturating_sub(model.pages) <= *limit;
         let fewer = if models.iter().all(fits_without_pages) { ", give less --kv-ram" } else { "" };
         let all = models.iter().map(|model| model.needed).max().unwrap_or(*needed);
+        let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
         Some(ExecError::Usage {
             message: format!(
                 "{name} needs about {needs} of host memory{of_it}, and --memory allows {most} for all models"
             ),
             hint: format!(
-                "raise --memory to {}{fewer}, or plan this model for less: hpp-split with a smaller --ram or --context",
-                human(all)
+                "raise --memory to {}{fewer}, or plan {} for less: hpp-split with a smaller --ram or --context",
+                human(all),
+                listed(&names)
             ),
         })
     }

@@ -92,7 +92,7 @@ impl ExpertPages {
         Ok(pieces)
     }
 
-    /// Takes back the pages of a piece. They may still be accessed until [`close`](Self::close).
+    /// Takes back the pages of a piece. They may still be accessed until [`deny_access_to_free_pages`](Self::deny_access_to_free_pages).
     ///
     /// # Safety
     /// Nothing may need their contents, no read may be filling them, and they must stay mapped until [`discard`](Self::discard).
