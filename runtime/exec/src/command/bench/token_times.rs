@@ -76,7 +76,7 @@ impl TokenTimes {
             streamed,
             disk: transfer(pass.reads, pass.read_bytes, pass.disk_stalls),
             experts: (pass.experts_used > 0)
-                .then(|| TokenExperts { used: pass.experts_used as f64, in_memory: pass.expert_hits as f64 }),
+                .then_some(TokenExperts { used: pass.experts_used as f64, in_memory: pass.expert_hits as f64 }),
             state_stall_ms: pass.state_stalls.millis(),
             rest_ms: (ms - millis(pass.accounted())).max(0.0),
         }
