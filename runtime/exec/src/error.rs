@@ -70,6 +70,9 @@ pub enum ExecError {
     Session { path: PathBuf, source: io::Error },
     #[error("cannot identify the plan")]
     Fingerprint(#[source] serde_json::Error),
+    /// The unsplit model failed on inputs that were drawn at random.
+    #[error("the unsplit model failed on random inputs")]
+    RandomInputs(#[source] Box<ExecError>),
     /// A signal ended the process while it loaded a plan.
     #[error("loading was interrupted")]
     LoadInterrupted {
@@ -154,6 +157,9 @@ impl ExecError {
                 "give --embeddings the table that the model was exported with, [vocab, hidden]"
             }
             ExecError::LogFilter(e) => e.hint(),
+            ExecError::RandomInputs(_) => {
+                "random inputs need not fit each other, such as a mask and the caches that it covers: give fitting ones with --inputs IN.npz"
+            }
             ExecError::Usage { hint, .. } => hint,
             ExecError::UnsplitTooLarge { .. } => "raise the limit, or run this on a machine with more memory",
             ExecError::Session { source, .. } if source.kind() == io::ErrorKind::InvalidData => {

@@ -25,7 +25,7 @@ fn is_known(node: &Node) -> bool {
 }
 
 /// Whether the node reads only the shape of its input, so that the edge carries no data.
-pub(crate) fn reads_shape_only(node: &Node) -> bool {
+pub fn reads_shape_only(node: &Node) -> bool {
     is_standard(node) && matches!(node.op_type.as_str(), "Shape" | "Size")
 }
 

@@ -8,7 +8,7 @@ mod table_change;
 pub use table_change::tables_change_after;
 
 use crate::rotary_caches::RotaryInputs;
-use crate::sliding_cache::SlidingCaches;
+use crate::sliding_cache::{SlidingCaches, SlidingObstacle};
 use counted::CountedFrom;
 use hpp_graph::{BlockState, Graph, Node, ValueId};
 
@@ -31,12 +31,21 @@ pub enum PositionHolder {
     /// A state of fixed size, which tokens are written into at their positions.
     Cache,
     /// A state of which the graph drops the oldest tokens, where texts cannot go on beyond those that are kept.
-    SlidingCache,
+    SlidingCache(SlidingObstacle),
 }
 
-/// Why a text ends where a sliding cache is full.
-const NOT_FOLLOWED: &str = "a cache of which the model drops the oldest tokens, while it counts tokens by the length of a cache, or declares one length for \
-                            caches that differ; export it with position_ids and a size of its own for each cache";
+/// Why a text ends where a sliding cache is full, and what to do about it.
+fn not_followed(obstacle: SlidingObstacle) -> &'static str {
+    match obstacle {
+        SlidingObstacle::CountsTokens => {
+            "a cache of which the model drops the oldest tokens, and by whose length it counts tokens; export it with position_ids"
+        }
+        SlidingObstacle::SharesLength => {
+            "a cache of which the model drops the oldest tokens, and whose size has the same name as that of a cache of another length; \
+             export it with a size of its own for each cache"
+        }
+    }
+}
 
 impl ContextLimit {
     /// The refusal where a user asks for a longer context.
@@ -49,8 +58,9 @@ impl ContextLimit {
             PositionHolder::Cache => {
                 format!("--context {asked} is longer than the {tokens} slots of {name}, a cache of fixed size")
             }
-            PositionHolder::SlidingCache => {
-                format!("--context {asked} is longer than the {tokens} tokens of {name}, {NOT_FOLLOWED}")
+            PositionHolder::SlidingCache(obstacle) => {
+                let why = not_followed(obstacle);
+                format!("--context {asked} is longer than the {tokens} tokens of {name}, {why}")
             }
         }
     }
@@ -61,8 +71,9 @@ impl ContextLimit {
         let has = match self.holder {
             PositionHolder::Table => format!("its table of positions {name} has {tokens} rows"),
             PositionHolder::Cache => format!("its cache {name} has {tokens} slots"),
-            PositionHolder::SlidingCache => {
-                return Some(format!("a text has {tokens} tokens at most: those that {name} keeps, {NOT_FOLLOWED}"));
+            PositionHolder::SlidingCache(obstacle) => {
+                let why = not_followed(obstacle);
+                return Some(format!("a text has {tokens} tokens at most: those that {name} keeps, {why}"));
             }
         };
         let claimed = claimed.filter(|claimed| claimed > tokens)?;
@@ -80,7 +91,7 @@ pub fn context_limit(graph: &Graph, states: &[BlockState]) -> Option<ContextLimi
     let caches =
         pairs.filter_map(|pair| Some(limit(fixed_cache::slots(graph, pair)?, PositionHolder::Cache, pair.past)));
     let sliding = SlidingCaches::of(graph, states.iter().map(|state| &state.pair)).limit();
-    let sliding = sliding.map(|(tokens, past)| limit(tokens, PositionHolder::SlidingCache, past));
+    let sliding = sliding.map(|(tokens, past, why)| limit(tokens, PositionHolder::SlidingCache(why), past));
     tables.chain(caches).chain(sliding).min_by_key(|limit| limit.tokens)
 }
 
@@ -108,7 +119,7 @@ fn position_tables(graph: &Graph, node: &Node) -> Vec<ValueId> {
 
 /// Whether integers are positions of tokens: they come from a count (`Range`, `CumSum`) or from the input of positions, and depend on
 /// no values of other inputs than the attention mask. Logarithms of distances are buckets (T5), which any distance has.
-fn are_positions(graph: &Graph, indices: ValueId) -> bool {
+pub(crate) fn are_positions(graph: &Graph, indices: ValueId) -> bool {
     CountedFrom::of(graph, indices).is_some_and(|from| {
         !from.has_operator(&["Log"]) && (from.has_positions || from.has_operator(&["Range", "CumSum"]))
     })

@@ -1,22 +1,34 @@
 //! Caches of which the graph itself drops the oldest tokens: `present = concat(past, new)[-kept:]`. Layers with a sliding window of Transformers 5
 //! do this, with one token less than the window.
 
+mod counting;
+
 use crate::roles::input_role;
 use hpp_graph::{Graph, Node, StateChange, StatePair, ValueId, ops};
 use hpp_schema::InputRole;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The sliding caches of a model.
 pub(crate) struct SlidingCaches {
     /// The tokens that each keeps, by past.
     kept: BTreeMap<ValueId, u64>,
-    are_followed: bool,
+    /// Why texts cannot go on beyond what they keep; `None` if they can.
+    obstacle: Option<SlidingObstacle>,
+}
+
+/// Why a text ends where a sliding cache is full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlidingObstacle {
+    /// The graph counts tokens by the length of such a cache.
+    CountsTokens,
+    /// A cache of another length has the same symbol for its tokens.
+    SharesLength,
 }
 
 impl SlidingCaches {
-    /// Finds them. A text can go on beyond what they keep if two things hold. Positions are an input: a graph that counts tokens by the length of a
-    /// cache would count only those that are kept. And no cache of another length has the same symbol for its tokens: ONNX Runtime reuses buffers of
-    /// equal symbolic shapes, and fails where these differ.
+    /// Finds them. A text can go on beyond what they keep if two things hold. Positions are an input, or the graph counts tokens by something else than
+    /// the length of such a cache, which would count only those that are kept. And no cache of another length has the same symbol for its tokens: ONNX
+    /// Runtime reuses buffers of equal symbolic shapes, and fails where these differ.
     pub fn of<'a>(graph: &Graph, pairs: impl Iterator<Item = &'a StatePair>) -> Self {
         let growing = pairs.filter_map(|pair| Some((pair, token_axis(graph, pair)?)));
         let lengths: Vec<_> = growing
@@ -29,19 +41,28 @@ impl SlidingCaches {
         let is_shared = |(symbol, kept, _): &(&str, Option<u64>, ValueId)| {
             kept.is_some() && lengths.iter().any(|(other, length, _)| other == symbol && length != kept)
         };
-        let are_followed = has_positions && !lengths.iter().any(is_shared);
+        let sliding: BTreeSet<&str> =
+            lengths.iter().filter(|(_, kept, _)| kept.is_some()).map(|(symbol, ..)| *symbol).collect();
+        let obstacle = if lengths.iter().any(is_shared) {
+            Some(SlidingObstacle::SharesLength)
+        } else if !sliding.is_empty() && !has_positions && !counting::counts_without(graph, &sliding) {
+            Some(SlidingObstacle::CountsTokens)
+        } else {
+            None
+        };
         let kept = lengths.iter().filter_map(|(_, kept, past)| Some((*past, (*kept)?))).collect();
-        SlidingCaches { kept, are_followed }
+        SlidingCaches { kept, obstacle }
     }
 
     /// The tokens that a cache keeps, if texts can go on beyond them.
     pub fn followed(&self, past: ValueId) -> Option<u64> {
-        self.kept.get(&past).copied().filter(|_| self.are_followed)
+        self.kept.get(&past).copied().filter(|_| self.obstacle.is_none())
     }
 
-    /// The tokens of the longest text and the cache that limits it, if texts cannot go on beyond what a cache keeps.
-    pub fn limit(&self) -> Option<(u64, ValueId)> {
-        self.kept.iter().map(|(past, kept)| (*kept, *past)).min().filter(|_| !self.are_followed)
+    /// The tokens of the longest text, the cache that limits it and why, if texts cannot go on beyond what a cache keeps.
+    pub fn limit(&self) -> Option<(u64, ValueId, SlidingObstacle)> {
+        let (kept, past) = self.kept.iter().map(|(past, kept)| (*kept, *past)).min()?;
+        Some((kept, past, self.obstacle?))
     }
 }
 
@@ -141,20 +162,37 @@ mod tests {
             let found = SlidingCaches::of(graph, pairs());
             (
                 pasts.iter().map(|past| found.followed(*past)).collect::<Vec<_>>(),
-                found.limit().map(|(tokens, _)| tokens),
+                found.limit().map(|(tokens, _, why)| (tokens, why)),
             )
         };
         let followed = vec![Some(11), Some(11), None, None, Some(11), Some(11)];
-        assert_eq!(kept(&analysis.graph), (followed, None));
+        assert_eq!(kept(&analysis.graph), (followed.clone(), None));
 
-        let mut without_positions = analysis.graph.clone();
-        let positions = without_positions.find("position_ids").unwrap();
-        without_positions.values[positions.0 as usize].name = "other".into();
-        assert_eq!(kept(&without_positions), (vec![None; 6], Some(11)));
+        // Without an input of positions, it matters what the graph counts tokens by: the length of the first layer's cache, which drops tokens, or that
+        // of the second layer's, which does not.
+        let positions = analysis.graph.find("position_ids").unwrap();
+        let counting_by = |length: &str| {
+            let mut graph = analysis.graph.clone();
+            let length = graph.find(length).unwrap();
+            graph.values[positions.0 as usize].name = "unread".into();
+            let inputs = graph.nodes.iter_mut().flat_map(|node| &mut node.inputs);
+            inputs.filter(|input| **input == Some(positions)).for_each(|input| *input = Some(length));
+            graph
+        };
+        let shape_of = |past: &str| {
+            let past = analysis.graph.find(past).unwrap();
+            let reads = |node: &&Node| node.op_type == "Shape" && node.inputs[0] == Some(past);
+            let node = analysis.graph.nodes.iter().find(reads).unwrap();
+            analysis.graph.value(node.outputs[0].unwrap()).name.clone()
+        };
+        let counts = Some((11, SlidingObstacle::CountsTokens));
+        assert_eq!(kept(&counting_by(&shape_of("past_key_values.0.key"))), (vec![None; 6], counts));
+        assert_eq!(kept(&counting_by(&shape_of("past_key_values.1.value"))), (followed.clone(), None));
+        assert_eq!(kept(&counting_by("attention_mask")), (followed, None));
 
         let mut one_symbol = analysis.graph.clone();
         let shape = one_symbol.value(pasts[2]).shape.clone();
         one_symbol.values[pasts[0].0 as usize].shape = shape;
-        assert_eq!(kept(&one_symbol), (vec![None; 6], Some(11)));
+        assert_eq!(kept(&one_symbol), (vec![None; 6], Some((11, SlidingObstacle::SharesLength))));
     }
 }

@@ -11,7 +11,7 @@ use crate::error::ExecError;
 use crate::inputs::{check_inputs, random_inputs};
 use crate::runtime::OnnxRuntime;
 use crate::tensors::read_npz;
-use hpp_engine::{NamedTensors, Telemetry};
+use hpp_engine::{EngineError, NamedTensors, Telemetry};
 use hpp_generate::PlanFile;
 use hpp_schema::{Plan, Whole};
 use std::sync::Arc;
@@ -32,7 +32,12 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
     let runner = Runner { runtime, plan, args, inputs };
     let boundaries = boundaries(&plan.plan);
     let source = unsplit(plan, Whole::Source)?.unwrap_or_else(|| plan.plan.clone());
-    let of_model = runner.run(ctx.console, &source, &[])?;
+    let of_model = runner.run(ctx.console, &source, &[]).map_err(|error| match error.engine() {
+        Some(EngineError::Run { .. }) if args.inputs.is_none() && error.hint().is_none() => {
+            ExecError::RandomInputs(Box::new(error))
+        }
+        _ => error,
+    })?;
     let of_plan = runner.run(ctx.console, &plan.plan, &boundaries)?;
 
     let names = plan.plan.result_names();
