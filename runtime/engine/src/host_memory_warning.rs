@@ -15,7 +15,9 @@ pub fn least_needed(plan: &Plan) -> u64 {
 pub fn warning(plan: &Plan, free: Option<u64>) -> Option<String> {
     // The engine keeps the limit that its plan was made for.
     let limit = plan.budgets.ram.map_or(u64::MAX, |ram| ram.0);
-    let (needed, free) = (needed(plan, plan.budgets.batch).min(limit), free?);
+    // A run without the plan's own draft locks more weights instead.
+    let draft = plan.draft.as_ref().map_or(0, |draft| draft.host_memory.0);
+    let (needed, free) = (needed(plan, plan.budgets.batch).saturating_add(draft).min(limit), free?);
     (needed > free).then(|| {
         let human = |bytes: u64| ByteSize(bytes).human();
         format!(
@@ -86,7 +88,7 @@ pub fn needed(plan: &Plan, sequences: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hpp_schema::Whole;
+    use hpp_schema::{OwnDraft, Whole};
 
     fn plan() -> Plan {
         let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
@@ -106,6 +108,13 @@ mod tests {
         let text = warning(&plan, Some(23 << 30)).unwrap();
         assert!(text.contains("49.") && text.contains("23 GiB are free"), "{text}");
         assert_eq!(warning(&plan, None), None, "the system does not report it");
+        plan.draft = Some(OwnDraft {
+            plan: "draft/plan.yaml".into(),
+            bits: 4,
+            host_memory: ByteSize(3 << 30),
+            sequence_memory: ByteSize(0),
+        });
+        assert!(warning(&plan, Some(23 << 30)).unwrap().contains("52."), "with the plan's own draft");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use hpp_engine::{
     StepInput, WeightReads, WorkItem,
 };
 use hpp_schema::memory::RESERVE;
-use hpp_schema::{ByteSize, Plan, Residency, SelectedBy, SpanKind};
+use hpp_schema::{ByteSize, FileRecord, FileRole, OwnDraft, Plan, Residency, SelectedBy, SpanKind};
 use proptest::prelude::*;
 use std::cell::Cell;
 use std::path::Path;
@@ -244,19 +244,35 @@ impl Reporter for Heard {
 fn less_is_locked_where_less_memory_may_be_used() {
     let case =
         Case { us: vec![10; 2], chunks: vec![vec![1000]; 2], window: 1000, bytes_per_ms: 100, density: 1, tokens: 1 };
-    let held_of = |ram: u64, limit: u64| {
+    let held_beside = |ram: u64, limit: u64, draft: Option<u64>, reserved: u64| {
         let (dir, backend, heard) = (tempfile::tempdir().unwrap(), case.backend(), Heard::default());
         let mut plan = case.plan(dir.path(), &backend);
         plan.budgets.ram = Some(ByteSize(ram));
+        std::fs::write(dir.path().join("draft.yaml"), b"a draft").unwrap();
+        plan.files.extend(draft.map(|_| FileRecord {
+            path: "draft.yaml".into(),
+            role: FileRole::Draft,
+            bytes: ByteSize(7),
+            sampled: blake3::hash(b"\x07\0\0\0\0\0\0\0a draft").to_hex().to_string(),
+            blake3: Some(blake3::hash(b"a draft").to_hex().to_string()),
+        }));
+        plan.draft = draft.map(|bytes| OwnDraft {
+            plan: "draft.yaml".into(),
+            bits: 4,
+            host_memory: ByteSize(bytes),
+            sequence_memory: ByteSize(0),
+        });
         plan.partitions.iter_mut().for_each(|partition| partition.bytes.locked = Some(ByteSize(500)));
         backend.limit_memory(limit);
-        let engine = Engine::load(&plan, dir.path(), &backend, EngineOptions::default(), &heard);
+        let options = EngineOptions { reserved, ..EngineOptions::default() };
+        let engine = Engine::load(&plan, dir.path(), &backend, options, &heard);
         let read = engine.map(|mut engine| {
             decode(&mut engine, 1);
             engine.telemetry().read_bytes
         });
         (read, heard.0.into_inner().unwrap())
     };
+    let held_of = |ram: u64, limit: u64| held_beside(ram, limit, None, 0);
     let held = |limit: u64| held_of(2000, limit);
     assert_eq!(held(2000).0.unwrap(), 1000, "half of it is locked");
     let (read, said) = held_of((64 << 10) + 1000, 64 << 10);
@@ -268,6 +284,13 @@ fn less_is_locked_where_less_memory_may_be_used() {
     let planned = 2000 + RESERVE;
     let refused = held_of(planned, 900).0.unwrap_err();
     assert!(matches!(refused, EngineError::TooLittleMemory { limit: 900, needed: 1000, .. }), "{refused}");
+    // The plan's own draft has a part of the planned memory, which is free if no draft is loaded.
+    let needed = |reserved: u64| match held_beside(planned + 700, 250, Some(700), reserved).0 {
+        Err(EngineError::TooLittleMemory { needed, .. }) => needed,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!([needed(0), needed(300), needed(700)], [1000, 1300, 1700]);
+    assert!(held_beside(planned + 700, 1100, Some(700), 0).0.is_ok());
 }
 
 #[test]

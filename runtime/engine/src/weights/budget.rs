@@ -97,10 +97,13 @@ impl HostMemoryBudget {
         };
         let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
         let locked: u64 = plan.partitions.iter().map(planned_locked).fold(cache, u64::saturating_add);
-        let missing = planned - limit;
+        // Memory planned for the plan's own draft, if the caller loads none.
+        let draft = plan.draft.as_ref().map_or(0, |draft| draft.host_memory.0);
+        let unused = draft.saturating_sub(reserved.saturating_add(reserved_per_sequence));
+        let missing = (planned - limit).saturating_sub(unused);
         // `RESERVE` stays free beside locked weights; where none are locked, it is not needed.
         let free = if locked > 0 { RESERVE } else { 0 };
-        let needed = planned.saturating_sub(locked).saturating_sub(free);
+        let needed = planned.saturating_sub(locked).saturating_sub(free).saturating_sub(unused);
         if limit < needed {
             return Err(EngineError::TooLittleMemory { planned, limit, needed });
         }

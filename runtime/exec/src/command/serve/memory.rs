@@ -8,7 +8,7 @@ use hpp_engine::{host_memory_needed, listed};
 use hpp_generate::PlanFile;
 use hpp_generate::adapt::Reducible;
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency};
+use hpp_schema::{ByteSize, DeviceKind, OwnDraft, Partition, Plan, Residency};
 use hpp_serve::MemoryNeeds;
 use std::collections::BTreeMap;
 
@@ -81,7 +81,8 @@ impl EngineNeeds {
         let host_beside = |pages: u64, sequences: u64| {
             // `host_memory_needed` counts states as long as the plan's context; another context is converted.
             let states = sequences.saturating_mul(context).div_ceil(plan.budgets.context.max(1));
-            let needed = host_memory_needed(plan, states).saturating_add(pages);
+            let needed =
+                host_memory_needed(plan, states).saturating_add(pages).saturating_add(draft_memory(plan, sequences));
             // The engine never takes more than the limit that its plan was made for.
             plan.budgets.ram.map_or(needed, |ram| needed.min(ram.0)).saturating_sub(PROCESS)
         };
@@ -100,6 +101,15 @@ impl EngineNeeds {
         let memory = MemoryNeeds { host: host(sequences), devices: device_needs(plan) };
         Ok(EngineNeeds { memory, sequences, reducible })
     }
+}
+
+/// Bytes of host memory for the plan's own draft. A server that does not use it locks more weights instead.
+fn draft_memory(plan: &Plan, sequences: u64) -> u64 {
+    let of_draft = |draft: &OwnDraft| {
+        let further = sequences.saturating_sub(1).saturating_mul(draft.sequence_memory.0);
+        draft.host_memory.0.saturating_add(further)
+    };
+    plan.draft.as_ref().map_or(0, of_draft)
 }
 
 /// The smallest memory M, bytes beside the process, with `needed(M) <= M`. The need grows with M because KV pages take a share of M by default.
@@ -189,6 +199,18 @@ fn device_needs(plan: &Plan) -> BTreeMap<String, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_memory_of_a_plans_own_draft_counts_for_each_sequence() {
+        let mut plan =
+            Plan::from_yaml(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml")))
+                .unwrap();
+        assert_eq!(draft_memory(&plan, 3), 0);
+        let (plan_file, bits) = ("draft/plan.yaml".into(), 4);
+        plan.draft =
+            Some(OwnDraft { plan: plan_file, bits, host_memory: ByteSize(100), sequence_memory: ByteSize(10) });
+        assert_eq!([draft_memory(&plan, 1), draft_memory(&plan, 3)], [100, 120]);
+    }
 
     /// With the memory that the hint names, no other model is refused.
     #[test]
