@@ -2,6 +2,7 @@
 //! shapes or kernels.
 
 use crate::{Attribute, Node};
+use std::ops::Range;
 
 /// How a fused operator updates a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,6 +23,18 @@ pub fn is_standard(node: &Node) -> bool {
 
 fn is_known(node: &Node) -> bool {
     is_standard(node) || matches!(node.domain.as_str(), "com.microsoft" | "ai.onnx.ml")
+}
+
+/// The axes whose sizes a `Shape` node reads of an input of this rank: its attributes `start` and `end`, counted from the end where negative.
+pub fn shape_axes(node: &Node, rank: usize) -> Range<usize> {
+    let rank = i64::try_from(rank).unwrap_or(i64::MAX);
+    let bound = |name: &str, default: i64| {
+        let given = node.int(name).unwrap_or(default);
+        let at = if given < 0 { given.saturating_add(rank) } else { given };
+        usize::try_from(at.clamp(0, rank)).unwrap_or(0)
+    };
+    let (start, end) = (bound("start", 0), bound("end", rank));
+    start..end.max(start)
 }
 
 /// Whether the node reads only the shape of its input, so that the edge carries no data.

@@ -3,10 +3,10 @@
 use crate::flatten::Fresh;
 use crate::model::Model;
 use crate::names::default_domain;
-use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto, attribute_proto::AttributeType};
+use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto};
 use crate::set_attribute::int_attribute;
 use crate::weights::Storage;
-use hpp_graph::{Graph, ValueId};
+use hpp_graph::{Graph, Node, ValueId, ops};
 use hpp_schema::{DType, Dim};
 
 /// The oldest operator set with `Sub` of integers.
@@ -36,8 +36,9 @@ pub fn derive_state_shapes(model: &mut Model, graph: &Graph, states: &[StateShap
     let Some(proto) = model.proto.graph.as_mut() else { return 0 };
     let mut rewriter = Rewriter { fresh: Fresh::for_graph(proto), constants: vec![] };
     let mut replaced = 0;
-    for node in std::mem::take(&mut proto.node) {
-        match rewriter.replacement(graph, states, &node) {
+    // Nodes of the graph have the order of those of the file.
+    for (at, node) in std::mem::take(&mut proto.node).into_iter().enumerate() {
+        match graph.nodes.get(at).and_then(|known| rewriter.replacement(graph, states, known)) {
             Some(nodes) => {
                 replaced += 1;
                 proto.node.extend(nodes);
@@ -64,10 +65,11 @@ struct Rewriter {
 
 impl Rewriter {
     /// The nodes in place of one that reads the shape of a state.
-    fn replacement(&mut self, graph: &Graph, states: &[StateShape], node: &NodeProto) -> Option<Vec<NodeProto>> {
-        let is_shape = node.op_type() == "Shape" && default_domain(node.domain()).is_empty();
-        let (input, output) = (node.input.first().filter(|_| is_shape)?, node.output.first()?);
-        let state = states.iter().find(|state| graph.value(state.past).name == *input)?;
+    fn replacement(&mut self, graph: &Graph, states: &[StateShape], node: &Node) -> Option<Vec<NodeProto>> {
+        let is_shape = ops::is_standard(node) && node.op_type == "Shape";
+        let input = node.inputs.first().copied().flatten().filter(|_| is_shape)?;
+        let output = &graph.value(node.outputs.first().copied().flatten()?).name;
+        let state = states.iter().find(|state| state.past == input)?;
         let sizes = sizes(graph, state, node)?;
         let tokens = &graph.value(state.tokens).name;
         let mut nodes = vec![];
@@ -137,16 +139,10 @@ impl Rewriter {
 }
 
 /// The sizes that a `Shape` node reads; `None` if they are not all known or sizes of the two inputs.
-fn sizes(graph: &Graph, state: &StateShape, node: &NodeProto) -> Option<Vec<Size>> {
+fn sizes(graph: &Graph, state: &StateShape, node: &Node) -> Option<Vec<Size>> {
     let shape = graph.value(state.past).shape.as_ref()?;
     let batch = graph.value(state.tokens).shape.as_ref()?.first()?;
-    let rank = shape.len() as i64;
-    let attribute = |name: &str, default: i64| {
-        let found = node.attribute.iter().find(|attribute| attribute.name() == name);
-        let given = found.filter(|found| found.r#type() == AttributeType::Int).map_or(default, AttributeProto::i);
-        (if given < 0 { given + rank } else { given }).clamp(0, rank) as usize
-    };
-    let axes = attribute("start", 0)..attribute("end", rank);
+    let axes = ops::shape_axes(node, shape.len());
     let mask = |axis: usize| state.length.filter(|(of_tokens, _)| *of_tokens == axis).map(|(_, mask)| mask);
     let size = |axis: usize| match &shape[axis] {
         _ if let Some(mask) = mask(axis) => Some(Size::Past(mask)),

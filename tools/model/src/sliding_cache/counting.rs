@@ -48,13 +48,7 @@ fn depends(graph: &Graph, mut open: Vec<ValueId>, lengths: &BTreeSet<&str>) -> b
 /// The symbols of the sizes that a node reads; `None` if they are not known.
 fn read_sizes<'g>(graph: &'g Graph, node: &Node) -> Option<Vec<&'g str>> {
     let shape = graph.value(node.inputs.first().copied().flatten()?).shape.as_ref()?;
-    let rank = shape.len() as i64;
-    let at = |name: &str, default: i64| {
-        let given = node.int(name).unwrap_or(default);
-        (if given < 0 { given + rank } else { given }).clamp(0, rank) as usize
-    };
-    let (start, end) = (at("start", 0), at("end", rank));
-    let sizes = shape.get(start..end)?;
+    let sizes = &shape[ops::shape_axes(node, shape.len())];
     let is_known = sizes.iter().all(|size| *size != hpp_schema::Dim::Unknown);
     is_known.then(|| sizes.iter().flat_map(|size| size.symbols()).collect())
 }

@@ -6,6 +6,7 @@ use crate::infer::context::{Context, Rule};
 use crate::infer::fact::{Elements, Fact, Facts, fact, one, ranked, typed};
 use crate::infer::merge::MAX_ELEMENTS;
 use crate::infer::poly::{as_constant, constant, divide_up, multiply, product};
+use crate::ops::shape_axes;
 use hpp_schema::{DType, Dim, Shape};
 
 pub(super) fn rule(op: &str) -> Option<Rule> {
@@ -62,13 +63,7 @@ fn filled(cx: &Context) -> Facts {
 /// Attributes `start` and `end` exist since operator set 15.
 fn shape(cx: &Context) -> Facts {
     let Some(dims) = cx.shape(0) else { return typed(DType::Int64, Some(ranked(1))) };
-    let rank = dims.len() as i64;
-    let bound = |name, default| {
-        let at: i64 = cx.int(name, default);
-        (if at < 0 { at.saturating_add(rank) } else { at }).clamp(0, rank) as usize
-    };
-    let (start, end) = (bound("start", 0), bound("end", rank));
-    let elements: Elements = dims.get(start..end).unwrap_or_default().to_vec();
+    let elements: Elements = dims[shape_axes(cx.node, dims.len())].to_vec();
     vec![fact(Some(DType::Int64), Some(vec![constant(elements.len() as i64)])).with_elements(Some(elements))]
 }
 
