@@ -256,3 +256,29 @@ fn slots(problem: &Problem, options: &Options) -> Vec<Vec<u32>> {
         (Mechanisms::All, None) => SLOTS.map(on_each_gpu).to_vec(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evaluate::Score;
+
+    /// The bound after searches with 3 slots, then with 1: each has a bound, and placements if it found some; `None` where nothing fits.
+    fn bound_after(three: Option<(f64, usize)>, one: Option<(f64, usize)>) -> Option<f64> {
+        let result = |(bound, found): (f64, usize)| {
+            let score = Score { objective: 2.0 * bound, crossings: 0 };
+            let placement = ScoredPlacement { score, placements: vec![], slots: vec![] };
+            SearchResult { best: vec![placement; found], bound }
+        };
+        let search = |slots: &Vec<u32>| if slots[0] == 3 { three.map(result) } else { one.map(result) };
+        first_fit(&mut vec![vec![3], vec![4], vec![1]], search).map(|found| found.bound)
+    }
+
+    /// A search that found nothing and did not prove that nothing fits leaves no bound for all placements.
+    #[test]
+    fn a_bound_holds_only_if_what_was_passed_over_cannot_fit() {
+        assert_eq!(bound_after(Some((5.0, 1)), None), Some(5.0));
+        assert_eq!(bound_after(None, Some((7.0, 1))), Some(7.0));
+        assert_eq!(bound_after(Some((5.0, 0)), Some((7.0, 1))), Some(0.0));
+        assert_eq!(bound_after(Some((5.0, 0)), None), None);
+    }
+}
