@@ -47,6 +47,11 @@ impl<B: Backend> Engine<B> {
         self.runtime.new_sequence(&self.program)
     }
 
+    /// Frees a sequence. The time that states on disk take counts as waiting for them.
+    pub fn free(&mut self, sequence: Sequence<B>) {
+        self.runtime.free(&self.program, sequence);
+    }
+
     /// Appends tokens to a sequence and returns next-token logits `[rows, vocab]`.
     pub fn step(
         &mut self,

@@ -548,6 +548,10 @@ fn what_cannot_be_answered_is_refused_by_name() {
     assert_eq!(server.refused("/v1/completions", &best_of(3)).1["param"], json!("best_of"));
     assert_eq!(server.ok("/v1/completions", &best_of(2))["choices"].as_array().unwrap().len(), 2);
     assert_eq!(server.refused("/../etc/passwd", &json!({})).0, 404);
+    for path in ["/", "/health", "/metrics", "/v1/models"] {
+        let (status, error) = server.refused(path, &json!({}));
+        assert!(status == 405 && error["message"].is_string(), "{path}: {error}");
+    }
     let answer = server.ok(chat, &json!({"messages": user("x"), "max_tokens": 1}));
     assert_eq!(answer["usage"]["completion_tokens"], json!(1), "and it goes on");
     let mut late = server.post(chat, &json!({"messages": user("x"), "timeout": 1e-9, "max_tokens": 400}));

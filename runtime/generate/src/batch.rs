@@ -116,6 +116,11 @@ impl<B: Backend> Batch<B> {
         &self.engine
     }
 
+    /// Frees the states of a sequence. See [`Engine::free`].
+    pub fn free(&mut self, sequence: TokenSequence<B>) {
+        sequence.free(&mut self.engine);
+    }
+
     /// Locks `bytes` bytes of weights in host memory from the next pass on. See [`Engine::set_locked`].
     pub fn set_locked(&mut self, bytes: u64) -> Result<u64, EngineError> {
         self.engine.set_locked(bytes)

@@ -100,6 +100,11 @@ impl<B: Backend> TokenSequence<B> {
         self.sequence.as_ref().map_or(0, Sequence::state_bytes)
     }
 
+    /// Frees its states. See [`Engine::free`].
+    pub fn free(self, engine: &mut Engine<B>) {
+        self.sequence.into_iter().for_each(|sequence| engine.free(sequence));
+    }
+
     /// Drops all tokens and the state.
     pub fn clear(&mut self) {
         self.sequence = None;

@@ -85,7 +85,12 @@ impl Answers {
                         let offset = offsets.as_mut().map(|offsets| offsets.answer_token(id));
                         scores.push(ReportedToken { id, offset, logprobs });
                     }
-                    Some(RequestEvent::Token { .. } | RequestEvent::Text(_) | RequestEvent::Embedding(_)) => {}
+                    Some(
+                        RequestEvent::Started(_)
+                        | RequestEvent::Token { .. }
+                        | RequestEvent::Text(_)
+                        | RequestEvent::Embedding(_),
+                    ) => {}
                     Some(RequestEvent::Finished(generated)) => break *generated,
                     Some(RequestEvent::Failed(error)) => return Err(error.about(format.prompt_field())),
                     None => return Err(ApiError::engine_gone()),
@@ -175,7 +180,7 @@ struct ChunkWriter {
     /// Number of answers to each prompt.
     each: usize,
     includes_usage: bool,
-    /// For each answer, its token counts once it has finished.
+    /// For each answer, its token counts so far; `None` until it has started.
     usages: Vec<Option<hpp_generate::TokenUsage>>,
     /// For each answer, whether it is still open: neither its end nor an error was sent.
     unfinished: Vec<bool>,
@@ -202,7 +207,11 @@ impl ChunkWriter {
     }
 
     fn event(&mut self, index: usize, event: RequestEvent) {
+        if let (RequestEvent::Token { .. }, Some(usage)) = (&event, &mut self.usages[index]) {
+            usage.completion_tokens += 1;
+        }
         match event {
+            RequestEvent::Started(usage) => self.usages[index] = Some(usage),
             RequestEvent::Token { logprobs: None, .. } | RequestEvent::Embedding(_) => {}
             RequestEvent::Token { id, .. } if self.model.ends_text(id) && !self.report_end_tokens[index] => {}
             RequestEvent::Token { id, logprobs } => {

@@ -472,6 +472,8 @@ impl<B: Backend + 'static> EngineThread<B> {
                 self.metrics.cached_tokens.inc_by(kept as u64);
                 self.count_in_sequence(usable_tokens, kept, is_kept);
                 let (last_token, park, _unanswered) = (None, hints.park, unanswered);
+                let usage = TokenUsage { prompt_tokens, reused_tokens: kept, completion_tokens: 0 };
+                let _ = client.events.send(RequestEvent::Started(usage));
                 let running = Running { client, top_logprobs, last_token, park, _unanswered };
                 self.running.insert(id, running);
                 self.is_turn_of_embedding = true;

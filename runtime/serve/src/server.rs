@@ -160,6 +160,7 @@ fn router(app: &SharedApp) -> Router {
     Router::new()
         .route("/", get(page))
         .route("/health", get(|| async { Json(json!({"status": "ok"})) }))
+        .method_not_allowed_fallback(|| async { ApiError::WrongMethod })
         .merge(with_key)
         .layer(DefaultBodyLimit::max(app.settings.max_body))
         .layer(from_fn_with_state(Arc::clone(app), check_host))

@@ -683,7 +683,9 @@ mod tests {
         assert_eq!((branches(&exported), branches(&selected)), (0, 16));
         let quantized = |analysis: &Analysis| analysis.quantized.as_ref().unwrap().summary.clone();
         assert_eq!(quantized(&exported), quantized(&selected));
-        let packing = |analysis: &Analysis| crate::packing(&analysis.model, analysis.exported_graph(), 1000);
+        let packing = |analysis: &Analysis| {
+            crate::packing(analysis, crate::CostSource::Assumed, &hpp_partition::Budget::default(), 1000)
+        };
         assert_eq!(packing(&exported), packing(&selected));
         let whole = analyse(path, None, LogitsMode::Requested).unwrap();
         let candidates = quantization_candidates(&whole, &options, &mut |_, _| {}).unwrap();

@@ -83,7 +83,7 @@ pub fn blocks(
             kv_filled: counter.filled_state(index, scenario.context),
             workspace_bytes: of_passes.saturating_add(folded),
             folded_bytes: folded,
-            widened_bytes: largest_widened(graph, &block.weights),
+            widened_bytes: largest_widened(graph, block.weights.iter().copied()),
             session_bytes: session_copies(graph, &block.nodes),
             score_bytes: counter.scores(&block.nodes, &widest.symbols, scenario),
             boundary_bytes: entering.iter().map(|id| counter.bytes(*id, &one_token.symbols)).sum(),

@@ -5,6 +5,7 @@
 
 mod assumed;
 mod measured;
+mod neurons;
 mod packing;
 mod passes;
 mod roofline;
@@ -13,7 +14,8 @@ mod rows;
 use crate::{Analysis, PlannedState, Scenario, streams};
 use hpp_graph::{ExpertCounts, ValueId};
 use hpp_partition::{
-    Budget, Contention, Decompression, GpuCosts, MOST_SEQUENCES, Problem, ReadCosts, RowBatching, Workload, condensed,
+    Budget, Contention, Decompression, GpuCosts, MOST_SEQUENCES, Packing, Problem, ReadCosts, RowBatching, Workload,
+    condensed,
 };
 use hpp_schema::compression::{decompressing_threads, worth_permille};
 use hpp_schema::{
@@ -21,8 +23,8 @@ use hpp_schema::{
     State, StateUpdate,
 };
 pub use measured::ProviderTimes;
+pub use packing::scales_beside_packed;
 pub(crate) use packing::{largest_widened, session_copies};
-pub use packing::{packing, scales_beside_packed};
 use passes::passes;
 
 /// Number of steps of a cache's share of all experts for which the planner gets hit rates.
@@ -178,6 +180,10 @@ pub fn problem(
         streams::set_streamed_bytes(analysis, &mut blocks);
     }
     rows::assign(analysis, &mut blocks);
+    let active = neurons::of_all_partitions(analysis, source, &budget);
+    if let Some(active) = active {
+        neurons::set_widened_bytes(analysis, active, &mut blocks);
+    }
     let workload = Workload {
         batch: scenario.batch,
         sequences: 1,
@@ -193,6 +199,9 @@ pub fn problem(
     };
     let costs = costs.map(|mut costs| {
         rows::overlap(analysis, &mut costs);
+        if let Some(active) = active {
+            neurons::shorten_decoding(analysis, active, source, &blocks, &mut costs.cpu);
+        }
         costs
     });
     match costs {
@@ -206,11 +215,7 @@ pub fn problem(
             disk_contention: source.disk_contention(),
             decompression: Some(source.decompression(scenario.threads)),
             budget: Budget {
-                packing: packing(
-                    &analysis.model,
-                    analysis.exported_graph(),
-                    source.compress_permille(scenario.threads),
-                ),
+                packing: packing(analysis, source, &budget, source.compress_permille(scenario.threads)),
                 ..budget
             },
             load: workload,
@@ -225,6 +230,14 @@ pub fn problem(
             Err(findings)
         }
     }
+}
+
+/// Packing of the model's weights, of which only what takes at most `compress_permille` of 1000 bytes is compressed.
+pub fn packing(analysis: &Analysis, source: CostSource<'_>, budget: &Budget, compress_permille: u32) -> Packing {
+    let graph = analysis.exported_graph();
+    let active = neurons::of_all_partitions(analysis, source, budget);
+    let is_widened = |id: ValueId| active.is_none_or(|active| !active.reads(&graph.value(id).name));
+    packing::packing(&analysis.model, graph, is_widened, compress_permille)
 }
 
 /// Whether the runtime can compute the tokens of several sequences as rows of one run: each state has room for the whole context and a row

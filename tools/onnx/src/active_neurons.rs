@@ -36,6 +36,8 @@ pub struct ActiveNeurons {
     /// Weights with a row for each neuron, by the name of the weight that they replace.
     transposed: HashMap<String, TensorProto>,
     contents: VirtualFile,
+    /// The names of the weights of these products.
+    weights: HashSet<String>,
     /// Bytes of all weights of these products.
     bytes: u64,
 }
@@ -62,6 +64,7 @@ impl ActiveNeurons {
                 replaced: HashMap::new(),
                 transposed: HashMap::new(),
                 contents: VirtualFile::default(),
+                weights: HashSet::new(),
                 bytes: 0,
             },
         };
@@ -92,6 +95,11 @@ impl ActiveNeurons {
     /// Bytes of all weights that belong to neurons.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Whether these products read this weight, as it is stored: 16-bit numbers are not widened.
+    pub fn reads(&self, weight: &str) -> bool {
+        self.weights.contains(weight)
     }
 
     /// Replaces the products in a partition. Returns how many nodes were replaced.
@@ -219,12 +227,13 @@ impl Finder<'_> {
         output.map(|value| self.graph.value(value).name.clone()).unwrap_or_default()
     }
 
-    /// Adds a transposed copy of a weight if its neurons are columns.
+    /// Adds a weight, and a transposed copy if its neurons are columns.
     fn add_weight(&mut self, weight: ValueId, has_columns: bool) -> Result<(), ActiveNeuronsError> {
+        let name = &self.graph.value(weight).name;
+        self.found.weights.insert(name.clone());
         if !has_columns {
             return Ok(());
         }
-        let name = &self.graph.value(weight).name;
         let initializers = &self.model.graph_proto().initializer;
         let Some(index) = initializers.iter().position(|tensor| tensor.name() == name) else { return Ok(()) };
         let tensor = &initializers[index];

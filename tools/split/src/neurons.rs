@@ -54,6 +54,14 @@ struct Network<'a> {
     product: ReluProduct,
 }
 
+impl Network<'_> {
+    /// Whether `--active-neurons` leaves out inactive neurons of this matrix.
+    fn is_left_out(&self, analysis: &Analysis) -> bool {
+        let weight = &analysis.graph.value(self.product.weight).name;
+        analysis.active_neurons.as_ref().is_some_and(|active| active.reads(weight))
+    }
+}
+
 impl NeuronReport {
     /// The report on a plan; `None` if it reads no such neurons from disk. Plans that read experts by demand have none: their other weights
     /// stay in memory as far as they can.

@@ -144,7 +144,7 @@ impl PlanningRequest {
             CompressArg::Never => 0,
         };
         if args.planning.compress != CompressArg::Auto {
-            problem.budget.packing = packing(&analysis.model, analysis.exported_graph(), compress_permille);
+            problem.budget.packing = packing(analysis, costs.source(), &problem.budget, compress_permille);
         }
         if args.planning.experts == ExpertsArg::All {
             problem.blocks.iter_mut().for_each(|block| block.experts = None);

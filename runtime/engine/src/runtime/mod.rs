@@ -36,6 +36,7 @@ use crate::weights::locked::LockedWeights;
 use crate::weights::{TierContext, WeightStore};
 use sequence::{History, StageBinding};
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// The mutable half of an engine.
 pub(crate) struct Runtime<B: Backend> {
@@ -93,12 +94,28 @@ impl<B: Backend> Runtime<B> {
         match in_arena {
             Some((states, row)) => (sequence.states, sequence.row) = (states, Some(row)),
             None => {
+                let start = self.pool.backend.now();
                 let states = program.layouts.iter().map(|layout| StateBuffers::new(layout, &self.pool));
                 sequence.states = states.collect::<Result<_, _>>()?;
+                self.waited_for_states(program, start);
             }
         }
         self.recorder.telemetry.state_bytes += sequence.state_bytes();
         Ok(sequence)
+    }
+
+    /// Frees a sequence. A file system waits for writes in progress before it frees their blocks.
+    pub fn free(&mut self, program: &Program, sequence: Sequence<B>) {
+        let start = self.pool.backend.now();
+        drop(sequence);
+        self.waited_for_states(program, start);
+    }
+
+    /// Counts the time since `start`, between passes, as waiting for states on disk if there are any.
+    fn waited_for_states(&mut self, program: &Program, start: Duration) {
+        if program.disk_state_bytes() > 0 {
+            self.recorder.telemetry.state_stalls.add(self.pool.since(start).duration());
+        }
     }
 
     /// A sequence without states of its own, for bindings.

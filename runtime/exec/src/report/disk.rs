@@ -9,6 +9,9 @@ use serde::Serialize;
 /// A warning is given if a token or pass takes longer than its prediction times this.
 const SLOW_FACTOR: f64 = 1.5;
 
+/// What the time of waiting for KV caches on disk leaves out.
+pub const PAGE_FAULTS: &str = "(page faults on them count as computing)";
+
 /// Mean time of a run's passes or tokens, and the plan's prediction.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MeasuredTimes {

@@ -62,9 +62,23 @@ fn ended(completion_tokens: usize) -> AnswerChoice {
     AnswerChoice { events, echo: String::new(), calls: None, reports_end_tokens: false }
 }
 
+/// An answer to such a prompt that fails after this many tokens.
+fn failed_after(tokens: usize) -> AnswerChoice {
+    let (sender, events) = unbounded_channel();
+    let usage = TokenUsage { prompt_tokens: 10, reused_tokens: 4, completion_tokens: 0 };
+    let token = |_| RequestEvent::Token { id: 2, logprobs: None };
+    let events_before = std::iter::once(RequestEvent::Started(usage)).chain((0..tokens).map(token));
+    let all = events_before.chain([RequestEvent::Failed(ApiError::Timeout)]);
+    all.for_each(|event| sender.send(event).unwrap());
+    AnswerChoice { events, echo: String::new(), calls: None, reports_end_tokens: false }
+}
+
 /// The usage at the end of a stream with these answers, two to each prompt.
 fn streamed_usage(completion_tokens: &[usize]) -> Value {
-    let choices = completion_tokens.iter().map(|tokens| ended(*tokens)).collect();
+    usage_of_stream(completion_tokens.iter().map(|tokens| ended(*tokens)).collect())
+}
+
+fn usage_of_stream(choices: Vec<AnswerChoice>) -> Value {
     let answers = Answers::new(bytes_and_words(), ApiFormat::Text, 2, choices);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let bytes = async { axum::body::to_bytes(answers.stream(true).into_body(), usize::MAX).await.unwrap() };
@@ -85,4 +99,11 @@ fn streamed_usage_counts_each_prompt_once_though_answers_fail() {
     assert_eq!(streamed_usage(&[3, 5, 1, 1]), usage(20, 10, 8));
     assert_eq!(streamed_usage(&[0, 5, 1, 1]), usage(20, 7, 8), "one of two to the first prompt");
     assert_eq!(streamed_usage(&[0, 0, 0, 1]), usage(10, 1, 4), "nothing is known of the first prompt");
+}
+
+#[test]
+fn the_usage_of_a_stream_that_fails_counts_the_tokens_so_far() {
+    let usage = usage_of_stream(vec![failed_after(3), ended(5), failed_after(0), ended(0)]);
+    assert_eq!([&usage["prompt_tokens"], &usage["completion_tokens"], &usage["total_tokens"]], [20, 8, 28]);
+    assert_eq!(usage["prompt_tokens_details"]["cached_tokens"], 8);
 }

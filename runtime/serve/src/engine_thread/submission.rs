@@ -2,7 +2,7 @@
 
 use crate::error::ApiError;
 use crate::logprobs::TokenLogprobs;
-use hpp_generate::{Generated, GenerationRequest};
+use hpp_generate::{Generated, GenerationRequest, TokenUsage};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -132,6 +132,8 @@ impl Drop for QueuePlace {
 /// An event of a request.
 #[derive(Debug)]
 pub enum RequestEvent {
+    /// Computing starts. The usage has no tokens of the answer yet.
+    Started(TokenUsage),
     /// A token of the prompt.
     PromptToken {
         /// The token.

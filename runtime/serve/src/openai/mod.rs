@@ -40,7 +40,7 @@ pub struct PromptTokensDetails {
 }
 
 impl Usage {
-    /// The sum over answers; an answer that failed is `None`. The prompt tokens of each group of `each` answers to one prompt count once; its cached
+    /// The sum over answers; an answer that never started is `None`. The prompt tokens of each group of `each` answers to one prompt count once; its cached
     /// tokens count as the mean over the group.
     pub fn of(answers: &[Option<TokenUsage>], each: usize) -> Self {
         let mut sum = Usage::default();

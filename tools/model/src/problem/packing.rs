@@ -29,11 +29,12 @@ const DENSE_READERS: [&str; 5] = ["MatMul", "Gemm", "FusedMatMul", "Conv", "Tran
 ///   pass reads a few rows do not count: they are not read completely in each pass anyway.
 ///
 /// Only what takes at most `compress_permille` of 1000 bytes is compressed. If something is unknown, for example because weights are
-/// holes in a sparse file, the estimate errs towards more bytes to read.
-pub fn packing(model: &Model, graph: &Graph, compress_permille: u32) -> Packing {
+/// holes in a sparse file, the estimate errs towards more bytes to read. 16-bit weights for which `is_widened` is false stay as they are.
+pub fn packing(model: &Model, graph: &Graph, is_widened: impl Fn(ValueId) -> bool, compress_permille: u32) -> Packing {
     let all = bytes(graph, &weights(graph, |_| true));
-    let growth = sums(graph, |_| true).saturating_add(bytes(graph, &weights(graph, |id| is_half(graph, id))));
-    let derived = derived(model, graph, compress_permille);
+    let halves = weights(graph, |id| is_half(graph, id) && is_widened(id));
+    let growth = sums(graph, |_| true).saturating_add(bytes(graph, &halves));
+    let derived = derived(model, graph, &halves, compress_permille);
     let bytes = derived.iter().map(|kind| kind.bytes).fold(0, u64::saturating_add);
     let unread = derived.iter().map(|kind| kind.bytes.saturating_sub(kind.stored)).fold(0, u64::saturating_add);
     Packing {
@@ -44,12 +45,12 @@ pub fn packing(model: &Model, graph: &Graph, compress_permille: u32) -> Packing 
 }
 
 /// The largest of these weights that has 16-bit numbers and that the CPU provider widens to 32 bits, in bytes once widened.
-pub fn largest_widened(graph: &Graph, weights: &[ValueId]) -> u64 {
+pub fn largest_widened(graph: &Graph, weights: impl IntoIterator<Item = ValueId>) -> u64 {
     let is_widened = |id: &ValueId| {
         let mut readers = graph.value(*id).consumers.iter().map(|node| &*graph.node(*node).op_type);
         is_half(graph, *id) && readers.any(reads_widened)
     };
-    let widened = weights.iter().filter(|id| is_widened(id)).filter_map(|id| graph.weight(*id));
+    let widened = weights.into_iter().filter(is_widened).filter_map(|id| graph.weight(id));
     widened.map(|weight| weight.bytes.saturating_mul(2)).max().unwrap_or(0)
 }
 
@@ -86,14 +87,14 @@ struct Derived {
     stored: u64,
 }
 
-/// Derived bytes of each kind: sums, scales, 16-bit weights, widened matrices.
-fn derived(model: &Model, graph: &Graph, limit: u32) -> [Derived; 4] {
+/// Derived bytes of each kind: sums, scales, 16-bit weights (`halves`), widened matrices.
+fn derived(model: &Model, graph: &Graph, halves: &[ValueId], limit: u32) -> [Derived; 4] {
     let (with_sums, as_packed) = (scales(graph, sums_are_derivable), scales(graph, |node| !sums_are_derivable(node)));
     let is_derivable = |id: ValueId| !as_packed.contains(&id);
     let is_wide = |id: ValueId| graph.value(id).dtype == Some(DType::Float32) && is_derivable(id);
     let wide_scales = weights(graph, |id| is_wide(id) && with_sums.contains(&id));
     let matrices = weights(graph, |id| is_wide(id) && !with_sums.contains(&id) && is_matrix(graph, id));
-    let halves = weights(graph, |id| is_half(graph, id) && is_derivable(id));
+    let halves: Vec<ValueId> = halves.iter().copied().filter(|id| is_derivable(*id)).collect();
     let read = bytes(graph, &wide_scales);
     let stored = if look_widened(model, graph, &wide_scales) { read / 2 } else { read };
     // A region of sums and scales takes at least this share on disk. It is not compressed if that exceeds the limit.
@@ -225,7 +226,7 @@ mod tests {
 
     fn packing_within(path: &Path, limit: u32) -> Packing {
         let Analysis { model, graph, .. } = read(path);
-        packing(&model, &graph, limit)
+        packing(&model, &graph, |_| true, limit)
     }
 
     /// A copy of a fixture whose float32 weights, scales among them, are changed number by number.
@@ -326,23 +327,26 @@ mod tests {
     #[test]
     fn sums_of_weights_with_zero_points_are_read() {
         let Analysis { model, mut graph, .. } = read(&fixture("genai/llama3-int4-cpu"));
-        let symmetric = packing(&model, &graph, 1000);
+        let symmetric = packing(&model, &graph, |_| true, 1000);
         let products: Vec<usize> =
             (0..graph.nodes.len()).filter(|at| scales_of(&graph.nodes[*at]).next().is_some()).collect();
         for at in &products {
             // An omitted input is not a zero point.
             graph.nodes[*at].inputs.resize(4, None);
         }
-        assert_eq!(packing(&model, &graph, 1000), symmetric);
+        assert_eq!(packing(&model, &graph, |_| true, 1000), symmetric);
         for at in &products {
             graph.nodes[*at].inputs[3] = graph.nodes[*at].inputs[1];
         }
-        assert_eq!(packing(&model, &graph, 1000), Packing { decompressed_permille: 0, read_permille: 0, ..symmetric });
+        assert_eq!(
+            packing(&model, &graph, |_| true, 1000),
+            Packing { decompressed_permille: 0, read_permille: 0, ..symmetric }
+        );
         for at in &products {
             graph.nodes[*at].inputs.truncate(3);
             graph.nodes[*at].attributes.insert("N".into(), hpp_graph::Attribute::Int(24));
         }
-        assert_eq!(packing(&model, &graph, 1000).decompressed_permille, 0);
+        assert_eq!(packing(&model, &graph, |_| true, 1000).decompressed_permille, 0);
     }
 
     #[test]
@@ -374,6 +378,6 @@ mod tests {
         let dir = changed("genai/llama3-fp32-cpu", bfloat16);
         let Analysis { model, graph, .. } = read(dir.path());
         fs::remove_file(&model.weights().files[0].path).unwrap();
-        assert_eq!(packing(&model, &graph, 1000), Packing::default());
+        assert_eq!(packing(&model, &graph, |_| true, 1000), Packing::default());
     }
 }

@@ -79,7 +79,10 @@ impl NeuronsInMemory {
             .filter(|block| !problem.is_lookup_table(*block))
             .partition(|block| placements[*block].decode == Placement::Cpu);
         let is_read = partitioning.disk_streaming(request).is_some_and(|disk| !disk.holds_all());
-        let [on_host, on_gpu] = [&host, &gpu].map(|blocks| networks(analysis, blocks));
+        let [mut on_host, on_gpu] = [&host, &gpu].map(|blocks| networks(analysis, blocks));
+        if on_host.iter().any(|network| network.is_left_out(analysis)) {
+            on_host.retain(|network| network.is_left_out(analysis));
+        }
         let divided = || {
             let is_relu = |networks: &[Network<'_>], block: usize| {
                 networks.iter().any(|network| network.block.label == problem.blocks[block].label)
@@ -123,7 +126,7 @@ impl OnHost {
             with_none: reads.speedup(0.0),
             handling: match first.product.layout {
                 NeuronLayout::Quantized => Handling::Quantized,
-                _ if analysis.active_neurons.is_some() => Handling::LeftOut,
+                _ if first.is_left_out(analysis) => Handling::LeftOut,
                 _ => Handling::Computed,
             },
         })

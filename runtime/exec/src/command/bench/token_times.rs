@@ -2,6 +2,7 @@
 
 use super::spread::Spread;
 use crate::numbers::{gb_per_second, millis};
+use crate::report::disk::PAGE_FAULTS;
 use hpp_engine::{Counter, PassTelemetry};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -111,7 +112,7 @@ impl TokenTimes {
         let waits = |what: &str, transfer: &WeightTransfer| format!("waits {:.2} ms for {what}", transfer.stall_ms);
         parts.extend(self.streamed.as_ref().map(|streamed| waits("streamed weights", streamed)));
         parts.extend(self.disk.as_ref().map(|disk| waits("the disk", disk)));
-        let for_states = || format!("waits {:.2} ms for KV caches on disk", self.state_stall_ms);
+        let for_states = || format!("waits {:.2} ms for KV caches on disk {PAGE_FAULTS}", self.state_stall_ms);
         parts.extend((self.state_stall_ms > 0.0).then(for_states));
         format!("per token: {}, other {:.2} ms\n", parts.join(", "), self.rest_ms)
     }
@@ -178,7 +179,8 @@ mod tests {
         let on_disk = TokenTimes::new(20.0, &PassTelemetry { state_stalls: tally(2), ..pass(10, 8_000_000) });
         assert_eq!((on_disk.state_stall_ms, on_disk.rest_ms), (2.0, 2.0));
         let line = on_disk.line();
-        assert!(line.ends_with(", waits 2.00 ms for KV caches on disk, other 2.00 ms\n"), "{line}");
+        let states = format!("waits 2.00 ms for KV caches on disk {PAGE_FAULTS}");
+        assert!(line.ends_with(&format!(", {states}, other 2.00 ms\n")), "{line}");
     }
 
     #[test]

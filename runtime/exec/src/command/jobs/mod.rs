@@ -22,7 +22,7 @@ use hpp_engine::{EngineOptions, Telemetry};
 use hpp_generate::adapt::Adaptation;
 use hpp_generate::speculate::{Drafts, SpeculationStats};
 use hpp_generate::{
-    Batch, Finished, GenerateError, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
+    Batch, Finished, GenerateError, Generated, Generation, ModelInputs, PlanFile, RequestId, check_language_model,
 };
 use hpp_io::show_json;
 use hpp_schema::error_line;
@@ -221,8 +221,14 @@ impl Jobs {
             if self.batch.engine().timeline_spans() >= TRACED_SPANS {
                 self.write_trace()?;
             }
-            finished.into_iter().try_for_each(|finished| self.write(finished))?;
+            let mut sequences = Vec::with_capacity(finished.len());
+            for Finished { id, result, sequence } in finished {
+                self.write(id, result)?;
+                sequences.push(sequence);
+            }
             ctx.console.answered(done + self.answered(), total, self.progress(done, total, running));
+            // After the answers, because freeing KV caches on disk may take seconds.
+            sequences.into_iter().for_each(|sequence| self.batch.free(sequence));
         }
         Ok(())
     }
@@ -258,7 +264,8 @@ impl Jobs {
         Ok(())
     }
 
-    fn write(&mut self, Finished { id, result, .. }: Finished<OrtBackend>) -> Result<(), ExecError> {
+    /// Writes the answer of a generation that has ended.
+    fn write(&mut self, id: RequestId, result: Result<Generated, GenerateError>) -> Result<(), ExecError> {
         let Some(Running { id, seed }) = self.running.remove(&id) else { return Ok(()) };
         let generated = match result {
             Ok(generated) => generated,

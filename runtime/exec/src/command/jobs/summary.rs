@@ -1,7 +1,7 @@
 //! What a run of `hpp-exec jobs` counts and says at its end.
 
 use crate::numbers::{counted, millis, rate};
-use crate::report::disk::{self, DiskReads};
+use crate::report::disk::{self, DiskReads, PAGE_FAULTS};
 use crate::report::{Bytes, memory};
 use hpp_engine::Telemetry;
 use serde::Serialize;
@@ -77,7 +77,7 @@ impl TimeShares {
         let TimeShares { compute_ms, stall_ms, state_stall_ms, rest_ms } = self;
         let (computing, waiting, other) = (share(compute_ms), share(stall_ms), share(rest_ms));
         let states = match state_stall_ms > 0.0 {
-            true => format!("{} waiting for KV caches on disk, ", share(state_stall_ms)),
+            true => format!("{} waiting for KV caches on disk {PAGE_FAULTS}, ", share(state_stall_ms)),
             false => String::new(),
         };
         format!("time: {computing} computing, {waiting} waiting for weights, {states}{other} other\n")
@@ -222,6 +222,7 @@ mod tests {
         telemetry.state_stalls.time = Duration::from_secs(2);
         counts.measured(&telemetry, 1 << 20);
         let said = counts.summary(&telemetry);
-        assert!(said.contains("25 % waiting for weights, 50 % waiting for KV caches on disk, 25 % other\n"), "{said}");
+        let states = format!("50 % waiting for KV caches on disk {PAGE_FAULTS}");
+        assert!(said.contains(&format!("25 % waiting for weights, {states}, 25 % other\n")), "{said}");
     }
 }
