@@ -364,14 +364,14 @@ pub enum DraftArg {
     /// Another model, or its plan.
     Model(PathBuf),
     /// The model itself with weights of so many bits.
-    OfItself(DraftBits),
+    Own(DraftBits),
 }
 
 /// Parses `--draft`. A file with the name of a number of bits is a model.
 fn draft(text: &str) -> Result<DraftArg, String> {
     let path = PathBuf::from(text);
     let bits = DraftBits::named(&path).filter(|_| !path.exists());
-    Ok(bits.map_or(DraftArg::Model(path), DraftArg::OfItself))
+    Ok(bits.map_or(DraftArg::Model(path), DraftArg::Own))
 }
 
 /// `--speculate`.

@@ -97,7 +97,7 @@ impl DraftMethod {
                 hint: "leave --draft or --speculate out".to_owned(),
             }),
             (_, Some(DraftArg::Model(path))) => Ok(DraftMethod::Model(path.clone())),
-            (_, Some(DraftArg::OfItself(_))) | (Some(SpeculateArg::Draft), None) => {
+            (_, Some(DraftArg::Own(_))) | (Some(SpeculateArg::Draft), None) => {
                 Ok(DraftMethod::OfPlan(WithoutDraft::Refuse))
             }
             (Some(SpeculateArg::Auto), None) => Ok(DraftMethod::OfPlan(WithoutDraft::Ngram)),
@@ -217,7 +217,7 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
     }
     let draft = run.draft.take();
     let draft_method = DraftMethod::resolve(run.speculate, draft.as_ref())?;
-    if let Some(DraftArg::OfItself(bits)) = draft {
+    if let Some(DraftArg::Own(bits)) = draft {
         run.runtime.planning.draft_bits = Some(bits);
     }
     let settings = GenerateSettings { plan, prompt, draft_method, run };

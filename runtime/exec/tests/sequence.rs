@@ -9,8 +9,8 @@ use hpp_generate::sampling::{RandomSampling, SamplingMethod, SamplingParams};
 use hpp_generate::speculate::{DraftLength, Drafter, NgramDrafter, Speculation, SuccessorTable};
 use hpp_generate::text::{SpecialTokens, TextTokenizer};
 use hpp_generate::{
-    Batch, FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, KvCache, KvSettings,
-    ModelInputs, Prefill, SingleSequence, generate, prompt_chunk,
+    Batch, FinishReason, GenerateError, Generated, Generation, GenerationEvent, GenerationRequest, ModelInputs,
+    Prefill, PrefixCache, PrefixCacheSettings, SingleSequence, generate, prompt_chunk,
 };
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -272,14 +272,14 @@ const PAGE: usize = 8;
 fn batch_with_cache(plan: &PlanDir, directory: &Path) -> Option<Batch<OrtBackend>> {
     // Room for two sequences, so that states are rows of common buffers.
     let engine = engine_with(plan, EngineOptions { sequences: Some(2), ..EngineOptions::default() });
-    let settings = KvSettings {
+    let settings = PrefixCacheSettings {
         page_tokens: PAGE,
         ram: 4 << 20,
         disk: Some(DiskSettings { directory: directory.to_owned(), bytes: 64 << 20, share: 64 << 20 }),
         policy: EvictionPolicy::Hybrid,
         fingerprint: Fingerprint::of([("model", "one")]),
     };
-    let cache = KvCache::open(&engine, settings, || {}).unwrap()?;
+    let cache = PrefixCache::open(&engine, settings, || {}).unwrap()?;
     let mut batch = Batch::new(engine, ModelInputs::default());
     batch.save_in(cache);
     Some(batch)

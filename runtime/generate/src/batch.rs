@@ -3,7 +3,7 @@
 use crate::adapt::{Adaptation, PassSize};
 use crate::error::GenerateError;
 use crate::generation::{Generated, Generation, GenerationEvent};
-use crate::kv_cache::{KvCache, PageValue, PromptPages};
+use crate::prefix_cache::{PageValue, PrefixCache, PromptPages};
 use crate::sequence::{ModelInputs, TokenSequence};
 use hpp_engine::{Backend, Engine, EngineError};
 use hpp_kv::PageBytes;
@@ -29,7 +29,7 @@ pub struct Finished<B: Backend> {
 pub struct Batch<B: Backend> {
     engine: Engine<B>,
     inputs: ModelInputs,
-    cache: Option<KvCache>,
+    cache: Option<PrefixCache>,
     members: Vec<Member<B>>,
     next_id: u64,
     /// Most tokens of prompts in a pass in which an answer goes on.
@@ -73,7 +73,7 @@ impl<B: Backend> Batch<B> {
     }
 
     /// Saves the states of prompts, and of sessions, in this cache from now on.
-    pub fn save_in(&mut self, cache: KvCache) {
+    pub fn save_in(&mut self, cache: PrefixCache) {
         self.cache = Some(cache);
     }
 
@@ -94,11 +94,11 @@ impl<B: Backend> Batch<B> {
     }
 
     /// Where states are saved.
-    pub fn cache(&self) -> Option<&KvCache> {
+    pub fn cache(&self) -> Option<&PrefixCache> {
         self.cache.as_ref()
     }
 
-    /// A sequence that holds these pages of a prompt, and its end if that was found with all of them. See [`KvCache::restore`].
+    /// A sequence that holds these pages of a prompt, and its end if that was found with all of them. See [`PrefixCache::restore`].
     pub fn restore(
         &mut self,
         prompt: &[u32],

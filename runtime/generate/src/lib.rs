@@ -5,7 +5,7 @@
 //!   no engine, so a caller may drive many generations on one engine, one step of one request at a time.
 //! - [`TokenSequence`] runs an engine: it feeds tokens, reuses the common prefix with the next prompt, and holds the logits.
 //! - [`Batch`] runs many generations on one engine and fetches the weights once per pass for all.
-//! - [`KvCache`] saves the states of prompts as pages of a store, and restores them for later prompts with the same prefix. With the ends of
+//! - [`PrefixCache`] saves the states of prompts as pages of a store, and restores them for later prompts with the same prefix. With the ends of
 //!   prompts, an equal prompt needs no pass.
 //! - [`SingleSequence`] and [`generate`] are the convenience for programs that run one request at a time.
 //! - [`adapt`] keeps an engine to the memory that the system allows, and near the times that its plan predicts.
@@ -22,11 +22,11 @@ mod generate;
 mod generation;
 pub mod grammar;
 mod input;
-mod kv_cache;
 mod plan_file;
+mod prefix_cache;
 mod prompt;
 mod prompt_ends;
-/// The store of pages that a [`KvCache`] uses.
+/// The store of pages that a [`PrefixCache`] uses.
 pub use hpp_kv as kv;
 pub mod sampling;
 mod sequence;
@@ -43,8 +43,8 @@ pub use generation::{
     FinishReason, Generated, Generation, GenerationEvent, GenerationRequest, GenerationTimings, TokenUsage,
 };
 pub use input::{Input, chunk_length};
-pub use kv_cache::{KvCache, KvSettings, PageValue, PromptPages};
 pub use plan_file::{PLAN_NAME, PlanFile, PlanFileError};
+pub use prefix_cache::{PageValue, PrefixCache, PrefixCacheSettings, PromptPages};
 pub use prompt::{PromptEncoder, check_language_model, check_prompt};
 pub use sequence::{ModelInputs, TokenSequence, kept_logits_bytes, prompt_chunk};
 pub use single_sequence::{Prefill, SingleSequence};

@@ -326,7 +326,7 @@ pub(crate) fn last_chunk_start(prompt: usize, chunk_tokens: usize) -> usize {
     prompt.saturating_sub(2) / chunk_tokens * chunk_tokens
 }
 
-/// What [`KvCache`](crate::KvCache) needs to save and restore the states of a sequence.
+/// What [`PrefixCache`](crate::PrefixCache) needs to save and restore the states of a sequence.
 impl<B: Backend> TokenSequence<B> {
     /// A sequence whose states were restored for these tokens, which are whole pages of `chunk_tokens` tokens with these keys.
     /// `in_whole_chunks`: how many of the tokens were fed in whole chunks.

@@ -3,7 +3,7 @@
 use crate::adapt::{Adaptation, PassSize};
 use crate::error::GenerateError;
 use crate::input::{Input, chunk_length};
-use crate::kv_cache::{KvCache, PageValue};
+use crate::prefix_cache::{PageValue, PrefixCache};
 use crate::sequence::{ModelInputs, TokenSequence, prompt_chunk};
 use hpp_engine::{Backend, Engine, LogitRows, Logits};
 use std::time::Instant;
@@ -33,7 +33,7 @@ pub struct SingleSequence<B: Backend> {
 
 /// Where the states of the sequence are saved, and for which conversation.
 struct SavedSession {
-    cache: KvCache,
+    cache: PrefixCache,
     name: String,
     /// Bytes of RAM for its pages.
     ram: u64,
@@ -46,8 +46,8 @@ impl<B: Backend> SingleSequence<B> {
     }
 
     /// From now on saves all states for a conversation, and starts prompts from their saved pages. Prompts must be fed in chunks
-    /// of a page ([`KvCache::page_tokens`]). `ram`: bytes of RAM for pages.
-    pub fn save_in(&mut self, cache: KvCache, ram: u64, session: &str) {
+    /// of a page ([`PrefixCache::page_tokens`]). `ram`: bytes of RAM for pages.
+    pub fn save_in(&mut self, cache: PrefixCache, ram: u64, session: &str) {
         self.session = Some(SavedSession { cache, name: session.to_owned(), ram });
     }
 
@@ -67,7 +67,7 @@ impl<B: Backend> SingleSequence<B> {
     }
 
     /// Where states are saved.
-    pub fn cache(&self) -> Option<&KvCache> {
+    pub fn cache(&self) -> Option<&PrefixCache> {
         self.session.as_ref().map(|session| &session.cache)
     }
 
@@ -155,7 +155,7 @@ impl<B: Backend> SingleSequence<B> {
         Ok(())
     }
 
-    /// Saves the pages that are complete. `is_last`: see [`KvCache::save`]. Call it when no token will be dropped any more.
+    /// Saves the pages that are complete. `is_last`: see [`PrefixCache::save`]. Call it when no token will be dropped any more.
     pub fn save(&mut self, is_last: bool) {
         if let Some(SavedSession { cache, .. }) = &self.session {
             cache.save(&mut self.engine, &mut self.sequence, PageValue::default(), is_last);

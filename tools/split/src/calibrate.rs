@@ -95,8 +95,9 @@ pub fn options(args: &SplitArgs, path: &Path, costs: &Costs) -> Result<Option<Qu
         "quantization: bits by the squared errors of weights, weighted with the sensitivity of blocks in the profile"
     );
     let groups = readers(&analysis, &candidates);
-    let damage: Vec<f64> = groups.iter().map(|group| sensitivities.get(&group.label).copied().unwrap_or(0.0)).collect();
-    let importance = importance(&candidates, &groups, &damage);
+    let divergences: Vec<f64> =
+        groups.iter().map(|group| sensitivities.get(&group.label).copied().unwrap_or(0.0)).collect();
+    let importance = importance(&candidates, &groups, &divergences);
     let budget = options.budget.unwrap_or(u64::MAX);
     let formats = candidates.choose(budget, importance_of(&importance)).map_err(unquantizable)?;
     Ok(Some(QuantizeOptions { budget: None, formats: Some(formats), ..options }))
@@ -202,17 +203,17 @@ fn readers(analysis: &Analysis, candidates: &Candidates) -> Vec<Group> {
     analysis.segmentation.blocks.iter().map(group).collect()
 }
 
-/// For each matrix the damage per unit of squared error: the damage of its group over the sum of the squared errors of the group's
+/// For each matrix the divergence per unit of squared error: the divergence of its group over the sum of the squared errors of the group's
 /// matrices in 4 bits; for a matrix in several groups the sum over these. Divergence grows with the square of small errors.
-fn importance(candidates: &Candidates, groups: &[Group], damage: &[f64]) -> BTreeMap<String, f64> {
+fn importance(candidates: &Candidates, groups: &[Group], divergences: &[f64]) -> BTreeMap<String, f64> {
     let error = |name: &String| {
         let matrix = candidates.matrices.iter().find(|matrix| matrix.name == *name);
         matrix.and_then(four_bits).map_or(0.0, |form| form.error)
     };
     let mut importance = BTreeMap::new();
-    for (group, damage) in groups.iter().zip(damage) {
+    for (group, divergence) in groups.iter().zip(divergences) {
         let errors: f64 = group.matrices.iter().map(error).sum();
-        let unit = if errors > 0.0 { damage / errors } else { 0.0 };
+        let unit = if errors > 0.0 { divergence / errors } else { 0.0 };
         group.matrices.iter().for_each(|name| *importance.entry(name.clone()).or_insert(0.0) += unit);
     }
     importance
@@ -242,7 +243,7 @@ fn measure_importance(
         ..=MOST_GROUPS => groups_of(analysis, candidates, |matrix| matrix.name.clone()),
         _ => merged(groups_of(analysis, candidates, by_block(analysis))),
     };
-    let mut damage = Vec::new();
+    let mut divergences = Vec::new();
     let mut lines = Lines::default();
     for (at, group) in groups.iter().enumerate() {
         lines.say(&format!("calibration: {} of {}, {} in 4 bits", at + 1, groups.len(), group.label));
@@ -250,13 +251,13 @@ fn measure_importance(
         let formats = in_group.map(|matrix| (matrix.name.clone(), four_bits(matrix).and_then(|form| form.format)));
         let divergence = trials.divergence(Some(&formats.collect()), Purpose::Sensitivity)?;
         tracing::info!(group = group.label, divergence, "group of matrices rounded");
-        damage.push(divergence);
+        divergences.push(divergence);
     }
     tell!("calibration: {0} of {0} measured in 4 bits", groups.len());
-    Ok(importance(candidates, &groups, &damage))
+    Ok(importance(candidates, &groups, &divergences))
 }
 
-/// The damage of a unit of squared error of a matrix.
+/// The divergence that a unit of squared error of a matrix causes.
 type Importance<'a> = &'a dyn Fn(&Candidate) -> f64;
 
 /// Proposed formats, and what was measured of them.
@@ -290,8 +291,11 @@ impl Search<'_> {
     fn best_within(&mut self, budget: u64) -> Result<Proposal, SplitError> {
         let measured = importance_of(&self.importance);
         let mut proposals: Vec<(&'static str, Formats)> = Vec::new();
-        let by: [(&'static str, Importance); 3] =
-            [("measured damage", &measured), ("squared errors", &|_| 1.0), ("both", &|matrix| measured(matrix).sqrt())];
+        let by: [(&'static str, Importance); 3] = [
+            ("measured divergence", &measured),
+            ("squared errors", &|_| 1.0),
+            ("both", &|matrix| measured(matrix).sqrt()),
+        ];
         for (name, importance) in by {
             let formats = self.candidates.choose(budget, importance).map_err(unquantizable)?;
             if proposals.iter().all(|(_, earlier)| *earlier != formats) {

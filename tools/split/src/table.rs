@@ -80,7 +80,8 @@ fn device(partition: &Partition) -> String {
 /// Largest observed error of predictions from shapes and assumed rates.
 const STATIC_ERROR: &str = "static estimate, may be off by up to 6x; hpp-profile measures";
 /// The same for small models, whose time goes to calls of operators and to small tensors, which the estimate leaves out.
-const STATIC_ERROR_OF_SMALL: &str = "static estimate, may be off by up to 25x for so small a model; hpp-profile measures";
+const STATIC_ERROR_OF_SMALL: &str =
+    "static estimate, may be off by up to 25x for so small a model; hpp-profile measures";
 /// Models with fewer bytes of weights are small.
 const SMALL: u64 = 64 << 20;
 
@@ -410,8 +411,15 @@ mod tests {
             let throughput = PredictedThroughput { sequences: most, tokens_per_second: 1.0, free_sequences, passes };
             throughput_line(&alone, &throughput, 2, false)
         };
-        assert!(line(4, 4).contains("by its estimates this plan has memory for fewer than 8") && !line(4, 2).contains("has memory"));
-        assert!(line(1, 1).contains("by its estimates this plan has memory for fewer than 2, though a run may find room for more"));
+        assert!(
+            line(4, 4).contains("by its estimates this plan has memory for fewer than 8")
+                && !line(4, 2).contains("has memory")
+        );
+        assert!(
+            line(1, 1).contains(
+                "by its estimates this plan has memory for fewer than 2, though a run may find room for more"
+            )
+        );
         assert!(line(4, 1).contains("more at once are not faster"));
         let throughput = PredictedThroughput {
             sequences: 1,

@@ -6,8 +6,8 @@ use ndarray::linalg::general_mat_mul;
 use ndarray::{Array2, ArrayView2};
 use std::sync::PoisonError;
 
-/// Neurons that one task computes.
-const NEURONS: usize = 64;
+/// Neurons that one task computes, for few and for many tokens: a matrix product packs the tokens anew for each task.
+const NEURONS: [usize; 2] = [64, 512];
 /// Sums that are added at the same time in a scalar product.
 const LANES: usize = 16;
 
@@ -28,10 +28,11 @@ impl<T: Element> GateProduct<'_, T> {
             return Ok(());
         }
         let (gate, tokens) = (T::wide(self.gate), T::wide(self.tokens));
-        let neurons = parts_of_tasks(output, self.neurons, NEURONS);
+        let size = NEURONS[usize::from(output.len() / self.neurons > FEW_TOKENS)];
+        let neurons = parts_of_tasks(output, self.neurons, size);
         parallel(neurons.len(), &|task| {
             let mut parts = neurons[task].lock().unwrap_or_else(PoisonError::into_inner);
-            self.neurons(&gate, &tokens, task * NEURONS, &mut parts);
+            self.neurons(&gate, &tokens, task * size, &mut parts);
         })
     }
 

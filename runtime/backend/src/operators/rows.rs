@@ -12,7 +12,7 @@ const PARTS: usize = 8;
 /// Columns that one task computes where a pass has many tokens.
 const COLUMNS: usize = 512;
 /// Rows of weights that are multiplied at once where a pass has many tokens.
-const ROWS: usize = 128;
+const ROWS: usize = 256;
 
 /// A product of activations `[tokens, neurons]` with weights `[neurons, width]`.
 pub(super) struct RowsProduct<'a, T> {

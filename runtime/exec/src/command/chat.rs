@@ -3,7 +3,7 @@
 use super::adaptation::{BesideEngine, adaptation};
 use super::drafts::DraftChoice;
 use super::generate::{request, warn_of_unknown_tokens};
-use super::kv_cache::open_cache;
+use super::prefix_cache::open_cache;
 use super::session::{Conversation, SessionFile, directory};
 use super::{BLANK_PROMPT, CommandContext, context_length, load_engine, open_embeddings};
 use crate::cli::KvArgs;

@@ -8,7 +8,7 @@ mod drafts;
 mod generate;
 mod infer;
 mod jobs;
-mod kv_cache;
+mod prefix_cache;
 mod probe;
 mod sequences;
 mod serve;

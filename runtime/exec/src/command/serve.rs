@@ -5,7 +5,7 @@ mod placement;
 
 use super::adaptation::pass_time_adaptation;
 use super::drafts::DraftChoice;
-use super::kv_cache::open_cache;
+use super::prefix_cache::open_cache;
 use super::sequences::fitting_sequences;
 use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
 use crate::cli::{KvArgs, NamedPlan, ServeArgs, SpeculateArg};

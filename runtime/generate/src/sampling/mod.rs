@@ -18,7 +18,7 @@ pub use sampler::{Sampler, SamplingError, greedy};
 pub struct SamplingParams {
     /// Greedy or random.
     pub choice: SamplingMethod,
-    /// Divides the logits of tokens already in the text (multiplies negative ones); 1 changes nothing.
+    /// Divides the logits of tokens already in the text (multiplies negative ones; Keskar et al., "CTRL", arXiv:1909.05858); 1 changes nothing.
     pub repetition_penalty: f64,
 }
 
@@ -46,11 +46,12 @@ pub enum SamplingMethod {
 pub struct RandomSampling {
     /// Divides the logits; above zero.
     pub temperature: f64,
-    /// Keeps this many most likely tokens; 0 keeps all.
+    /// Keeps this many most likely tokens (Fan et al., arXiv:1805.04833); 0 keeps all.
     pub top_k: usize,
-    /// Keeps the fewest most likely tokens whose probabilities sum to at least this; 1 keeps all.
+    /// Keeps the fewest most likely tokens whose probabilities sum to at least this (nucleus sampling: Holtzman et al., arXiv:1904.09751); 1 keeps
+    /// all.
     pub top_p: f64,
-    /// Keeps tokens at least this likely relative to the most likely one; 0 keeps all.
+    /// Keeps tokens at least this likely relative to the most likely one (Nguyen et al., arXiv:2407.01082); 0 keeps all.
     pub min_p: f64,
     /// Seed of the random numbers: the same seed, logits and settings give the same tokens.
     pub seed: u64,

@@ -8,7 +8,7 @@ use hpp_generate::adapt::EngineShare;
 use hpp_generate::kv::{EvictionPolicy, Fingerprint};
 use hpp_generate::sampling::SamplingOverrides;
 use hpp_generate::speculate::{DraftLength, DraftOrigin};
-use hpp_generate::{GenerationRequest, KvCache, KvSettings, ModelInputs};
+use hpp_generate::{GenerationRequest, ModelInputs, PrefixCache, PrefixCacheSettings};
 use hpp_schema::{FileRole, Plan, SamplingDefaults};
 use std::io::Write;
 use std::rc::Rc;
@@ -230,14 +230,14 @@ fn load_from(toy: &toy::Toy, on_run: impl Fn(usize) + 'static) -> LoadedEngine<M
     });
     toy.backend.model("gpu_0.onnx", first);
     let engine = toy.load().unwrap();
-    let settings = KvSettings {
+    let settings = PrefixCacheSettings {
         page_tokens: CHUNK,
         ram: 16 << 20,
         disk: None,
         policy: EvictionPolicy::Lru,
         fingerprint: Fingerprint::of([("model", "toy")]),
     };
-    let cache = KvCache::open(&engine, settings, || {}).unwrap().expect("its states can be saved");
+    let cache = PrefixCache::open(&engine, settings, || {}).unwrap().expect("its states can be saved");
     let mut batch = Batch::new(engine, ModelInputs::default());
     batch.save_in(cache);
     LoadedEngine { batch, max_sequences: 8, tokenizer: None, drafts: Drafts::default(), placement: vec![] }
@@ -574,6 +574,7 @@ fn logprobs_of(mut events: UnboundedReceiver<RequestEvent>) -> Vec<(u32, String)
     loop {
         match events.blocking_recv().unwrap() {
             RequestEvent::Token { id, logprobs } => tokens.push((id, format!("{:?}", logprobs.unwrap()))),
+            RequestEvent::Started(_) => {}
             RequestEvent::Finished(_) => return tokens,
             other => panic!("{other:?}"),
         }
@@ -628,6 +629,7 @@ fn an_engine_whose_thread_panics_is_reported_as_gone() {
     gauges.iter().for_each(|gauge| toy.wait_for(gauge, |value| value > 0.0));
     panics.store(true, Ordering::SeqCst);
     let mut events = toy.ask(vec![1, 2], 1);
+    assert!(matches!(events.blocking_recv(), Some(RequestEvent::Started(_))));
     assert!(events.blocking_recv().is_none());
     assert!(toy.thread.join().is_err());
     let text = toy.metrics.to_text();
@@ -656,7 +658,9 @@ fn requests_that_arrive_while_their_engine_fails_are_told() {
     let arrived = [toy.ask(vec![1, 2], 3), toy.embed(vec![1])];
     gate.wait();
     for mut events in [running].into_iter().chain(arrived) {
-        let failed = matches!(events.blocking_recv(), Some(RequestEvent::Failed(error)) if error.to_string().contains("weights.data"));
+        let mut ended = std::iter::from_fn(|| events.blocking_recv());
+        let end = ended.find(|event| !matches!(event, RequestEvent::Started(_)));
+        let failed = matches!(end, Some(RequestEvent::Failed(error)) if error.to_string().contains("weights.data"));
         assert!(failed);
     }
     toy.thread.join().unwrap();

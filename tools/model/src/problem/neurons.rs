@@ -10,8 +10,8 @@ use hpp_onnx::ActiveNeurons;
 use hpp_partition::{BlockSpec, Budget, Cost, SHORT_PASS_TOKENS};
 use hpp_schema::Provider;
 
-/// How much longer an active row takes than its share of the plain product, because rows are apart in memory: measured 2.1 with 10 % active
-/// in float32, 2.4 in float16, 1.7 with 50 % in float32 (docs/BENCHMARKS.md). A pass never takes longer than the plain product.
+/// How much longer an active row takes than its share of the plain product, because rows are apart in memory: measured 2.3 with 10 % active
+/// in float32, 2.4 in float16, 1.5 with 50 % in float32 (docs/BENCHMARKS.md). A pass never takes longer than the plain product.
 const ROW_COST: f64 = 2.0;
 
 /// The products of active neurons, if every partition of a plan within this budget computes them so.

@@ -472,13 +472,10 @@ fn the_cost_of_a_request_comes_from_the_smallest_reads_of_a_profile() {
     assert_eq!(of(&profile), 0.0);
 }
 
-#[test]
-fn active_neurons_are_those_of_the_corpus() {
-    let mut profile = profile(&llama());
-    let active = |profile: &Profile, block: &str| CostSource::Profile(profile).active_neurons(block);
-    assert_eq!(active(&profile, "layers.0"), None);
-    let layer = NeuronStatistics { block: "layers.0".into(), tokens: 10, active: vec![1, 0, 4, 5] };
-    profile.corpus = Some(CorpusStatistics {
+/// A corpus in which the neurons of the first layer were active as often.
+fn corpus_of_neurons(tokens: u64, active: Vec<u64>) -> CorpusStatistics {
+    let layer = NeuronStatistics { block: "layers.0".into(), tokens, active };
+    CorpusStatistics {
         hash: String::new(),
         prompts_hash: None,
         prompts_done: 1,
@@ -486,6 +483,47 @@ fn active_neurons_are_those_of_the_corpus() {
         skipped: vec![],
         skipped_in_all: 0,
         statistics: Statistics { neurons: vec![layer], ..Statistics::default() },
-    });
+    }
+}
+
+#[test]
+fn active_neurons_are_those_of_the_corpus() {
+    let mut profile = profile(&llama());
+    let active = |profile: &Profile, block: &str| CostSource::Profile(profile).active_neurons(block);
+    assert_eq!(active(&profile, "layers.0"), None);
+    profile.corpus = Some(corpus_of_neurons(10, vec![1, 0, 4, 5]));
     assert_eq!((active(&profile, "layers.0"), active(&profile, "layers.1")), (Some(0.25), None));
+}
+
+/// An OPT in float16: a third of each layer's weights belong to neurons, and of these a tenth is active for a token.
+#[test]
+fn inactive_neurons_shorten_decoding_and_their_weights_are_not_widened_on_a_host_without_gpus() {
+    let mut analysis = fixture("optimum/learned-opt-fp16");
+    let mut profile = profile(&analysis);
+    profile.settings.providers = vec![Provider::CPU];
+    profile.corpus = Some(corpus_of_neurons(100, vec![10; 8]));
+    let planned = |analysis: &Analysis, profile: &Profile, vram: &[u64]| {
+        let budget = Budget { vram: vram.to_vec(), ..Budget::default() };
+        problem(analysis, scenario(100, 512), CostSource::Profile(profile), budget).unwrap()
+    };
+    let plain = planned(&analysis, &profile, &[]);
+    let plain_of_gpu = planned(&analysis, &profile, &[1 << 30]);
+    analysis.compute_active_neurons().unwrap();
+    let active = planned(&analysis, &profile, &[]);
+    let layer = active.blocks.iter().position(|block| block.label == "layers.0").unwrap();
+    let ratio = |at: usize, ms: fn(&hpp_partition::Cost) -> f64| ms(&active.cpu[at]) / ms(&plain.cpu[at]);
+    let of_token = ratio(layer, |cost| cost.decode_ms);
+    assert!((0.7..0.8).contains(&of_token), "{of_token}");
+    let of_two_tokens = ratio(layer, |cost| cost.short_pass_ms[0]);
+    assert!(of_two_tokens > of_token && of_two_tokens < 1.0, "{of_two_tokens}");
+    assert_eq!(ratio(layer, |cost| cost.prefill_ms[0]), 1.0, "prompts");
+    assert_eq!(ratio(layer + 1, |cost| cost.decode_ms), 1.0, "a layer that the corpus does not know");
+    let growth = |problem: &Problem| problem.budget.packing.growth_permille;
+    assert!(growth(&active) < growth(&plain) - 100, "{} {}", growth(&active), growth(&plain));
+    // The second matrix is as large as the first, which is still widened.
+    assert_eq!(active.blocks[layer].widened_bytes, plain.blocks[layer].widened_bytes);
+    let of_gpu = planned(&analysis, &profile, &[1 << 30]);
+    assert_eq!((&of_gpu.cpu, growth(&of_gpu)), (&plain_of_gpu.cpu, growth(&plain_of_gpu)), "a GPU may compute parts");
+    profile.settings.providers.push(Provider::OPENVINO);
+    assert_eq!(growth(&planned(&analysis, &profile, &[])), growth(&plain), "OpenVINO may compute parts");
 }

@@ -1,6 +1,6 @@
 //! Chooses a format for each matrix so that all weights of a model fit a number of bytes: `--quantize auto`.
 //!
-//! The choice is a knapsack over an estimate of the damage: the relative squared error of a matrix times its energy (the sum of its squares), which
+//! The choice is a knapsack over an estimate of the loss: the relative squared error of a matrix times its energy (the sum of its squares), which
 //! is the sum of the squared errors of its weights. The estimate does not know how much a matrix matters to the answers. Upgrades are taken in the
 //! order of error removed per byte, along the lower convex hull of each matrix's choices, as long as they fit. The result is at most one upgrade
 //! away from the best choice.
@@ -132,7 +132,7 @@ impl Candidates {
         self.others + self.matrices.iter().map(|matrix| matrix.forms[0].bytes).sum::<u64>()
     }
 
-    /// Formats with which all weights have at most `budget` bytes, chosen for little damage. The damage of a matrix is its squared error times
+    /// Formats with which all weights have at most `budget` bytes, chosen for little loss. The loss of a matrix is its squared error times
     /// `importance`.
     pub fn choose(
         &self,
@@ -144,11 +144,11 @@ impl Candidates {
         if smallest > budget {
             return Err(QuantizeError::Budget { budget, smallest });
         }
-        let damage = |matrix: &Candidate| -> Vec<Form> {
+        let loss = |matrix: &Candidate| -> Vec<Form> {
             let importance = importance(matrix);
             matrix.forms.iter().map(|form| Form { error: form.error * importance, ..*form }).collect()
         };
-        let forms: Vec<Vec<Form>> = self.matrices.iter().map(damage).collect();
+        let forms: Vec<Vec<Form>> = self.matrices.iter().map(loss).collect();
         let picks = pick(&forms, budget - self.others);
         let formats = self.matrices.iter().zip(picks);
         Ok(formats.map(|(matrix, pick)| (matrix.name.clone(), matrix.forms[pick].format)).collect())

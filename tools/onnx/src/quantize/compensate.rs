@@ -177,7 +177,7 @@ mod tests {
             let (mut nearest, mut compensated) = (0.0, 0.0);
             for seed in 10..40 {
                 let weights: Vec<f32> = numbers(depth, seed).into_iter().map(|value| value as f32).collect();
-                let damage = |restored: &[f64]| -> f64 {
+                let squared_error = |restored: &[f64]| -> f64 {
                     let difference = |(weight, restored): (&f32, &f64)| f64::from(*weight) - restored;
                     let differences: Vec<f64> = weights.iter().zip(restored).map(difference).collect();
                     let product = |row: &[f64]| row.iter().zip(&differences).map(|(x, d)| x * d).sum::<f64>();
@@ -187,11 +187,11 @@ mod tests {
                 for (block, out) in weights.chunks(32).zip(bytes.chunks_mut(16)) {
                     scales.push(quantize_block(block, format, ScaleType::Float32, out).unwrap());
                 }
-                nearest += damage(&restored(&bytes, &scales, format));
+                nearest += squared_error(&restored(&bytes, &scales, format));
                 scales.clear();
                 let put = |_, scale| scales.push(scale);
                 quantize_span(&weights, &factor, format, ScaleType::Float32, &mut bytes, put).unwrap();
-                compensated += damage(&restored(&bytes, &scales, format));
+                compensated += squared_error(&restored(&bytes, &scales, format));
             }
             assert!(compensated < 0.5 * nearest, "{compensated} {nearest}");
         }

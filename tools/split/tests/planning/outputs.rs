@@ -135,7 +135,12 @@ fn a_shortened_prompt_is_named() {
 #[test]
 fn a_static_estimate_says_how_much_it_may_be_off() {
     let text = run(&["--dry-run", "--vram", "0", "--ram", "70M"]).success().stdout;
-    assert!(text.contains("expected (static estimate, may be off by up to 25x for so small a model; hpp-profile measures): "), "{text}");
+    assert!(
+        text.contains(
+            "expected (static estimate, may be off by up to 25x for so small a model; hpp-profile measures): "
+        ),
+        "{text}"
+    );
     assert!(text.contains("of context (") && text.contains(" per pass at most)"), "{text}");
     let assumed = run(&["--dry-run", "--machine", "rtx4090", "--vram", "0"]).success().stdout;
     assert!(!assumed.contains("may be off by up to"), "{assumed}");

@@ -1,4 +1,4 @@
-//! The KV cache: finds the saved pages of a prompt, restores sequences from them, and saves the pages of a sequence.
+//! The prefix cache: finds the saved pages of a prompt, restores sequences from them, and saves the pages of a sequence.
 //!
 //! The bits of a page that was fed as one chunk of a prompt depend only on the tokens up to its end, so every prompt with this prefix may
 //! use it. A page with generated tokens has other bits; it is saved for a session and found only by that session. The end of a prompt, after
@@ -20,7 +20,7 @@ const MOST_AT_ONCE: usize = 8;
 
 /// The settings of a cache.
 #[derive(Clone, Debug)]
-pub struct KvSettings {
+pub struct PrefixCacheSettings {
     /// Tokens of a page: the chunk of prompts.
     pub page_tokens: usize,
     /// Bytes of RAM for pages and ends of prompts together.
@@ -84,14 +84,14 @@ struct UnsavedEnd {
 }
 
 /// Saves and restores the states of one model's sequences.
-pub struct KvCache {
+pub struct PrefixCache {
     store: PageStore,
     layout: PageLayout,
     root: PageKey,
     ends: Mutex<PromptEnds>,
 }
 
-impl KvCache {
+impl PrefixCache {
     /// Opens the cache of an engine. `None` if the model's states cannot be saved. `wake` is called, on another thread, whenever a page has
     /// been read from disk or written.
     ///
@@ -99,15 +99,15 @@ impl KvCache {
     /// See [`PageStore::open`].
     pub fn open<B: Backend>(
         engine: &Engine<B>,
-        settings: KvSettings,
+        settings: PrefixCacheSettings,
         wake: impl Fn() + Send + Sync + 'static,
     ) -> Result<Option<Self>, PageStoreError> {
-        let KvSettings { page_tokens, ram, disk, policy, fingerprint } = settings;
+        let PrefixCacheSettings { page_tokens, ram, disk, policy, fingerprint } = settings;
         let Some(layout) = engine.page_layout(page_tokens as u64) else { return Ok(None) };
         let page_bytes = usize::try_from(layout.bytes()).unwrap_or(usize::MAX);
         let store = PageStore::open(StoreSettings { fingerprint, page_bytes, ram, disk, policy }, wake)?;
         let ends = Mutex::new(PromptEnds::new(ram, PageBytes::memory_for(page_bytes)));
-        Ok(Some(KvCache { store, layout, root: PageKey::root(&fingerprint), ends }))
+        Ok(Some(PrefixCache { store, layout, root: PageKey::root(&fingerprint), ends }))
     }
 
     fn ends(&self) -> MutexGuard<'_, PromptEnds> {

@@ -6,7 +6,7 @@ use crate::error::ExecError;
 use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
 use hpp_engine::{Engine, StageTelemetry};
 use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, PageStoreError};
-use hpp_generate::{KvCache, KvSettings};
+use hpp_generate::{PrefixCache, PrefixCacheSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
 use std::ffi::OsStr;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub fn open_cache(
     models: u64,
     wake: impl Fn() + Send + Sync + 'static,
     console: &Arc<Console>,
-) -> Result<Option<KvCache>, ExecError> {
+) -> Result<Option<PrefixCache>, ExecError> {
     // A prompt is computed in chunks of a page each, and the plan limits the size of chunks.
     let page_tokens = args.kv_page.unwrap_or(DEFAULT_PAGE_TOKENS).min(engine.chunk()).max(1);
     if let Some(wanted) = args.kv_page.filter(|wanted| *wanted > page_tokens) {
@@ -95,14 +95,14 @@ pub fn open_cache(
         bytes: args.kv_disk.0,
         share: args.kv_disk.0 / models.max(1),
     });
-    let settings = KvSettings {
+    let settings = PrefixCacheSettings {
         page_tokens: usize::try_from(page_tokens).unwrap_or(usize::MAX),
         ram,
         disk,
         policy: args.kv_policy,
         fingerprint: fingerprint(engine, plan, runtime, page_tokens, console)?,
     };
-    let cache = KvCache::open(engine, settings, wake)?;
+    let cache = PrefixCache::open(engine, settings, wake)?;
     if let Some(cache) = &cache {
         let (stats, page) = (cache.stats(), ByteSize(page).human());
         tracing::info!(ram, page, page_tokens, on_disk = stats.disk_pages, "cache of KV pages");
