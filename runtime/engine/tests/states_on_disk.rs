@@ -69,6 +69,17 @@ fn the_next_states_are_read_while_a_partition_runs_and_its_own_are_evicted_after
     assert_eq!((total.time, pass), (3 * EVICTION, total));
 }
 
+/// File systems may take long to allocate and free the blocks of states.
+#[test]
+fn creating_and_freeing_a_sequence_counts_as_waiting_for_its_states() {
+    for (on_disk, expected) in [(true, 2), (false, 0)] {
+        let (mut engine, _) = engine(on_disk);
+        let sequence = engine.new_sequence().unwrap();
+        engine.free(sequence);
+        assert_eq!(engine.telemetry().state_stalls.count, expected, "{on_disk}");
+    }
+}
+
 #[test]
 fn sequences_of_a_pass_take_turns() {
     let (mut engine, backend) = engine(true);

@@ -85,14 +85,18 @@ const STATIC_ERROR_OF_SMALL: &str =
 /// Models with fewer bytes of weights are small.
 const SMALL: u64 = 64 << 20;
 
+/// How much estimates may be off for a model with so many bytes of weights.
+fn static_error(weights: u64) -> &'static str {
+    if weights < SMALL { STATIC_ERROR_OF_SMALL } else { STATIC_ERROR }
+}
+
 /// The predictions. Estimates from assumed rates are printed with two significant digits, which match their accuracy.
 fn expectation(plan: &Plan, undivided: bool) -> String {
     let p = &plan.predictions;
     let is_static = p.is_static();
     let weights: u64 = plan.partitions.iter().map(|partition| partition.bytes.weights.0).sum();
     let (source, significant) = match is_static {
-        true if weights < SMALL => (STATIC_ERROR_OF_SMALL, ESTIMATED),
-        true => (STATIC_ERROR, ESTIMATED),
+        true => (static_error(weights), ESTIMATED),
         false => (p.source.as_str(), MEASURED),
     };
     let time = |ms| amount::time(ms, significant);
@@ -400,6 +404,12 @@ mod tests {
             passes: vec![pass(1, 10.0), pass(2, 19.5)],
             ..Default::default()
         }));
+    }
+
+    #[test]
+    fn estimates_of_small_models_may_be_off_by_more() {
+        assert!(static_error(SMALL - 1).contains("up to 25x for so small a model"));
+        assert!(static_error(SMALL).contains("up to 6x; hpp-profile measures"));
     }
 
     #[test]

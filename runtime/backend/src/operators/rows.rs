@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 const PARTS: usize = 8;
 /// Columns that one task computes where a pass has many tokens.
 const COLUMNS: usize = 512;
-/// Rows of weights that are multiplied at once where a pass has many tokens.
+/// Rows of weights that are multiplied at once where a pass has many tokens. With more, matrixmultiply would add up a sum in several parts.
 const ROWS: usize = 256;
 
 /// A product of activations `[tokens, neurons]` with weights `[neurons, width]`.

@@ -27,13 +27,14 @@ fn in_turn(tasks: usize, task: &(dyn Fn(usize) + Send + Sync)) -> ort::Result<()
 }
 
 /// The number of tokens, of neurons, the width, and how many of the activations are not 0: one in so many.
-const SHAPES: [(usize, usize, usize, usize); 7] = [
+const SHAPES: [(usize, usize, usize, usize); 8] = [
     (1, 64, 16, 3),
     (1, 131, 700, 5),
     (3, 130, 513, 4),
     (8, 70, 33, 2),
     (9, 300, 520, 6),
     (20, 257, 40, 1),
+    (9, 1100, 40, 3),
     (2, 5, 3, 1000),
 ];
 
@@ -124,14 +125,18 @@ fn the_weights_of_inactive_neurons_do_not_count() {
 fn a_token_does_not_depend_on_the_others_of_its_pass() {
     let (neurons, width) = (700, 40);
     let weights = numbers::<f32>(neurons * width, 5);
-    let token = sparse::<f32>(neurons, 6, 3);
+    let (token, hidden) = (sparse::<f32>(neurons, 6, 3), numbers::<f32>(width, 4));
     let first_row = |others: usize, every: usize| {
         let activations = [token.clone(), sparse::<f32>(others * neurons, every, 11)].concat();
-        let mut found = vec![0.0; (others + 1) * width];
+        let tokens = [hidden.clone(), numbers::<f32>(others * width, 7)].concat();
+        let (mut rows, mut gated) = (vec![0.0; (others + 1) * width], vec![0.0; (others + 1) * neurons]);
         let product = RowsProduct { activations: &activations, weights: &weights, neurons, width };
-        product.compute(&mut found, &in_turn).unwrap();
-        found.truncate(width);
-        found
+        product.compute(&mut rows, &in_turn).unwrap();
+        let product = GateProduct { gate: &activations, tokens: &tokens, weights: &weights, neurons, width };
+        product.compute(&mut gated, &in_turn).unwrap();
+        rows.truncate(width);
+        gated.truncate(neurons);
+        (rows, gated)
     };
     for others in [1, 3, 7] {
         assert_eq!(first_row(others, 4), first_row(0, 1), "{others}");

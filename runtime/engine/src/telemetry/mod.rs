@@ -261,7 +261,8 @@ pub struct Telemetry {
     pub slot_stalls: Counter,
     /// Waits for weights that had not been read from disk.
     pub disk_stalls: Counter,
-    /// Waits for states on disk: for writes of the run before, and to start writes and reads. Each prefetch and each eviction counts, however short.
+    /// Waits for states on disk: for writes of the run before, and to start writes and reads, and between passes to create and free sequences.
+    /// Each prefetch and each eviction counts, however short.
     pub state_stalls: Counter,
     /// Whole passes that followed the schedule of prefill.
     pub prefill: Counter,

@@ -21,7 +21,7 @@ const SHARE_OF_FREE: u64 = 10;
 const MOST_RAM: u64 = 4 << 30;
 
 impl KvArgs {
-    /// Whether the command line asks for a KV cache. Environment variables do not count: they may be meant for other commands.
+    /// Whether the command line asks for a prefix cache. Environment variables do not count: they may be meant for other commands.
     pub fn is_given(&self) -> bool {
         let is_variable = |name, text: &OsStr| std::env::var_os(name).is_some_and(|set| set == text);
         let by_dir = self.kv_dir.as_ref().is_some_and(|dir| !is_variable("HPP_KV_DIR", dir.as_os_str()));

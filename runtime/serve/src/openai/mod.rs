@@ -45,11 +45,11 @@ impl Usage {
     pub fn of(answers: &[Option<TokenUsage>], each: usize) -> Self {
         let mut sum = Usage::default();
         for of_prompt in answers.chunks(each.max(1)) {
-            let finished: Vec<&TokenUsage> = of_prompt.iter().flatten().collect();
-            let Some(first) = finished.first() else { continue };
-            let cached = finished.iter().map(|usage| usage.reused_tokens).sum::<usize>() / finished.len();
+            let started: Vec<&TokenUsage> = of_prompt.iter().flatten().collect();
+            let Some(first) = started.first() else { continue };
+            let cached = started.iter().map(|usage| usage.reused_tokens).sum::<usize>() / started.len();
             sum.prompt_tokens += first.prompt_tokens;
-            sum.completion_tokens += finished.iter().map(|usage| usage.completion_tokens).sum::<usize>();
+            sum.completion_tokens += started.iter().map(|usage| usage.completion_tokens).sum::<usize>();
             sum.prompt_tokens_details.cached_tokens += cached;
         }
         sum.total_tokens = sum.prompt_tokens + sum.completion_tokens;

@@ -11,7 +11,8 @@ use hpp_partition::{BlockSpec, Budget, Cost, SHORT_PASS_TOKENS};
 use hpp_schema::Provider;
 
 /// How much longer an active row takes than its share of the plain product, because rows are apart in memory: measured 2.3 with 10 % active
-/// in float32, 2.4 in float16, 1.5 with 50 % in float32 (docs/BENCHMARKS.md). A pass never takes longer than the plain product.
+/// in float32, 2.4 in float16, 1.5 with 50 % in float32 (docs/BENCHMARKS.md). The prediction never exceeds
+/// that of the plain product; passes of more than 8 tokens, such as prompts, were measured at up to 1.8 times as long.
 const ROW_COST: f64 = 2.0;
 
 /// The products of active neurons, if every partition of a plan within this budget computes them so.
@@ -35,7 +36,8 @@ pub(super) fn set_widened_bytes(analysis: &Analysis, active: &ActiveNeurons, blo
 }
 
 /// Shortens decoding by what need not be read for inactive neurons, if the source says how many are active: in proportion to the bytes that
-/// a token reads. Prompts take as long as before: in the pass of a prompt nearly every neuron is active for some token.
+/// a token reads. Prompts are predicted as before: in the pass of a prompt nearly every neuron is active for some token. So are the tokens of
+/// models without states, each of which computes the whole sequence.
 pub(super) fn shorten_decoding(
     analysis: &Analysis,
     active: &ActiveNeurons,
@@ -43,6 +45,9 @@ pub(super) fn shorten_decoding(
     blocks: &[BlockSpec],
     costs: &mut [Cost],
 ) {
+    if analysis.states.is_empty() {
+        return;
+    }
     for ((spec, block), cost) in blocks.iter().zip(&analysis.segmentation.blocks).zip(costs) {
         let Some(of_one) = source.active_neurons(&spec.label) else { continue };
         let replaced = replaced_bytes(analysis, active, &block.weights);

@@ -526,4 +526,10 @@ fn inactive_neurons_shorten_decoding_and_their_weights_are_not_widened_on_a_host
     assert_eq!((&of_gpu.cpu, growth(&of_gpu)), (&plain_of_gpu.cpu, growth(&plain_of_gpu)), "a GPU may compute parts");
     profile.settings.providers.push(Provider::OPENVINO);
     assert_eq!(growth(&planned(&analysis, &profile, &[])), growth(&plain), "OpenVINO may compute parts");
+    profile.settings.providers = vec![Provider::CPU];
+    // Without states each token computes the whole sequence, in which nearly all neurons are active.
+    analysis.states.clear();
+    let of_token = planned(&analysis, &profile, &[]).cpu[layer].decode_ms;
+    analysis.active_neurons = None;
+    assert_eq!(of_token, planned(&analysis, &profile, &[]).cpu[layer].decode_ms);
 }
