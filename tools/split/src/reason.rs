@@ -6,7 +6,8 @@ use crate::request::PlanningRequest;
 use crate::{split_mode, table};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    Alternative, BlockPlacement, BlockRole, BlockSpec, DeviceId, Objective, Placement, RunExplanation, explain_runs,
+    Alternative, BlockPlacement, BlockRole, BlockSpec, Demand, DeviceId, Objective, Placement, RunExplanation,
+    explain_runs,
 };
 use hpp_schema::ByteSize;
 
@@ -57,7 +58,7 @@ pub fn reasons(request: &PlanningRequest, partitioning: &Partitioning) -> Vec<St
                 || kept_on_host(request, partition, BY_PLANNER).or_else(|| assigned(request, partition, BY_PLANNER));
             let reason = asked().or_else(of_run).unwrap_or_default();
             match (&disk, partition.placement.decode) {
-                (Some(disk), Placement::Cpu) => beside_disk(reason, partition, disk, has_experts(request, partition)),
+                (Some(disk), Placement::Cpu) => beside_disk(reason, request, partition, disk),
                 _ => reason,
             }
         })
@@ -73,17 +74,12 @@ fn only_named_leave_host(request: &PlanningRequest, partitioning: &Partitioning)
     is_by_hand && are_others_on_host && request.recorded_budgets.vram.is_empty()
 }
 
-/// Whether a partition has experts that may be read by demand.
-fn has_experts(request: &PlanningRequest, partition: &PartitionSpec) -> bool {
-    request.problem.blocks[partition.blocks.clone()].iter().any(|block| block.experts.is_some())
-}
-
 /// The reason of a partition on the host in a plan that reads weights from disk.
-fn beside_disk(reason: String, partition: &PartitionSpec, disk: &DiskStreaming, has_experts: bool) -> String {
+fn beside_disk(reason: String, request: &PlanningRequest, partition: &PartitionSpec, disk: &DiskStreaming) -> String {
     match partition.blocks.clone().all(|block| disk.is_table[block]) {
         true => TABLE.to_owned(),
         false if disk.holds_all() => reason,
-        false => format!("{reason}; {}", from_disk(disk, has_experts)),
+        false => format!("{reason}; {}", from_disk(&request.problem.blocks[partition.blocks.clone()], disk)),
     }
 }
 
@@ -128,26 +124,30 @@ fn without_gpus(request: &PlanningRequest, partition: &PartitionSpec, disk: Opti
         None => "no GPU in this plan".to_owned(),
         Some(disk) if partition.blocks.clone().all(|block| disk.is_table[block]) => TABLE.to_owned(),
         Some(disk) if disk.holds_all() => "fits in host memory".to_owned(),
-        Some(disk) => from_disk(disk, has_experts(request, partition)),
+        Some(disk) => from_disk(&request.problem.blocks[partition.blocks.clone()], disk),
     }
 }
 
-/// What is read from disk, and why.
-fn from_disk(disk: &DiskStreaming, has_experts: bool) -> String {
-    let percent = (100.0 * disk.locked_share).round();
-    match disk.expert_cache {
-        Some(_) if has_experts => {
-            format!("experts are read from disk as tokens select them; {percent} % of other weights fit in host memory")
-        }
-        _ if disk.locked_share == 1.0 => "its weights stay in host memory".to_owned(),
-        _ if disk.locked_share == 0.0 => {
+/// What is read from disk of these blocks, and why.
+fn from_disk(blocks: &[BlockSpec], disk: &DiskStreaming) -> String {
+    let experts: u64 = blocks.iter().filter_map(|block| block.experts).map(|experts| experts.bytes).sum();
+    let by_demand = if disk.expert_cache.is_some() { experts } else { 0 };
+    let others = Demand::of(blocks).weights.saturating_sub(by_demand);
+    let kept = kept_in_memory(others, disk.read_level);
+    match by_demand {
+        0 if disk.read_level == 0 => "its weights stay in host memory".to_owned(),
+        0 if others <= disk.read_level => {
             "host memory holds none of its weights, which are read from disk in each pass".to_owned()
         }
-        _ if percent == 0.0 => {
-            "less than 1 % of its weights fit in host memory, the rest is read from disk in each pass".to_owned()
-        }
-        _ => format!("{percent} % of its weights fit in host memory, the rest is read from disk in each pass"),
+        0 => format!("{kept} of its weights fit in host memory, the rest is read from disk in each pass"),
+        _ => format!("experts are read from disk as tokens select them; {kept} of other weights fit in host memory"),
     }
+}
+
+/// The share of these bytes of weights beyond the level that is read in each pass, as text.
+fn kept_in_memory(weights: u64, read_level: u64) -> String {
+    let percent = (100.0 * weights.saturating_sub(read_level) as f64 / weights.max(1) as f64).round();
+    if percent == 0.0 && weights > read_level { "less than 1 %".to_owned() } else { format!("{percent} %") }
 }
 
 const TABLE: &str = "embedding table: each token reads one row";
@@ -240,4 +240,15 @@ const ROUNDING: f64 = 1e-6;
 /// Whether a difference is a rounding error relative to `of_ms`.
 pub fn is_rounding(difference_ms: f64, of_ms: f64) -> bool {
     difference_ms.abs() <= ROUNDING * of_ms.abs()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_keeps_what_a_partition_has_beyond_the_level_that_is_read() {
+        assert_eq!([0, 60, 100, 150].map(|level| kept_in_memory(100, level)), ["100 %", "40 %", "0 %", "0 %"]);
+        assert_eq!(kept_in_memory(1000, 997), "less than 1 %");
+    }
 }

@@ -17,6 +17,8 @@ pub(crate) struct Recorder {
     devices: BTreeMap<MemoryId, String>,
     /// The track of each stage.
     tracks: Vec<String>,
+    /// The end of the last read from disk.
+    read_until: Duration,
     timeline: Option<TimelineRecording>,
     /// The last run on each track, in the order of the pass's tracks.
     last: Vec<Option<StageRun>>,
@@ -50,6 +52,8 @@ struct TimelineRecording {
     since: Duration,
     pass: u64,
     spans: Vec<Span>,
+    /// For each track of reads from disk, the end of its last read.
+    disk_tracks: Vec<Duration>,
 }
 
 /// A copy of a tensor from one memory to another.
@@ -78,12 +82,22 @@ impl Recorder {
         let pass = PassTelemetry::of(&tracks);
         let telemetry = Telemetry { load, stages, ..Telemetry::default() };
         let last = vec![None; pass.compute.len()];
-        Recorder { telemetry, pass, devices, tracks, timeline: None, last, pending: VecDeque::new() }
+        Recorder {
+            telemetry,
+            pass,
+            devices,
+            tracks,
+            read_until: Duration::ZERO,
+            timeline: None,
+            last,
+            pending: VecDeque::new(),
+        }
     }
 
     /// Starts a new timeline at `now`, or stops recording.
     pub fn record_timeline(&mut self, now: Option<Duration>) {
-        self.timeline = now.map(|since| TimelineRecording { since, pass: 0, spans: Vec::new() });
+        self.timeline =
+            now.map(|since| TimelineRecording { since, pass: 0, spans: Vec::new(), disk_tracks: Vec::new() });
     }
 
     /// Whether a timeline is recorded.
@@ -123,15 +137,17 @@ impl Recorder {
         timeline.span(track, transfer.name.to_owned(), SpanKind::Transfer, interval, Some(transfer.bytes));
     }
 
-    /// Weights of a stage were read from disk.
+    /// Weights of a stage were read from disk. Reads overlap; the time in which several were in progress counts once.
     pub fn read_from_disk(&mut self, stage: StageId, bytes: u64, interval: Interval) {
-        self.telemetry.reads.add(interval.duration());
+        let busy = interval.end.saturating_sub(interval.start.max(self.read_until));
+        self.read_until = self.read_until.max(interval.end);
+        self.telemetry.reads.add(busy);
         self.telemetry.read_bytes += bytes;
-        self.pass.reads.add(interval.duration());
+        self.pass.reads.add(busy);
         self.pass.read_bytes += bytes;
         if let Some(timeline) = &mut self.timeline {
             let partition = self.telemetry.stages[stage.index()].partition.clone();
-            timeline.span("disk".to_owned(), partition, SpanKind::Transfer, interval, Some(bytes));
+            timeline.read(partition, interval, bytes);
         }
     }
 
@@ -283,6 +299,17 @@ impl TimelineRecording {
         self.spans.push(Span { bytes, ..span });
     }
 
+    /// Adds a read to the first track of the disk that is free during it: `disk`, `disk 2`, ...
+    fn read(&mut self, partition: String, interval: Interval, bytes: u64) {
+        let free = self.disk_tracks.iter().position(|end| *end <= interval.start).unwrap_or(self.disk_tracks.len());
+        match self.disk_tracks.get_mut(free) {
+            Some(end) => *end = interval.end,
+            None => self.disk_tracks.push(interval.end),
+        }
+        let track = if free == 0 { "disk".to_owned() } else { format!("disk {}", free + 1) };
+        self.span(track, partition, SpanKind::Transfer, interval, Some(bytes));
+    }
+
     fn compute(&mut self, track: String, name: String, item: usize, interval: Interval) {
         let span = self.new_span(track, name, SpanKind::Compute, interval);
         self.spans.push(Span { item: Some(item as u64), ..span });
@@ -290,8 +317,47 @@ impl TimelineRecording {
 
     fn new_span(&self, track: String, name: String, kind: SpanKind, interval: Interval) -> Span {
         let micros = |time: Duration| time.as_secs_f64() * 1e6;
-        let start_us = micros(interval.start.saturating_sub(self.since));
-        let duration_us = micros(interval.duration());
+        // Without what was before the timeline.
+        let start = interval.start.max(self.since);
+        let (start_us, duration_us) = (micros(start - self.since), micros(interval.end.saturating_sub(start)));
         Span { lane: track, name, kind, start_us, duration_us, pass: self.pass, bytes: None, item: None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::WeightResidency;
+    use super::*;
+    use hpp_schema::Provider;
+
+    fn stage() -> StageTelemetry {
+        let counter = super::super::Counter::default();
+        StageTelemetry {
+            partition: "cpu_0".to_owned(),
+            device: "cpu".to_owned(),
+            provider: Provider::CPU,
+            processor: String::new(),
+            packs_weights: false,
+            residency: WeightResidency::default(),
+            refused: vec![],
+            load: Duration::ZERO,
+            prefill: counter,
+            decode: counter,
+        }
+    }
+
+    #[test]
+    fn overlapping_reads_have_tracks_of_their_own_and_their_time_counts_once() {
+        let mut recorder = Recorder::new(BTreeMap::new(), Duration::ZERO, vec![stage()]);
+        recorder.record_timeline(Some(Duration::ZERO));
+        let ms = Duration::from_millis;
+        for (start, end) in [(0, 10), (2, 8), (9, 12), (12, 13), (20, 21)] {
+            recorder.read_from_disk(StageId::new(0), 100, Interval { start: ms(start), end: ms(end) });
+        }
+        let timeline = recorder.timeline.as_ref().unwrap();
+        let spans = timeline.spans.iter().map(|span| (&*span.lane, span.duration_us / 1e3));
+        let expected = [("disk", 10.0), ("disk 2", 6.0), ("disk 2", 3.0), ("disk", 1.0), ("disk", 1.0)];
+        assert_eq!(spans.collect::<Vec<_>>(), expected);
+        assert_eq!((recorder.telemetry.reads.time, recorder.pass.reads.count), (ms(14), 5));
     }
 }

@@ -40,7 +40,7 @@ impl MeasuredTimes {
 pub struct DiskReads {
     /// Bytes read.
     pub bytes: u64,
-    /// Time in which reads were in progress, in milliseconds, summed over concurrent reads.
+    /// Time in which at least one read was in progress, in milliseconds.
     pub busy_ms: f64,
     /// Bytes over that time, in 1e9 bytes a second.
     pub gb_per_second: f64,

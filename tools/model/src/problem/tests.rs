@@ -519,7 +519,8 @@ fn inactive_neurons_shorten_decoding_and_their_weights_are_not_widened_on_a_host
     assert_eq!(ratio(layer, |cost| cost.prefill_ms[0]), 1.0, "prompts");
     assert_eq!(ratio(layer + 1, |cost| cost.decode_ms), 1.0, "a layer that the corpus does not know");
     let growth = |problem: &Problem| problem.budget.packing.growth_permille;
-    assert!(growth(&active) < growth(&plain) - 100, "{} {}", growth(&active), growth(&plain));
+    // A third of the weights of four layers are not widened.
+    assert!(growth(&plain) == 1000 && (700..800).contains(&growth(&active)), "{} {}", growth(&active), growth(&plain));
     // The second matrix is as large as the first, which is still widened.
     assert_eq!(active.blocks[layer].widened_bytes, plain.blocks[layer].widened_bytes);
     let of_gpu = planned(&analysis, &profile, &[1 << 30]);

@@ -47,7 +47,7 @@ pub(super) struct TokenExperts {
 pub(super) struct WeightTransfer {
     /// Bytes.
     pub bytes: f64,
-    /// Milliseconds in which transfers were in progress; for the disk, summed over concurrent reads.
+    /// Milliseconds in which at least one transfer was in progress.
     pub busy_ms: f64,
     /// Bytes over that time, in 1e9 bytes a second.
     pub gb_per_second: f64,

@@ -80,7 +80,6 @@ pub(super) fn through_ring(
         to_submit: VecDeque::new(),
         in_flight: HashMap::new(),
         finished: Vec::new(),
-        last_finish: Instant::now(),
     };
     while worker.accept() {
         worker.submit();
@@ -102,8 +101,6 @@ struct RingWorker<'a> {
     in_flight: HashMap<u64, InFlight>,
     /// Finished and not yet published.
     finished: Vec<(Read, io::Result<()>, Times)>,
-    /// When the disk last finished a read.
-    last_finish: Instant,
 }
 
 impl RingWorker<'_> {
@@ -205,8 +202,7 @@ impl RingWorker<'_> {
                 Err(ends_early(&flight.read.file))
             }
         };
-        let times = (flight.started.max(self.last_finish), Instant::now());
-        self.last_finish = times.1;
+        let times = (flight.started, Instant::now());
         self.finished.push((flight.read, result, times));
     }
 }
