@@ -69,8 +69,8 @@ fn perform(cli: Cli, console: &Arc<Console>) -> Result<u8, ExecError> {
     let outcome = command::run(task, &mut CommandContext { console, out: &mut out, interrupt: &interrupt });
     for cached in cached {
         let engine_error = outcome.as_ref().err().and_then(ExecError::engine);
-        let model_changed = matches!(engine_error, Some(EngineError::Files { .. }));
-        cached.release(model_changed, console);
+        let files_differ = matches!(engine_error, Some(EngineError::Files { .. }));
+        cached.release(files_differ, console);
     }
     outcome.map_err(|error| with_subcommand(error, first.as_deref()))
 }

@@ -295,6 +295,14 @@ fn a_hundred_thousand_lines_are_read_one_by_one() {
     assert_eq!(files.by_id().len(), 100_000);
 }
 
+/// Jobs that the model refuses in their first pass are no sequences.
+#[test]
+fn refused_jobs_do_not_count_as_sequences() {
+    let lines = "{\"id\": 1, \"tokens\": [1, 99999]}\n{\"id\": 2, \"tokens\": [99999]}\n{\"id\": 3, \"tokens\": [1, 2], \"max_new\": 3}\n";
+    let summary = JobFiles::new("genai/llama3-fp32-cpu", lines).run(&["--json"]).ok().json();
+    assert_eq!((&summary["answers"], &summary["errors"], &summary["sequences"]), (&json!(1), &json!(2), &json!(1)));
+}
+
 #[test]
 fn sequences_that_do_not_fit_wait() {
     let files = JobFiles::new("genai/llama3-fp32-cpu", &many(12));

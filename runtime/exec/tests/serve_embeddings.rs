@@ -96,7 +96,10 @@ fn what_has_no_embedding_is_refused_by_name() {
         let (status, error) = server.refused(PATH, &body);
         assert_eq!((status, &error["param"]), (400, &json!(param)), "{error}");
     }
+    let answered = || server.metric(&format!("hpp_requests_total{{model=\"{HIDDEN}\",outcome=\"stop\"}}"));
+    assert_eq!(answered(), 0.0, "nothing was computed for them");
     assert_eq!(embed(&server, &json!("x")).len(), 1, "and it goes on");
+    assert_eq!(answered(), 1.0);
     let without = Server::new(&[]);
     let (status, error) = without.refused(PATH, &json!({"input": "x"}));
     assert_eq!((status, &error["param"]), (400, &json!("model")));

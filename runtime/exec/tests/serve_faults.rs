@@ -164,6 +164,7 @@ fn large_requests_cost_bounded_memory() {
         ("a million tokens", json!({"prompt": vec![1; 1 << 20]}), "prompt"),
         ("stops of 10 MB", json!({"prompt": "x", "stop": [text(10 << 20)]}), "stop"),
         ("many answers to many prompts", json!({"prompt": vec![text(1000); 128], "n": 128}), "n"),
+        ("more prompts than may wait", json!({"prompt": vec!["x"; 31]}), "prompt"),
     ] {
         let (status, error) = send(&server, TEXT, &body);
         assert_eq!((status, &error["param"]), (400, &json!(param)), "{what}: {error}");

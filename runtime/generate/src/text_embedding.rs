@@ -7,16 +7,15 @@ use crate::error::GenerateError;
 use crate::input::{Input, chunk_length};
 use crate::sequence::TokenSequence;
 use hpp_engine::{Backend, EngineError, LogitRows};
-use hpp_schema::{OutputRole, Plan};
+use hpp_schema::{ModelOutput, OutputRole, Plan};
 
 /// Names that exporters give to the output with hidden states `[B, S, hidden]`: ONNX Runtime GenAI's model builder, Optimum.
 const HIDDEN_STATES: [&str; 2] = ["hidden_states", "last_hidden_state"];
 
 /// The output of a model that has hidden states `[B, S, hidden]`; `None` if it gives none.
-pub fn hidden_states_output(plan: &Plan) -> Option<&str> {
-    let outputs = plan.model.outputs.iter().filter(|output| output.role == OutputRole::Free);
-    let hidden = |name: &str| HIDDEN_STATES.contains(&name);
-    outputs.map(|output| output.name.as_str()).find(|name| hidden(name))
+pub fn hidden_states_output(plan: &Plan) -> Option<&ModelOutput> {
+    let mut outputs = plan.model.outputs.iter().filter(|output| output.role == OutputRole::Free);
+    outputs.find(|output| HIDDEN_STATES.contains(&output.name.as_str()))
 }
 
 /// An embedding that is being computed, some tokens a pass.
@@ -50,7 +49,7 @@ impl<B: Backend> Batch<B> {
     /// # Errors
     /// The model gives no hidden states, or the pass failed.
     pub fn embed(&mut self, embedding: &mut TextEmbedding<B>) -> Result<Option<Vec<f32>>, GenerateError> {
-        let name = hidden_states_output(self.engine().plan()).map(str::to_owned);
+        let name = hidden_states_output(self.engine().plan()).map(|output| output.name.clone());
         let name = name.ok_or(EngineError::Unsupported("this model gives no hidden states"))?;
         let TextEmbedding { tokens, fed, chunk, sequence } = embedding;
         let next = chunk_length(tokens.len() - *fed, *chunk);

@@ -80,6 +80,8 @@ pub enum ApiError {
         count: usize,
         /// Places in the queue.
         limit: usize,
+        /// The field of the request that asks for so many.
+        param: &'static str,
     },
     /// The answer took longer than the limit.
     #[error("the request took longer than its time limit")]
@@ -104,6 +106,11 @@ impl ApiError {
             ApiError::Invalid { message, param: None } => ApiError::field(param, message),
             other => other,
         }
+    }
+
+    /// A request for embeddings with another number of dimensions than the model's `own`.
+    pub fn wrong_dimensions(asked: usize, own: u64) -> Self {
+        ApiError::field("dimensions", format!("`dimensions`: this model has {own}, not {asked}: leave it out"))
     }
 
     /// The thread of the engine has ended.
@@ -161,7 +168,7 @@ impl ApiError {
         let param = match self {
             ApiError::Invalid { param, .. } => param.as_deref(),
             ApiError::NoModel { .. } => Some("model"),
-            ApiError::TooMany { .. } => Some("n"),
+            ApiError::TooMany { param, .. } => Some(*param),
             _ => None,
         };
         let code = match self {

@@ -33,6 +33,8 @@ pub struct ModelSettings {
     pub placement: Vec<WeightPlacement>,
     /// Whether the model has hidden states as an output. Embeddings are made from them.
     pub gives_hidden_states: bool,
+    /// Numbers of a hidden state, if the model declares it.
+    pub hidden_size: Option<u64>,
 }
 
 /// A model with its engine.
@@ -77,6 +79,14 @@ impl ServedModel {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
         let grammars = settings.encoder.grammars(&settings.eos_token_ids);
         ServedModel { settings, grammars, pool, engine, created }
+    }
+
+    /// Refuses a number of dimensions that its embeddings do not have, as far as that is known before one is computed.
+    pub fn check_dimensions(&self, asked: Option<usize>) -> Result<(), ApiError> {
+        match (asked, self.settings.hidden_size) {
+            (Some(asked), Some(own)) if asked as u64 != own => Err(ApiError::wrong_dimensions(asked, own)),
+            _ => Ok(()),
+        }
     }
 
     /// The name in requests.

@@ -337,6 +337,7 @@ async fn embed(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody)
     drop(value);
     let model = app.model(request.model.as_deref())?;
     let inputs = request.inputs()?;
+    model.check_dimensions(request.dimensions)?;
     let timeout = app.time_limit(openai::time_limit(request.timeout)?);
     let encoding = Arc::clone(&model);
     let encoded = blocking(move || {
@@ -365,9 +366,7 @@ async fn embed(State(app): State<SharedApp>, JsonBody { value, room }: JsonBody)
             }
         };
         if let Some(asked) = request.dimensions.filter(|asked| *asked != vector.len()) {
-            let own = vector.len();
-            let message = format!("`dimensions`: this model has {own}, not {asked}: leave it out");
-            return Err(ApiError::field("dimensions", message));
+            return Err(ApiError::wrong_dimensions(asked, vector.len() as u64));
         }
         data.push(json!({"object": "embedding", "index": index, "embedding": request.encoding_format.write(&vector)}));
         if let Some(next) = submissions.next() {
@@ -395,7 +394,8 @@ impl Question {
     fn check_count(&self, prompts: usize) -> Result<(), ApiError> {
         let (count, limit) =
             (prompts.saturating_mul(usize::try_from(self.answers).unwrap_or(usize::MAX)), self.model.queue_limit());
-        if count > limit { Err(ApiError::TooMany { count, limit }) } else { Ok(()) }
+        let param = if self.answers > 1 { "n" } else { "prompt" };
+        if count > limit { Err(ApiError::TooMany { count, limit, param }) } else { Ok(()) }
     }
 
     /// Submits each prompt once for each answer. A prompt is given as tokens, with the text that its answers begin with. Each answer has a seed of

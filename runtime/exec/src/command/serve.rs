@@ -196,13 +196,15 @@ fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<Model
     let generation = plan.plan.generation.clone().unwrap_or_default();
     // Models that need more inputs than tokens are refused here, before the others are loaded.
     model_inputs(&plan.plan)?;
+    let hidden_states = hidden_states_output(&plan.plan);
     Ok(ModelSettings {
         name: name.to_owned(),
         sampling: generation.sampling,
         eos_token_ids: generation.eos_token_ids,
         context: context_length(plan, &args.runtime),
         placement: planned_placement(&plan.plan),
-        gives_hidden_states: hidden_states_output(&plan.plan).is_some(),
+        gives_hidden_states: hidden_states.is_some(),
+        hidden_size: hidden_states.and_then(|output| output.shape.last()?.as_fixed()),
         encoder: PromptEncoder::open(plan, true)?,
     })
 }

@@ -128,15 +128,15 @@ impl PlanCache {
         }
     }
 
-    /// Removes unlocked plans, least recently used first, until the rest is within the limit. Keeps `last`, the plan used last, whose
+    /// Removes unlocked plans, least recently used first, until the rest is within the limit. Keeps `used`, the plan of this process, whose
     /// weights would otherwise be prepared again at each start. A failure merely leaves the cache larger.
-    pub fn evict(&self, last: Option<&str>) {
+    pub fn evict(&self, used: Option<&str>) {
         let Ok(_cache_lock) = self.cache_lock() else { return };
         self.remove_leftovers();
         let mut plans: Vec<PlanUse> = self.names().into_iter().map(|name| self.plan_use(name)).collect();
         plans.sort();
         let mut total: u64 = plans.iter().map(|plan| plan.bytes).sum();
-        for plan in plans.iter().filter(|plan| Some(plan.name.as_str()) != last) {
+        for plan in plans.iter().filter(|plan| Some(plan.name.as_str()) != used) {
             if total > self.limit && self.remove_unlocked(&plan.name) {
                 tracing::info!(plan = plan.name, bytes = plan.bytes, limit = self.limit, "cached plan evicted");
                 total -= plan.bytes;

@@ -59,7 +59,8 @@ impl CachedPlan {
         let key = CacheKey::new(path, planner.path(), &flags)?;
         tracing::info!(planner = %planner.path().display(), ?flags, key = key.directory(), "plan looked for in the cache");
         let cache = PlanCache::open(planning)?;
-        cache.evict(None);
+        // Before a new plan takes room, and not the plan that is about to be used.
+        cache.evict(Some(&key.directory()));
         let is_new = Cell::new(false);
         let make_plan = |dir: &Path, lock: std::fs::File| {
             let draft = planning.draft_bits.map_or(String::new(), |bits| format!(" with an {} draft", bits.name()));
@@ -85,15 +86,15 @@ impl CachedPlan {
         self.plan.dir().join(PLAN_NAME)
     }
 
-    /// Releases the plan and evicts others until the cache is within its limit. `model_changed`: the engine found that the model's files differ from
-    /// the plan's records, although their sizes and times match the cache key. Then the plan is removed.
-    pub fn release(self, model_changed: bool, console: &Console) {
+    /// Releases the plan and evicts others until the cache is within its limit. `files_differ`: the engine found that files of the plan, or of the
+    /// model although their sizes and times match the cache key, are missing or differ from the plan's records. Then the plan is removed.
+    pub fn release(self, files_differ: bool, console: &Console) {
         let name = self.plan.name().to_owned();
         drop(self.plan);
-        if model_changed {
+        if files_differ {
             self.cache.remove(&name);
             console.info(
-                "the model changed after the cached plan was made, so hpp-exec has removed the plan: run it again",
+                "files of the cached plan or of its model are missing or have changed, so hpp-exec has removed the plan: run the same command again, which makes a new one",
             );
         }
         self.cache.evict(Some(&name));

@@ -309,7 +309,7 @@ impl Shared {
     fn submit(&self, engine: usize, submissions: Vec<Submission>) -> Result<Acceptance, ApiError> {
         let (count, limit, metrics) = (submissions.len(), self.settings.queue, &self.sources[engine].metrics);
         if count > limit {
-            return Err(ApiError::TooMany { count, limit });
+            return Err(ApiError::TooMany { count, limit, param: "n" });
         }
         let places = QueuePlace::take(&self.occupancy[engine], count, limit).map_err(|waiting| {
             (0..count).for_each(|_| metrics.ended("refused"));

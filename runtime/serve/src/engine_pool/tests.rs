@@ -74,7 +74,7 @@ fn requests_wait_for_a_load_within_the_queue_and_their_time() {
     let (more, _more_events) = request(None);
     assert_eq!(pool.0.submit(0, vec![more]).map(drop), Err(ApiError::Busy { waiting: 2 }));
     let three = (0..3).map(|_| request(None).0).collect();
-    assert_eq!(pool.0.submit(0, three).map(drop), Err(ApiError::TooMany { count: 3, limit: 2 }));
+    assert_eq!(pool.0.submit(0, three).map(drop), Err(ApiError::TooMany { count: 3, limit: 2, param: "n" }));
     drop(left_events);
     assert_eq!(outcome(late), Err(ApiError::Timeout));
     assert_eq!(outcome(left), Err(ApiError::Timeout), "nobody hears it");

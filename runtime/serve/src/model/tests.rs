@@ -27,6 +27,7 @@ pub(crate) fn model(tokenizer: &Value, context: u64) -> ServedModel {
         context,
         placement: vec![],
         gives_hidden_states: false,
+        hidden_size: None,
     };
     let pool = PoolSettings { budget: MemoryNeeds::default(), allowed: None, idle_timeout: None, queue: 4 };
     ServedModel::new(settings, EnginePool::start(vec![], pool, std::sync::Arc::default()).unwrap(), 0)

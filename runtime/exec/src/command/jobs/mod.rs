@@ -210,13 +210,14 @@ impl Jobs {
                 return Ok(());
             }
             let running = self.batch.len();
-            self.counts.sequences = self.counts.sequences.max(running);
             let tokens = &mut self.counts.tokens;
             let finished = self.batch.pass::<ExecError>(&mut |_, event| {
                 *tokens += usize::from(matches!(event, hpp_generate::GenerationEvent::Token { .. }));
                 Ok(())
             })?;
             self.counts.passes += 1;
+            let refused = finished.iter().filter(|finished| finished.result.is_err()).count();
+            self.counts.sequences = self.counts.sequences.max(running - refused);
             self.predicted.add(self.batch.pass_size(), self.batch.engine().last_pass());
             if self.batch.engine().timeline_spans() >= TRACED_SPANS {
                 self.write_trace()?;
