@@ -59,7 +59,7 @@ impl CachedPlan {
         let key = CacheKey::new(path, planner.path(), &flags)?;
         tracing::info!(planner = %planner.path().display(), ?flags, key = key.directory(), "plan looked for in the cache");
         let cache = PlanCache::open(planning)?;
-        // Before a new plan takes room, and not the plan that is about to be used.
+        // Evicts plans before a new one takes room, but keeps the plan that this command uses.
         cache.evict(Some(&key.directory()));
         let is_new = Cell::new(false);
         let make_plan = |dir: &Path, lock: std::fs::File| {
