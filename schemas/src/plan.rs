@@ -141,19 +141,6 @@ impl SourceModel {
         let logits = self.outputs.iter().find(|output| output.role == OutputRole::Logits)?;
         logits.shape.last()?.as_fixed()
     }
-
-    /// Why a pass cannot verify drafted tokens: it does not return the logits that each token would have alone. `None` if it can.
-    pub fn why_drafts_fail(&self) -> Option<&'static str> {
-        if self.gives_one_position() {
-            return Some(
-                "this model gives scores for the last token of a pass only, and a draft needs them for each token",
-            );
-        }
-        self.rounds_whole_passes.then_some(
-            "this model rounds the activations of all tokens of a pass with one scale (DynamicQuantizeLinear), so a draft would \
-             change the answer",
-        )
-    }
 }
 
 /// Whether a model with these outputs returns logits only for the last position of a pass.
@@ -349,6 +336,22 @@ impl Plan {
         };
         let states = if runs_once { self.states.as_slice() } else { &[] };
         self.model.inputs.iter().filter(is_user_input).cloned().chain(states.iter().map(past)).collect()
+    }
+
+    /// Why a pass cannot verify drafted tokens: it has one token, or does not return the logits that each token would have alone. `None` if it can.
+    pub fn why_drafts_fail(&self) -> Option<&'static str> {
+        if self.model.gives_one_position() {
+            return Some(
+                "this model gives scores for the last token of a pass only, and a draft needs them for each token",
+            );
+        }
+        if self.schedule.prefill_chunk == Some(1) {
+            return Some("this plan computes one token in a pass, and a pass that verifies a draft has more");
+        }
+        self.model.rounds_whole_passes.then_some(
+            "this model rounds the activations of all tokens of a pass with one scale (DynamicQuantizeLinear), so a draft would \
+             change the answer",
+        )
     }
 
     /// Names of the outputs of a model that runs once, states last.

@@ -21,6 +21,7 @@ import experts
 import jobs
 import llama_server
 import measure
+import neurons
 import people
 import planning
 import quantization
@@ -51,6 +52,7 @@ MEASUREMENTS = {
     "experts": experts.by_demand,
     "experts-ahead": experts.ahead,
     "experts-int8": experts.in_integers,
+    "neurons": neurons.active,
     "jobs": jobs.many_sequences,
     "whole-jobs": jobs.whole_jobs,
     "job-predictions": jobs.predictions,

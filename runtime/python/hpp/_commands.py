@@ -22,7 +22,7 @@ from ._plan import PLAN_NAME, Plan, StrPath
 
 
 # Options of one value that is a list itself. All others of which commands take several may be given several times.
-JOINED = ("vram", "assign")
+JOINED = ("vram", "assign", "mechanisms")
 
 
 def split(
@@ -47,7 +47,7 @@ def split(
     Raises:
         HppError: the model cannot be read, nothing fits, or the directory has a plan already (`force=True` replaces it).
     """
-    refuse(options, ["dry_run", "json", "explain", "sweep_vram"], "hpp-split", "writes no plan")
+    refuse(options, ["dry_run", "sweep_vram"], "hpp-split", "writes no plan")
     arguments = [os.fspath(model), *flags({"vram": vram, "ram": ram, "out": out, **options})]
     stdout, lines = run("hpp-split", arguments, progress)
     notes = [line for line in lines if line.startswith("note: ")]

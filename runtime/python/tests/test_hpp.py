@@ -261,7 +261,7 @@ class OnLearnedModel(unittest.TestCase):
         given = {"stop": ["a, b", "c"], "providers": ("cuda", "cpu"), "vram": ["12M", "8M"], "out": Path("x"), "force": True, "ram": None}
         expected = ["--stop=a, b", "--stop=c", "--providers=cuda", "--providers=cpu", "--vram=12M,8M", "--out=x", "--force"]
         self.assertEqual(flags(given), expected)
-        lists = {"vram": ["12M", "8M"], "assign": ["layers.0=gpu", "head=cpu"], "providers": ["cuda", "openvino", "cpu"]}
+        lists = {"vram": ["12M", "8M"], "assign": ["layers.0=gpu", "head=cpu"], "mechanisms": ["resident", "cpu"], "providers": ["cuda", "openvino", "cpu"]}
         plan = hpp.split(LEARNED, ram="1G", out=self.directory / "lists", ep_option=["openvino.A=1,2", "openvino.B=3"], **lists)
         self.assertIn("{'A': '1,2', 'B': '3'}", str(plan.data["devices"]))
 

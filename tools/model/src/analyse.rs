@@ -564,7 +564,7 @@ impl Analysis {
 
     /// Whether a present state is always declared one token longer than its past: the branch was exported for single
     /// tokens.
-    fn takes_one_token(&self) -> bool {
+    pub fn takes_one_token(&self) -> bool {
         let declared = |id: ValueId| self.graph.value(id).shape.as_ref();
         self.states.iter().any(|s| {
             let StateUpdate::Append { axis, .. } = s.state.update else { return false };

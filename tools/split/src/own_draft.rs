@@ -90,6 +90,12 @@ pub fn check(analysis: &Analysis) -> Result<(), SplitError> {
             "omit --draft, or export the model with the scores of all tokens (GenAI's builder: without prune_lm_head and include_hidden_states)",
         ));
     }
+    if analysis.takes_one_token() {
+        return Err(SplitError::setting(
+            "--draft needs passes of several tokens, and this model's states grow by one token in a pass",
+            "omit --draft; an export whose passes may have any number of tokens can have a draft",
+        ));
+    }
     let reads_more = |role: InputRole| matches!(role, InputRole::Embeddings | InputRole::Free);
     match analysis.inputs.iter().find(|input| reads_more(input.role)) {
         Some(input) => Err(SplitError::setting(

@@ -51,8 +51,11 @@ impl<T: Element> GateProduct<'_, T> {
 
     fn token_by_token(&self, gate: &[f32], tokens: &[f32], active: &[usize], first: usize, parts: &mut [&mut [T]]) {
         let mut scratch = Vec::new();
-        for neuron in active {
-            let row = T::wide_in(self.row(*neuron), &mut scratch);
+        for (index, neuron) in active.iter().enumerate() {
+            let row = match active.get(index + 1) {
+                Some(next) => T::wide_prefetching(self.row(*neuron), self.row(*next), &mut scratch),
+                None => T::wide_in(self.row(*neuron), &mut scratch),
+            };
             let tokens = gate.chunks(self.neurons).zip(tokens.chunks(self.width));
             for (part, (gate, token)) in parts.iter_mut().zip(tokens) {
                 if gate[*neuron] != 0.0 {

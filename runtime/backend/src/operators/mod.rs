@@ -13,6 +13,7 @@
 
 mod element;
 mod gate;
+mod prefetch;
 mod rows;
 #[cfg(test)]
 mod tests;

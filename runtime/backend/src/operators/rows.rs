@@ -1,6 +1,7 @@
 //! `ActiveRowsMatMul`: a product that reads the rows of active neurons only.
 
 use super::element::Element;
+use super::prefetch::prefetch;
 use super::{FEW_TOKENS, Parallel, parts_of_tasks};
 use ndarray::linalg::general_mat_mul;
 use ndarray::{ArrayView2, ArrayViewMut2};
@@ -9,6 +10,8 @@ use std::sync::{Mutex, PoisonError};
 /// Parts of the active neurons, each of which one task adds up where a pass has few tokens: a task reads whole rows, which is faster than pieces of
 /// them. The result does not depend on the number of threads.
 const PARTS: usize = 8;
+/// Columns of four rows that are added up while those of the next four rows are prefetched.
+const BLOCK: usize = 64;
 /// Columns that one task computes where a pass has many tokens.
 const COLUMNS: usize = 512;
 /// Rows of weights that are multiplied at once where a pass has many tokens. With more, matrixmultiply would add up a sum in several parts.
@@ -58,17 +61,21 @@ impl<T: Element> RowsProduct<'_, T> {
     /// The sum of rows, each times its activation.
     fn sums(&self, active: &[(usize, f32)]) -> Vec<f32> {
         let mut sums = vec![0.0f32; self.width];
-        let mut scratch = [const { Vec::new() }; 4];
-        let [a, b, c, d] = &mut scratch;
-        let row = |neuron: usize| &self.weights[neuron * self.width..][..self.width];
         let (fours, rest) = active.as_chunks::<4>();
-        for [i, j, k, l] in fours {
-            let rows =
-                [T::wide_in(row(i.0), a), T::wide_in(row(j.0), b), T::wide_in(row(k.0), c), T::wide_in(row(l.0), d)];
-            add_four(&mut sums, [i.1, j.1, k.1, l.1], rows);
+        let mut scratch = [const { Vec::new() }; 4];
+        for (index, four) in fours.iter().enumerate() {
+            let next = fours.get(index + 1).map_or(rest, |next| next);
+            for (block, sums) in sums.chunks_mut(BLOCK).enumerate() {
+                let part = |neuron: usize| self.part(neuron, block * BLOCK, sums.len());
+                next.iter().for_each(|(neuron, _)| prefetch(part(*neuron)));
+                let [a, b, c, d] = &mut scratch;
+                let [i, j, k, l] = four.map(|(neuron, _)| part(neuron));
+                let rows = [T::wide_in(i, a), T::wide_in(j, b), T::wide_in(k, c), T::wide_in(l, d)];
+                add_four(sums, four.map(|(_, factor)| factor), rows);
+            }
         }
         for (neuron, factor) in rest {
-            let row = T::wide_in(row(*neuron), a);
+            let row = T::wide_in(self.part(*neuron, 0, self.width), &mut scratch[0]);
             sums.iter_mut().zip(row).for_each(|(sum, number)| *sum += factor * number);
         }
         sums

@@ -44,7 +44,7 @@ impl DraftChoice {
         encoder: &PromptEncoder,
         console: &Console,
     ) -> Result<Self, ExecError> {
-        if let Some(why) = plan.plan.model.why_drafts_fail() {
+        if let Some(why) = plan.plan.why_drafts_fail() {
             return Self::without_drafts(method, plan, why, console);
         }
         let path = match method {

@@ -69,6 +69,8 @@ pub enum AnswersError {
     SameFile { path: PathBuf },
     #[error("{} is not a regular file", path.display())]
     NotAFile { path: PathBuf },
+    #[error("answers go to a file, not to standard output")]
+    Stdout,
 }
 
 impl AnswersError {
@@ -92,7 +94,7 @@ impl AnswersError {
                 "a file of answers is continued, never overwritten: give another --out, or move the file away"
             }
             AnswersError::SameFile { .. } => "give another --out",
-            AnswersError::NotAFile { .. } => {
+            AnswersError::NotAFile { .. } | AnswersError::Stdout => {
                 "answers are read again when a run is continued: give --out a file, and follow it with `tail -f` if that is what you want"
             }
         }
@@ -114,6 +116,9 @@ impl Answers {
         let failed = |source| AnswersError::Write { path: path.to_owned(), source };
         let is_same =
             |path: &Path| path.canonicalize().is_ok_and(|path| prompts.canonicalize().is_ok_and(|p| p == path));
+        if path == Path::new("-") {
+            return Err(AnswersError::Stdout);
+        }
         if is_same(path) {
             return Err(AnswersError::SameFile { path: path.to_owned() });
         }
@@ -174,8 +179,8 @@ impl Answers {
             let written = written.ok_or_else(|| foreign(number))?;
             answered.errors += usize::from(written.error.is_some());
             match written {
-                Written { line: Some(line), .. } => _ = answered.lines.insert(line),
                 Written { id: Some(id), .. } => _ = answered.ids.insert(id),
+                Written { line: Some(line), .. } => _ = answered.lines.insert(line),
                 Written { .. } => return Err(foreign(number)),
             }
             self.complete += bytes;
@@ -204,8 +209,9 @@ mod tests {
         let prompts = dir.path().join("prompts.jsonl");
         let (mut answers, answered) = Answers::open(&path, &prompts).unwrap();
         assert_eq!(answered, Answered::default());
-        for (id, why) in [error(1), error(2)] {
-            answers.write(&Answer::error(Some(&id), why)).unwrap();
+        // The second is the error of a line that is no prompt.
+        for (line, (id, why)) in [(None, error(1)), (Some(3), error(2))] {
+            answers.write(&Answer { line, ..Answer::error(Some(&id), why) }).unwrap();
         }
         answers.write(&Answer { line: Some(7), ..Answer::error(None, "no id") }).unwrap();
         assert!(matches!(Answers::open(&path, &prompts), Err(AnswersError::Locked { .. })));
@@ -237,5 +243,6 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
         }
         assert!(matches!(Answers::open(&path, &path).unwrap_err(), AnswersError::SameFile { .. }));
+        assert!(matches!(Answers::open(Path::new("-"), &prompts).unwrap_err(), AnswersError::Stdout));
     }
 }

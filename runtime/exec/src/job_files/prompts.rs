@@ -146,7 +146,7 @@ impl Job {
 /// A line that is no prompt.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BadLine {
-    /// Its id, if it has one.
+    /// Its id; `None` if it has none, or if a line before has it.
     pub id: Option<JobId>,
     /// Its number, from 1 on.
     pub line: u64,
@@ -171,9 +171,9 @@ pub struct PromptReader {
 /// What an earlier run has answered.
 #[derive(Debug, Default, PartialEq)]
 pub struct Answered {
-    /// Ids of answered prompts.
+    /// Ids of answered lines.
     pub ids: HashSet<JobId>,
-    /// Numbers of answered lines that are no prompts.
+    /// Numbers of answered lines that are no prompts and have no id.
     pub lines: HashSet<u64>,
     /// How many of the answers are errors.
     pub errors: usize,
@@ -253,7 +253,8 @@ impl PromptReader {
             };
             let is_answered = match &job {
                 Ok(job) => self.answered.ids.contains(&job.id),
-                Err(bad) => self.answered.lines.contains(&bad.line),
+                Err(BadLine { id: Some(id), .. }) => self.answered.ids.contains(id),
+                Err(BadLine { line, .. }) => self.answered.lines.contains(line),
             };
             if !is_answered {
                 return Ok(Some(job));
@@ -273,12 +274,13 @@ impl PromptReader {
             Err(why) => {
                 let id = serde_json::from_slice::<OnlyId>(text).ok().map(|line| line.id);
                 // The error is written as the answer of this id, so a later prompt with the same id is a duplicate.
-                self.ids.extend(id.clone());
+                let id = id.filter(|id| self.ids.insert(id.clone()));
                 return Err(self.bad(id, why));
             }
         };
         if !self.ids.insert(job.id.clone()) {
-            return Err(self.bad(Some(job.id), "another line before has this id".into()));
+            // With the id, the error would be a second answer of the line before.
+            return Err(self.bad(None, format!("another line before has the id {}", job.id)));
         }
         match job.check() {
             Ok(()) => Ok(job),
@@ -457,7 +459,7 @@ mod tests {
         let (_, jobs) = read(text, Answered::default());
         let errors: Vec<Option<&str>> = jobs.iter().map(|job| job.as_ref().err().map(|bad| &*bad.error)).collect();
         assert!(errors[0].is_some_and(|error| error.contains("wrong kind of value")), "{errors:?}");
-        assert!(errors[1].is_some_and(|error| error.contains("another line before has this id")), "{errors:?}");
+        assert!(errors[1].is_some_and(|error| error.contains("another line before has the id 1")), "{errors:?}");
         assert_eq!(errors[2], None);
         // Its own mistake says more than its id.
         assert!(errors[3].is_some_and(|error| error.contains("wrong kind of value")), "{errors:?}");
@@ -480,6 +482,28 @@ mod tests {
         assert_eq!(jobs.len(), 2);
         assert_eq!(jobs[0].as_ref().unwrap().id, JobId::Number(2));
         assert_eq!(jobs[1].as_ref().unwrap_err().line, 4, "a repeated id has an answer of its own");
+    }
+
+    #[test]
+    fn a_corrected_line_keeps_the_error_of_its_id() {
+        let answered = Answered { ids: HashSet::from([JobId::Number(1)]), lines: HashSet::new(), errors: 1 };
+        for text in [
+            "{\"id\": 1, \"prompt\": \"a\"}",
+            "{\"id\": 1, \"prompt\": 3}",
+            "{\"id\": 1, \"prompt\": \"a\", \"top_p\": 2}",
+        ] {
+            let answered = Answered { ids: answered.ids.clone(), ..Answered::default() };
+            assert!(read(text, answered).1.is_empty(), "{text}");
+        }
+    }
+
+    /// Otherwise a continued run would take the line before for answered.
+    #[test]
+    fn the_error_of_a_repeated_id_has_no_id() {
+        for second in ["{\"id\": 1, \"prompt\": \"b\"}", "{\"id\": 1, \"prompt\": 3}"] {
+            let (_, jobs) = read(&format!("{{\"id\": 1, \"prompt\": \"a\"}}\n{second}"), Answered::default());
+            assert_eq!(jobs[1].as_ref().unwrap_err().id, None);
+        }
     }
 
     #[test]

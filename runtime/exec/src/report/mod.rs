@@ -81,14 +81,14 @@ pub struct SpeculationReport {
     /// Mean number of tokens chosen in each of these passes.
     pub tokens_per_pass: f64,
     /// Milliseconds that speculation saved: the predicted time of passes of one token for the same tokens, from measured passes of one token, minus
-    /// the time taken.
+    /// the time taken. Null if nothing was drafted.
     pub saved_ms: Option<f64>,
 }
 
 impl SpeculationReport {
     fn new(stats: SpeculationStats, decoded: f64, decode: f64) -> Self {
         let SpeculationStats { drafted, accepted, passes, single_seconds } = stats;
-        let saved_ms = single_seconds.map(|single| (single * decoded - decode) * 1e3);
+        let saved_ms = single_seconds.filter(|_| drafted > 0).map(|single| (single * decoded - decode) * 1e3);
         Self { drafted, accepted, passes, tokens_per_pass: decoded / passes.max(1) as f64, saved_ms }
     }
 }
