@@ -38,6 +38,16 @@ pub enum BackendError {
         /// The system's message.
         cause: String,
     },
+    /// Prepared weights could not be written or read.
+    #[error("cannot prepare the weights of {partition} in {}: {cause}", .dir.display())]
+    Preparation {
+        /// The partition's name.
+        partition: String,
+        /// The directory of prepared weights.
+        dir: std::path::PathBuf,
+        /// The system's message, with advice.
+        cause: String,
+    },
     /// No provider in the plan's list can run the partition.
     #[error("no provider can run it: {}", list(.refused))]
     NoProvider {

@@ -13,7 +13,7 @@ use signal_hook::flag;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -108,6 +108,16 @@ impl Interrupt {
     /// Requests a stop, as Ctrl-C does.
     pub fn request(&self) {
         self.requested.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits until a stop is requested or the other end of `ended` is dropped. Returns whether it is the request.
+    pub fn wait(&self, ended: &Receiver<()>) -> bool {
+        while ended.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            if self.is_requested() {
+                return true;
+            }
+        }
+        false
     }
 
     /// Starts a thread that cancels what runs under `cancel` when [`GRACE_PERIOD`] has passed since a stop was requested.

@@ -64,7 +64,7 @@ fn perform(cli: Cli, console: &Arc<Console>) -> Result<u8, ExecError> {
     let interrupt = Interrupt::install().map_err(ExecError::Signal)?;
     let first = cli.run.plan.clone().filter(|_| cli.command.is_none());
     let mut task = Task::resolve(cli)?;
-    let cached = plan_models(&mut task, console)?;
+    let cached = plan_models(&mut task, console, &interrupt)?;
     let mut out = io::stdout().lock();
     let outcome = command::run(task, &mut CommandContext { console, out: &mut out, interrupt: &interrupt });
     for cached in cached {
@@ -85,10 +85,10 @@ fn with_subcommand(error: ExecError, first: Option<&Path>) -> ExecError {
 }
 
 /// Replaces the paths of models in the task by the paths of their plans. The caller must keep the returned plans until the task is done.
-fn plan_models(task: &mut Task, console: &Console) -> Result<Vec<CachedPlan>, ExecError> {
+fn plan_models(task: &mut Task, console: &Console, interrupt: &Interrupt) -> Result<Vec<CachedPlan>, ExecError> {
     let mut plans = Vec::new();
     let mut replace = |path: &mut PathBuf, runtime: &RuntimeArgs| {
-        if let Some(cached) = CachedPlan::for_model(path, runtime, console)? {
+        if let Some(cached) = CachedPlan::for_model(path, runtime, console, interrupt)? {
             *path = cached.path();
             plans.push(cached);
         }

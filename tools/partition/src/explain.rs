@@ -1,5 +1,6 @@
 //! Explains a solution: the cost of each run in other placements, and the bottleneck of each phase.
 
+use crate::plan::slots_to_try;
 use crate::{
     BlockPlacement, DeviceId, Mechanisms, Options, OverBudget, Phase, Placement, Planner, Problem, Simulation,
     Solution, evaluate, fits, simulate,
@@ -10,8 +11,6 @@ use std::ops::Range;
 
 /// A resource is the bottleneck if it is busy at least this share of the time.
 const BUSY_SHARE: f64 = 0.99;
-/// Slots of a slot ring that the solution does not have yet.
-const NEW_RING_SLOTS: u32 = 3;
 
 /// One run of neighbours with the same block placement.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,16 +104,42 @@ fn alternatives(
     let alternative = |placement: BlockPlacement| {
         let mut placements = solution.placements.clone();
         placements[run.clone()].fill(placement);
-        let mut slots = solution.slots.clone();
-        if let Placement::Streamed(gpu) = placement.decode {
-            slots[gpu] = if slots[gpu] == 0 { options.slots.unwrap_or(NEW_RING_SLOTS) } else { slots[gpu] };
-        }
-        let problem = Problem { cuts: cuts(&placements), ..problem.clone() };
-        let over_budget = fits(&problem, &placements, &slots, options.mechanisms).err();
-        let objective_ms = evaluate(&problem, options, placements, slots).objective_ms;
-        Alternative { place: placement.decode, objective_ms, over_budget }
+        let with_cuts = Problem { cuts: cuts(&placements), ..problem.clone() };
+        let with_slots = |slots: Vec<u32>| {
+            let over_budget = fits(&with_cuts, &placements, &slots, options.mechanisms).err();
+            let objective_ms = evaluate(&with_cuts, options, placements.clone(), slots).objective_ms;
+            Alternative { place: placement.decode, objective_ms, over_budget }
+        };
+        let all: Vec<Alternative> =
+            possible_slots(problem, options, solution, placement).into_iter().map(with_slots).collect();
+        let fastest = all.iter().filter(|one| one.over_budget.is_none());
+        let fastest = fastest.min_by(|a, b| a.objective_ms.total_cmp(&b.objective_ms));
+        // The first has the fewest slots.
+        fastest.or(all.first()).cloned()
     };
-    others.filter(possible).map(alternative).collect()
+    others.filter(possible).filter_map(alternative).collect()
+}
+
+/// The slots of each GPU with which a run can be placed so: those of the solution, and for a GPU that has none yet each number that the planner
+/// tries, the smallest first.
+fn possible_slots(
+    problem: &Problem,
+    options: &Options,
+    solution: &Solution,
+    placement: BlockPlacement,
+) -> Vec<Vec<u32>> {
+    let Placement::Streamed(gpu) = placement.decode else { return vec![solution.slots.clone()] };
+    if solution.slots[gpu] > 0 {
+        return vec![solution.slots.clone()];
+    }
+    let mut numbers: Vec<u32> = slots_to_try(problem, options).into_iter().map(|slots| slots[gpu]).collect();
+    numbers.sort_unstable();
+    let with = |number: u32| {
+        let mut slots = solution.slots.clone();
+        slots[gpu] = number;
+        slots
+    };
+    numbers.into_iter().map(with).collect()
 }
 
 /// The bottleneck of a phase of this solution.

@@ -100,7 +100,7 @@ fn exact_as_given(problem: &Problem, options: &Options, known: &[&Solution], cou
     let weights = weights(problem, options.objective);
     let allowed = allowed(problem, options, weights);
     if let Some(all) = few_choices::all(problem, &allowed).filter(|_| !options.mechanisms.streams()) {
-        let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots(problem, options).remove(0) };
+        let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots_to_try(problem, options).remove(0) };
         return few_choices::best(problem, goal, &all, count);
     }
     let by_phases = phase_by_phase(problem, options);
@@ -114,9 +114,10 @@ fn exact_as_given(problem: &Problem, options: &Options, known: &[&Solution], cou
         search(problem, goal, &allowed, &known, count, known_ms.fold(f64::INFINITY, f64::min), steps)
     };
     let mut steps = MAX_STEPS;
-    let mut to_try = slots(problem, options);
+    let mut to_try = slots_to_try(problem, options);
     let mut all = first_fit(&mut to_try, |slots| search_with(slots, &[], &mut steps)).or_else(|| {
-        let goal = Goal { weights, mechanisms: options.mechanisms, slots: slots(problem, options).into_iter().min()? };
+        let goal =
+            Goal { weights, mechanisms: options.mechanisms, slots: slots_to_try(problem, options).into_iter().min()? };
         let placements = least_on_host(problem, options, &goal.slots);
         let found = Evaluator::new(problem, goal, 1).evaluate(&placements)?;
         Some(SearchResult { best: vec![found], bound: 0.0 })
@@ -176,7 +177,7 @@ fn phase_by_phase(problem: &Problem, options: &Options) -> Vec<Vec<BlockPlacemen
         return Vec::new();
     }
     let weights = [0.0, 1.0];
-    let slots = slots(problem, options).remove(0);
+    let slots = slots_to_try(problem, options).remove(0);
     let mut sizes: Vec<u64> = (0..problem.blocks.len()).map(|block| problem.streamed_bytes(block)).collect();
     sizes.sort_unstable();
     let ring = u64::from(slots.iter().copied().max().unwrap_or(0)) * sizes[sizes.len() / 2];
@@ -242,11 +243,11 @@ fn allowed(problem: &Problem, options: &Options, weights: [f64; 2]) -> Vec<Vec<B
 
 /// The smallest number of slots that the planner tries; 0 if it streams nothing.
 pub(crate) fn fewest_slots(problem: &Problem, options: &Options) -> u32 {
-    slots(problem, options).into_iter().flatten().min().unwrap_or(0)
+    slots_to_try(problem, options).into_iter().flatten().min().unwrap_or(0)
 }
 
 /// The numbers of slots to try, one entry per GPU, equal on all GPUs.
-fn slots(problem: &Problem, options: &Options) -> Vec<Vec<u32>> {
+pub(crate) fn slots_to_try(problem: &Problem, options: &Options) -> Vec<Vec<u32>> {
     let on_each_gpu = |slots: u32| vec![slots; problem.budget.vram.len()];
     match (options.mechanisms, options.slots) {
         (Mechanisms::ResidentCpu | Mechanisms::ResidentCpuDisk, _) => vec![on_each_gpu(0)],

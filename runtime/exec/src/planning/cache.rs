@@ -101,7 +101,7 @@ impl PlanCache {
             let has_plan = dir.join(PLAN_NAME).is_file();
             if lock.try_lock_shared().is_err() {
                 drop(cache_lock);
-                console.info("another hpp-exec is making the same plan; waiting for it");
+                console.info("another process is making the same plan; waiting for it");
                 lock.lock_shared().map_err(failed)?;
                 continue;
             }

@@ -15,6 +15,8 @@ pub enum PlanningError {
     /// hpp-split failed and has printed why, unless a signal ended it.
     #[error("hpp-split made no plan")]
     NotPlanned { code: Option<u8> },
+    #[error("planning was interrupted")]
+    Interrupted { code: u8 },
     #[error("{option} is for planning, and {} is a plan already", path.display())]
     AlreadyPlanned { option: &'static str, path: PathBuf },
     #[error("{} is a part of the plan {}, not a model", path.display(), plan.display())]
@@ -33,17 +35,18 @@ pub enum PlanningError {
 }
 
 impl PlanningError {
-    /// The exit code of the process: hpp-split's own, else 1.
+    /// The exit code of the process: hpp-split's own, that of a signal, else 1.
     pub fn code(&self) -> u8 {
         match self {
             PlanningError::NotPlanned { code } => code.unwrap_or(1),
+            PlanningError::Interrupted { code } => *code,
             _ => 1,
         }
     }
 
-    /// Whether hpp-split has printed the error itself.
+    /// Whether the error has been printed.
     pub fn is_quiet(&self) -> bool {
-        matches!(self, PlanningError::NotPlanned { code: Some(_) })
+        matches!(self, PlanningError::NotPlanned { code: Some(_) } | PlanningError::Interrupted { .. })
     }
 
     /// What the user can do next.
@@ -63,6 +66,7 @@ impl PlanningError {
             PlanningError::InUse { .. } => "wait until it has ended, or give another directory with --cache",
             PlanningError::Planner { .. }
             | PlanningError::NotPlanned { .. }
+            | PlanningError::Interrupted { .. }
             | PlanningError::CacheLimit(_)
             | PlanningError::Model { .. } => return None,
         })

@@ -13,6 +13,7 @@ pub use error::PlanningError;
 
 use crate::cli::RuntimeArgs;
 use crate::console::Console;
+use crate::interrupt::Interrupt;
 use crate::runtime::available_memory;
 use cache::{LockedPlan, PlanCache};
 use hpp_generate::{PLAN_NAME, PlanFile};
@@ -33,7 +34,12 @@ pub struct CachedPlan {
 
 impl CachedPlan {
     /// The plan of the model at `path`, made now if the cache has none. `None` if `path` is not a model.
-    pub fn for_model(path: &Path, args: &RuntimeArgs, console: &Console) -> Result<Option<Self>, PlanningError> {
+    pub fn for_model(
+        path: &Path,
+        args: &RuntimeArgs,
+        console: &Console,
+        interrupt: &Interrupt,
+    ) -> Result<Option<Self>, PlanningError> {
         let planning = &args.planning;
         if !is_model(path) {
             let options = [
@@ -65,7 +71,7 @@ impl CachedPlan {
         let make_plan = |dir: &Path, lock: std::fs::File| {
             let draft = planning.draft_bits.map_or(String::new(), |bits| format!(" with an {} draft", bits.name()));
             console.info(&format!("planning {}{draft} for this machine with hpp-split", path.display()));
-            cache.keep_notes(&key, &planner.plan(path, &flags, dir, lock, console)?);
+            cache.keep_notes(&key, &planner.plan(path, &flags, dir, lock, console, interrupt)?);
             is_new.set(true);
             Ok::<(), PlanningError>(())
         };

@@ -3,11 +3,13 @@
 use super::error::PlanningError;
 use crate::cli::RuntimeArgs;
 use crate::console::Console;
+use crate::interrupt::Interrupt;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::channel;
 
 /// How lines of hpp-split begin that are not shown, with the indented lines after them: they are for users who run hpp-split themselves.
 const OMITTED_LINES: [&str; 2] = ["wrote ", "run it: "];
@@ -39,7 +41,8 @@ impl SplitCommand {
     }
 
     /// Plans `model` into the directory `dir` and prints hpp-split's stderr. The child inherits `lock`, so that the directory stays locked even if
-    /// the child outlives this process. Returns hpp-split's notes and warnings about the plan.
+    /// the child outlives this process. A signal ends the child, and this fails with [`PlanningError::Interrupted`]. Returns hpp-split's notes
+    /// and warnings about the plan.
     pub fn plan(
         &self,
         model: &Path,
@@ -47,14 +50,24 @@ impl SplitCommand {
         dir: &Path,
         lock: File,
         console: &Console,
+        interrupt: &Interrupt,
     ) -> Result<Vec<String>, PlanningError> {
         let failed = |source| PlanningError::Planner { path: self.path.clone(), source };
         let mut command = Command::new(&self.path);
         command.arg(model).arg("--out").arg(dir).arg("--force").args(flags);
         command.stdin(Stdio::from(lock)).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A signal must end hpp-split before this process.
+        interrupt.request_stop_on_signal();
         let mut child = command.spawn().map_err(failed)?;
+        let terminate = terminator(&child);
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let (end, ended) = channel::<()>();
         let (table, held_back, remarks) = std::thread::scope(|scope| {
+            scope.spawn(move || {
+                if interrupt.wait(&ended) {
+                    terminate();
+                }
+            });
             let table = scope.spawn(move || {
                 let mut text = String::new();
                 // Output that is not UTF-8 is not shown.
@@ -77,9 +90,17 @@ impl SplitCommand {
                     held_back.push(line);
                 }
             }
+            drop(end);
             (table.join().unwrap_or_default(), held_back, remarks)
         });
-        let status = child.wait().map_err(failed)?;
+        let status = child.wait().map_err(failed);
+        let is_interrupted = interrupt.is_requested();
+        interrupt.exit_on_signal();
+        if is_interrupted {
+            console.info("planning was interrupted");
+            return Err(PlanningError::Interrupted { code: interrupt.exit_code() });
+        }
+        let status = status?;
         if status.success() {
             table.lines().for_each(|line| tracing::info!("{line}"));
             return Ok(remarks);
@@ -87,6 +108,22 @@ impl SplitCommand {
         held_back.iter().for_each(|line| console.line(line));
         Err(PlanningError::NotPlanned { code: status.code().and_then(|code| u8::try_from(code).ok()) })
     }
+}
+
+/// Asks a process to end. Its number stays its own until its end has been waited for.
+#[cfg(unix)]
+fn terminator(child: &Child) -> impl FnOnce() + Send + use<> {
+    let process = rustix::process::Pid::from_child(child);
+    move || {
+        // If this fails, the process has ended.
+        let _ = rustix::process::kill_process(process, rustix::process::Signal::TERM);
+    }
+}
+
+/// Does nothing: a terminal sends Ctrl-C to both processes.
+#[cfg(not(unix))]
+fn terminator(_: &Child) -> impl FnOnce() + Send + use<> {
+    || ()
 }
 
 /// Whether a line of hpp-split describes the plan, and so holds for every run of it.
@@ -126,6 +163,30 @@ mod tests {
             "warning: cannot remove a: delete it yourself",
         ];
         assert!(!others.into_iter().any(is_remark));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_signal_ends_hpp_split_too() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("hpp-split");
+        std::fs::write(&path, "#!/bin/sh\necho $$ > \"$1\"\nexec sleep 60\n").unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let (planner, interrupt, number) = (SplitCommand { path }, Interrupt::never(), dir.path().join("number"));
+        let planned = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !std::fs::read_to_string(&number).is_ok_and(|number| number.ends_with('\n')) {
+                    std::thread::sleep(std::time::Duration::from_millis(5));
+                }
+                interrupt.request();
+            });
+            let lock = File::create(dir.path().join("lock")).unwrap();
+            planner.plan(&number, &[], dir.path(), lock, &Console::new(crate::console::Level::Quiet), &interrupt)
+        });
+        assert!(matches!(planned, Err(PlanningError::Interrupted { code: 130 })), "{planned:?}");
+        let number = std::fs::read_to_string(&number).unwrap();
+        assert!(!Path::new("/proc").join(number.trim()).exists(), "hpp-split continues");
     }
 
     #[test]

@@ -298,6 +298,25 @@ fn what_must_stay_on_the_host_is_explained_apart_from_what_may_move() {
     assert!(runs[2].elsewhere.iter().any(|other| other.place == Placement::Resident(0)));
 }
 
+/// As the planner would.
+#[test]
+fn an_explanation_streams_with_the_number_of_slots_that_fits() {
+    let mut problem = problem(dense(6), DESKTOP, 512, 128);
+    let options = options(Mechanisms::All, Objective::Decode);
+    let on_host = vec![BlockPlacement::both(Placement::Cpu); problem.blocks.len()];
+    let streamed = vec![BlockPlacement::both(Placement::Streamed(0)); problem.blocks.len()];
+    problem.budget.vram = vec![0];
+    let refusal = fits(&problem, &streamed, &[1], options.mechanisms).unwrap_err();
+    for (vram, is_enough) in [(refusal.required_budget(), true), (refusal.required_budget() / 2, false)] {
+        problem.budget.vram = vec![vram];
+        assert!(fits(&problem, &streamed, &[3], options.mechanisms).is_err());
+        let solution = evaluate(&problem, &options, on_host.clone(), vec![0]);
+        let runs = explain_runs(&problem, &options, &solution, &|_| vec![]);
+        let on_gpu = runs[0].elsewhere.iter().find(|other| other.place == Placement::Streamed(0)).unwrap();
+        assert_eq!((runs.len(), on_gpu.over_budget.is_none()), (1, is_enough), "{:?}", on_gpu.over_budget);
+    }
+}
+
 #[test]
 fn a_prompt_that_streams_is_limited_by_the_link() {
     let problem = problem(dense(80), DESKTOP, 64, 128);

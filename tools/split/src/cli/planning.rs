@@ -60,7 +60,7 @@ pub struct PlanningArgs {
     /// that is faster by the rates of this disk and processor.
     #[arg(long, value_enum, default_value_t = CompressArg::Auto)]
     pub compress: CompressArg,
-    /// Slots in the ring of streamed weights on each GPU [default: 1 to 4, whichever is fastest; 3 for models of more than 90 blocks, and where you name the streamed blocks].
+    /// Slots in the ring of streamed weights on each GPU [default: 1 to 4, whichever is fastest; 3 for models of more than 90 blocks, with --stream N, and if --assign names every block].
     #[arg(long, value_name = "N")]
     pub slots: Option<u32>,
 

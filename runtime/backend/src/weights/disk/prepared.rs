@@ -97,14 +97,13 @@ pub(crate) fn find_or_make(
 }
 
 impl KeptDirectory<'_> {
-    fn doing(&self) -> String {
-        format!("prepare the weights of {} in {}", self.partition, self.prepared.dir.display())
+    fn error(&self, cause: String) -> BackendError {
+        BackendError::Preparation { partition: self.partition.to_owned(), dir: self.prepared.dir.to_owned(), cause }
     }
 
     /// Turns an I/O error into the error of making the directory.
     pub fn failed(&self) -> impl Fn(io::Error) -> BackendError {
-        let doing = self.doing();
-        move |error| BackendError::Runtime { doing: doing.clone(), cause: with_advice(&error) }
+        |error| self.error(with_advice(&error))
     }
 
     /// Returns the directory; `make` fills it if it does not exist, if it is not whole or if it no longer `is_current`.
@@ -140,7 +139,7 @@ impl KeptDirectory<'_> {
             let full = disk_full_message(&partial, &self.takes)
                 .or_else(|| refused_write_message(&error, &partial, &self.takes));
             drop(fs::remove_dir_all(&partial));
-            return Err(full.map_or(error, |cause| BackendError::Runtime { doing: self.doing(), cause }));
+            return Err(full.map_or(error, |cause| self.error(cause)));
         }
         info!(partition, path = %dir.display(), ms = started.elapsed().as_millis(), "prepared weights made");
         let changed = || failed(io::Error::other("its files were changed while they were written"));
