@@ -200,7 +200,7 @@ pub fn problem(
     let costs = costs.map(|mut costs| {
         rows::overlap(analysis, &mut costs);
         if let Some(active) = active {
-            neurons::shorten_decoding(analysis, active, source, &blocks, &mut costs.cpu);
+            neurons::correct_times(analysis, active, source, &workload, &blocks, &mut costs.cpu);
         }
         costs
     });

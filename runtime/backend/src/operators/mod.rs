@@ -33,7 +33,7 @@ use std::sync::Mutex;
 const DOMAIN: &str = "hpp";
 
 /// Tokens of a pass up to which a row of weights is multiplied with each token in turn; more tokens are one matrix product with the rows of active
-/// neurons.
+/// neurons. The planner predicts times accordingly (`hpp-model: problem/neurons.rs`).
 const FEW_TOKENS: usize = 8;
 
 /// Runs a number of tasks, each with its number.

@@ -1,5 +1,5 @@
-//! What `--active-neurons` changes on a host without GPUs: decoding reads only the weights of active neurons, and 16-bit weights of
-//! products with activations are not widened. Partitions that a GPU computes in one of the phases keep the plain products, so with a GPU
+//! What `--active-neurons` changes on a host without GPUs: decoding reads only the weights of active neurons, prompts take longer, and 16-bit
+//! weights of products with activations are not widened. Partitions that a GPU computes in one of the phases keep the plain products, so with a GPU
 //! in the budget all stays as it is.
 
 use super::CostSource;
@@ -7,13 +7,17 @@ use super::packing::largest_widened;
 use crate::Analysis;
 use hpp_graph::ValueId;
 use hpp_onnx::ActiveNeurons;
-use hpp_partition::{BlockSpec, Budget, Cost, SHORT_PASS_TOKENS};
+use hpp_partition::{BlockSpec, Budget, Cost, SHORT_PASS_TOKENS, Workload};
 use hpp_schema::Provider;
 
-/// How much longer an active row takes than its share of the plain product, because rows are apart in memory: measured 2.3 with 10 % active
-/// in float32, 2.4 in float16, 1.5 with 50 % in float32 (docs/BENCHMARKS.md). The prediction never exceeds
-/// that of the plain product; passes of more than 8 tokens, such as prompts, were measured at up to 1.8 times as long.
-const ROW_COST: f64 = 2.0;
+/// Most tokens of a pass in which the operators multiply the rows of active neurons with each token in turn.
+const FEW_TOKENS: u64 = 8;
+/// How much longer an active row takes in such a pass than its share of the plain product, because rows are apart in memory: measured 1.5 to 1.65 with
+/// 10 % active and 1.44 with 50 % (docs/BENCHMARKS.md). Such a pass is never predicted to take longer than with plain products.
+const ROW_COST: f64 = 1.6;
+/// The same in a longer pass, because ONNX Runtime multiplies matrices faster than the operators do: measured 1.5 to 1.65 on a processor with
+/// AVX-512, and about 1.1 on one without.
+const ROW_COST_OF_MANY_TOKENS: f64 = 1.4;
 
 /// The products of active neurons, if every partition of a plan within this budget computes them so.
 pub(super) fn of_all_partitions<'a>(
@@ -35,25 +39,25 @@ pub(super) fn set_widened_bytes(analysis: &Analysis, active: &ActiveNeurons, blo
     }
 }
 
-/// Shortens decoding by what need not be read for inactive neurons, if the source says how many are active: in proportion to the bytes that
-/// a token reads. Prompts are predicted as before: in the pass of a prompt nearly every neuron is active for some token. So are the tokens of
-/// models without states, each of which computes the whole sequence.
-pub(super) fn shorten_decoding(
+/// Corrects the times of passes: those of few tokens take less time because inactive neurons are not read, those of many tokens, in which nearly
+/// every neuron is active for some token, take longer. If the source does not say how many neurons are active, all count as active.
+pub(super) fn correct_times(
     analysis: &Analysis,
     active: &ActiveNeurons,
     source: CostSource<'_>,
+    workload: &Workload,
     blocks: &[BlockSpec],
     costs: &mut [Cost],
 ) {
-    if analysis.states.is_empty() {
-        return;
-    }
+    // Without states each token computes the whole sequence.
+    let of_pass = |tokens: u64| if analysis.states.is_empty() { workload.prompt_tokens } else { tokens };
     for ((spec, block), cost) in blocks.iter().zip(&analysis.segmentation.blocks).zip(costs) {
-        let Some(of_one) = source.active_neurons(&spec.label) else { continue };
+        let of_one = source.active_neurons(&spec.label).unwrap_or(1.0);
         let replaced = replaced_bytes(analysis, active, &block.weights);
-        let share = |tokens: u64| share_of_time(of_any(of_one, tokens), replaced, spec.decode.bytes);
+        let share = |tokens: u64| share_of_time(of_pass(tokens), of_one, replaced, spec.decode.bytes);
         cost.decode_ms *= share(1);
         cost.short_pass_ms.iter_mut().zip(SHORT_PASS_TOKENS).for_each(|(ms, tokens)| *ms *= share(tokens));
+        cost.prefill_ms.iter_mut().zip(&workload.passes).for_each(|(ms, tokens)| *ms *= share(*tokens));
     }
 }
 
@@ -70,11 +74,16 @@ fn replaced_bytes(analysis: &Analysis, active: &ActiveNeurons, weights: &[ValueI
     replaced.filter_map(|id| graph.weight(*id)).map(|weight| weight.bytes).fold(0, u64::saturating_add)
 }
 
-/// The time of a pass in which a share `active` of the neurons is active, over the time with plain products. Of the `all` bytes that plain
+/// The time of a pass over the time with plain products, if each neuron is active for a share `of_one` of the tokens. Of the `all` bytes that plain
 /// products and states read, `replaced` belong to neurons.
-fn share_of_time(active: f64, replaced: u64, all: u64) -> f64 {
+fn share_of_time(tokens: u64, of_one: f64, replaced: u64, all: u64) -> f64 {
+    let active = of_any(of_one, tokens);
+    let of_rows = match tokens <= FEW_TOKENS {
+        true => (ROW_COST * active).min(1.0),
+        false => ROW_COST_OF_MANY_TOKENS * active,
+    };
     let replaced = replaced as f64 / all.max(replaced).max(1) as f64;
-    1.0 - replaced * (1.0 - (ROW_COST * active).min(1.0))
+    1.0 - replaced * (1.0 - of_rows)
 }
 
 #[cfg(test)]
@@ -82,12 +91,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pass_takes_less_time_the_fewer_neurons_are_active() {
-        assert!((share_of_time(0.1, 500, 1000) - 0.6).abs() < 1e-12);
-        assert!((share_of_time(0.0, 500, 1000) - 0.5).abs() < 1e-12);
-        assert_eq!([share_of_time(0.6, 500, 1000), share_of_time(0.1, 0, 1000), share_of_time(0.1, 0, 0)], [1.0; 3]);
+    fn a_short_pass_takes_less_time_the_fewer_neurons_are_active_and_a_long_one_more_than_plain_products() {
+        assert!((share_of_time(1, 0.1, 500, 1000) - 0.58).abs() < 1e-12);
+        assert!((share_of_time(1, 0.0, 500, 1000) - 0.5).abs() < 1e-12);
+        assert_eq!(
+            [share_of_time(1, 0.7, 500, 1000), share_of_time(1, 0.1, 0, 1000), share_of_time(1, 0.1, 0, 0)],
+            [1.0; 3]
+        );
         // Bytes that a caller counted too low.
-        assert_eq!(share_of_time(0.0, 500, 10), 0.0);
+        assert_eq!(share_of_time(1, 0.0, 500, 10), 0.0);
+        assert!((share_of_time(256, 1.0, 500, 1000) - 1.2).abs() < 1e-12);
+        assert!((share_of_time(256, 0.0, 500, 1000) - 0.5).abs() < 1e-12);
     }
 
     #[test]

@@ -516,7 +516,8 @@ fn inactive_neurons_shorten_decoding_and_their_weights_are_not_widened_on_a_host
     assert!((0.7..0.8).contains(&of_token), "{of_token}");
     let of_two_tokens = ratio(layer, |cost| cost.short_pass_ms[0]);
     assert!(of_two_tokens > of_token && of_two_tokens < 1.0, "{of_two_tokens}");
-    assert_eq!(ratio(layer, |cost| cost.prefill_ms[0]), 1.0, "prompts");
+    let of_prompt = ratio(layer, |cost| cost.prefill_ms[0]);
+    assert!((1.1..1.2).contains(&of_prompt), "{of_prompt}");
     assert_eq!(ratio(layer + 1, |cost| cost.decode_ms), 1.0, "a layer that the corpus does not know");
     let growth = |problem: &Problem| problem.budget.packing.growth_permille;
     // A third of the weights of four layers are not widened.
@@ -532,5 +533,5 @@ fn inactive_neurons_shorten_decoding_and_their_weights_are_not_widened_on_a_host
     analysis.states.clear();
     let of_token = planned(&analysis, &profile, &[]).cpu[layer].decode_ms;
     analysis.active_neurons = None;
-    assert_eq!(of_token, planned(&analysis, &profile, &[]).cpu[layer].decode_ms);
+    assert!(of_token > planned(&analysis, &profile, &[]).cpu[layer].decode_ms);
 }
