@@ -6,7 +6,7 @@ use crate::console::Console;
 use crate::error::ExecError;
 use crate::runtime::{OnnxRuntime, OrtBackend, allowed_memory};
 use hpp_engine::{Engine, host_memory_needed};
-use hpp_generate::adapt::{Adaptation, Devices, HostMemory, Reducible};
+use hpp_generate::adapt::{Adaptation, Devices, HostMemory, Reclaimable};
 use hpp_schema::Plan;
 use std::sync::Arc;
 
@@ -54,8 +54,8 @@ pub fn adaptation(
     // The engine never takes more than the limit that its plan was made for.
     let needed = plan.budgets.ram.map_or(needed, |ram| needed.min(ram.0)).saturating_add(draft_on_top);
     let sequence = engine.host_state_bytes().saturating_add(draft_sequence);
-    let reducible = Reducible { kv, sequences, sequence, locked: engine.locked().1 };
-    Ok(Some(adaptation.follow_memory(HostMemory { needed, reducible, allowed: Box::new(allowed_memory) })))
+    let reclaimable = Reclaimable { kv, sequences, sequence, locked: engine.locked().1 };
+    Ok(Some(adaptation.follow_memory(HostMemory { needed, reclaimable, allowed: Box::new(allowed_memory) })))
 }
 
 /// Adapts one of several engines of a process to times that are not as planned. The engine pool decides about memory, for all engines together.

@@ -85,7 +85,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         };
         let metrics = metrics.model(&name);
         let load = Arc::new(move |context| loader.load(context).map_err(LoadError::from));
-        sources.push(EngineSource::new(name, needs.memory, needs.reducible, metrics, load));
+        sources.push(EngineSource::new(name, needs.memory, needs.reclaimable, metrics, load));
     }
     if let Some(error) = BeyondLimit::error(&too_large) {
         return Err(error);

@@ -1,7 +1,7 @@
-//! What one engine does without while the system allows less memory than it was loaded for.
+//! What is reclaimed from one engine while the system allows less memory than it was loaded for.
 
 use super::limit::{AllowedMemoryFn, HostLimit, MEMORY_INTERVAL};
-use super::share::{EngineShare, Reducible, shares};
+use super::share::{EngineShare, Reclaimable, shares};
 use hpp_schema::ByteSize;
 use std::time::Instant;
 
@@ -9,8 +9,8 @@ use std::time::Instant;
 pub struct HostMemory {
     /// Bytes that it takes in all.
     pub needed: u64,
-    /// What of them it can do without.
-    pub reducible: Reducible,
+    /// What of them can be reclaimed.
+    pub reclaimable: Reclaimable,
     /// Asks how many bytes it may take in all.
     pub allowed: Box<AllowedMemoryFn>,
 }
@@ -22,7 +22,7 @@ pub(super) struct MemoryFollower {
     /// When the system is asked next.
     next: Instant,
     share: EngineShare,
-    /// Whether less is allowed than the engine takes after it has given up all that it can do without.
+    /// Whether less is allowed than the engine takes after everything reclaimable has been reclaimed.
     is_short: bool,
 }
 
@@ -38,7 +38,7 @@ impl MemoryFollower {
     /// counts.
     pub fn new(memory: HostMemory, now: Instant) -> Self {
         let at_start = (memory.allowed)().unwrap_or(u64::MAX).min(memory.needed);
-        let share = memory.reducible.all();
+        let share = memory.reclaimable.all();
         MemoryFollower { limit: HostLimit::new(at_start), memory, next: now + MEMORY_INTERVAL, share, is_short: false }
     }
 
@@ -47,9 +47,9 @@ impl MemoryFollower {
         &self.share
     }
 
-    /// Whether the engine does without something.
-    pub fn gives_up(&self) -> bool {
-        self.share != self.memory.reducible.all()
+    /// Whether memory has been reclaimed from the engine.
+    pub fn is_reduced(&self) -> bool {
+        self.share != self.memory.reclaimable.all()
     }
 
     /// Asks the system, once a second. Returns what changes.
@@ -63,20 +63,20 @@ impl MemoryFollower {
             return None;
         }
         let excess = self.limit.at_start().saturating_sub(self.limit.bytes());
-        let share = shares(&[self.memory.reducible], excess).pop()?;
-        let given_up = self.memory.reducible.given_up(&share);
+        let share = shares(&[self.memory.reclaimable], excess).pop()?;
+        let reclaimed = self.memory.reclaimable.reclaimed(&share);
         let (before, was_short) = (std::mem::replace(&mut self.share, share), self.is_short);
-        self.is_short = given_up < excess;
+        self.is_short = reclaimed < excess;
         (share != before || self.is_short != was_short)
-            .then(|| MemoryChange { share, line: self.line(&before, excess.saturating_sub(given_up)) })
+            .then(|| MemoryChange { share, line: self.line(&before, excess.saturating_sub(reclaimed)) })
     }
 
     /// What changes and why.
     fn line(&self, before: &EngineShare, missing: u64) -> String {
         let human = |bytes: u64| ByteSize(bytes).human();
-        let (now, all) = (&self.share, self.memory.reducible.all());
-        let given_up = |share: &EngineShare| self.memory.reducible.given_up(share);
-        let more = given_up(now) < given_up(before) || (now == before && !self.is_short);
+        let (now, all) = (&self.share, self.memory.reclaimable.all());
+        let reclaimed = |share: &EngineShare| self.memory.reclaimable.reclaimed(share);
+        let more = reclaimed(now) < reclaimed(before) || (now == before && !self.is_short);
         let mut parts = Vec::new();
         if now.locked != before.locked {
             parts.push(match all.locked - now.locked {
@@ -124,9 +124,12 @@ mod tests {
     fn less_memory_is_followed_at_once_and_more_later_each_with_a_line() {
         let allowed = Arc::new(AtomicU64::new(5000 * MIB));
         let asked = Arc::clone(&allowed);
-        let reducible = Reducible { kv: 0, sequences: 3, sequence: 50 * MIB, locked: 600 * MIB };
-        let memory =
-            HostMemory { needed: 1000 * MIB, reducible, allowed: Box::new(move || Some(asked.load(Ordering::SeqCst))) };
+        let reclaimable = Reclaimable { kv: 0, sequences: 3, sequence: 50 * MIB, locked: 600 * MIB };
+        let memory = HostMemory {
+            needed: 1000 * MIB,
+            reclaimable,
+            allowed: Box::new(move || Some(asked.load(Ordering::SeqCst))),
+        };
         let start = Instant::now();
         let mut follower = MemoryFollower::new(memory, start);
         let mut at = |seconds: u64, mib: u64| {
@@ -146,7 +149,7 @@ mod tests {
         assert!(short.share.locked == 0 && short.line.contains("200 MiB are missing"), "{}", short.line);
         assert!((10..20).all(|second| at(second, 5000).is_none()));
         let more = at(20, 5000).unwrap();
-        assert_eq!(more.share, reducible.all());
+        assert_eq!(more.share, reclaimable.all());
         assert!(more.line.starts_with("more memory is allowed again, 1000 MiB of"), "{}", more.line);
     }
 }

@@ -16,7 +16,7 @@ pub use drift::{Cause, Drift, DriftDetector, PassObservation, PredictedTimes, Wi
 pub use limit::{AllowedMemoryFn, HostLimit, MEMORY_INTERVAL};
 pub use memory::HostMemory;
 pub use moves::{Decision, Devices, Move, Moves, Why};
-pub use share::{EngineShare, Reducible, cheap_bytes, shares};
+pub use share::{EngineShare, Reclaimable, kv_page_bytes, shares};
 
 use drift::{AS_PLANNED, SLOWER};
 use hpp_engine::{Backend, Engine, EngineError};
@@ -62,7 +62,7 @@ impl Adaptation {
 
     /// What the engine may take now of what it can do without, if the system limits it.
     pub fn share(&self) -> Option<&EngineShare> {
-        self.memory.as_ref().filter(|memory| memory.gives_up()).map(MemoryFollower::share)
+        self.memory.as_ref().filter(|memory| memory.is_reduced()).map(MemoryFollower::share)
     }
 
     /// The time of recent passes over the planned time, or the usual time where the plan's was not measured.

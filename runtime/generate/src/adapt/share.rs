@@ -1,6 +1,6 @@
-//! How loaded engines share a limit that was lowered below what they take together: what is cheapest to give up goes first.
+//! How loaded engines share a memory limit that was lowered below what they take together: what costs least is reclaimed first.
 
-/// What an engine may take at present, of what it can do without.
+/// The part of its reclaimable memory that an engine may keep at present.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EngineShare {
     /// Bytes of RAM for KV pages.
@@ -11,9 +11,9 @@ pub struct EngineShare {
     pub locked: u64,
 }
 
-/// What an engine can do without, at the most.
+/// The memory that can be reclaimed from a loaded engine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reducible {
+pub struct Reclaimable {
     /// Bytes of RAM for KV pages.
     pub kv: u64,
     /// Sequences that it runs and keeps.
@@ -24,30 +24,29 @@ pub struct Reducible {
     pub locked: u64,
 }
 
-impl Reducible {
-    /// The share of an engine that gives up nothing.
+impl Reclaimable {
+    /// The share of an engine from which nothing is reclaimed.
     pub fn all(&self) -> EngineShare {
         EngineShare { kv: self.kv, sequences: self.sequences.max(1), locked: self.locked }
     }
 
     /// The bytes that a share leaves out.
-    pub fn given_up(&self, share: &EngineShare) -> u64 {
+    pub fn reclaimed(&self, share: &EngineShare) -> u64 {
         let sequences = self.sequences.max(1).saturating_sub(share.sequences).saturating_mul(self.sequence);
         let parts = [self.kv.saturating_sub(share.kv), sequences, self.locked.saturating_sub(share.locked)];
         parts.into_iter().fold(0, u64::saturating_add)
     }
 }
 
-/// Bytes of KV pages in RAM, which engines can give up before one must be unloaded: pages on disk are read again later, others computed
-/// again.
-pub fn cheap_bytes<'a>(engines: impl IntoIterator<Item = &'a Reducible>) -> u64 {
+/// Bytes of KV pages in RAM, which are reclaimed before an engine is unloaded: pages on disk are read again later, others computed again.
+pub fn kv_page_bytes<'a>(engines: impl IntoIterator<Item = &'a Reclaimable>) -> u64 {
     engines.into_iter().map(|engine| engine.kv).fold(0, u64::saturating_add)
 }
 
-/// The shares of engines that together give up `excess` bytes, as far as they can: KV pages first, then sequences, whose states are saved in
+/// The shares of engines from which `excess` bytes are reclaimed in all, as far as possible: KV pages first, then sequences, whose states are saved in
 /// pages or computed again, and last locked weights, which then cost every pass a read.
-pub fn shares(engines: &[Reducible], excess: u64) -> Vec<EngineShare> {
-    let mut shares: Vec<EngineShare> = engines.iter().map(Reducible::all).collect();
+pub fn shares(engines: &[Reclaimable], excess: u64) -> Vec<EngineShare> {
+    let mut shares: Vec<EngineShare> = engines.iter().map(Reclaimable::all).collect();
     let mut excess = excess;
     let kv: Vec<u64> = engines.iter().map(|engine| engine.kv).collect();
     for (share, taken) in shares.iter_mut().zip(divide(&kv, excess)) {
@@ -83,8 +82,8 @@ fn divide(parts: &[u64], taken: u64) -> Vec<u64> {
 mod tests {
     use super::*;
 
-    const A: Reducible = Reducible { kv: 300, sequences: 4, sequence: 50, locked: 1000 };
-    const B: Reducible = Reducible { kv: 100, sequences: 2, sequence: 60, locked: 0 };
+    const A: Reclaimable = Reclaimable { kv: 300, sequences: 4, sequence: 50, locked: 1000 };
+    const B: Reclaimable = Reclaimable { kv: 100, sequences: 2, sequence: 60, locked: 0 };
 
     #[test]
     fn pages_go_before_sequences_and_those_before_locked_weights() {
@@ -100,10 +99,10 @@ mod tests {
     }
 
     #[test]
-    fn what_is_given_up_is_what_was_asked_for() {
+    fn as_much_is_reclaimed_as_was_asked_for() {
         for excess in [1, 77, 399, 555, 610, 1000, 1610] {
             let given = [A, B].into_iter().zip(shares(&[A, B], excess));
-            let freed: u64 = given.map(|(has, share)| has.given_up(&share)).sum();
+            let freed: u64 = given.map(|(has, share)| has.reclaimed(&share)).sum();
             assert!(freed >= excess && freed < excess + 60, "{freed} for {excess}");
         }
     }

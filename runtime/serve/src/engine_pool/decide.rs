@@ -1,7 +1,7 @@
 //! Decides which engine is loaded or unloaded next: first for waiting requests, in their order; then unloads engines that have been idle for long.
 
 use super::memory::MemoryNeeds;
-use hpp_generate::adapt::{Reducible, cheap_bytes};
+use hpp_generate::adapt::{Reclaimable, kv_page_bytes};
 use std::time::{Duration, Instant};
 
 /// How long a request waits for the memory of busy engines. After that, these engines get no more requests.
@@ -12,7 +12,7 @@ pub(super) const DRAIN_DELAY: Duration = Duration::from_secs(10);
 pub(super) struct EngineFacts<'a> {
     pub status: EngineStatus,
     pub needs: &'a MemoryNeeds,
-    pub reducible: &'a Reducible,
+    pub reclaimable: &'a Reclaimable,
     /// When the first request that waits for this engine to be loaded arrived.
     pub wanted_since: Option<Instant>,
 }
@@ -136,7 +136,7 @@ fn leaving<'a, 'b>(loaded: &'b [Loaded<'a>], fits: impl Fn(&[&'b Loaded<'a>]) ->
 /// unloaded: it gives up other memory instead.
 fn idle_engine_over_limit(engines: &[EngineFacts<'_>], excess: u64) -> Option<usize> {
     let loaded: Vec<Loaded> = engines.iter().enumerate().filter_map(Loaded::new).collect();
-    let cheap = cheap_bytes(loaded.iter().map(|engine| engines[engine.index].reducible));
+    let cheap = kv_page_bytes(loaded.iter().map(|engine| engines[engine.index].reclaimable));
     if excess <= cheap || loaded.len() < 2 {
         return None;
     }
@@ -193,17 +193,17 @@ mod tests {
 
         /// Like `decide`, after the limit was lowered from 10 to `limit`. Half of each engine's bytes are KV pages.
         fn decide_with(&self, engines: &[(EngineStatus, u64, Option<u64>)], limit: u64, now: u64) -> Decision {
-            let reducible: Vec<Reducible> =
-                engines.iter().map(|(_, bytes, _)| Reducible { kv: bytes / 2, ..Reducible::default() }).collect();
+            let reclaimable: Vec<Reclaimable> =
+                engines.iter().map(|(_, bytes, _)| Reclaimable { kv: bytes / 2, ..Reclaimable::default() }).collect();
             let loaded = engines.iter().filter(|(status, ..)| *status != UNLOADED);
             let taken: u64 = loaded.map(|(_, bytes, _)| bytes).sum();
             let room = MemoryRoom { budget: super::tests::needs(limit), excess: taken.min(10).saturating_sub(limit) };
             let needs: Vec<MemoryNeeds> = engines.iter().map(|(_, bytes, _)| needs(*bytes)).collect();
-            let memory = needs.iter().zip(&reducible);
-            let facts = engines.iter().zip(memory).map(|((status, _, wanted), (needs, reducible))| EngineFacts {
+            let memory = needs.iter().zip(&reclaimable);
+            let facts = engines.iter().zip(memory).map(|((status, _, wanted), (needs, reclaimable))| EngineFacts {
                 status: *status,
                 needs,
-                reducible,
+                reclaimable,
                 wanted_since: wanted.map(|seconds| self.at(seconds)),
             });
             let facts: Vec<EngineFacts<'_>> = facts.collect();

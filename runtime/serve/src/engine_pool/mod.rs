@@ -20,7 +20,7 @@ use crate::metrics::ModelMetrics;
 use crate::weight_placement::WeightPlacement;
 use decide::{Decision, EngineFacts, EngineStatus, MemoryRoom, decide};
 use hpp_engine::{Backend, CancelHandle};
-use hpp_generate::adapt::{AllowedMemoryFn, EngineShare, HostLimit, MEMORY_INTERVAL, Reducible, shares};
+use hpp_generate::adapt::{AllowedMemoryFn, EngineShare, HostLimit, MEMORY_INTERVAL, Reclaimable, shares};
 use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -96,7 +96,7 @@ pub struct EngineSource {
     /// What it needs of each memory.
     pub needs: MemoryNeeds,
     /// The part of `needs` that the engine can give up while it is loaded.
-    pub reducible: Reducible,
+    pub reclaimable: Reclaimable,
     /// Its metrics.
     pub metrics: ModelMetrics,
     launch: Box<Launch>,
@@ -107,12 +107,12 @@ impl EngineSource {
     pub fn new<B: Backend + 'static>(
         name: String,
         needs: MemoryNeeds,
-        reducible: Reducible,
+        reclaimable: Reclaimable,
         metrics: ModelMetrics,
         load: Arc<LoadFn<B>>,
     ) -> Self {
         let launch = Box::new(move |setup, events| start(Arc::clone(&load), setup, events));
-        EngineSource { name, needs, reducible, metrics, launch }
+        EngineSource { name, needs, reclaimable, metrics, launch }
     }
 }
 
@@ -360,8 +360,8 @@ impl Shared {
                     EngineStatus::Loaded { is_idle: queue.is_idle(), is_draining: *is_draining, last_used: *last_used }
                 }
             };
-            let (needs, reducible) = (&source.needs, &source.reducible);
-            EngineFacts { status, needs, reducible, wanted_since: requested.into_iter().chain(wanted).min() }
+            let (needs, reclaimable) = (&source.needs, &source.reclaimable);
+            EngineFacts { status, needs, reclaimable, wanted_since: requested.into_iter().chain(wanted).min() }
         });
         facts.collect()
     }
@@ -387,12 +387,12 @@ impl Shared {
                 EntryStatus::Unloaded | EntryStatus::Loading { .. } | EntryStatus::Unloading => None,
             });
         let loaded: Vec<_> = loaded.collect();
-        let reducible: Vec<Reducible> = loaded.iter().map(|(_, _, source)| source.reducible).collect();
-        for ((queue, share, source), now) in loaded.into_iter().zip(shares(&reducible, room.excess)) {
+        let reclaimable: Vec<Reclaimable> = loaded.iter().map(|(_, _, source)| source.reclaimable).collect();
+        for ((queue, share, source), now) in loaded.into_iter().zip(shares(&reclaimable, room.excess)) {
             if *share == now {
                 continue;
             }
-            let (before, after) = (source.reducible.given_up(share), source.reducible.given_up(&now));
+            let (before, after) = (source.reclaimable.reclaimed(share), source.reclaimable.reclaimed(&now));
             let why = if after > before { "less memory is allowed" } else { "more memory is allowed" };
             let EngineShare { kv, sequences, locked } = now;
             tracing::warn!(
@@ -622,7 +622,7 @@ impl EngineEvents for PoolEvents {
                 metrics.loads.inc();
                 metrics.load_seconds.inc_by(since.elapsed().as_secs_f64());
                 metrics.loaded.set(1);
-                let share = self.pool.sources[self.engine].reducible.all();
+                let share = self.pool.sources[self.engine].reclaimable.all();
                 entry.status = EntryStatus::Loaded { queue, last_used: Instant::now(), is_draining: false, share };
                 entry.error = None;
                 entry.placement = Some(placement);

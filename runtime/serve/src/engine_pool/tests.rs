@@ -17,7 +17,7 @@ fn pool(load: impl Fn(LoadContext) -> Loaded + Send + Sync + 'static) -> EngineP
 fn pool_counted_by(metrics: &Metrics, load: impl Fn(LoadContext) -> Loaded + Send + Sync + 'static) -> EnginePool {
     let metrics = metrics.model("m");
     let source =
-        EngineSource::new("m".to_owned(), MemoryNeeds::default(), Reducible::default(), metrics, Arc::new(load));
+        EngineSource::new("m".to_owned(), MemoryNeeds::default(), Reclaimable::default(), metrics, Arc::new(load));
     let settings = PoolSettings { budget: MemoryNeeds::default(), allowed: None, idle_timeout: None, queue: 2 };
     EnginePool::start(vec![source], settings, Arc::default()).unwrap()
 }
@@ -176,9 +176,9 @@ fn a_lowered_limit_takes_pages_from_engines_and_then_unloads_idle_ones() {
     let metrics = Metrics::new();
     let source = |name: &str| {
         let needs = MemoryNeeds { host: 1000, ..MemoryNeeds::default() };
-        let reducible = Reducible { kv: 300, sequences: 8, sequence: 10, locked: 0 };
+        let reclaimable = Reclaimable { kv: 300, sequences: 8, sequence: 10, locked: 0 };
         let load = |_| Ok(crate::engine_thread::tests::load_toy());
-        EngineSource::new(name.to_owned(), needs, reducible, metrics.model(name), Arc::new(load))
+        EngineSource::new(name.to_owned(), needs, reclaimable, metrics.model(name), Arc::new(load))
     };
     let reads = Arc::clone(&allowed);
     let settings = PoolSettings {
@@ -190,21 +190,21 @@ fn a_lowered_limit_takes_pages_from_engines_and_then_unloads_idle_ones() {
     let pool = EnginePool::start(vec![source("a"), source("b")], settings, Arc::default()).unwrap();
     pool.load(0).unwrap();
     pool.load(1).unwrap();
-    let given_up = |model: &str| metrics.model(model).memory_given_up.get();
+    let reclaimed = |model: &str| metrics.model(model).memory_given_up.get();
     let wait = |what: &str, is_so: &dyn Fn() -> bool| {
         let started = Instant::now();
         while !is_so() {
-            assert!(started.elapsed() < Duration::from_secs(60), "{what}: {} and {}", given_up("a"), given_up("b"));
+            assert!(started.elapsed() < Duration::from_secs(60), "{what}: {} and {}", reclaimed("a"), reclaimed("b"));
             std::thread::sleep(Duration::from_millis(5));
         }
     };
     allowed.store(1900, Ordering::SeqCst);
-    wait("both give up pages", &|| (given_up("a"), given_up("b")) == (50, 50));
+    wait("both give up pages", &|| (reclaimed("a"), reclaimed("b")) == (50, 50));
     assert_eq!((pool.report(0).state, pool.report(1).state), (EngineState::Loaded, EngineState::Loaded));
     // The excess is more than all pages: the engine used longest ago is unloaded, and the other gives up only its own part.
     allowed.store(900, Ordering::SeqCst);
     wait("a is unloaded", &|| pool.report(0).state == EngineState::Unloaded);
-    wait("b gives up pages", &|| (given_up("a"), given_up("b")) == (0, 100));
+    wait("b gives up pages", &|| (reclaimed("a"), reclaimed("b")) == (0, 100));
     assert!(!pool.has_room_for(0));
     let (submission, mut events) = request(None);
     assert_eq!(outcome(pool.0.submit(1, vec![submission])), Ok(()));

@@ -1,7 +1,7 @@
 //! Experts under a condition: an `If` runs the expert only if its part of the selection has a value other than zero.
 
 use super::large_weights;
-use super::scores::{Column, Selection};
+use super::scores::{ExpertSelector, Selection};
 use crate::{Attribute, Graph, Node, NodeId, ValueId};
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub(super) fn weights(graph: &Graph, expert: NodeId) -> Vec<ValueId> {
 }
 
 /// The part of the selection that decides whether an `If` runs its expert. `None` for other nodes.
-pub(super) fn column(graph: &Graph, node: &Node) -> Option<Column> {
+pub(super) fn column(graph: &Graph, node: &Node) -> Option<ExpertSelector> {
     let before = |value: ValueId, operators: &[&str]| {
         let node = graph.node(graph.producer(value)?);
         node.inputs.first().copied().flatten().filter(|_| operators.contains(&node.op_type.as_str()))
@@ -47,5 +47,5 @@ pub(super) fn column(graph: &Graph, node: &Node) -> Option<Column> {
     if otherwise.nodes != 1 {
         return None;
     }
-    Column::of(graph, before(before(condition, &["Cast"])?, &["ReduceL1", "ReduceMax"])?)
+    ExpertSelector::of(graph, before(before(condition, &["Cast"])?, &["ReduceL1", "ReduceMax"])?)
 }

@@ -19,15 +19,15 @@ pub(crate) struct Selection {
 
 /// The part of a selection that concerns one expert: its scores, or a mask of the tokens that select it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Column {
+pub(super) struct ExpertSelector {
     pub selection: Selection,
     /// The expert's number.
     pub expert: u64,
 }
 
-impl Column {
+impl ExpertSelector {
     /// The expert that a value is about, and its selection. The value may have any shape.
-    pub fn of(graph: &Graph, value: ValueId) -> Option<Column> {
+    pub fn of(graph: &Graph, value: ValueId) -> Option<ExpertSelector> {
         let mut value = value;
         loop {
             let node = graph.node(graph.producer(value)?);
@@ -44,17 +44,17 @@ impl Column {
 }
 
 /// The column of scores, or the row of a mask, that a `Slice` or `Gather` takes.
-fn part(graph: &Graph, node: &Node) -> Option<Column> {
+fn part(graph: &Graph, node: &Node) -> Option<ExpertSelector> {
     let all = input(node, 0)?;
     let (axis, index) = if node.op_type == "Slice" { sliced(graph, node)? } else { gathered(graph, node)? };
     let expert = u64::try_from(index).ok()?;
     let rank = graph.value(all).shape.as_ref()?.len();
     let is_float = matches!(graph.value(all).dtype, Some(DType::Float32 | DType::Float16));
     if is_float && (axis == -1 || usize::try_from(axis).is_ok_and(|axis| axis + 1 == rank)) {
-        return Some(Column { selection: Selection { value: all, by: SelectedBy::Scores }, expert });
+        return Some(ExpertSelector { selection: Selection { value: all, by: SelectedBy::Scores }, expert });
     }
     let value = numbers_of_mask(graph, all).filter(|_| axis == 0)?;
-    Some(Column { selection: Selection { value, by: SelectedBy::Numbers }, expert })
+    Some(ExpertSelector { selection: Selection { value, by: SelectedBy::Numbers }, expert })
 }
 
 /// The numbers of the selected experts from which `OneHot` makes this mask. The first axis of the mask counts experts.

@@ -5,7 +5,7 @@
 //! expert that no token selects adds zero.
 
 use super::large_weights;
-use super::scores::{Column, Selection};
+use super::scores::{ExpertSelector, Selection};
 use crate::{Attribute, Graph, NodeId, ValueId, WeightUse, ops};
 use hpp_schema::{DType, Dim};
 use std::collections::{BTreeMap, BTreeSet};
@@ -52,7 +52,7 @@ pub fn written_out(graph: &Graph) -> Vec<WrittenOut> {
 }
 
 /// The expert whose result the node `sum` adds to the sum of the experts before.
-fn expert(graph: &Graph, weights: &WeightUse, sum: NodeId) -> Option<(Column, WrittenExpert)> {
+fn expert(graph: &Graph, weights: &WeightUse, sum: NodeId) -> Option<(ExpertSelector, WrittenExpert)> {
     let (added, before, column) = operands(graph, sum, "Add")?.into_iter().find_map(|(added, before)| {
         Some((added, before, weighted(graph, added).or_else(|| scattered(graph, added))?))
     })?;
@@ -69,7 +69,7 @@ fn expert(graph: &Graph, weights: &WeightUse, sum: NodeId) -> Option<(Column, Wr
     let is_large = !large.is_empty() && large.iter().all(is_wide);
     // Only this sum reads the expert's result.
     let is_alone = nodes.contains(&graph.producer(added)?);
-    let part = Column::of(graph, column)?;
+    let part = ExpertSelector::of(graph, column)?;
     (is_large && is_alone).then_some((part, WrittenExpert { column, nodes, before, after }))
 }
 
@@ -87,7 +87,7 @@ fn weighted(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let operands = operands(graph, graph.producer(value)?, "Mul")?;
     let factors = operands.into_iter().map(|(factor, _)| factor);
     factors.into_iter().find(|factor| {
-        graph.value(*factor).dtype.is_some_and(|dtype| dtype.is_float()) && Column::of(graph, *factor).is_some()
+        graph.value(*factor).dtype.is_some_and(|dtype| dtype.is_float()) && ExpertSelector::of(graph, *factor).is_some()
     })
 }
 
@@ -125,7 +125,7 @@ fn uncast(graph: &Graph, value: ValueId) -> Option<ValueId> {
     let value = if node.op_type == "Cast" { node.inputs.first().copied().flatten()? } else { value };
     // `ReduceMax`, which the condition uses, may not exist for other element types.
     let is_integer = matches!(graph.value(value).dtype, Some(DType::Int64 | DType::Int32));
-    Column::of(graph, value).filter(|_| is_integer).map(|_| value)
+    ExpertSelector::of(graph, value).filter(|_| is_integer).map(|_| value)
 }
 
 /// The node `last` and all nodes that only it needs, in execution order. Nodes that compute a value of `given` and weight-only nodes are left out.

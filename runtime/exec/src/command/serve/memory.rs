@@ -6,7 +6,7 @@ use crate::error::ExecError;
 use crate::runtime::allowed_memory;
 use hpp_engine::{host_memory_needed, listed};
 use hpp_generate::PlanFile;
-use hpp_generate::adapt::Reducible;
+use hpp_generate::adapt::Reclaimable;
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{ByteSize, DeviceKind, OwnDraft, Partition, Plan, Residency};
 use hpp_serve::MemoryNeeds;
@@ -65,7 +65,7 @@ pub(super) struct EngineNeeds {
     /// Sequences that `memory` has room for.
     pub sequences: u64,
     /// The part of `memory` that the engine can give up while it is loaded.
-    pub reducible: Reducible,
+    pub reclaimable: Reclaimable,
 }
 
 impl EngineNeeds {
@@ -97,9 +97,9 @@ impl EngineNeeds {
         }
         let fitting = limit.saturating_sub(one).checked_div(per_sequence).map_or(wanted, |more| more.saturating_add(1));
         let sequences = if budget.is_given { fitting.clamp(1, wanted) } else { wanted };
-        let reducible = Reducible { kv, sequences, sequence: per_sequence, locked: locked_on_host(plan) };
+        let reclaimable = Reclaimable { kv, sequences, sequence: per_sequence, locked: locked_on_host(plan) };
         let memory = MemoryNeeds { host: host(sequences), devices: device_needs(plan) };
-        Ok(EngineNeeds { memory, sequences, reducible })
+        Ok(EngineNeeds { memory, sequences, reclaimable })
     }
 }
 
