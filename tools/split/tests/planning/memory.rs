@@ -15,7 +15,7 @@ fn planned(model: &str, more: &[&str]) -> Plan {
 /// The reason of blocks that a GPU holds says what the host lacks for them, not what streaming them to this GPU would lack.
 #[test]
 fn the_reason_names_the_place_that_would_not_fit() {
-    let limits = ["--vram", "12M", "--ram", "80M", "--context", "512"];
+    let limits = ["--vram", "12M", "--ram", "80M", "--context", "512", "--slots", "3"];
     let plan = planned("genai/learned-llama-fp32-cpu", &limits);
     let layers = plan.partitions.iter().find(|partition| partition.blocks.contains(&"layers.0".to_owned())).unwrap();
     assert_eq!(layers.device.to_string(), "gpu0");
