@@ -285,6 +285,9 @@ impl EngineError {
             EngineError::Load { source: BackendError::Runtime { .. }, partition, .. } if partition != WHOLE => Some(
                 "`hpp-exec verify PLAN` loads the unsplit model first: if ONNX Runtime refuses that too, the model itself is at fault: export it again",
             ),
+            EngineError::Load { source: BackendError::Runtime { .. }, .. } => Some(
+                "`hpp-exec verify` also runs the unsplit model: restore its files, weights included, where they were when it was split",
+            ),
             EngineError::Run { .. } if self.missing_row().is_some() => Some(
                 "a number of the inputs has no row in one of the model's tables: a token id that the vocabulary lacks, or more tokens than \
                  there are positions",

@@ -118,12 +118,18 @@ impl PlanFile {
 }
 
 fn find(path: &Path) -> Result<PathBuf, PlanFileError> {
-    if matches!(path.try_exists(), Ok(false)) {
+    // An error means, for example, that this user may not search a directory of the path.
+    let exists =
+        |path: &Path| path.try_exists().map_err(|source| PlanFileError::Read { path: path.to_owned(), source });
+    if !exists(path)? {
         return Err(PlanFileError::Missing { path: path.to_owned() });
     }
     if path.is_dir() {
         let plan = path.join(PLAN_NAME);
-        return if plan.is_file() { Ok(plan) } else { Err(PlanFileError::NoPlan { dir: path.to_owned() }) };
+        return match exists(&plan)? && plan.is_file() {
+            true => Ok(plan),
+            false => Err(PlanFileError::NoPlan { dir: path.to_owned() }),
+        };
     }
     if path.extension().is_some_and(|e| e == "onnx") {
         return Err(PlanFileError::IsModel { path: path.to_owned() });
@@ -144,6 +150,8 @@ mod tests {
             let error = PlanFile::open(path).unwrap_err();
             assert!(error.hint().is_some_and(|h| h.contains("hpp-split")), "{error}");
         }
+        let error = PlanFile::open(&model.join("plan.yaml")).unwrap_err();
+        assert!(matches!(error, PlanFileError::Read { .. }), "a path that cannot be followed: {error}");
         let error = PlanFile::open(Path::new("owner-of/some-model")).unwrap_err();
         assert_eq!(error.to_string(), "there is no plan or model at owner-of/some-model");
         assert!(error.hint().is_some_and(|h| h.contains("hf download owner-of/some-model")));

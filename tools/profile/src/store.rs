@@ -60,9 +60,9 @@ impl ProfileStoreError {
                 Some("choose another --out; a profile that is damaged is measured anew with --force")
             }
             ProfileStoreError::Other { hint, .. } => Some(hint),
-            ProfileStoreError::Io { source, .. } if hpp_io::is_full_disk(source) => {
-                Some("free space (or raise `ulimit -f`) and continue with --resume: what was saved before is whole")
-            }
+            ProfileStoreError::Io { source, .. } if hpp_io::is_full_disk(source) => Some(
+                "free space (or raise `ulimit -f`) and run the command again; add --resume if the profile exists: what it has is whole",
+            ),
             _ => None,
         }
     }

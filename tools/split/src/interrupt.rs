@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Exit status of an interrupted process.
 const INTERRUPTED: i32 = 130;
 /// Interval at which the flag is read.
-const POLL_INTERVAL: Duration = Duration::from_millis(50);
+pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// From now on, an interruption ends the process with a line that names what stays.
 pub fn name_leftovers(leftovers: Leftovers) {
@@ -34,23 +34,32 @@ pub fn name_leftovers(leftovers: Leftovers) {
 }
 
 /// Set by the first SIGINT or SIGTERM, so that a measurement ends and its files are removed. The second one ends the
-/// process.
+/// process, and so does any after [`release`](Self::release).
 #[derive(Clone, Debug)]
-pub struct Interrupt(Arc<AtomicBool>);
+pub struct Interrupt {
+    requested: Arc<AtomicBool>,
+    ends_process: Arc<AtomicBool>,
+}
 
 impl Interrupt {
     /// From now on watches for signals.
     pub fn install() -> io::Result<Self> {
-        let requested = Arc::new(AtomicBool::new(false));
+        let [requested, ends_process]: [Arc<AtomicBool>; 2] = Default::default();
         for signal in [SIGINT, SIGTERM] {
-            flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&requested))?;
+            flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&ends_process))?;
             flag::register(signal, Arc::clone(&requested))?;
+            flag::register(signal, Arc::clone(&ends_process))?;
         }
-        Ok(Interrupt(requested))
+        Ok(Interrupt { requested, ends_process })
     }
 
     /// Whether a signal has come.
     pub fn is_requested(&self) -> bool {
-        self.0.load(Ordering::SeqCst)
+        self.requested.load(Ordering::SeqCst)
+    }
+
+    /// Makes the next signal end the process: there is nothing more to remove.
+    pub fn release(&self) {
+        self.ends_process.store(true, Ordering::SeqCst);
     }
 }

@@ -179,7 +179,12 @@ fn refining(args: &SplitArgs, errors: &mut InputErrors) {
     if planning.refine.is_none() {
         return;
     }
-    errors.require(planning.refine != Some(0), "--refine with 0 tokens measures nothing", "give --refine 8 or more");
+    // The first token comes from the prompt's pass.
+    errors.require(
+        planning.refine.is_none_or(|tokens| tokens > 1),
+        "--refine with fewer than 2 tokens measures no decoding",
+        "give --refine 8 or more",
+    );
     errors.require(
         planning.machine.is_none(),
         "--refine runs plans on this machine, and --machine plans for another one",

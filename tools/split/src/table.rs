@@ -294,10 +294,9 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     let kept = limit.map_or(streamed, |limit| streamed.min(limit.saturating_sub(required)));
     let mut parts = String::new();
     let with_heap = if host.heap.is_some() { ", its sessions and the tokenizer" } else { " itself" };
-    parts += &match limit {
-        Some(_) => format!(", {} for the process{with_heap} included", human(of_process)),
-        None => format!(", and {} for the process{with_heap}", human(of_process)),
-    };
+    if limit.is_some() {
+        parts += &format!(", {} for the process{with_heap} included", human(of_process));
+    }
     if window > 0 {
         parts +=
             &format!(", {} of weights locked, {} of buffers to read the rest from disk", human(held), human(window));
@@ -333,6 +332,9 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     let free = limit.filter(|_| window > 0).map_or(0, |limit| RESERVE.min(limit.saturating_sub(used)));
     if free > 0 {
         parts += &format!(", {} left free", human(free));
+    }
+    if limit.is_none() {
+        parts += &format!("; in addition {} for the process{with_heap}", human(of_process));
     }
     if let Some(more) = host.session_creation {
         parts += &format!(", {} more while sessions are created", human(more.0));

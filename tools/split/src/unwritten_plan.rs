@@ -9,7 +9,9 @@ use crate::reason::reasons;
 use crate::request::PlanningRequest;
 use hpp_graph::{PartitionGraph, cut, join_for_state};
 use hpp_model::{Analysis, Decision, assemble};
-use hpp_partition::{Objective, PassTime, Phase, Solution, Throughput, bottleneck, evaluate, throughput};
+use hpp_partition::{
+    Objective, PassTime, Phase, Problem, Solution, Throughput, bottleneck, evaluate, throughput, tokens_per_second,
+};
 use hpp_schema::{Achieved, ModelKind, ObjectiveKind, Plan, PredictedPass, PredictedThroughput, Predictions};
 
 /// A plan that is not written yet.
@@ -84,7 +86,30 @@ fn cut_around_states(
 pub fn throughput_of(request: &PlanningRequest, partitioning: &Partitioning) -> Throughput {
     let single = partitioning.single_problem(request);
     let planned = request.problem.load.sequences / single.load.sequences.max(1);
-    throughput(&single, planned, &request.options, &partitioning.solution)
+    let Solution { placements, slots, .. } = &partitioning.solution;
+    let predicted = throughput(&single, planned, &request.options, &partitioning.solution);
+    if !partitioning.is_measured {
+        return predicted;
+    }
+    let simulated = evaluate(&single, &request.options, placements.clone(), slots.clone());
+    scaled(predicted, &single, &PredictedTimes::of(&simulated), &PredictedTimes::of(&partitioning.solution))
+}
+
+/// Times as much longer as those of one sequence were measured than simulated.
+fn scaled(
+    throughput: Throughput,
+    single: &Problem,
+    simulated: &PredictedTimes,
+    measured: &PredictedTimes,
+) -> Throughput {
+    let longer = measured.decode_ms / simulated.decode_ms;
+    let rate = |times: &PredictedTimes| tokens_per_second(single, times.prefill_ms, times.decode_ms);
+    let passes = throughput.passes.into_iter().map(|pass| PassTime { ms: pass.ms * longer, ..pass });
+    Throughput {
+        passes: passes.collect(),
+        tokens_per_second: throughput.tokens_per_second * rate(measured) / rate(simulated),
+        ..throughput
+    }
 }
 
 /// The plan's predictions, rounded to four significant digits.

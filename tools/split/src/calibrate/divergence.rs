@@ -1,12 +1,13 @@
 //! The child that runs models: `hpp-exec probe`, which keeps the reference's logits between requests.
 
 use crate::exec::{ExecNotFound, find_exec};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, POLL_INTERVAL};
 use hpp_schema::probe::{CompareProbe, MomentsProbe, Prompt, Reply, Request};
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 
 /// Positions of a prompt that are compared: all.
 const ALL_POSITIONS: u64 = 1 << 32;
@@ -51,7 +52,8 @@ pub struct DivergenceProbe {
     path: PathBuf,
     child: Child,
     requests: ChildStdin,
-    replies: BufReader<ChildStdout>,
+    /// Lines of the child's stdout.
+    replies: Receiver<io::Result<String>>,
     interrupt: Interrupt,
     /// Lines of the corpus that cannot be used and were reported.
     left_out: BTreeSet<u64>,
@@ -68,14 +70,7 @@ impl DivergenceProbe {
         let mut child = command.spawn().map_err(failed)?;
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (requests, replies) = pipes.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
-        Ok(DivergenceProbe {
-            path,
-            child,
-            requests,
-            replies: BufReader::new(replies),
-            interrupt,
-            left_out: BTreeSet::new(),
-        })
+        Ok(DivergenceProbe { path, child, requests, replies: lines_of(replies), interrupt, left_out: BTreeSet::new() })
     }
 
     /// Compares two models at all positions of the prompts.
@@ -112,6 +107,7 @@ impl DivergenceProbe {
     /// Sends a request, reads its replies up to the last, and returns what `read` takes of them. Reports each prompt that cannot be
     /// used, once.
     fn ask<T>(&mut self, request: &Request, read: impl Fn(Reply) -> Option<T>) -> Result<T, DivergenceError> {
+        self.fail_if_interrupted()?;
         self.send(request)?;
         let mut answer = None;
         loop {
@@ -126,6 +122,7 @@ impl DivergenceProbe {
                 reply => answer = read(reply).or(answer),
             }
         }
+        self.fail_if_interrupted()?;
         answer.ok_or_else(|| DivergenceError::Failed("it answered without a number".to_owned()))
     }
 
@@ -136,13 +133,18 @@ impl DivergenceProbe {
     }
 
     fn receive(&mut self) -> Result<Reply, DivergenceError> {
-        let mut line = String::new();
-        let read = self.replies.read_line(&mut line);
-        match read {
-            Ok(0) => Err(self.lost(io::ErrorKind::UnexpectedEof.into())),
-            Ok(_) => serde_json::from_str(&line).map_err(|error| self.lost(error.into())),
-            Err(source) => Err(self.lost(source)),
+        loop {
+            match self.replies.recv_timeout(POLL_INTERVAL) {
+                Ok(Ok(line)) => return serde_json::from_str(&line).map_err(|error| self.lost(error.into())),
+                Ok(Err(source)) => return Err(self.lost(source)),
+                Err(RecvTimeoutError::Timeout) => self.fail_if_interrupted()?,
+                Err(RecvTimeoutError::Disconnected) => return Err(self.lost(io::ErrorKind::UnexpectedEof.into())),
+            }
         }
+    }
+
+    fn fail_if_interrupted(&self) -> Result<(), DivergenceError> {
+        if self.interrupt.is_requested() { Err(DivergenceError::Interrupted) } else { Ok(()) }
     }
 
     fn lost(&self, source: io::Error) -> DivergenceError {
@@ -153,8 +155,16 @@ impl DivergenceProbe {
     }
 }
 
+/// Reads lines in a thread of its own, so that waiting for one can end.
+fn lines_of(stdout: ChildStdout) -> Receiver<io::Result<String>> {
+    let (sender, lines) = channel();
+    std::thread::spawn(move || BufReader::new(stdout).lines().try_for_each(|line| sender.send(line)));
+    lines
+}
+
 impl Drop for DivergenceProbe {
     fn drop(&mut self) {
+        self.interrupt.release();
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

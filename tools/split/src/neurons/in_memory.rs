@@ -145,8 +145,8 @@ impl OnHost {
             }
         };
         format!(
-            "neurons that a ReLU switches off ({}, {} of the weights that the host reads for a token) are in memory and {what} at most {gain} \
-             (docs/BENCHMARKS.md)",
+            "neurons that a ReLU switches off ({}, {} of the weights that the host reads for a token) are in memory and {what} at most {gain}, \
+             if its time is in proportion to the bytes that it reads (docs/BENCHMARKS.md)",
             self.blocks,
             percent(self.weight_share)
         )

@@ -21,7 +21,8 @@ fn contradictory_settings_are_refused() {
     for (more, words) in [
         (&["--slots", "3", "--mechanisms", "resident,cpu,disk"][..], &["--slots", "--stream"][..]),
         (&["--refine", "8", "--dry-run"], &["--refine"]),
-        (&["--refine", "0"], &["0 tokens"]),
+        (&["--refine", "0"], &["fewer than 2 tokens"]),
+        (&["--refine", "1"], &["fewer than 2 tokens"]),
         (&["--refine", "8", "--machine", &machine("mini-pc.yaml")], &["--refine", "--machine"]),
         (&["--sweep-vram", "1M..2M", "--gpu-layers", "2"], &["manually"]),
         (&["--sweep-vram", "1M..2M", "--vram", "3M,2M"], &["every GPU the same size", "equal sizes"]),

@@ -90,9 +90,14 @@ fn legend(curves: &[&BandwidthCurve]) -> Vec<Key> {
 
 fn host_figure(curves: &[&BandwidthCurve]) -> Figure {
     let finding = |curve: &&BandwidthCurve| {
-        let what = if curve.path == BandwidthPath::RamRead { "Memory" } else { "The disk" };
+        let what = match curve.path {
+            BandwidthPath::RamRead => "Memory is read",
+            BandwidthPath::DiskRead => "The disk is read",
+            BandwidthPath::Decompress => "One thread decompresses weights",
+            BandwidthPath::Link { .. } => return None,
+        };
         let point = planning_point(curve).filter(|point| point.gb_per_s.is_finite())?;
-        Some(format!("{what} is read at {} GB/s in pieces of {}.", plain(point.gb_per_s), bytes(point.bytes)))
+        Some(format!("{what} at {} GB/s in pieces of {}.", plain(point.gb_per_s), bytes(point.bytes)))
     };
     let bound = "Weights that every token reads cannot be read faster than that.".to_owned();
     Figure {
