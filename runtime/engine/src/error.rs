@@ -285,7 +285,7 @@ impl EngineError {
             EngineError::Load { source: BackendError::Runtime { .. }, partition, .. } if partition != WHOLE => Some(
                 "`hpp-exec verify PLAN` loads the unsplit model first: if ONNX Runtime refuses that too, the model itself is at fault: export it again",
             ),
-            EngineError::Load { source: BackendError::Runtime { .. }, .. } => Some(
+            EngineError::Load { source: BackendError::Runtime { cause, .. }, .. } if lacks_file(cause) => Some(
                 "`hpp-exec verify` also runs the unsplit model: restore its files, weights included, where they were when it was split",
             ),
             EngineError::Run { .. } if self.missing_row().is_some() => Some(
@@ -333,6 +333,11 @@ fn human(bytes: &u64) -> String {
     ByteSize(*bytes).human()
 }
 
+/// Whether ONNX Runtime's message is about a file of weights that is missing.
+fn lacks_file(cause: &str) -> bool {
+    ["External data path", "No such file"].iter().any(|words| cause.contains(words))
+}
+
 fn list(refused: &[(Provider, String)]) -> String {
     let lines: Vec<String> = refused.iter().map(|(provider, why)| format!("{}: {why}", provider.name())).collect();
     lines.join("; ")
@@ -345,12 +350,14 @@ mod tests {
     /// `verify` itself would only be sent to `verify`.
     #[test]
     fn a_partition_that_cannot_be_loaded_is_compared_with_the_unsplit_model() {
-        let hint = |partition: &str| {
-            let source = BackendError::Runtime { doing: "load".into(), cause: "Type Error".into() };
+        let hint = |partition: &str, cause: &str| {
+            let source = BackendError::Runtime { doing: "load".into(), cause: cause.into() };
             EngineError::Load { partition: partition.into(), file: "x.onnx".into(), source }.hint()
         };
-        assert!(hint("cpu_0").unwrap().contains("hpp-exec verify PLAN"));
-        assert_eq!(hint(WHOLE), None);
+        assert!(hint("cpu_0", "Type Error").unwrap().contains("hpp-exec verify PLAN"));
+        assert_eq!(hint(WHOLE, "Type Error"), None);
+        let missing = "External data path does not exist: m/model.onnx.data";
+        assert!(hint(WHOLE, missing).unwrap().contains("restore its files, weights included"));
     }
 
     #[test]

@@ -517,7 +517,7 @@ fn inactive_neurons_shorten_decoding_and_their_weights_are_not_widened_on_a_host
     let of_two_tokens = ratio(layer, |cost| cost.short_pass_ms[0]);
     assert!(of_two_tokens > of_token && of_two_tokens < 1.0, "{of_two_tokens}");
     let of_prompt = ratio(layer, |cost| cost.prefill_ms[0]);
-    assert!((1.1..1.2).contains(&of_prompt), "{of_prompt}");
+    assert!((1.15..1.3).contains(&of_prompt), "{of_prompt}");
     assert_eq!(ratio(layer + 1, |cost| cost.decode_ms), 1.0, "a layer that the corpus does not know");
     let growth = |problem: &Problem| problem.budget.packing.growth_permille;
     // A third of the weights of four layers are not widened.
