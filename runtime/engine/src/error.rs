@@ -39,12 +39,10 @@ pub enum BackendError {
         cause: String,
     },
     /// Prepared weights could not be written or read.
-    #[error("cannot prepare the weights of {partition} in {}: {cause}", .dir.display())]
+    #[error("cannot prepare {what}: {cause}")]
     Preparation {
-        /// The partition's name.
-        partition: String,
-        /// The directory of prepared weights.
-        dir: std::path::PathBuf,
+        /// The weights of which partition, and the directory of prepared weights.
+        what: String,
         /// The system's message, with advice.
         cause: String,
     },

@@ -4,8 +4,8 @@ use crate::output::Leftovers;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::flag;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
@@ -16,14 +16,9 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// From now on, an interruption ends the process with a line that names what stays.
 pub fn name_leftovers(leftovers: Leftovers) {
-    let requested = Arc::new(AtomicBool::new(false));
-    let is_installed =
-        [SIGINT, SIGTERM].into_iter().all(|signal| flag::register(signal, Arc::clone(&requested)).is_ok());
-    if !is_installed {
-        return;
-    }
+    let Ok(interrupt) = Interrupt::install() else { return };
     thread::spawn(move || {
-        while !requested.load(Ordering::SeqCst) {
+        while !interrupt.is_requested() {
             thread::sleep(POLL_INTERVAL);
         }
         if let Some(message) = leftovers.message() {
@@ -42,8 +37,19 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// From now on watches for signals.
+    /// From now on watches for signals. All values of a process are one.
     pub fn install() -> io::Result<Self> {
+        static INSTALLED: Mutex<Option<Interrupt>> = Mutex::new(None);
+        let mut installed = INSTALLED.lock().unwrap_or_else(PoisonError::into_inner);
+        let this = match &*installed {
+            Some(this) => this.clone(),
+            None => installed.insert(Interrupt::register()?).clone(),
+        };
+        this.ends_process.store(this.is_requested(), Ordering::SeqCst);
+        Ok(this)
+    }
+
+    fn register() -> io::Result<Self> {
         let [requested, ends_process]: [Arc<AtomicBool>; 2] = Default::default();
         for signal in [SIGINT, SIGTERM] {
             flag::register_conditional_shutdown(signal, INTERRUPTED, Arc::clone(&ends_process))?;
@@ -58,8 +64,17 @@ impl Interrupt {
         self.requested.load(Ordering::SeqCst)
     }
 
-    /// Makes the next signal end the process: there is nothing more to remove.
-    pub fn release(&self) {
-        self.ends_process.store(true, Ordering::SeqCst);
+    /// Makes the next signal end the process when the returned value is dropped: then there is nothing more to remove.
+    pub fn release_on_drop(&self) -> Release {
+        Release(self.clone())
+    }
+}
+
+/// See [`Interrupt::release_on_drop`].
+pub struct Release(Interrupt);
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        self.0.ends_process.store(true, Ordering::SeqCst);
     }
 }

@@ -232,8 +232,8 @@ fn device_line(plan: &Plan, index: usize, device: &Device) -> String {
             let limit = plan.budgets.ram;
             let (further, of_further) = further_sequences(plan, in_memory);
             let other = [kv, workspace, further].into_iter().fold(0, u64::saturating_add);
-            let (used, parts) = host_memory(plan, device, other, limit.map(|limit| limit.0));
-            (used, limit, parts + &of_further)
+            let (used, parts) = host_memory(plan, device, (other, &of_further), limit.map(|limit| limit.0));
+            (used, limit, parts)
         }
     };
     let used = ByteSize(used).human();
@@ -268,9 +268,9 @@ fn copied_states(plan: &Plan, host: &str) -> u64 {
 }
 
 /// Bytes of host memory in use, and their large items as text: weights that compute there, locked parts of weights read
-/// from disk, the cache of experts, `other` bytes of state and workspace, and as many of the weights streamed to GPUs as fit in the rest of
-/// `limit`.
-fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u64, String) {
+/// from disk, the cache of experts, `other` bytes of state and workspace with their text, and as many of the weights streamed to GPUs as fit in
+/// the rest of `limit`.
+fn host_memory(plan: &Plan, host: &Device, (other, of_other): (u64, &str), limit: Option<u64>) -> (u64, String) {
     let human = |bytes: u64| ByteSize(bytes).human();
     let held = |partition: &Partition| match partition
         .variants()
@@ -333,6 +333,7 @@ fn host_memory(plan: &Plan, host: &Device, other: u64, limit: Option<u64>) -> (u
     if free > 0 {
         parts += &format!(", {} left free", human(free));
     }
+    parts += of_other;
     if limit.is_none() {
         parts += &format!("; in addition {} for the process{with_heap}", human(of_process));
     }

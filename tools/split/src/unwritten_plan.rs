@@ -123,7 +123,8 @@ fn predictions(
     let Solution { placements, slots, .. } = &partitioning.solution;
     let planned = PredictedTimes::of(&partitioning.solution);
     let single = evaluate(&partitioning.single_problem(request), &request.options, placements.clone(), slots.clone());
-    let times = if request.single.is_some() { PredictedTimes::of(&single) } else { planned };
+    let times =
+        if request.single.is_some() && !partitioning.is_measured { PredictedTimes::of(&single) } else { planned };
     let scenario = request.scenario;
     let achieved = || Achieved {
         kind: match objective {

@@ -179,6 +179,10 @@ impl Answers {
             let written = written.ok_or_else(|| foreign(number))?;
             answered.errors += usize::from(written.error.is_some());
             match written {
+                // Earlier versions wrote the error of a repeated id with that id, which does not answer the line before.
+                Written { line: Some(line), error: Some(error), .. } if error == "another line before has this id" => {
+                    _ = answered.lines.insert(line);
+                }
                 Written { id: Some(id), .. } => _ = answered.ids.insert(id),
                 Written { line: Some(line), .. } => _ = answered.lines.insert(line),
                 Written { .. } => return Err(foreign(number)),

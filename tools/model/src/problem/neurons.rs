@@ -12,7 +12,7 @@ use hpp_schema::Provider;
 
 /// Most tokens of a pass in which the operators multiply the rows of active neurons with each token in turn.
 const FEW_TOKENS: u64 = 8;
-/// How much longer an active row takes in such a pass than its share of the plain product, because rows are apart in memory: measured 1.5 to 1.65 with
+/// How much longer an active row takes in such a pass than its share of the plain product, because rows are apart in memory: measured 1.5 to 1.8 with
 /// 10 % active and 1.44 with 50 % (docs/BENCHMARKS.md). Such a pass is never predicted to take longer than with plain products.
 const ROW_COST: f64 = 1.6;
 /// The same in a longer pass, because ONNX Runtime multiplies matrices faster than the operators do: measured 1.5 to 2.2 on a processor with

@@ -1,7 +1,7 @@
 //! The child that runs models: `hpp-exec probe`, which keeps the reference's logits between requests.
 
 use crate::exec::{ExecNotFound, find_exec};
-use crate::interrupt::{Interrupt, POLL_INTERVAL};
+use crate::interrupt::{Interrupt, POLL_INTERVAL, Release};
 use hpp_schema::probe::{CompareProbe, MomentsProbe, Prompt, Reply, Request};
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Write};
@@ -71,6 +71,11 @@ impl DivergenceProbe {
         let pipes = child.stdin.take().zip(child.stdout.take());
         let (requests, replies) = pipes.ok_or_else(|| failed(io::ErrorKind::BrokenPipe.into()))?;
         Ok(DivergenceProbe { path, child, requests, replies: lines_of(replies), interrupt, left_out: BTreeSet::new() })
+    }
+
+    /// Makes the next signal end the process when the returned value is dropped.
+    pub fn release_on_drop(&self) -> Release {
+        self.interrupt.release_on_drop()
     }
 
     /// Compares two models at all positions of the prompts.
@@ -164,7 +169,6 @@ fn lines_of(stdout: ChildStdout) -> Receiver<io::Result<String>> {
 
 impl Drop for DivergenceProbe {
     fn drop(&mut self) {
-        self.interrupt.release();
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -14,6 +14,7 @@ use crate::destination::Destination;
 use crate::draft_files::{self, ModelWeights};
 use crate::error::SplitError;
 use crate::files::{PlanWriter, WriteOptions};
+use crate::interrupt::Release;
 use crate::local_machine::LocalMachine;
 use crate::output::PLAN_FILE;
 use crate::own_draft::OwnDraft;
@@ -43,6 +44,8 @@ pub struct Trials<'a> {
     warned: bool,
     /// Removed with its contents on drop.
     dir: WorkDir,
+    /// Dropped last.
+    _release: Release,
 }
 
 impl<'a> Trials<'a> {
@@ -59,13 +62,26 @@ impl<'a> Trials<'a> {
         let failed = |source| SplitError::Io { action: "create a directory in", path: parent.clone(), source };
         let dir = WorkDir::new(&parent, ".hpp-calibration-").map_err(failed)?;
         let probe = DivergenceProbe::start()?;
+        let release = probe.release_on_drop();
         let own = analyse(analysis.model.path(), args.context, LogitsMode::Requested)?;
         let OwnDraft { analysis: own, parts, plan, host_memory, .. } = OwnDraft::of(own, args, costs, 1)?;
         check_memory(host_memory.saturating_add(PROCESS), LocalMachine::detect(false).ram())?;
         let write = WriteOptions { in_place: true, ..WriteOptions::default() };
         let reference = PlanWriter::begin(write, &own, None, &dir.path().join("reference"))?.finish(&parts, plan)?;
         let weights = ModelWeights::of([analysis.model.proto()]);
-        Ok(Trials { args, analysis, options, costs, corpus, probe, reference, weights, warned: false, dir })
+        Ok(Trials {
+            args,
+            analysis,
+            options,
+            costs,
+            corpus,
+            probe,
+            reference,
+            weights,
+            warned: false,
+            dir,
+            _release: release,
+        })
     }
 
     /// The options, with what was decided so far.

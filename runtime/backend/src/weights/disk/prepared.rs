@@ -98,7 +98,8 @@ pub(crate) fn find_or_make(
 
 impl KeptDirectory<'_> {
     fn error(&self, cause: String) -> BackendError {
-        BackendError::Preparation { partition: self.partition.to_owned(), dir: self.prepared.dir.to_owned(), cause }
+        let what = format!("the weights of {} in {}", self.partition, self.prepared.dir.display());
+        BackendError::Preparation { what, cause }
     }
 
     /// Turns an I/O error into the error of making the directory.
