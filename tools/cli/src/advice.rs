@@ -37,6 +37,7 @@ pub const OPTIONS_OF: [(&str, &[&str]); 3] = [
             "--in-place",
             "--dry-run",
             "--assign",
+            "--allow-unknown-operators",
             "--movable",
             "--kv",
             "--partitions",

@@ -203,7 +203,7 @@ impl PlanInputs<'_> {
 
     /// Whether KV caches may lie on disk although nobody asked for it.
     fn may_move_kv(&self) -> bool {
-        self.args.kv == KvHomeArg::Auto && STATES_ON_DISK
+        self.args.kv == KvHomeArg::Auto && STATES_ON_DISK && self.costs.source().disk_reads().is_some()
     }
 
     /// The requests that may be planned with these limits: with the longest passes and, if memory is too small for all weights or for more

@@ -9,7 +9,7 @@ const UNKNOWN: &str = "export again with an opset and operators that ONNX Runtim
                        a custom operator library provides them, give --allow-unknown-operators";
 const LAYOUTS: &str = "save it with ORT_ENABLE_EXTENDED instead of ORT_ENABLE_ALL, or take the original model";
 const NO_KERNEL: &str = "export for the CPU (float32, float16 or 4-bit weights, and no operators of a GPU only) to compute there; or put these blocks on a GPU \
-                         (more --vram or --gpu-layers; --assign names blocks; --allow-unknown-operators skips this check)";
+                         (more --vram or --gpu-layers; hpp-split also has --assign, which names blocks, and --allow-unknown-operators, which skips this check)";
 
 const PAGED: &str = "export the model again without paged attention: HPP keeps KV caches itself";
 

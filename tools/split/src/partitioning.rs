@@ -547,7 +547,8 @@ pub fn over_budget(request: &PlanningRequest, decided_by: DecidedBy) -> impl Fn(
 
 /// Host memory that a plan frees by keeping states on disk, bytes: the size of the states less that of their window.
 fn freed_by_kv_on_disk(problem: &Problem, source: &OverBudget) -> u64 {
-    if problem.budget.kv != KvHome::Device || problem.budget.host_kv_on_disk {
+    let has_disk = problem.disk_bytes_per_ms.is_some();
+    if !has_disk || problem.budget.kv != KvHome::Device || problem.budget.host_kv_on_disk {
         return 0;
     }
     let largest = problem.blocks.iter().map(|block| block.kv_bytes).max().unwrap_or(0);

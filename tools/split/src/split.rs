@@ -1,6 +1,6 @@
 //! `hpp-split MODEL`: analyse the model, place its blocks, cut it, write the plan, print the result.
 
-use crate::amount::{ESTIMATED, time};
+use crate::amount::{ESTIMATED, count, time};
 use crate::analysis::{Computation, analyse};
 use crate::choose::{Alternative, Chosen, PlanInputs, WORTH_THE_DISK};
 use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
@@ -44,6 +44,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         return while_telling("planning", || sweep::run(&inputs, &first, range, &costs.label()));
     }
     refuse_without_gpus(args, &analysis, &first)?;
+    refuse_without_disk(args, &costs)?;
     let out_dir = args.out.clone().unwrap_or_else(|| default_out(&analysis));
     check_target(args, Some(&out_dir))?;
     if let Some(path) = &args.planning.trace {
@@ -175,6 +176,17 @@ fn own_draft(args: &SplitArgs, analysis: &Analysis, costs: &Costs) -> Result<Opt
     OwnDraft::plan(args, analysis, costs, &options).map(Some)
 }
 
+/// Refuses `--kv disk` if the machine has no disk.
+fn refuse_without_disk(args: &SplitArgs, costs: &Costs) -> Result<(), SplitError> {
+    if args.kv != KvHomeArg::Disk || costs.source().disk_reads().is_some() {
+        return Ok(());
+    }
+    Err(SplitError::setting(
+        format!("--kv disk needs a disk, and the rates of this machine ({}) have none", costs.label()),
+        "add `disk: { read_gb_per_s: 3 }` to the machine file, or omit --kv disk",
+    ))
+}
+
 /// Refuses what a plan without GPUs cannot do however much memory it has, so that no hint on memory comes before.
 fn refuse_without_gpus(args: &SplitArgs, analysis: &Analysis, request: &PlanningRequest) -> Result<(), SplitError> {
     if !request.problem.gpus.is_empty() {
@@ -200,6 +212,13 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     }
     for note in costs.run().iter().flat_map(|run| run.notes(&request.corrections, request.scenario.prompt)) {
         tell!("note: {note}");
+    }
+    if costs.source().disk_reads().is_none() {
+        tell!(
+            "note: the rates of this machine ({}) have no disk, so plans read no weights from one and keep KV caches in memory; \
+             `disk: {{ read_gb_per_s: 3 }}` in a machine file adds one",
+            costs.label()
+        );
     }
     if args.layers_with_host_experts().is_some() && costs.profile().is_some() {
         tell!(
@@ -275,11 +294,13 @@ fn useless_gpus_note(args: &SplitArgs, request: &PlanningRequest, partitioning: 
     let needed = useless_gpus(&request.problem, &request.options)?;
     let (gpu, budget) = (needed.device, ByteSize(needed.budget).human());
     let bytes = ByteSize(sufficient_budget(request, &needed));
+    let longest = request.problem.load.passes.iter().copied().max().unwrap_or(1);
     Some(format!(
         "all blocks compute on the CPU: {gpu} may use {budget}, and the block that takes least of it needs {} ({} bytes) with its state, \
-         its workspace and the margin",
+         its workspace for passes of {} and the margin; shorter passes may need less",
         bytes.human_rounded_up(),
-        bytes.0
+        bytes.0,
+        count(longest as usize, "token")
     ))
 }
 

@@ -1,6 +1,6 @@
 //! Memory that plans count: workspaces and states, as runs take them.
 
-use crate::support::{LLAMA, copied, fixture, split};
+use crate::support::{LLAMA, copied, fixture, machine, split};
 use hpp_schema::{ByteSize, Plan};
 
 /// Caches are appended, and attention writes its scores to memory.
@@ -20,6 +20,26 @@ fn the_reason_names_the_place_that_would_not_fit() {
     let layers = plan.partitions.iter().find(|partition| partition.blocks.contains(&"layers.0".to_owned())).unwrap();
     assert_eq!(layers.device.to_string(), "gpu0");
     assert!(layers.reason.starts_with("would not fit on the CPU: host memory lacks 2."), "{}", layers.reason);
+}
+
+/// The planner keeps KV caches in memory there, so their size on disk does not count.
+#[test]
+fn without_a_disk_the_named_budget_is_enough() {
+    let machine = std::fs::read_to_string(machine("mini-pc.yaml")).unwrap();
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let without_disk: Vec<&str> = machine.lines().filter(|line| !line.starts_with("disk")).collect();
+    std::fs::write(file.path(), without_disk.join("\n")).unwrap();
+    let (model, machine) = (fixture("genai/learned-llama-fp32-cpu"), file.path().to_str().unwrap());
+    let run = |more: &[&str]| {
+        split(&[&[model.to_str().unwrap(), "--machine", machine, "--dry-run", "--context", "512"], more].concat())
+    };
+    let refused = run(&["--ram", "66M"]).refusal(&["the smallest sufficient --ram is", "have no disk"]);
+    assert!(!refused.stderr.contains("--kv disk"), "{}", refused.stderr);
+    let named = refused.stderr.split(" bytes)").next().and_then(|text| text.rsplit('(').next()).unwrap();
+    let bytes: u64 = named.parse().unwrap();
+    run(&["--ram", &format!("{bytes}B")]).success();
+    run(&["--ram", &format!("{}B", bytes - 1)]).refusal(&["the smallest sufficient --ram is"]);
+    run(&["--kv", "disk"]).refusal(&["--kv disk needs a disk", "read_gb_per_s"]);
 }
 
 /// The host computes the same, so it needs the same, whether or not there is a GPU that can hold nothing.

@@ -214,7 +214,9 @@ impl Jobs {
             let finished = self.batch.pass::<ExecError>(&mut |_, event| {
                 *tokens += usize::from(matches!(event, hpp_generate::GenerationEvent::Token { .. }));
                 Ok(())
-            })?;
+            });
+            // Sequences of a pass that was interrupted ran, too.
+            let finished = finished.inspect_err(|_| self.counts.sequences = self.counts.sequences.max(running))?;
             self.counts.passes += 1;
             let refused = finished.iter().filter(|finished| finished.result.is_err()).count();
             self.counts.sequences = self.counts.sequences.max(running - refused);
