@@ -157,9 +157,9 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_path_that_cannot_be_followed_is_not_called_missing() {
+    fn a_path_that_cannot_be_followed_is_called_neither_missing_nor_a_model() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let error = PlanFile::open(&file.path().join("plan.yaml")).unwrap_err();
+        let error = PlanFile::open(&file.path().join("model.onnx")).unwrap_err();
         assert!(matches!(error, PlanFileError::Read { .. }), "{error}");
     }
 
