@@ -29,7 +29,7 @@ pub fn name_leftovers(leftovers: Leftovers) {
 }
 
 /// Set by the first SIGINT or SIGTERM, so that a measurement ends and its files are removed. The second one ends the
-/// process, and so does any after [`release`](Self::release).
+/// process, and so does any after a [`Release`] is dropped.
 #[derive(Clone, Debug)]
 pub struct Interrupt {
     requested: Arc<AtomicBool>,
