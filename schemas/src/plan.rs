@@ -112,6 +112,9 @@ pub struct SourceModel {
     /// and this is empty. They belong to no partition and no device.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub states: Vec<State>,
+    /// The number of experts of each layer that stay on a GPU while the CPU computes the others; absent where mixtures are whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_experts: Option<u64>,
     /// Whether operators round the activations of all tokens of a pass with one scale (`DynamicQuantizeLinear`). The logits of a token
     /// then depend on the other tokens of its pass.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -126,6 +129,12 @@ pub struct SourceModel {
 }
 
 impl SourceModel {
+    /// Whether layers are divided by rows, or mixtures between a GPU and the CPU: some sums are computed in another order than in the
+    /// unsplit model.
+    pub fn is_divided(&self) -> bool {
+        !self.states.is_empty() || self.gpu_experts.is_some()
+    }
+
     /// The longest context that this plan's files allow, tokens; `None` for any.
     pub fn longest_context(&self) -> Option<u64> {
         self.context_length.into_iter().chain(self.positions).min()

@@ -109,6 +109,8 @@ pub enum SelectedBy {
     Scores,
     /// Those whose numbers the input has, as many for each token as it selects.
     Numbers,
+    /// Those with the largest weights, without those of weight 0.
+    Weights,
 }
 
 impl SelectedBy {

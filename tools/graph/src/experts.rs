@@ -3,18 +3,21 @@
 //! `If`).
 
 mod conditional;
+mod divisible;
 mod early_router;
 mod scores;
 mod whole;
 mod written_out;
 
+pub use divisible::{DivisibleMixture, divisible_mixtures};
 pub use early_router::{EarlyRouter, Prediction};
 pub use whole::{WholeMixture, whole_mixtures};
 pub use written_out::{WrittenExpert, WrittenOut, written_out};
 
 use crate::segmentation::{Block, BlockKind, Segmentation};
-use crate::{ClassId, Graph, Node, NodeId, ValueId};
+use crate::{Attribute, ClassId, Graph, Node, NodeId, ValueId};
 use conditional::Conditional;
+use divisible::leaves_out_unweighted;
 use hpp_schema::SelectedBy;
 pub(crate) use scores::Selection;
 use std::collections::BTreeSet;
@@ -23,6 +26,10 @@ use std::collections::BTreeSet;
 const ROUTER: usize = 1;
 /// The optional input with the factors for the selected experts' results. It does not select experts.
 const AGGREGATION: usize = 14;
+
+/// An attribute of an operator that has some of the experts of a divided mixture: the number of experts that a token is expected to select among
+/// them. Only graphs have it, not models; costs are computed with it.
+pub const EXPECTED_EXPERTS: &str = "hpp.expected_experts";
 
 /// Slices with fewer bytes (biases) are not worth a read of their own: their weights stay in memory like all weights that every pass needs.
 /// hpp-backend has the same limit.
@@ -53,8 +60,18 @@ impl Mixture {
     /// The first mixture of a block whose experts can be read one by one. Its weights are constants, and a node in this block or another one
     /// computes the router's logits. `None` if the block has no such mixture.
     pub fn of(graph: &Graph, block: &Block) -> Option<Mixture> {
-        let operator = block.nodes.iter().find_map(|id| mixture(graph, *id));
-        operator.or_else(|| of_conditional(graph, block))
+        let operator = operator(graph, block).into_iter().chain(block.nodes.iter().copied());
+        operator.filter_map(|id| mixture(graph, id)).next().or_else(|| of_conditional(graph, block))
+    }
+
+    /// The number of experts that a token is expected to select, rounded: of a mixture with all experts of a layer, as many as it always selects.
+    pub fn expected(&self, graph: &Graph) -> u64 {
+        let operator = self.nodes.first().map(|id| graph.node(*id));
+        let stated = operator.and_then(|node| node.attributes.get(EXPECTED_EXPERTS));
+        match stated {
+            Some(Attribute::Float(expected)) => (expected.round() as u64).clamp(1, self.active),
+            _ => self.active,
+        }
     }
 
     /// Whether another block computes the router's logits, so that this block needs no division.
@@ -107,10 +124,11 @@ pub fn has_mixture(graph: &Graph, block: &Block) -> bool {
     operator(graph, block).is_some() || of_conditional(graph, block).is_some()
 }
 
-/// The first operator of a block that computes a mixture.
+/// The first operator of a block that computes a mixture; of a mixture that is divided, the operator with the experts that are not on a GPU.
 fn operator(graph: &Graph, block: &Block) -> Option<NodeId> {
     let is_mixture = |id: &&NodeId| matches!(graph.node(**id).op_type.as_str(), "QMoE" | "MoE");
-    block.nodes.iter().find(is_mixture).copied()
+    let of_others = block.nodes.iter().find(|id| leaves_out_unweighted(graph.node(**id)));
+    of_others.or_else(|| block.nodes.iter().find(is_mixture)).copied()
 }
 
 /// `1 - (1 - active / count)^tokens`.
@@ -158,6 +176,7 @@ fn first_nodes(graph: &Graph, block: &Block) -> Option<Vec<NodeId>> {
 fn mixture(graph: &Graph, id: NodeId) -> Option<Mixture> {
     let node = graph.node(id);
     let selected_by = match node.op_type.as_str() {
+        "QMoE" if leaves_out_unweighted(node) => SelectedBy::Weights,
         "QMoE" => SelectedBy::Logits,
         "MoE" => SelectedBy::Probabilities,
         _ => return None,

@@ -30,8 +30,8 @@ pub use class::map_block;
 pub use cut::{CutError, PartitionGraph, cut};
 pub use dot::{Fold, to_dot};
 pub use experts::{
-    EarlyRouter, ExpertCounts, Mixture, Prediction, WholeMixture, WrittenExpert, WrittenOut, has_mixture,
-    whole_mixtures, written_out,
+    DivisibleMixture, EXPECTED_EXPERTS, EarlyRouter, ExpertCounts, Mixture, Prediction, WholeMixture, WrittenExpert,
+    WrittenOut, divisible_mixtures, has_mixture, whole_mixtures, written_out,
 };
 pub use graph::*;
 pub use inseparable::{cut_finely, join_for_state};

@@ -6,6 +6,7 @@ use crate::context_limit::{ContextLimit, context_limit, tables_change_after};
 use crate::costs::Scenario;
 use crate::error::ModelError;
 use crate::expert_layout;
+use crate::gpu_experts::{self, GpuExperts};
 use crate::operators::{has_own_kernel, without_cpu_kernel};
 use crate::roles;
 use crate::rotary_caches;
@@ -21,7 +22,8 @@ use hpp_onnx::{
     compute_selected_experts, product_inputs, quantize, store_reshaped,
 };
 use hpp_schema::{
-    Activations, Dim, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State, StateUpdate,
+    Activations, Dim, ExpertStatistics, InputRole, ModelInput, ModelKind, ModelOutput, OutputRole, Shape, State,
+    StateUpdate,
 };
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,7 +41,7 @@ pub const DEFAULT_CHUNK: u64 = 2048;
 pub struct Analysis {
     /// The flattened protobuf, ready to cut.
     pub model: Model,
-    /// Model and graph before its head was rewritten and its layers were divided by rows; `None` if neither was done.
+    /// Model and graph before its head was rewritten and its layers or mixtures were divided; `None` if none of this was done.
     pub before: Option<(Model, Graph)>,
     /// Its directory's or file's name.
     pub name: String,
@@ -76,6 +78,8 @@ pub struct Analysis {
     pub quantized: Option<QuantizedWeights>,
     /// What is known of layers that are divided by rows; `None` if no layer is divided.
     pub rows: Option<DividedRows>,
+    /// What is known of experts that stay on a GPU while the CPU computes the others; `None` if no mixture is divided.
+    pub gpu_experts: Option<GpuExperts>,
     /// How many operators take activations of 8 bits because that was asked for; `None` with activations as exported.
     pub integer_operators: Option<usize>,
     /// The products of ReLU networks of which host partitions compute only active neurons; `None` if they compute all neurons.
@@ -127,6 +131,19 @@ pub struct AnalysisOptions<'a> {
     pub activations: Activations,
     /// How many shards every layer is divided into by rows; `None` for whole layers.
     pub shards: Option<usize>,
+    /// Which experts stay on a GPU while the CPU computes the others; `None` for whole mixtures.
+    pub gpu_experts: Option<ExpertsOnGpu<'a>>,
+}
+
+/// Which experts stay on a GPU while the CPU computes the others.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertsOnGpu<'a> {
+    /// The number of first layers whose experts are divided.
+    pub layers: u32,
+    /// How many experts of each layer stay on a GPU: those that tokens select most.
+    pub experts: u64,
+    /// How often tokens of a profile's corpus selected each expert; empty without one.
+    pub statistics: &'a [ExpertStatistics],
 }
 
 impl AnalysisOptions<'_> {
@@ -139,6 +156,7 @@ impl AnalysisOptions<'_> {
             experts: ExpertComputation::AsExported,
             activations: Activations::Exported,
             shards: None,
+            gpu_experts: None,
         }
     }
 }
@@ -150,7 +168,8 @@ pub fn analyse(path: &Path, context: Option<u64>, logits: LogitsMode) -> Result<
 
 /// Same as [`analyse`], as the options say.
 pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysis, ModelError> {
-    let AnalysisOptions { context, logits, quantize: quantization, experts, activations, shards } = options;
+    let AnalysisOptions { context, logits, quantize: quantization, experts, activations, shards, gpu_experts } =
+        options;
     let started = Instant::now();
     let mut model = open(path)?;
     info!(
@@ -210,6 +229,13 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
         }
     }
     let logits_are_requested = before.is_some();
+    let mut on_gpu = None;
+    if let Some(options) = gpu_experts {
+        let found = gpu_experts::divide(&model, &graph, &segmentation, options, quantized.as_ref())?;
+        on_gpu = Some(found.experts);
+        before.get_or_insert((model, graph));
+        (model, graph, segmentation) = (found.model, found.graph, found.segmentation);
+    }
     let mut divided = None;
     if let Some(shards) = shards {
         let found = rows::divide(&model, &graph, &segmentation, shards, quantized.as_ref())?;
@@ -233,6 +259,7 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
     analysis.notes.extend(change_note(change, analysis.context, analysis.config.context_length));
     analysis.quantized = quantized;
     analysis.rows = divided;
+    analysis.gpu_experts = on_gpu;
     analysis.integer_operators = integer_operators;
     let blocks = &analysis.segmentation.blocks;
     info!(
@@ -483,6 +510,7 @@ fn describe(
         notes,
         quantized: None,
         rows: None,
+        gpu_experts: None,
         integer_operators: None,
         active_neurons: None,
         block_files: BlockFiles::default(),
@@ -537,6 +565,11 @@ impl Analysis {
     /// The number of layers whose experts are blocks of their own.
     pub fn layers_with_experts_apart(&self) -> usize {
         self.segmentation.blocks.iter().filter(|block| block.is_experts).count()
+    }
+
+    /// Whether its weights include parts of the exported model's weights: its layers or mixtures are divided.
+    pub fn has_parts_of_weights(&self) -> bool {
+        self.rows.is_some() || self.gpu_experts.is_some()
     }
 
     /// The graph with a node for each operator: experts are as exported.

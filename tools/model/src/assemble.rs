@@ -191,6 +191,7 @@ fn model(decision: &Decision) -> SourceModel {
         inputs: a.inputs.clone(),
         outputs: a.outputs.clone(),
         states: a.rows.as_ref().map(|rows| rows.whole_states.clone()).unwrap_or_default(),
+        gpu_experts: a.gpu_experts.as_ref().map(|experts| experts.experts),
         rounds_whole_passes: rounds_whole_passes(&a.graph),
         rounds_activations: rounds_to_8_bits(&a.graph),
         host_kernels: host_kernels(a.model.proto()),

@@ -70,7 +70,7 @@ pub fn blocks(
             experts: Mixture::of(graph, block).map(|mixture| plan::Experts {
                 bytes: mixture.bytes(graph),
                 count: mixture.count,
-                active: mixture.active,
+                active: mixture.expected(graph),
             }),
             weights,
             kv_bytes: counter.state_memory(index),

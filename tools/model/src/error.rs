@@ -1,9 +1,10 @@
 //! Why a model cannot be understood.
 
 use crate::config::ConfigError;
+use crate::gpu_experts::WHOLE_MIXTURES;
 use crate::rows::LAYER_MODE;
 use hpp_graph::RowsError;
-use hpp_onnx::{ActiveNeuronsError, NothingReason, QuantizeError, RowSplitError};
+use hpp_onnx::{ActiveNeuronsError, ExpertDivisionError, NothingReason, QuantizeError, RowSplitError};
 
 /// Why a model could not be analysed.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +24,9 @@ pub enum ModelError {
     /// The parts of a layer cannot be written.
     #[error("cannot divide the model by rows")]
     RowSplit(#[from] RowSplitError),
+    /// Mixtures cannot be divided.
+    #[error("cannot divide the experts between a GPU and the CPU")]
+    ExpertDivision(#[from] ExpertDivisionError),
     /// Active neurons cannot be computed alone.
     #[error("cannot compute active neurons alone")]
     ActiveNeurons(#[from] ActiveNeuronsError),
@@ -58,6 +62,7 @@ impl ModelError {
                 hpp_schema::ByteSize(*smallest).human_rounded_up()
             )),
             ModelError::Rows(_) | ModelError::RowSplit(_) => Some(LAYER_MODE.to_owned()),
+            ModelError::ExpertDivision(_) => Some(WHOLE_MIXTURES.to_owned()),
             ModelError::ActiveNeurons(_) => Some("omit --active-neurons".to_owned()),
             ModelError::Config(_) | ModelError::Quantize(_) => None,
         }

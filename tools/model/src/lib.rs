@@ -13,6 +13,7 @@ mod costs;
 mod error;
 mod expert_layout;
 mod faults;
+mod gpu_experts;
 mod hash;
 mod host;
 mod host_kernels;
@@ -32,14 +33,16 @@ mod symbols;
 mod task;
 
 pub use analyse::{
-    Analysis, AnalysisOptions, DEFAULT_CHUNK, ExpertComputation, LOGIT_POSITIONS, LogitsMode, QuantizedWeights,
-    analyse, analyse_with, check_quantizable, quantization_candidates, quantization_formats, quantization_inputs,
+    Analysis, AnalysisOptions, DEFAULT_CHUNK, ExpertComputation, ExpertsOnGpu, LOGIT_POSITIONS, LogitsMode,
+    QuantizedWeights, analyse, analyse_with, check_quantizable, quantization_candidates, quantization_formats,
+    quantization_inputs,
 };
 pub use assemble::{Decision, DiskStreaming, PartitionSpec, assemble};
 pub use config::{CONFIG_FILES, ConfigError, ModelConfig};
 pub use costs::{Scenario, blocks, widest_workspace};
 pub use error::ModelError;
 pub use faults::{avoid_faults, faulty_blocks};
+pub use gpu_experts::GpuExperts;
 pub use hash::model_hash;
 pub use host::ThisHost;
 pub use host_kernels::host_kernels;

@@ -41,7 +41,7 @@ pub enum CostSource<'a> {
     Profile(&'a Profile),
 }
 
-impl CostSource<'_> {
+impl<'a> CostSource<'a> {
     /// Memory of each GPU, bytes; empty if the machine is unknown.
     pub fn gpu_memory(&self) -> Vec<u64> {
         self.rates().iter().flat_map(|machine| &machine.gpus).map(|gpu| gpu.memory.0).collect()
@@ -102,6 +102,14 @@ impl CostSource<'_> {
     pub fn active_neurons(&self, block: &str) -> Option<f64> {
         let CostSource::Profile(Profile { corpus: Some(corpus), .. }) = self else { return None };
         corpus.statistics.neurons.iter().find(|layer| layer.block == block)?.density()
+    }
+
+    /// How often the tokens of a profile's corpus selected each expert, for each layer; empty without one.
+    pub fn experts(&self) -> &'a [ExpertStatistics] {
+        match self {
+            CostSource::Profile(Profile { corpus: Some(corpus), .. }) => &corpus.statistics.experts,
+            _ => &[],
+        }
     }
 
     /// Whether the rate of decompressing weights is known, not assumed.

@@ -5,8 +5,10 @@
 
 mod active_neurons;
 mod conditional;
+mod divide_experts;
 mod extract;
 mod flatten;
+mod gather;
 pub mod hash;
 mod head;
 mod lift;
@@ -35,6 +37,7 @@ mod zero_input;
 
 pub use active_neurons::{ActiveNeurons, ActiveNeuronsError};
 pub use conditional::compute_selected_experts;
+pub use divide_experts::{DividedMixtures, ExpertDivision, ExpertDivisionError, divide_experts};
 pub use extract::{ExtractError, Extractor};
 pub use flatten::FunctionError;
 pub use head::{HeadReason, POSITIONS_DIM, gather_logit_positions};
@@ -60,7 +63,9 @@ pub use store::{
 };
 pub use tensor::{TensorError, TensorProblem, TensorShape, is_external};
 pub use virtual_file::{VirtualFile, VirtualFiles};
-pub use weights::{FileRange, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE, Storage, WeightError, WeightFile, Weights};
+pub use weights::{
+    EXPERTS_FILE, FileRange, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE, Storage, WeightError, WeightFile, Weights,
+};
 pub use work_dir::WorkDir;
 pub use write::{WriteError, encode, write_bytes, write_model};
 pub use zero_input::zero_input;

@@ -20,6 +20,9 @@ pub const QUANTIZED_FILE: &str = "hpp.quantized.bin";
 /// either.
 pub const ROWS_FILE: &str = "hpp.rows.bin";
 
+/// Location of the weights of divided mixtures of experts. No file of this name is written either.
+pub const EXPERTS_FILE: &str = "hpp.experts.bin";
+
 /// Location of transposed weights, which have a row for each neuron. No file of this name is written either.
 pub const NEURONS_FILE: &str = "hpp.neurons.bin";
 

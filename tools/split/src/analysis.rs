@@ -3,23 +3,25 @@
 use crate::cli::SplitArgs;
 use crate::error::SplitError;
 use hpp_graph::{Block, ExpertCounts, written_out};
-use hpp_model::{Analysis, AnalysisOptions, ExpertComputation, analyse_with};
+use hpp_model::{Analysis, AnalysisOptions, ExpertComputation, ExpertsOnGpu, analyse_with};
 use hpp_onnx::QuantizeOptions;
 use hpp_schema::Activations;
 use std::path::Path;
 
 /// How the model computes, as far as that depends on the machine.
 #[derive(Clone, Copy, Debug)]
-pub struct Computation {
+pub struct Computation<'a> {
     /// Which experts compute a pass.
     pub experts: ExpertComputation,
     /// How many shards each layer is divided into by rows; `None` for whole layers.
     pub shards: Option<usize>,
+    /// Which experts stay on a GPU while the CPU computes the others.
+    pub gpu_experts: Option<ExpertsOnGpu<'a>>,
 }
 
-impl Computation {
-    /// Whole layers, with experts that tokens select.
-    pub const SELECTED: Computation = Computation { experts: ExpertComputation::Selected, shards: None };
+impl Computation<'_> {
+    /// Whole layers and mixtures, with experts that tokens select.
+    pub const SELECTED: Self = Computation { experts: ExpertComputation::Selected, shards: None, gpu_experts: None };
 }
 
 /// Analyses a model as the settings say: quantized with `quantize`, and with the experts of `--cpu-moe` as blocks of
@@ -29,11 +31,11 @@ pub fn analyse(
     context: Option<u64>,
     args: &SplitArgs,
     quantize: Option<&QuantizeOptions>,
-    computation: Computation,
+    computation: Computation<'_>,
 ) -> Result<Analysis, SplitError> {
     let (logits, activations) = (args.logits_mode(), Activations::int8_if(args.int8_activations));
-    let Computation { experts, shards } = computation;
-    let options = AnalysisOptions { context, logits, quantize, experts, activations, shards };
+    let Computation { experts, shards, gpu_experts } = computation;
+    let options = AnalysisOptions { context, logits, quantize, experts, activations, shards, gpu_experts };
     let mut analysis = analyse_with(path, options)?;
     if let Some(bits) = args.quantize.quantize.filter(|_| quantize.is_some()) {
         analysis.name = format!("{}-{}", analysis.name, bits.name());

@@ -140,6 +140,10 @@ pub struct SplitArgs {
     /// The same for the experts of the first N layers.
     #[arg(long, value_name = "N")]
     pub n_cpu_moe: Option<u32>,
+    /// Keep N experts of each layer on the GPU and compute the others on the CPU: those that a profile with a corpus counted most, else the
+    /// first. Needs experts in QMoE operators; their results differ in the last digits. With --n-cpu-moe, of its layers only; without, of all.
+    #[arg(long, value_name = "N", conflicts_with = "in_place")]
+    pub gpu_experts: Option<u64>,
     /// Make each GPU layer a partition of its own and keep its weights apart from ONNX Runtime's session, so that they can be
     /// moved between device and host while it runs. Costs one launch per layer.
     #[arg(long)]
@@ -189,7 +193,10 @@ impl SplitArgs {
 
     /// The number of first layers whose experts compute on the CPU.
     pub fn layers_with_host_experts(&self) -> Option<u32> {
-        if self.cpu_moe { Some(u32::MAX) } else { self.n_cpu_moe.filter(|layers| *layers > 0) }
+        match self.n_cpu_moe {
+            Some(layers) => Some(layers).filter(|layers| *layers > 0),
+            None => (self.cpu_moe || self.gpu_experts.is_some()).then_some(u32::MAX),
+        }
     }
 
     /// Whether weights may be streamed to a GPU, by the planner or by manual placement.

@@ -11,7 +11,9 @@ pub use crate::write_options::WriteOptions;
 use hpp_graph::{PartitionGraph, ValueId};
 use hpp_model::{Analysis, CONFIG_FILES, host_kernels, shared_weights};
 use hpp_onnx::proto::ModelProto;
-use hpp_onnx::{Extractor, Model, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE, WeightFile, needs_externalising};
+use hpp_onnx::{
+    EXPERTS_FILE, Extractor, Model, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE, WeightFile, needs_externalising,
+};
 use hpp_schema::{
     DeviceKind, FileRecord, FileRole, HostKernels, OutputUse, Partition, Plan, Provider, Residency, Severity,
 };
@@ -197,7 +199,7 @@ impl<'a> PlanWriter<'a> {
     /// The model before its head was rewritten and its layers were divided, against which `hpp-exec verify` compares such a plan.
     fn whole(&mut self, extractor: &Extractor) -> Result<ModelProto, SplitError> {
         match &self.analysis.before {
-            Some((model, graph)) if self.analysis.rows.is_some() && needs_externalising(model) => {
+            Some((model, graph)) if self.analysis.has_parts_of_weights() && needs_externalising(model) => {
                 // Its embedded weights are more than those of the partitions.
                 let model = self.destination.externalise(model, EMBEDDED_WHOLE_FILE)?;
                 let files = model.weights().files.iter();
@@ -228,6 +230,9 @@ impl<'a> PlanWriter<'a> {
         if let Some(rows) = &self.analysis.rows {
             self.destination.add_virtual(ROWS_FILE, rows.contents.clone());
         }
+        if let Some(experts) = &self.analysis.gpu_experts {
+            self.destination.add_virtual(EXPERTS_FILE, experts.contents.clone());
+        }
         let mut weights = model.weights().clone();
         if let Some(active) = &self.analysis.active_neurons {
             self.destination.add_virtual(NEURONS_FILE, active.contents().clone());
@@ -236,7 +241,7 @@ impl<'a> PlanWriter<'a> {
         weights.files.append(&mut self.whole_files);
         self.destination.pack(&mut models, &weights, WEIGHTS_FILE)?;
         protos.iter_mut().zip(models).for_each(|((_, proto), packed)| *proto = packed);
-        for file in [EMBEDDED_FILE, EMBEDDED_WHOLE_FILE, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE] {
+        for file in [EMBEDDED_FILE, EMBEDDED_WHOLE_FILE, EXPERTS_FILE, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE] {
             self.destination.remove(file);
         }
         Ok(".".to_owned())

@@ -25,6 +25,7 @@ mod explain;
 mod files;
 mod fitting_context;
 mod fold;
+mod gpu_experts;
 mod group;
 mod host_providers;
 mod input_errors;

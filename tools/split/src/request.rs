@@ -8,8 +8,8 @@ use crate::input_errors::{InputError, InputErrors};
 use crate::local_machine::LocalMachine;
 use crate::measured_run::Corrections;
 use hpp_model::{
-    Analysis, CostSource, DEFAULT_CHUNK, ExpertComputation, ProviderPolicy, Scenario, ThisHost, avoid_faults,
-    mark_blocks_without_kernels, packing, problem, widest_workspace,
+    Analysis, CostSource, DEFAULT_CHUNK, ExpertComputation, ExpertsOnGpu, ProviderPolicy, Scenario, ThisHost,
+    avoid_faults, mark_blocks_without_kernels, packing, problem, widest_workspace,
 };
 use hpp_partition::{
     BlockPlacement, Budget, DeviceId, KvHome, Mechanisms, Objective, Options, Packing, Placement, Problem,
@@ -158,6 +158,9 @@ impl PlanningRequest {
         }
         if !args.allow_unknown_operators {
             mark_blocks_without_kernels(&mut problem, analysis);
+        }
+        for (index, block) in problem.blocks.iter_mut().enumerate() {
+            block.needs_gpu |= analysis.has_gpu_experts(index);
         }
         if args.kv == KvHomeArg::Gpu && !problem.gpus.is_empty() {
             problem.blocks.iter_mut().for_each(|block| block.needs_gpu |= block.kv_bytes > 0);
@@ -482,13 +485,23 @@ pub fn with_default_margin(demand: u64) -> u64 {
 
 /// How the model computes. Of experts that an exporter wrote out, only the selected ones compute, unless a GPU may compute them: it takes their
 /// weights as inputs and would wait for each condition. With `--split-mode row` each GPU has a shard of every layer.
-pub fn computation(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> Computation {
-    let gpus = budget(args, costs, local).0.vram.len();
+pub fn computation<'a>(args: &SplitArgs, costs: &'a Costs, local: &LocalMachine) -> Computation<'a> {
+    let gpus = gpus(args, costs, local);
     let experts = match gpus > 0 && !args.cpu_moe {
         true => ExpertComputation::AsExported,
         false => ExpertComputation::Selected,
     };
-    Computation { experts, shards: args.divides_rows().then_some(gpus) }
+    let gpu_experts = args.gpu_experts.filter(|experts| *experts > 0).map(|experts| ExpertsOnGpu {
+        layers: args.layers_with_host_experts().unwrap_or(0),
+        experts,
+        statistics: costs.source().experts(),
+    });
+    Computation { experts, shards: args.divides_rows().then_some(gpus), gpu_experts }
+}
+
+/// The number of GPUs in the planner's budget.
+pub fn gpus(args: &SplitArgs, costs: &Costs, local: &LocalMachine) -> usize {
+    budget(args, costs, local).0.vram.len()
 }
 
 /// The planner's budget, and the device memory that the plan records, which is empty where the budget is unlimited.

@@ -16,8 +16,8 @@ use crate::request::{PlanningRequest, WhyOnDisk};
 use crate::tell::while_telling;
 use crate::unwritten_plan::{UnwrittenPlan, unwritten_plan};
 use crate::{
-    calibrate, experts, fitting_context, interrupt, operators, output, presets, print, quantize, request, settings,
-    split_mode, sweep, table, targets, trace, unknown_providers, unused_options, written_out,
+    calibrate, experts, fitting_context, gpu_experts, interrupt, operators, output, presets, print, quantize, request,
+    settings, split_mode, sweep, table, targets, trace, unknown_providers, unused_options, written_out,
 };
 use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, ExpertComputation, faulty_blocks, has_paged_caches};
@@ -136,9 +136,11 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     let local = request::local_machine(args, &costs);
     let computation = request::computation(args, &costs, &local);
     split_mode::check_gpus(args, computation.shards.unwrap_or(0), &local)?;
+    gpu_experts::check_gpus(args, request::gpus(args, &costs, &local))?;
     let quantize = calibrate::options(args, path, &costs)?;
     let analysis = analyse(path, args.context, args, quantize.as_ref(), computation)?;
     operators::check(&analysis, args.allow_unknown_operators)?;
+    let is_exported = computation.experts == ExpertComputation::AsExported;
     let costs = match quantize {
         // Only the sensitivity of blocks in a profile counts: its times are those of unquantized weights.
         Some(_) => costs.without_profile(),
@@ -148,7 +150,6 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
             costs
         }
     };
-    let is_exported = computation.experts == ExpertComputation::AsExported;
     let experts_on_cpu = is_exported.then(|| written_out::on_cpu(args, &analysis, path, quantize.as_ref())).flatten();
     Ok(Inputs { analysis, experts_on_cpu, costs, local, quantize })
 }
@@ -207,7 +208,9 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
     if let Some(note) = unstated_experts_note(analysis).filter(|_| !request.problem.gpus.is_empty()) {
         tell!("note: {note}");
     }
-    if let Some(note) = faults_note(analysis).filter(|_| !request.problem.gpus.is_empty()) {
+    let listed = &args.planning.providers;
+    let may_use_webgpu = !request.problem.gpus.is_empty() && (listed.is_empty() || listed.contains(&Provider::WEBGPU));
+    if let Some(note) = faults_note(args, analysis).filter(|_| may_use_webgpu) {
         tell!("note: {note}");
     }
     for note in costs.run().iter().flat_map(|run| run.notes(&request.corrections, request.scenario.prompt)) {
@@ -219,6 +222,9 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
              `disk: {{ read_gb_per_s: 3 }}` in a machine file adds one",
             costs.label()
         );
+    }
+    if let Some(note) = gpu_experts::note(analysis) {
+        tell!("note: {note}");
     }
     if args.layers_with_host_experts().is_some() && costs.profile().is_some() {
         tell!(
@@ -320,12 +326,15 @@ fn unstated_experts_note(analysis: &Analysis) -> Option<String> {
 }
 
 /// Names the blocks that the plan keeps off WebGPU because WebGPU computes one of their operators wrongly.
-fn faults_note(analysis: &Analysis) -> Option<String> {
+fn faults_note(args: &SplitArgs, analysis: &Analysis) -> Option<String> {
     let faulty = faulty_blocks(analysis, Provider::WEBGPU);
     let (_, fault) = faulty.first()?;
     let blocks: Vec<&Block> = faulty.iter().map(|(block, _)| &analysis.segmentation.blocks[*block]).collect();
     let labels: Vec<String> = blocks.iter().map(|block| block.label.clone()).collect();
     let advice = match fault.operator == "QMoE" && blocks.iter().any(|block| !block.is_experts) {
+        true if args.gpu_experts.is_some() => {
+            "; with --cpu-moe instead of --gpu-experts the rest of these layers may compute on WebGPU"
+        }
         true => "; with --cpu-moe the rest of these layers may compute on WebGPU",
         false => "",
     };

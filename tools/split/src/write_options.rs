@@ -21,7 +21,7 @@ impl WriteOptions {
     /// Quantized weights, parts of weights and transposed weights are in no file of the model, so a plan of them is always packed.
     pub fn for_analysis(self, analysis: &Analysis) -> Self {
         let transposes = analysis.active_neurons.as_ref().is_some_and(|active| active.file(&analysis.model).is_some());
-        let pack = self.pack || analysis.quantized.is_some() || analysis.rows.is_some() || transposes;
+        let pack = self.pack || analysis.quantized.is_some() || analysis.has_parts_of_weights() || transposes;
         WriteOptions { pack, ..self }
     }
 

@@ -130,6 +130,7 @@ fn row_selection(selected_by: SelectedBy) -> Option<RowSelection> {
         SelectedBy::Logits => Some(select_by_logit),
         SelectedBy::Probabilities => Some(select_by_probability),
         SelectedBy::Scores => Some(select_by_score),
+        SelectedBy::Weights => Some(select_by_weight),
         SelectedBy::Numbers => None,
     }
 }
@@ -153,6 +154,14 @@ fn select_by_logit(logits: &[f32], active: usize, selected: &mut [bool]) {
         order.select_nth_unstable_by(active, by_logit);
     }
     order[..active].iter().for_each(|expert| selected[*expert] = true);
+}
+
+/// Marks the experts with the largest weights, without those of weight 0, which the kernel does not compute.
+fn select_by_weight(weights: &[f32], active: usize, selected: &mut [bool]) {
+    let mut largest = vec![false; weights.len()];
+    select_by_logit(weights, active, &mut largest);
+    let is_weighted = weights.iter().zip(largest).map(|(weight, is_largest)| is_largest && *weight != 0.0);
+    selected.iter_mut().zip(is_weighted).for_each(|(selected, is_weighted)| *selected |= is_weighted);
 }
 
 /// Marks the experts whose logit is at most [`ROUNDING_MARGIN`] below the smallest of the `active` largest: ONNX Runtime sorts probabilities in
@@ -233,6 +242,16 @@ mod tests {
         assert_eq!(select(&[&[0.0, 1e-45, 0.0], &[0.0, 0.0, 1.0]]), [1, 2]);
         assert_eq!(select(&[&[0.0, f32::NAN, 0.0]]), [1]);
         assert!(select(&[&[0.0, 0.0]]).is_empty());
+    }
+
+    #[test]
+    fn the_largest_weights_select_unless_they_are_zero() {
+        let select = |active, rows| select(active, SelectedBy::Weights, rows);
+        assert_eq!(select(2, &[&[0.25, 0.0, 0.75, 0.0]]), [0, 2]);
+        assert_eq!(select(2, &[&[0.0, 0.5, 0.0, -0.0]]), [1]);
+        assert_eq!(select(2, &[&[0.5, 0.25, 0.75, 0.0], &[0.0, 0.0, 0.0, 1.0]]), [0, 2, 3]);
+        assert!(select(2, &[&[0.0, 0.0]]).is_empty());
+        assert_eq!(select(1, &[&[f32::NAN, 0.0, 1.0]]), [0, 2]);
     }
 
     #[test]

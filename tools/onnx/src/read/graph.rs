@@ -7,7 +7,7 @@ use crate::proto::{AttributeProto, GraphProto, NodeProto, TensorProto, TensorSha
 use crate::read::body::{self, content_key, key_of};
 use crate::read::small::SmallReader;
 use crate::tensor::{self, TensorShape};
-use crate::weights::{QUANTIZED_FILE, ROWS_FILE, Storage, WeightError, Weights, stored_bytes};
+use crate::weights::{EXPERTS_FILE, QUANTIZED_FILE, ROWS_FILE, Storage, WeightError, Weights, stored_bytes};
 use hpp_graph::{Attribute, Constant, Graph, Node, NodeId, Origin, ValueId, Weight};
 use hpp_schema::{Dim, Shape};
 use prost::Message;
@@ -100,7 +100,8 @@ impl<'a> Builder<'a> {
             // In a virtual file, whose contents are computed when they are packed (zero points). No shape depends on
             // them.
             Storage::External(span)
-                if [QUANTIZED_FILE, ROWS_FILE].contains(&self.weights.files[span.file].location.as_str()) =>
+                if [EXPERTS_FILE, QUANTIZED_FILE, ROWS_FILE]
+                    .contains(&self.weights.files[span.file].location.as_str()) =>
             {
                 return Ok(None);
             }

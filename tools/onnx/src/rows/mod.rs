@@ -4,7 +4,6 @@
 //! Only the graph is rewritten. The parts of the weights are a virtual file: its bytes are gathered from the model's own weights when they are
 //! copied.
 
-mod gather;
 mod interface;
 mod rewrite;
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! Gathered bytes are those of the ranges, wherever a read begins and however long it is.
 
-use super::gather::{Gather, Range};
 use crate::Model;
+use crate::gather::{Gather, Range};
 use crate::proto::NodeProto;
 use crate::virtual_file::{Computed, VirtualFile};
 use crate::weight_source::WeightSource;

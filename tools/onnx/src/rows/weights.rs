@@ -1,8 +1,8 @@
 //! The shards' parts of weights: where their bytes come from, their names, and their places in the virtual file.
 
 use super::RowSplitError;
-use super::gather::{Gather, Range};
 use crate::flatten::Fresh;
+use crate::gather::{Gather, Range};
 use crate::model::Model;
 use crate::proto::TensorProto;
 use crate::store::{Layout, refer};

@@ -45,11 +45,13 @@ fn tolerance(args: &VerifyArgs, plan: &Plan, telemetry: &Telemetry) -> Tolerance
     let outputs = plan.partitions.iter().flat_map(|p| &p.outputs);
     let has_half = outputs.map(|o| o.dtype).chain(plan.states.iter().map(|s| s.dtype)).any(half);
     let off_cpu = telemetry.stages.iter().any(|stage| stage.provider != Provider::CPU);
-    let by_rows = !plan.model.states.is_empty();
+    let is_divided = plan.model.is_divided();
     // Where activations are rounded to 8 bits, a difference in the last bit can choose another level; and other providers do not round.
-    let rounds_otherwise = plan.model.rounds_activations && (by_rows || off_cpu);
+    let rounds_otherwise = plan.model.rounds_activations && (is_divided || off_cpu);
     let rounds = has_half || plan.model.rounds_whole_passes || rounds_otherwise;
     Tolerance(args.tolerance.unwrap_or(match (rounds, off_cpu) {
+        // Measured: up to 2.1e-2 by rows, and 9.5e-2 with random mixtures, where another level may select another expert.
+        (true, _) if plan.model.rounds_activations && is_divided => 1.5e-1,
         (true, _) => 2e-2,
         (false, true) => 1e-3,
         (false, false) => 1e-4,

@@ -93,10 +93,10 @@ pub struct FirstDifference {
     /// Whether the unsplit model with its boundaries as outputs gives the plan's logits bit for bit. Then the difference comes from
     /// operators that ONNX Runtime fuses across the cuts, not from splitting. Null if it was not compared.
     pub fusion_only: Option<bool>,
-    /// Whether layers are divided by rows, also in the unsplit model with its boundaries as outputs. Then the difference comes from sums in another
+    /// Whether layers or mixtures are divided, also in the unsplit model with its boundaries as outputs. Then the difference comes from sums in another
     /// order, not from fusion.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
-    pub divided_by_rows: bool,
+    pub is_divided: bool,
 }
 
 /// The tables for people.
@@ -180,8 +180,8 @@ fn first_difference(first: &FirstDifference) -> String {
         out.push_str(&tensor_table("boundary", &first.boundaries));
         out.push('\n');
     }
-    if first.fusion_only == Some(true) && first.divided_by_rows {
-        out.push_str("in one partition, the layers divided by rows give the plan's logits bit for bit:\n");
+    if first.fusion_only == Some(true) && first.is_divided {
+        out.push_str("in one partition, the divided layers give the plan's logits bit for bit:\n");
         out.push_str("only the order of sums differs from the unsplit model\n\n");
     } else if first.fusion_only == Some(true) {
         out.push_str("with its boundaries as outputs, the unsplit model gives the plan's logits bit for bit:\n");

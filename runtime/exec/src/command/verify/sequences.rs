@@ -229,8 +229,8 @@ fn locate(
     let model_taps = reference.tap_boundaries(&mut sequence, step, &boundaries, ctx)?;
     let fusion_only = Difference::of_logits(sequence.logits(), &plan_logits).bit_identical;
     let first = first_difference(Some(step), &boundaries, &model_taps, &plan_taps, last_partition(&plan.plan));
-    let divided_by_rows = !plan.plan.model.states.is_empty();
-    Ok(FirstDifference { fusion_only: Some(fusion_only), divided_by_rows, ..first })
+    let is_divided = plan.plan.model.is_divided();
+    Ok(FirstDifference { fusion_only: Some(fusion_only), is_divided, ..first })
 }
 
 /// Compares the boundary tensors of the unsplit model and of the plan, in the order in which they are computed. If none differs, the
@@ -254,7 +254,7 @@ pub fn first_difference(
         partition: first.map_or(last, |b| b.partition.clone()),
         boundaries,
         fusion_only: None,
-        divided_by_rows: false,
+        is_divided: false,
     }
 }
 

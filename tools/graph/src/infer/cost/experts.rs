@@ -1,7 +1,7 @@
 //! Cost of mixtures of experts, which apply `k` experts to each token.
 
 use super::sizes::{Sizes, times};
-use crate::experts::{Selection, selection_of, share};
+use crate::experts::{EXPECTED_EXPERTS, Selection, selection_of, share};
 use crate::{Attribute, ValueId};
 use hpp_schema::SelectedBy;
 
@@ -12,11 +12,11 @@ fn projections(s: &Sizes) -> [(usize, &'static str); 3] {
     [(2, "fc1_expert_weight_bits"), (2 + step, "fc2_expert_weight_bits"), (2 + 2 * step, "fc3_expert_weight_bits")]
 }
 
-/// `2 * tokens * k * (elements of one expert's weights)`.
+/// `2 * tokens * k * (elements of one expert's weights)`, with the expected number of experts instead of `k` where a mixture is divided.
 pub(super) fn flops(s: &Sizes) -> Option<u64> {
     let given = projections(s).into_iter().filter(|(at, _)| s.has(*at));
     let weights = given.map(|(at, bits)| one_expert(s, at, bits)).try_fold(0u64, |sum, n| sum.checked_add(n?))?;
-    times(&[2, s.tokens()?, s.attribute("k").unwrap_or(1), weights])
+    Some((times(&[2, s.tokens()?, weights])? as f64 * per_token(s)) as u64)
 }
 
 /// Elements of one expert's weights. Each byte of `QMoE` weights holds `8 / bits` elements.
@@ -69,9 +69,17 @@ fn packed(s: &Sizes, capture: usize) -> u64 {
     held.copied().unwrap_or(1)
 }
 
-/// Maximum number of experts that the tokens can select.
-pub(super) fn selected(s: &Sizes) -> Option<u64> {
-    s.tokens()?.checked_mul(s.attribute("k").unwrap_or(1))
+/// Maximum number of experts that the tokens can select; the expected number where a mixture is divided.
+pub(super) fn selected(s: &Sizes) -> Option<f64> {
+    Some(s.tokens()? as f64 * per_token(s))
+}
+
+/// Experts that an operator computes for a token.
+fn per_token(s: &Sizes) -> f64 {
+    match s.node.attributes.get(EXPECTED_EXPERTS) {
+        Some(Attribute::Float(expected)) => f64::from(*expected),
+        _ => s.attribute("k").unwrap_or(1) as f64,
+    }
 }
 
 /// Bytes that the CPU kernel allocates for one run beside its operands. Each of its `threads` holds floats for the gathered tokens, the results of

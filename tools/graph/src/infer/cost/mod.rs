@@ -53,7 +53,10 @@ pub fn bytes_read(graph: &Graph, node: NodeId, symbols: &Symbols) -> Option<u64>
             share(bytes, sizes.count(indices)?, sizes.dim(0, sizes.axis(axis, 0)?)?)
         }
         WeightAccess::Positions => share(bytes, sizes.tokens()?, sizes.dim_of(id, 0)?),
-        WeightAccess::Experts => share(bytes, experts::selected(&sizes)?, sizes.dim_of(id, 0)?),
+        WeightAccess::Experts => {
+            let experts = sizes.dim_of(id, 0)?.max(1) as f64;
+            Some((bytes as f64 * (experts::selected(&sizes)? / experts).min(1.0)) as u64)
+        }
     });
     read.chain([Some(embedded_bytes(sizes.node))]).try_fold(0u64, |sum, bytes| sum.checked_add(bytes?))
 }

@@ -9,14 +9,14 @@ const SPAN_BYTES: u64 = 1 << 20;
 
 /// A range of each row: first byte within the row, and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Range {
+pub(crate) struct Range {
     pub start: u64,
     pub length: u64,
 }
 
 /// The same ranges of every row of a matrix.
 #[derive(Clone, Debug)]
-pub(super) struct Gather {
+pub(crate) struct Gather {
     pub source: WeightSource,
     /// Number of rows.
     pub rows: u64,
