@@ -49,6 +49,10 @@ const ADVICE: hpp_cli::Advice = hpp_cli::Advice {
         ("generate", NO_SUBCOMMAND),
         ("-m", "give the model without -m: hpp-exec MODEL -p \"...\", or hpp-exec serve MODEL"),
         ("--model", "give the model without --model: hpp-exec MODEL -p \"...\", or hpp-exec serve MODEL"),
+        ("--flash-attn", "ONNX Runtime's attention decides that itself: leave -fa out"),
+        ("--model-draft", "--draft PLAN names a smaller model that drafts tokens"),
+        ("-r", "--stop TEXT ends an answer before that text; 'hpp-exec bench' has -r for rounds"),
+        ("--reverse-prompt", "--stop TEXT ends an answer before that text"),
     ],
     second_word: "give a prompt with -p, as in hpp-exec PLAN -p \"...\"",
 };
@@ -152,7 +156,7 @@ pub struct AnswerArgs {
     /// Put the prompt into the model's chat template as the user's turn.
     #[arg(long)]
     pub chat: bool,
-    /// System message for the chat template.
+    /// System message for the chat template. In `jobs`, prompts are then chats without --chat, too.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
     /// Generate at most N tokens; -1 is no limit [default: until the model ends the text or the context is full].

@@ -137,7 +137,15 @@ fn a_message_that_is_too_long_is_reported_and_the_conversation_continues() {
     session.exp_string("[2 tokens").unwrap();
     // What helps a conversation that is too long comes first.
     say(&mut session, &"far too long ".repeat(20));
-    session.exp_string("hint: /reset starts a new conversation; or shorten the prompt").unwrap();
+    session.exp_string("with this message the conversation has").unwrap();
+    session.exp_string("hint: /reset starts a new conversation; or shorten the message").unwrap();
+    // A conversation that fills the context leaves no room for a short message either.
+    let refused = (0..8).find_map(|_| {
+        say(&mut session, "hi");
+        let (_, said) = session.exp_regex("[0-9] tok/s|hint: [^\r\n]*").unwrap();
+        said.strip_prefix("hint: ").map(str::to_owned)
+    });
+    assert_eq!(refused.as_deref(), Some("/reset starts a new conversation"));
     say(&mut session, "/exit");
     assert_eq!(left(session), Some(0));
 }

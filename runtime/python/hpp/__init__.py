@@ -14,6 +14,14 @@ import os as _os
 # ONNX Runtime reads this when it is loaded; without it, it records each process and tries to report it to Microsoft.
 _os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
+try:
+    from . import _native as _native
+except ImportError as error:
+    raise ImportError(
+        f"hpp has a compiled module, which cannot be imported ({error}): a checkout has none; "
+        "install the package instead (docs/PYTHON.md)"
+    ) from error
+
 from ._commands import profile, split
 from ._errors import HppError, HppWarning
 from ._model import Generated, Model, TextStream, Timings, load

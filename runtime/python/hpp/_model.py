@@ -353,7 +353,7 @@ def load(
     threads: int | None = None,
     *,
     context: int | None = None,
-    providers: Sequence[str] = (),
+    providers: str | Sequence[str] = (),
     ep_lib: Mapping[str, str | os.PathLike[str]] | None = None,
     ep_option: Mapping[str, str | int | float] | None = None,
     strict: bool = False,
@@ -369,7 +369,7 @@ def load(
         plan: what `hpp.split` returned, a plan.yaml or its directory.
         threads: threads that all models of this process share; the first load decides. By default one for each physical core.
         context: tokens of a sequence, if not the plan's.
-        providers: execution providers to try, best first, instead of the plan's list: `cuda`, `webgpu`, `openvino`, `cpu` or another
+        providers: execution providers to try, best first, instead of the plan's list, as a list or as `--providers` takes them: `cuda`, `webgpu`, `openvino`, `cpu` or another
             that `hpp-exec devices` lists.
         ep_lib: libraries of plug-in providers, as `--ep-lib`: {"npu": "/opt/npu/libonnxruntime_providers_npu.so"}. All models of this
             process share them.
@@ -388,6 +388,7 @@ def load(
     for name, number, least in (("threads", threads, 1), ("context", context, 1), ("pinned", pinned, 0)):
         if number is not None and number < least:
             raise HppError(f"{name} cannot be {number}", f"give a number from {least} up, or leave it out")
+    providers = providers.split(",") if isinstance(providers, str) else list(providers)
     plan = plan if isinstance(plan, Plan) else Plan(plan)
     engine = _native.Engine.load(
         os.fspath(plan),
@@ -396,7 +397,7 @@ def load(
         threads=threads,
         context=context,
         strict=strict,
-        providers=list(providers),
+        providers=providers,
         ep_lib=[f"{name}={os.fspath(path)}" for name, path in (ep_lib or {}).items()],
         ep_option=[f"{key}={value}" for key, value in (ep_option or {}).items()],
         weights=weights,

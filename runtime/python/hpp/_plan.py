@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def data(self) -> dict[str, Any]:
-        """Everything in the plan, as schemas/plan.schema.json describes it. Sizes are texts: "4.57 MiB (4787200 B)"."""
+        """Everything in the plan but its seal, as schemas/plan.schema.json describes it. Sizes are texts: "4.57 MiB (4787200 B)"."""
         return self._data
 
     @property

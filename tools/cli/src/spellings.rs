@@ -10,6 +10,11 @@ pub fn normalize_spellings(args: impl IntoIterator<Item = OsString>) -> Vec<OsSt
         match arg.to_str() {
             Some("-ngl" | "--ngl") if !options_ended => "--gpu-layers".into(),
             Some("-sm" | "--sm") if !options_ended => "--split-mode".into(),
+            Some("-cmoe") if !options_ended => "--cpu-moe".into(),
+            Some("-ncmoe") if !options_ended => "--n-cpu-moe".into(),
+            // clap would read these as a short option with a value.
+            Some("-fa") if !options_ended => "--flash-attn".into(),
+            Some("-md") if !options_ended => "--model-draft".into(),
             _ => arg,
         }
     };
@@ -22,7 +27,24 @@ mod tests {
 
     #[test]
     fn a_spelling_is_replaced_before_the_end_of_options() {
-        let ours = normalize_spellings(["p", "-ngl", "20", "-sm", "row", "--", "-ngl"].map(OsString::from));
-        assert_eq!(ours, ["p", "--gpu-layers", "20", "--split-mode", "row", "--", "-ngl"]);
+        let ours = normalize_spellings(
+            ["p", "-ngl", "20", "-sm", "row", "-cmoe", "-ncmoe", "2", "-fa", "--", "-ngl"].map(OsString::from),
+        );
+        assert_eq!(
+            ours,
+            [
+                "p",
+                "--gpu-layers",
+                "20",
+                "--split-mode",
+                "row",
+                "--cpu-moe",
+                "--n-cpu-moe",
+                "2",
+                "--flash-attn",
+                "--",
+                "-ngl"
+            ]
+        );
     }
 }

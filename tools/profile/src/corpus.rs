@@ -34,6 +34,8 @@ pub enum CorpusError {
     Empty { path: PathBuf },
     #[error("{} of the corpus {} cannot be used:{}", lines(*bad), path.display(), named(reasons, *bad))]
     Bad { path: PathBuf, bad: u64, reasons: Vec<String> },
+    #[error("no line of the corpus {} can be used:{}", path.display(), named(reasons, *bad))]
+    AllBad { path: PathBuf, bad: u64, reasons: Vec<String> },
 }
 
 fn lines(bad: u64) -> String {
@@ -56,6 +58,7 @@ impl CorpusError {
                 Some("name it .jsonl for one JSON object per line, .txt for one prompt per line")
             }
             CorpusError::Empty { .. } => Some("write at least one prompt into it, or leave --prompts out"),
+            CorpusError::AllBad { .. } => Some("correct these lines"),
             CorpusError::Bad { .. } => Some("correct these lines, or skip them with --skip-bad"),
             CorpusError::Read { source, .. } if source.kind() == io::ErrorKind::InvalidInput => {
                 Some("save the prompts in a file: a corpus is read more than once")
@@ -119,7 +122,8 @@ impl Corpus {
         corpus.has_more = most == Some(corpus.prompts) && lines.next_valid()?.is_some();
         match (corpus.bad, corpus.prompts) {
             (0, 0) => Err(CorpusError::Empty { path: path.to_owned() }),
-            (bad, prompts) if bad > 0 && (!skip_bad || prompts == 0) => {
+            (bad, 0) => Err(CorpusError::AllBad { path: path.to_owned(), bad, reasons: corpus.reasons }),
+            (bad, _) if bad > 0 && !skip_bad => {
                 Err(CorpusError::Bad { path: path.to_owned(), bad, reasons: corpus.reasons })
             }
             _ => Ok(corpus),

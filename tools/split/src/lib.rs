@@ -60,6 +60,7 @@ mod unknown_providers;
 mod unused_options;
 mod unwritten_plan;
 mod weight_inputs;
+mod with_launches;
 mod write_options;
 mod written_out;
 

@@ -14,6 +14,11 @@ const ADVICE: Advice = Advice {
         ("partition", NO_SUBCOMMAND),
         ("-m", "give the model without -m: hpp-split MODEL"),
         ("--model", "give the model without --model: hpp-split MODEL"),
+        ("--flash-attn", "ONNX Runtime's attention decides that itself: leave -fa out"),
+        (
+            "--model-draft",
+            "hpp-split --draft int4 writes a draft of the model itself; hpp-exec --draft PLAN takes another model's plan",
+        ),
     ],
     second_word: "give one model; options begin with --",
 };

@@ -6,12 +6,11 @@ use crate::error::{NeededBudget, SplitError};
 use crate::group::{OwnPartition, group};
 use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, default_margin, with_default_margin};
-use crate::split_mode;
+use crate::{split_mode, with_launches};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
-    BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, KvHome, Mechanisms, MemoryUsage, Options,
-    OverBudget, Phase, Placement, Problem, Solution, evaluate, fits, gpu_layers, plan, stream_layers,
-    usage_of_partitions,
+    BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, KvHome, MemoryUsage, OverBudget, Phase,
+    Placement, Problem, Solution, evaluate, fits, gpu_layers, plan, stream_layers, usage_of_partitions,
 };
 use hpp_schema::memory::{READ_AHEAD, state_window};
 use std::num::NonZeroU32;
@@ -164,7 +163,7 @@ pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning
     let (solution, decided_by) = choose(request, args)?;
     let partitioning = match decided_by {
         DecidedBy::User => Partitioning::new(request, args.partitions, solution, decided_by),
-        by_planner => from_planner(request, args, solution, by_planner),
+        by_planner => with_launches::from_planner(request, args, solution, by_planner),
     };
     let Solution { objective_ms, bound_ms, proven, ref slots, .. } = partitioning.solution;
     let gap = partitioning.solution.gap();
@@ -180,41 +179,6 @@ pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning
     refuse_split_kv(&request.problem.blocks, &partitioning.solution.placements, args.kv)?;
     refuse_too_many(&partitioning.partitions, args.max_partitions)?;
     Ok(partitioning)
-}
-
-/// Cuts a planner's solution into partitions, or a solution without streaming if that takes less once the launches of
-/// its partitions are counted.
-pub fn from_planner(
-    request: &PlanningRequest,
-    args: &SplitArgs,
-    solution: Solution,
-    decided_by: DecidedBy,
-) -> Partitioning {
-    let partitioning = Partitioning::new(request, args.partitions, solution, decided_by);
-    static_alternative(request, args, &partitioning).unwrap_or(partitioning)
-}
-
-/// The best placement in which every block computes on one device whose memory holds its weights, if it takes less
-/// time. A block that is streamed or changes its device between phases is a partition of its own in both phases; the
-/// planner does not count the launches of those partitions, so a solution may turn out slower than predicted.
-fn static_alternative(request: &PlanningRequest, args: &SplitArgs, planned: &Partitioning) -> Option<Partitioning> {
-    let is_dynamic = |placement: &BlockPlacement| {
-        placement.prefill != placement.decode || matches!(placement.decode, Placement::Streamed(_))
-    };
-    if !planned.solution.placements.iter().any(is_dynamic) {
-        return None;
-    }
-    let options = Options { mechanisms: Mechanisms::ResidentCpuDisk, ..request.options };
-    let other = plan(&request.problem, &options).ok()?;
-    let mut assigned =
-        request.problem.blocks.iter().map(|block| block.assigned.map(BlockPlacement::both)).zip(&other.placements);
-    if assigned.any(|(assigned, placement)| assigned.is_some_and(|assigned| assigned != *placement)) {
-        return None;
-    }
-    let other = Partitioning::new(request, args.partitions, other, planned.decided_by);
-    let bound_ms = planned.solution.bound_ms;
-    let solution = Solution { bound_ms, proven: false, ..other.solution.clone() };
-    (other.solution.objective_ms < planned.solution.objective_ms).then_some(Partitioning { solution, ..other })
 }
 
 /// A solution by the planner or by manual placement, and who decided it.

@@ -142,6 +142,7 @@ impl Recorded {
                 source: file.into(),
                 tapped: None,
                 states: vec![],
+                gpu_experts: None,
                 rounds_activations: false,
                 rounds_whole_passes: false,
                 tables_change_after: None,

@@ -291,7 +291,9 @@ impl LargeFallback {
     pub fn warning(&self) -> String {
         let LargeFallback { partition, weights, needed, limit } = self;
         let (needs, limit) = (fallback_needs(partition, weights, needed), ByteSize(*limit).human());
-        format!("{needs} instead of the planned {limit}; plan for this machine without --vram to stay within them")
+        format!(
+            "{needs} instead of the planned {limit}; to stay within them, plan for this machine with --vram 0, if that is enough memory for the model"
+        )
     }
 }
 

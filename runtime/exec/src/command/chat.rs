@@ -32,6 +32,8 @@ use std::time::Duration;
 
 /// Longest wait until KV pages are written to disk, if the disk has no room for the conversation beside them.
 const PAGES_WRITTEN: Duration = Duration::from_secs(10);
+/// Bytes of a message that would not fit even if it were shorter.
+const SHORT_MESSAGE: usize = 100;
 const HELP: &str = "/reset  forget the conversation\n/help   show this\n/bye    leave (Ctrl-D and /exit do too)\n\
                     Ctrl-C  stops the answer";
 
@@ -52,6 +54,9 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     ctx.interrupt.exit_on_signal();
     let request = request(settings, &plan, &encoder, vec![])?;
     if encoder.template.is_none() {
+        if settings.run.answer.system.is_some() {
+            ctx.console.warn("--system has no effect: this model has no chat template");
+        }
         ctx.console.info("this model has no chat template: it continues what you type as plain text");
     }
     let mut transcript = Transcript::new(settings, &encoder);
@@ -362,9 +367,24 @@ impl Chat<'_> {
             Ok(prompt) => GenerationRequest { prompt, ..self.request.clone() },
             Err(error @ (GenerateError::Prompt(_) | GenerateError::Template(TemplateError::Template { .. }))) => {
                 self.transcript = before;
-                let error = ExecError::from(error);
                 // The whole conversation is the prompt, so a new conversation may help.
                 let restart = Some(self.restart.to_owned()).filter(|_| !self.transcript.is_empty());
+                let error = match (&restart, error) {
+                    (Some(hint), GenerateError::Prompt(PromptError::TooLong { tokens, context, .. })) => {
+                        ExecError::Usage {
+                            message: format!(
+                                "with this message the conversation has {} and the context holds {context}",
+                                counted(tokens as u64, "token")
+                            ),
+                            hint: match line.len() {
+                                0..SHORT_MESSAGE => hint.clone(),
+                                _ => format!("{hint}; or shorten the message"),
+                            },
+                        }
+                    }
+                    (_, error) => ExecError::from(error),
+                };
+                let restart = restart.filter(|_| !matches!(error, ExecError::Usage { .. }));
                 let hints: Vec<String> = restart.into_iter().chain(error.hint()).collect();
                 let hint = Some(hints.join("; or ")).filter(|hint| !hint.is_empty());
                 ctx.console.line(&error_report(&error, hint.as_deref()));

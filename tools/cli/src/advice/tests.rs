@@ -113,6 +113,7 @@ fn options_of_subcommands_and_of_other_commands_are_named() {
     assert!(said("m --port 80").contains("'--port' is an option of 'hpp-exec serve'"), "{}", said("m --port 80"));
     assert!(said("m -w").contains("'-w' is an option of 'hpp-exec serve'"));
     assert!(said("m --pack").contains("'--pack' is an option of hpp-split"));
+    assert!(said("m --split-mode row").contains("'--split-mode' is an option of hpp-split"));
     assert!(said("m --quick").contains("'--quick' is an option of hpp-profile"));
     assert!(said("-m model").contains("give the model without -m"));
     let said_of_ram = said("serve --ram 5");

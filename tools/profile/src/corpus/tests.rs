@@ -98,7 +98,7 @@ fn a_long_list_of_bad_lines_is_cut_and_counted() {
     assert!(error.to_string().ends_with("and 980 more"), "{error}");
     assert_eq!(error.to_string().lines().count(), MOST_NAMED + 2);
     // Nothing is left when all are skipped.
-    assert!(matches!(Corpus::scan(&path, None, true), Err(CorpusError::Bad { bad: 1000, .. })));
+    assert!(matches!(Corpus::scan(&path, None, true), Err(CorpusError::AllBad { bad: 1000, .. })));
 }
 
 #[test]

@@ -83,3 +83,19 @@ fn too_many_gpu_layers_are_refused_with_the_number_that_fits() {
     run(&fitting.to_string()).success();
     run(&(fitting + 1).to_string()).refusal(&["the budget of gpu0 is too small"]);
 }
+
+/// Streamed blocks are partitions of their own, so what the planner places beside them counts their launches.
+#[test]
+fn no_block_beside_streamed_ones_is_slower_than_elsewhere() {
+    let model = fixture("genai/learned-llama-fp32-cpu");
+    let total_ms = |assign: &str| {
+        let settings = ["--assign", assign, "--vram", "12M", "--kv", "follow", "--dry-run", "--json"];
+        let plan = split(&[&[model.to_str().unwrap()], &settings[..]].concat()).success().json();
+        let ms = |name: &str| plan["predictions"][name].as_f64().expect("a time");
+        ms("time_to_first_token_ms") + 128.0 * ms("decode_ms")
+    };
+    for assign in ["layers.0-1=gpu,layers.2=stream,head=cpu", "layers.2=stream,head=cpu"] {
+        let (free, on_cpu) = (total_ms(assign), total_ms(&format!("{assign},layers.3=cpu")));
+        assert!(free <= on_cpu * 1.001, "{assign}: {free} and {on_cpu} ms");
+    }
+}

@@ -114,7 +114,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         answers,
         running: HashMap::new(),
         counts,
-        predicted: PredictedPasses::new(&plan.plan.predictions),
+        predicted: PredictedPasses::new(&plan.plan.predictions, sequences as u64),
         other_load,
         answered_tokens: 0,
         first_error: None,

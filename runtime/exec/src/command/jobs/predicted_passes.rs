@@ -6,10 +6,13 @@ use hpp_engine::{PassTelemetry, Telemetry};
 use hpp_generate::adapt::{PassSize, PredictedTimes};
 use hpp_schema::Predictions;
 
-/// Sums over the passes whose size has a prediction in the plan. Passes of other sizes are left out.
+/// Sums over the passes of all sequences that a run has memory for, if the plan predicts their time. Passes of fewer sequences are left out: a plan
+/// predicts their time without the states of the others, whose memory would hold weights that these passes read from disk.
 #[derive(Clone, Debug)]
 pub struct PredictedPasses {
     predicted: Option<PredictedTimes>,
+    /// Sequences that the run has memory for.
+    sequences: u64,
     passes: u64,
     ms: f64,
     predicted_ms: f64,
@@ -20,16 +23,24 @@ pub struct PredictedPasses {
 }
 
 impl PredictedPasses {
-    /// Starts without passes, for a plan with these predictions.
-    pub fn new(predictions: &Predictions) -> Self {
+    /// Starts without passes, for a plan with these predictions and a run with memory for so many sequences.
+    pub fn new(predictions: &Predictions, sequences: u64) -> Self {
         let predicted = PredictedTimes::of(predictions);
-        PredictedPasses { predicted, passes: 0, ms: 0.0, predicted_ms: 0.0, disk_stall_ms: 0.0, state_stall_ms: 0.0 }
+        PredictedPasses {
+            predicted,
+            sequences,
+            passes: 0,
+            ms: 0.0,
+            predicted_ms: 0.0,
+            disk_stall_ms: 0.0,
+            state_stall_ms: 0.0,
+        }
     }
 
     /// Adds a pass, if the plan has a prediction for its size.
     pub fn add(&mut self, size: Option<PassSize>, pass: &PassTelemetry) {
         let Some((times, PassSize { sequences, tokens, .. })) = self.predicted.as_ref().zip(size) else { return };
-        let Some(predicted_ms) = times.ms(sequences, tokens) else { return };
+        let Some(predicted_ms) = times.ms(sequences, tokens).filter(|_| sequences == self.sequences) else { return };
         self.passes += 1;
         self.ms += millis(pass.time);
         self.predicted_ms += predicted_ms;
@@ -74,13 +85,17 @@ mod tests {
         }
     }
 
-    /// The warning after ten passes of so many sequences.
+    /// The warning after ten passes of so many sequences, all that the run has memory for.
     fn warning(sequences: u64, ms: u64, stalls: u64) -> Option<String> {
         warning_with_states(sequences, ms, stalls, 0)
     }
 
     fn warning_with_states(sequences: u64, ms: u64, stalls: u64, state_stalls: u64) -> Option<String> {
-        let (predictions, mut passes) = (predictions(), PredictedPasses::new(&predictions()));
+        warning_of_run(sequences, sequences, ms, stalls, state_stalls)
+    }
+
+    fn warning_of_run(most: u64, sequences: u64, ms: u64, stalls: u64, state_stalls: u64) -> Option<String> {
+        let (predictions, mut passes) = (predictions(), PredictedPasses::new(&predictions(), most));
         let of = |ms: u64| Counter { count: 1, time: Duration::from_millis(ms) };
         let pass = PassTelemetry {
             time: Duration::from_millis(ms),
@@ -112,5 +127,6 @@ mod tests {
         assert_eq!(warning(4, 250, 200), None, "slow for one sequence, as planned for four");
         assert_eq!(warning(4, 800, 10), None, "the processor is slow");
         assert_eq!(warning(5, 8000, 6000), None, "the plan predicts no such pass");
+        assert_eq!(warning_of_run(4, 1, 800, 600, 0), None, "the states of four leave less memory for weights");
     }
 }

@@ -138,7 +138,7 @@ fn read_texts(
     let (prompts, _) = PromptReader::open(path, Answered::default()).map_err(failed)?;
     let mut prompts = prompts.with_numbered_lines();
     let requests = RequestMaker::open(plan, &AnswerArgs::default(), context)?;
-    let mut texts = Vec::new();
+    let (mut texts, mut left_out) = (Vec::new(), 0);
     while let Some(job) = prompts.next_job().map_err(failed)? {
         match job {
             Ok(job) => {
@@ -146,7 +146,10 @@ fn read_texts(
                 let tokens = requests.request(job).map(|request| request.prompt).map_err(|error| error_line(&error));
                 match tokens.and_then(|tokens| within_vocabulary(tokens, plan.plan.model.vocab_size)) {
                     Ok(tokens) => texts.push(tokens),
-                    Err(why) => ctx.console.warn(&format!("prompt {id} is left out: {why}")),
+                    Err(why) => {
+                        left_out += 1;
+                        ctx.console.warn(&format!("prompt {id} is left out: {why}"));
+                    }
                 }
             }
             Err(bad) => ctx.console.warn(&format!("line {} is left out: {}", bad.line, bad.error)),
@@ -155,7 +158,10 @@ fn read_texts(
     match texts.is_empty() {
         true => Err(usage(
             &format!("{} has no prompt that can be compared", path.display()),
-            "give one JSON object a line, such as {\"prompt\": \"...\"}",
+            match left_out {
+                0 => "give one JSON object a line, such as {\"prompt\": \"...\"}",
+                _ => "give prompts that the context holds: divide a long text into several lines",
+            },
         )),
         false => Ok(texts),
     }
