@@ -386,6 +386,11 @@ fn a_draft_length_without_drafts_and_a_kv_directory_that_is_a_file_are_pointed_o
     assert!(!drafted.stderr.contains("no effect"), "{}", drafted.stderr);
     let forgotten = plan.run(&["-p", "What", "-n", "1", "--kv-dir", "kv"]);
     forgotten.fails(1, &["--kv-dir and --kv-ram are for --session", "hint: add --session NAME"]);
+    let kv = plan.file("kv-told");
+    let untold = plan
+        .run(&["--session", "told", "--kv-dir", kv.to_str().unwrap(), "--system", "Be kind", "-p", "What", "-n", "1"])
+        .ok();
+    assert!(untold.stderr.contains("--system has no effect: this model has no chat template"), "{}", untold.stderr);
     let file = plan.file("a-file");
     std::fs::write(&file, "").unwrap();
     let taken = file.to_str().unwrap();

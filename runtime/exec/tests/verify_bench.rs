@@ -101,6 +101,10 @@ fn distributions_that_cannot_be_compared_are_refused() {
     std::fs::write(&prompts, "\n{}\n").unwrap();
     let empty = plan.command("verify", &["--kl", prompts.to_str().unwrap()]);
     assert!(empty.code == Some(1) && empty.stderr.contains("no prompt that can be compared"), "{}", empty.stderr);
+    std::fs::write(&prompts, json!({ "prompt": "far too long ".repeat(40) }).to_string()).unwrap();
+    let long = plan.command("verify", &["--kl", prompts.to_str().unwrap()]);
+    assert!(long.code == Some(1) && long.stderr.contains("divide a long text into several lines"), "{}", long.stderr);
+    std::fs::write(&prompts, "\n{}\n").unwrap();
     let against = other.file("plan.yaml");
     let arguments = ["--kl", prompts.to_str().unwrap(), "--against", against.to_str().unwrap()];
     let ran = plan.command("verify", &arguments);

@@ -8,7 +8,7 @@ use hpp_graph::{
 };
 use hpp_onnx::{ExpertDivision, Model, QUANTIZED_FILE, VirtualFile, VirtualFiles, divide_experts};
 use hpp_schema::ExpertStatistics;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// What is known of experts that stay on a GPU while the CPU computes the others of their layer.
 #[derive(Clone, Debug)]
@@ -17,8 +17,10 @@ pub struct GpuExperts {
     pub contents: VirtualFile,
     /// Experts of each layer on the GPU.
     pub experts: u64,
-    /// Layers whose experts are divided.
-    pub layers: usize,
+    /// The most experts that a layer can have on the GPU and on the CPU together.
+    pub most: u64,
+    /// Bytes of one expert's weights, by the label of its block; one entry for each layer whose experts are divided.
+    pub expert_bytes: BTreeMap<String, u64>,
     /// Expected share of the selections that fall on experts on the GPU.
     pub share: f64,
     /// Whether a profile counted which experts tokens select. Otherwise the first experts of each layer are on the GPU, and all are taken to be
@@ -55,6 +57,7 @@ pub(crate) fn divide(
             format!("--gpu-experts {} leaves the CPU none of the {smallest} experts of a layer", options.experts);
         return Err(ModelError::setting(what, "give a smaller number, or omit it to place whole layers"));
     }
+    let expert_bytes = mixtures.iter().map(|mixture| (mixture.block.clone(), mixture.expert_bytes(graph))).collect();
     let divisions: Vec<(ExpertDivision, f64, bool)> =
         mixtures.into_iter().map(|mixture| popular(mixture, options)).collect();
     let share = divisions.iter().map(|(_, share, _)| share).sum::<f64>() / divisions.len() as f64;
@@ -73,8 +76,14 @@ pub(crate) fn divide(
     });
     expect(&mut graph, &expected.collect());
     let segmentation = segment(&graph);
-    let layers = divisions.len();
-    let experts = GpuExperts { contents: divided.contents, experts: options.experts, layers, share, is_counted };
+    let experts = GpuExperts {
+        contents: divided.contents,
+        experts: options.experts,
+        most: smallest,
+        expert_bytes,
+        share,
+        is_counted,
+    };
     Ok(Divided { model: divided.model, graph, segmentation, experts })
 }
 

@@ -6,7 +6,7 @@ mod values;
 
 pub use planning::{CompressArg, ExpertsArg, MechanismsArg, ObjectiveArg, PlanningArgs};
 pub use quantize::{BitsArg, DraftArg, QuantizeArgs};
-pub use values::{KvHomeArg, LayerCount, SplitModeArg, VramRange};
+pub use values::{GpuExpertsArg, KvHomeArg, LayerCount, SplitModeArg, VramRange};
 
 use clap::{ArgAction, Args, Parser, Subcommand};
 use hpp_model::LogitsMode;
@@ -141,9 +141,10 @@ pub struct SplitArgs {
     #[arg(long, value_name = "N")]
     pub n_cpu_moe: Option<u32>,
     /// Keep N experts of each layer on the GPU and compute the others on the CPU: those that a profile with a corpus counted most, else the
-    /// first. Needs experts in QMoE operators; their results differ in the last digits. With --n-cpu-moe, of its layers only; without, of all.
-    #[arg(long, value_name = "N", conflicts_with = "in_place")]
-    pub gpu_experts: Option<u64>,
+    /// first; `auto` is as many as the GPU holds beside the rest of the layers. Needs experts in QMoE operators; their results differ in the
+    /// last digits. With --n-cpu-moe, of its layers only; without, of all.
+    #[arg(long, value_name = "N|auto", conflicts_with = "in_place")]
+    pub gpu_experts: Option<GpuExpertsArg>,
     /// Make each GPU layer a partition of its own and keep its weights apart from ONNX Runtime's session, so that they can be
     /// moved between device and host while it runs. Costs one launch per layer.
     #[arg(long)]
@@ -196,6 +197,14 @@ impl SplitArgs {
         match self.n_cpu_moe {
             Some(layers) => Some(layers).filter(|layers| *layers > 0),
             None => (self.cpu_moe || self.gpu_experts.is_some()).then_some(u32::MAX),
+        }
+    }
+
+    /// The number of experts of each layer that stay on the GPU; `None` if none do, or before `auto` is replaced by a number.
+    pub fn experts_on_gpu(&self) -> Option<u64> {
+        match self.gpu_experts {
+            Some(GpuExpertsArg::Count(experts)) => Some(experts).filter(|experts| *experts > 0),
+            Some(GpuExpertsArg::Auto) | None => None,
         }
     }
 

@@ -1,13 +1,15 @@
 //! `--gpu-experts`: the most popular experts of each layer stay on a GPU. What it needs, and what a user is told.
 
 use crate::amount::count;
-use crate::cli::SplitArgs;
+use crate::cli::{GpuExpertsArg, SplitArgs};
 use crate::error::SplitError;
+use crate::request::PlanningRequest;
 use hpp_model::{Analysis, GpuExperts};
+use hpp_partition::{BlockPlacement, BlockSpec, DeviceId, Placement, gpu_layers, usage};
 
 /// Refuses a machine without a GPU.
 pub fn check_gpus(args: &SplitArgs, gpus: usize) -> Result<(), SplitError> {
-    if args.gpu_experts.is_none_or(|experts| experts == 0) || gpus > 0 {
+    if args.experts_on_gpu().is_none() || gpus > 0 {
         return Ok(());
     }
     Err(SplitError::setting(
@@ -16,15 +18,53 @@ pub fn check_gpus(args: &SplitArgs, gpus: usize) -> Result<(), SplitError> {
     ))
 }
 
+/// The settings with as many experts of each layer on GPUs as they hold beside the rest of the layers. `analysis` and `request` are with one
+/// expert. Without `--gpu-experts` if the GPUs hold all experts, and with the experts of all layers on the CPU if they hold not one.
+pub fn fitting(args: &SplitArgs, analysis: &Analysis, request: &PlanningRequest) -> SplitArgs {
+    let Some(divided) = &analysis.gpu_experts else { return args.clone() };
+    let problem = &request.problem;
+    let devices = gpu_layers(problem, u64::MAX);
+    let place = |device: &DeviceId| match device {
+        DeviceId::Gpu(gpu) => BlockPlacement::both(Placement::Resident(*gpu)),
+        DeviceId::Cpu => BlockPlacement::both(Placement::Cpu),
+    };
+    let placements: Vec<BlockPlacement> = devices.iter().map(place).collect();
+    let demands = usage(problem, &placements, &vec![0; problem.gpus.len()]).gpus;
+    let more = demands.iter().zip(&problem.budget.vram).enumerate().map(|(gpu, (demand, vram))| {
+        let of_gpu = |(block, device): (&BlockSpec, &DeviceId)| match device {
+            DeviceId::Gpu(on) if *on == gpu => divided.expert_bytes.get(&block.label).copied().unwrap_or(0),
+            _ => 0,
+        };
+        let one_of_each: u64 = problem.blocks.iter().zip(&devices).map(of_gpu).sum();
+        let free = vram.checked_sub(problem.budget.margin.saturating_add(demand.total()))?;
+        Some(free.checked_div(one_of_each).unwrap_or(u64::MAX))
+    });
+    // `None` is less than any number.
+    match more.min().flatten() {
+        None => {
+            tell!(
+                "note: --gpu-experts auto: the GPU has no room for an expert of each layer beside the rest of the layers"
+            );
+            SplitArgs { gpu_experts: None, cpu_moe: args.n_cpu_moe.is_none(), ..args.clone() }
+        }
+        Some(more) if more >= divided.most - 1 => {
+            tell!("note: --gpu-experts auto: the GPU has room for all experts, so layers are placed whole");
+            SplitArgs { gpu_experts: None, cpu_moe: false, n_cpu_moe: None, ..args.clone() }
+        }
+        Some(more) => SplitArgs { gpu_experts: Some(GpuExpertsArg::Count(1 + more)), ..args.clone() },
+    }
+}
+
 /// Which experts stay on the GPU, and how much they are expected to spare the CPU; `None` if no mixture is divided.
 pub fn note(analysis: &Analysis) -> Option<String> {
-    let GpuExperts { experts, layers, share, is_counted, .. } = analysis.gpu_experts.as_ref()?;
+    let GpuExperts { experts, expert_bytes, share, is_counted, .. } = analysis.gpu_experts.as_ref()?;
     let whose = match is_counted {
         true => "the profile's corpus selected most",
         false => "come first, because no profile has counted which are popular (hpp-profile --prompts counts them)",
     };
     Some(format!(
-        "--gpu-experts: of each of {layers} layers the GPU computes {}, those that {whose}; {:.0} % of the selections are expected to fall on them",
+        "--gpu-experts: of each of {} layers the GPU computes {}, those that {whose}; {:.0} % of the selections are expected to fall on them",
+        expert_bytes.len(),
         count(*experts as usize, "expert"),
         share * 100.0
     ))

@@ -491,7 +491,7 @@ pub fn computation<'a>(args: &SplitArgs, costs: &'a Costs, local: &LocalMachine)
         true => ExpertComputation::AsExported,
         false => ExpertComputation::Selected,
     };
-    let gpu_experts = args.gpu_experts.filter(|experts| *experts > 0).map(|experts| ExpertsOnGpu {
+    let gpu_experts = args.experts_on_gpu().map(|experts| ExpertsOnGpu {
         layers: args.layers_with_host_experts().unwrap_or(0),
         experts,
         statistics: costs.source().experts(),

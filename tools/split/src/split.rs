@@ -3,7 +3,7 @@
 use crate::amount::{ESTIMATED, count, time};
 use crate::analysis::{Computation, analyse};
 use crate::choose::{Alternative, Chosen, PlanInputs, WORTH_THE_DISK};
-use crate::cli::{KvHomeArg, PlanningArgs, SplitArgs};
+use crate::cli::{GpuExpertsArg, KvHomeArg, PlanningArgs, SplitArgs};
 use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::explain::explain;
@@ -32,6 +32,8 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         let list = if args.json { presets::json() } else { presets::list() };
         return Ok(hpp_io::print_line(&list)?);
     }
+    let with_experts = with_fitting_experts(args)?;
+    let args = with_experts.as_ref().unwrap_or(args);
     let Inputs { analysis, experts_on_cpu, costs, local, quantize } = read_inputs(args)?;
     let own_draft = own_draft(args, &analysis, &costs)?;
     let reserved = own_draft.as_ref().map_or(0, |draft| draft.host_memory);
@@ -152,6 +154,19 @@ fn read_inputs(args: &SplitArgs) -> Result<Inputs, SplitError> {
     };
     let experts_on_cpu = is_exported.then(|| written_out::on_cpu(args, &analysis, path, quantize.as_ref())).flatten();
     Ok(Inputs { analysis, experts_on_cpu, costs, local, quantize })
+}
+
+/// The settings with a number of experts instead of `--gpu-experts auto`; `None` without that.
+fn with_fitting_experts(args: &SplitArgs) -> Result<Option<SplitArgs>, SplitError> {
+    if args.gpu_experts != Some(GpuExpertsArg::Auto) {
+        return Ok(None);
+    }
+    let args = SplitArgs { gpu_experts: Some(GpuExpertsArg::Count(1)), ..args.clone() };
+    let Inputs { analysis, costs, local, .. } = read_inputs(&args)?;
+    let inputs =
+        PlanInputs { args: &args, analysis: &analysis, costs: &costs, local: &local, reserved: 0, alternative: None };
+    let request = inputs.request(inputs.limits())?;
+    Ok(Some(gpu_experts::fitting(&args, &analysis, &request)))
 }
 
 /// Refuses a directory that cannot be written, before anything that takes long.

@@ -34,6 +34,25 @@ impl FromStr for LayerCount {
     }
 }
 
+/// `--gpu-experts`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuExpertsArg {
+    /// As many experts as fit.
+    Auto,
+    /// This many experts of each layer.
+    Count(u64),
+}
+
+impl FromStr for GpuExpertsArg {
+    type Err = String;
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(GpuExpertsArg::Auto),
+            _ => text.parse().map(GpuExpertsArg::Count).map_err(|_| "give a number of experts or `auto`".to_owned()),
+        }
+    }
+}
+
 /// `--kv`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum KvHomeArg {
