@@ -18,10 +18,9 @@ pub fn check_gpus(args: &SplitArgs, gpus: usize) -> Result<(), SplitError> {
     ))
 }
 
-/// The settings with as many experts of each layer on GPUs as they hold beside the rest of the layers. `analysis` and `request` are with one
-/// expert. Without `--gpu-experts` if the GPUs hold all experts, and with the experts of all layers on the CPU if they hold not one.
-pub fn fitting(args: &SplitArgs, analysis: &Analysis, request: &PlanningRequest) -> SplitArgs {
-    let Some(divided) = &analysis.gpu_experts else { return args.clone() };
+/// How many experts of each layer the GPUs hold beside the rest of the layers. `analysis` and `request` are with a divided model.
+pub fn fitting(analysis: &Analysis, request: &PlanningRequest) -> Fitting {
+    let Some(divided) = &analysis.gpu_experts else { return Fitting::None };
     let problem = &request.problem;
     let devices = gpu_layers(problem, u64::MAX);
     let place = |device: &DeviceId| match device {
@@ -30,28 +29,51 @@ pub fn fitting(args: &SplitArgs, analysis: &Analysis, request: &PlanningRequest)
     };
     let placements: Vec<BlockPlacement> = devices.iter().map(place).collect();
     let demands = usage(problem, &placements, &vec![0; problem.gpus.len()]).gpus;
-    let more = demands.iter().zip(&problem.budget.vram).enumerate().map(|(gpu, (demand, vram))| {
+    let more = demands.iter().zip(&problem.budget.vram).enumerate().filter_map(|(gpu, (demand, vram))| {
         let of_gpu = |(block, device): (&BlockSpec, &DeviceId)| match device {
             DeviceId::Gpu(on) if *on == gpu => divided.expert_bytes.get(&block.label).copied().unwrap_or(0),
             _ => 0,
         };
         let one_of_each: u64 = problem.blocks.iter().zip(&devices).map(of_gpu).sum();
-        let free = vram.checked_sub(problem.budget.margin.saturating_add(demand.total()))?;
-        Some(free.checked_div(one_of_each).unwrap_or(u64::MAX))
+        let needed = problem.budget.margin.saturating_add(demand.total());
+        (i128::from(*vram) - i128::from(needed)).checked_div_euclid(i128::from(one_of_each))
     });
-    // `None` is less than any number.
-    match more.min().flatten() {
-        None => {
-            tell!(
-                "note: --gpu-experts auto: the GPU has no room for an expert of each layer beside the rest of the layers"
-            );
-            SplitArgs { gpu_experts: None, cpu_moe: args.n_cpu_moe.is_none(), ..args.clone() }
+    match i128::from(divided.experts) + more.min().unwrap_or(0) {
+        experts if experts < 1 => Fitting::None,
+        experts if experts >= i128::from(divided.most) => Fitting::All,
+        experts => Fitting::Some(experts as u64),
+    }
+}
+
+/// How many experts of each layer fit on the GPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fitting {
+    /// Not one.
+    None,
+    /// This many, not all.
+    Some(u64),
+    /// All.
+    All,
+}
+
+impl Fitting {
+    /// The settings with this number of experts: without `--gpu-experts` if the GPUs hold all experts, with the experts on the CPU if they hold
+    /// none.
+    pub fn apply(self, args: &SplitArgs) -> SplitArgs {
+        let args = args.clone();
+        match self {
+            Fitting::None => {
+                tell!(
+                    "note: --gpu-experts auto: the GPU has no room for an expert of each layer beside the rest of the layers"
+                );
+                SplitArgs { gpu_experts: None, cpu_moe: args.n_cpu_moe.is_none(), ..args }
+            }
+            Fitting::Some(experts) => SplitArgs { gpu_experts: Some(GpuExpertsArg::Count(experts)), ..args },
+            Fitting::All => {
+                tell!("note: --gpu-experts auto: the GPU has room for all experts, so layers are placed whole");
+                SplitArgs { gpu_experts: None, cpu_moe: false, n_cpu_moe: None, ..args }
+            }
         }
-        Some(more) if more >= divided.most - 1 => {
-            tell!("note: --gpu-experts auto: the GPU has room for all experts, so layers are placed whole");
-            SplitArgs { gpu_experts: None, cpu_moe: false, n_cpu_moe: None, ..args.clone() }
-        }
-        Some(more) => SplitArgs { gpu_experts: Some(GpuExpertsArg::Count(1 + more)), ..args.clone() },
     }
 }
 

@@ -8,6 +8,7 @@ use crate::costs::Costs;
 use crate::error::SplitError;
 use crate::explain::explain;
 use crate::files::{PlanWriter, WriteOptions};
+use crate::gpu_experts::Fitting;
 use crate::local_machine::LocalMachine;
 use crate::own_draft::{self, OwnDraft};
 use crate::partitioning::{Partitioning, note_of_surplus_layers, refuse_split_kv, sufficient_budget};
@@ -161,12 +162,26 @@ fn with_fitting_experts(args: &SplitArgs) -> Result<Option<SplitArgs>, SplitErro
     if args.gpu_experts != Some(GpuExpertsArg::Auto) {
         return Ok(None);
     }
-    let args = SplitArgs { gpu_experts: Some(GpuExpertsArg::Count(1)), ..args.clone() };
-    let Inputs { analysis, costs, local, .. } = read_inputs(&args)?;
-    let inputs =
-        PlanInputs { args: &args, analysis: &analysis, costs: &costs, local: &local, reserved: 0, alternative: None };
-    let request = inputs.request(inputs.limits())?;
-    Ok(Some(gpu_experts::fitting(&args, &analysis, &request)))
+    let fitting = |experts: u64| {
+        let args = SplitArgs { gpu_experts: Some(GpuExpertsArg::Count(experts)), ..args.clone() };
+        let Inputs { analysis, costs, local, .. } = read_inputs(&args)?;
+        let inputs = PlanInputs {
+            args: &args,
+            analysis: &analysis,
+            costs: &costs,
+            local: &local,
+            reserved: 0,
+            alternative: None,
+        };
+        let request = inputs.request(inputs.limits())?;
+        Ok::<_, SplitError>(gpu_experts::fitting(&analysis, &request))
+    };
+    // Kernels may need more memory with more experts, so the number is counted again with as many.
+    let fitting = match fitting(1)? {
+        Fitting::Some(experts) => fitting(experts)?,
+        none_or_all => none_or_all,
+    };
+    Ok(Some(fitting.apply(args)))
 }
 
 /// Refuses a directory that cannot be written, before anything that takes long.
