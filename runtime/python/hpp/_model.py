@@ -388,7 +388,8 @@ def load(
     for name, number, least in (("threads", threads, 1), ("context", context, 1), ("pinned", pinned, 0)):
         if number is not None and number < least:
             raise HppError(f"{name} cannot be {number}", f"give a number from {least} up, or leave it out")
-    providers = providers.split(",") if isinstance(providers, str) else list(providers)
+    if isinstance(providers, str):
+        providers = [name.strip() for name in providers.split(",") if name.strip()]
     plan = plan if isinstance(plan, Plan) else Plan(plan)
     engine = _native.Engine.load(
         os.fspath(plan),
@@ -397,7 +398,7 @@ def load(
         threads=threads,
         context=context,
         strict=strict,
-        providers=providers,
+        providers=list(providers),
         ep_lib=[f"{name}={os.fspath(path)}" for name, path in (ep_lib or {}).items()],
         ep_option=[f"{key}={value}" for key, value in (ep_option or {}).items()],
         weights=weights,

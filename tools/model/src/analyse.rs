@@ -572,6 +572,11 @@ impl Analysis {
         self.rows.is_some() || self.gpu_experts.is_some()
     }
 
+    /// The model before its layers or mixtures were divided: all its weight files exist, unless it is quantized.
+    pub fn undivided_model(&self) -> &Model {
+        self.before.as_ref().filter(|_| self.has_parts_of_weights()).map_or(&self.model, |(model, _)| model)
+    }
+
     /// The graph with a node for each operator: experts are as exported.
     pub fn exported_graph(&self) -> &Graph {
         self.exported.as_ref().unwrap_or(&self.graph)

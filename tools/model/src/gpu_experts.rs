@@ -4,7 +4,8 @@ use crate::analyse::QuantizedWeights;
 use crate::error::ModelError;
 use crate::{Analysis, ExpertsOnGpu};
 use hpp_graph::{
-    Attribute, DivisibleMixture, EXPECTED_EXPERTS, Graph, Segmentation, divisible_mixtures, infer, segment,
+    Attribute, DivisibleMixture, EXPECTED_EXPERTS, Graph, Segmentation, divisible_mixtures, has_mixture, infer,
+    segment, whole_mixtures, written_out,
 };
 use hpp_onnx::{ExpertDivision, Model, QUANTIZED_FILE, VirtualFile, VirtualFiles, divide_experts};
 use hpp_schema::ExpertStatistics;
@@ -17,8 +18,8 @@ pub struct GpuExperts {
     pub contents: VirtualFile,
     /// Experts of each layer on the GPU.
     pub experts: u64,
-    /// The most experts that a layer can have on the GPU and on the CPU together.
-    pub most: u64,
+    /// Experts of the layer that has fewest, and of the layer that has most.
+    pub counts: [u64; 2],
     /// Bytes of one expert's weights, by the label of its block; one entry for each layer whose experts are divided.
     pub expert_bytes: BTreeMap<String, u64>,
     /// Expected share of the selections that fall on experts on the GPU.
@@ -37,8 +38,8 @@ pub(crate) struct Divided {
 }
 
 /// What to do about a model whose experts cannot be divided.
-pub(crate) const WHOLE_MIXTURES: &str = "omit --gpu-experts; --n-cpu-moe N places all experts of the first N layers on the CPU, and those of the \
-                                         other layers on the GPU";
+pub(crate) const WHOLE_MIXTURES: &str =
+    "omit --gpu-experts; --cpu-moe, too, computes experts on the CPU and leaves the rest of the layers to the GPU";
 
 pub(crate) fn divide(
     model: &Model,
@@ -49,9 +50,18 @@ pub(crate) fn divide(
 ) -> Result<Divided, ModelError> {
     let mixtures = divisible_mixtures(graph, segmentation, options.layers);
     let Some(smallest) = mixtures.iter().map(|mixture| mixture.count).min() else {
-        let what = "--gpu-experts divides the experts of QMoE operators with constant weights, which select by logits; these layers have none";
+        let what = "--gpu-experts divides the experts of QMoE operators whose weights are constants and which normalize the weights of the experts that a token selects, some of all; these layers have no such operator";
+        let is_mixture = |block: &hpp_graph::Block| has_mixture(graph, block);
+        if !segmentation.blocks.iter().any(is_mixture)
+            && whole_mixtures(graph, segmentation).is_empty()
+            && written_out(graph).is_empty()
+        {
+            let what = "--gpu-experts divides mixtures of experts, and this model has none";
+            return Err(ModelError::setting(what, "omit --gpu-experts"));
+        }
         return Err(ModelError::setting(what, WHOLE_MIXTURES));
     };
+    let largest = mixtures.iter().map(|mixture| mixture.count).max().unwrap_or(smallest);
     if options.experts >= smallest {
         let what =
             format!("--gpu-experts {} leaves the CPU none of the {smallest} experts of a layer", options.experts);
@@ -70,16 +80,17 @@ pub(crate) fn divide(
     infer::infer(&mut graph);
     let results = divisions.iter().zip(&divided.results);
     let expected = results.flat_map(|(division, [first, others])| {
-        // All layers alike, so that blocks that compute the same have the same costs.
+        // The share is that of all layers, so that blocks that compute the same have the same costs. Only the CPU's kernel is known to leave out
+        // experts of weight 0.
         let active = division.mixture.active as f64;
-        [(first.as_str(), active * share), (others.as_str(), active * (1.0 - share))]
+        [(first.as_str(), active.min(options.experts as f64)), (others.as_str(), active * (1.0 - share))]
     });
     expect(&mut graph, &expected.collect());
     let segmentation = segment(&graph);
     let experts = GpuExperts {
         contents: divided.contents,
         experts: options.experts,
-        most: smallest,
+        counts: [smallest, largest],
         expert_bytes,
         share,
         is_counted,
@@ -203,6 +214,10 @@ mod tests {
         close(after.prefill.flops, before.prefill.flops as f64 * 0.4);
         let [before, after] = [&whole, &divided].map(|found| of(found, "layers.2"));
         assert!(after.decode.flops > before.decode.flops && after.decode.bytes > before.decode.bytes);
+        // The GPU computes as many of its experts as a token can select: one, half of what a token selects.
+        let on_gpu = (after.decode.flops - before.decode.flops) as f64;
+        let whole_experts = of(&whole, "layers.2.experts").decode.flops as f64;
+        assert!((on_gpu / (whole_experts / 2.0) - 1.0).abs() < 0.05, "{on_gpu} of {whole_experts}");
         assert!(divided.1.has_gpu_experts(divided.0.iter().position(|block| block.label == "layers.2").unwrap()));
         assert!((0..whole.0.len()).all(|block| !whole.1.has_gpu_experts(block)));
     }

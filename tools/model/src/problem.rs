@@ -229,7 +229,8 @@ pub fn problem(
             load: workload,
             // Layers with states on disk run one sequence after the other.
             row_batching: if budget.host_kv_on_disk { RowBatching::Never } else { row_batching(analysis) },
-            expert_hits: source.expert_hits(),
+            // The corpus' hits are mostly those of popular experts, which the host's caches do not hold if a GPU computes them.
+            expert_hits: if analysis.gpu_experts.is_some() { Vec::new() } else { source.expert_hits() },
             cuts: Vec::new(),
         }),
         Ok(_) => Err(findings),

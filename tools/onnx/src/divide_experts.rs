@@ -1,7 +1,7 @@
 //! Divides the experts of a mixture between two operators: the first has the experts that stay on a GPU, the second the others.
 //!
-//! `QMoE` weighs the results of the `k` experts with the largest logits by the softmax of their logits. Here the same experts are selected before
-//! both operators, and their weights `w` computed. The first operator gets the logits of its experts, with the lowest number for those that are
+//! `QMoE` with `normalize_routing_weights` weighs the results of the `k` experts with the largest logits by the softmax of these logits. Here the same experts are selected before
+//! both operators, and their weights `w` computed. The first operator gets the logits of its experts, with a very low number for those that are
 //! not selected; its own softmax has only its own experts, so its result is multiplied by the sum of their `w`. The second operator gets the `w`
 //! of its experts as factors, so that ONNX Runtime's kernel for the CPU does not compute those of weight 0. (The kernel for CUDA ignores factors.)
 //! The result differs from the undivided operator's in its last bits.
@@ -23,8 +23,11 @@ use hpp_schema::DType;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
-/// The logit of an expert that is not selected, in every type; float16 has no lower round number.
-const UNSELECTED: f32 = -60000.0;
+/// The logit of an expert that is not selected: the lowest of float16, and for other types a number that no softmax of sensible logits reaches.
+fn unselected(dtype: DType) -> f32 {
+    if dtype == DType::Float16 { -65504.0 } else { -1e30 }
+}
+
 /// The first opset with `ScatterElements`.
 const FIRST_OPSET: i64 = 11;
 /// The first opset in which the axes of a sum are an input.
@@ -74,7 +77,7 @@ pub fn divide_experts(
     if model.weights.files.iter().any(|file| file.location == EXPERTS_FILE) {
         return Err(ExpertDivisionError::FileTaken);
     }
-    let default = model.proto.opset_import.iter().find(|opset| opset.domain().is_empty());
+    let default = model.proto.opset_import.iter().find(|opset| names::default_domain(opset.domain()).is_empty());
     let opset = default.map_or(1, |opset| opset.version());
     if opset < FIRST_OPSET {
         return Err(ExpertDivisionError::OldOpset(opset));
@@ -104,8 +107,8 @@ struct Writer<'a> {
     contents: VirtualFile,
     nodes: Vec<NodeProto>,
     tensors: Vec<(TensorProto, Storage)>,
-    /// Weights that were divided.
-    sliced: HashSet<&'a str>,
+    /// The new weights, by the divided weight and its experts.
+    slices: HashMap<(&'a str, Vec<u32>), String>,
     results: Vec<[String; 2]>,
 }
 
@@ -123,7 +126,7 @@ impl<'a> Writer<'a> {
             contents: VirtualFile::default(),
             nodes: vec![],
             tensors: vec![],
-            sliced: HashSet::new(),
+            slices: HashMap::new(),
             results: vec![],
         }
     }
@@ -177,8 +180,12 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// The slices of a weight that belong to these experts, as a weight of its own.
-    fn slices(&mut self, name: &'a str, experts: &[u32], new: &str) -> Result<(), ExpertDivisionError> {
+    /// The name of a weight with the slices of another one that belong to these experts.
+    fn slices(&mut self, name: &'a str, experts: &[u32], part: &str) -> Result<String, ExpertDivisionError> {
+        if let Some(known) = self.slices.get(&(name, experts.to_vec())) {
+            return Ok(known.clone());
+        }
+        let new = self.fresh.name(&format!("{name}/{part}"));
         let source = self.sources.get(name).copied();
         let source = source.ok_or_else(|| ExpertDivisionError::Sparse { name: name.to_owned() })?;
         let tensor = &self.model.graph_proto().initializer[source];
@@ -196,7 +203,7 @@ impl<'a> Writer<'a> {
         let mut dims = tensor.dims.clone();
         dims[0] = experts.len() as i64;
         let mut slices =
-            TensorProto { name: Some(new.to_owned()), dims, data_type: tensor.data_type, ..TensorProto::default() };
+            TensorProto { name: Some(new.clone()), dims, data_type: tensor.data_type, ..TensorProto::default() };
         let length = gather.bytes();
         let offset = self.layout.place(length);
         self.contents.put_computed(offset, Arc::new(gather), length);
@@ -204,8 +211,8 @@ impl<'a> Writer<'a> {
         // The virtual file comes after the files of the model.
         let range = FileRange { file: self.model.weights.files.len(), offset, length };
         self.tensors.push((slices, Storage::External(range)));
-        self.sliced.insert(name);
-        Ok(())
+        self.slices.insert((name, experts.to_vec()), new.clone());
+        Ok(new)
     }
 
     fn finish(self) -> DividedMixtures {
@@ -214,7 +221,8 @@ impl<'a> Writer<'a> {
         graph.node = self.nodes;
         let mut read: HashSet<String> = graph.node.iter().flat_map(names::reads).map(str::to_owned).collect();
         read.extend(graph.output.iter().map(|output| output.name().to_owned()));
-        let is_kept = |name: &str| !self.sliced.contains(name) || read.contains(name);
+        let sliced: HashSet<&str> = self.slices.keys().map(|(name, _)| *name).collect();
+        let is_kept = |name: &str| !sliced.contains(name) || read.contains(name);
         let old = std::mem::take(&mut graph.initializer).into_iter().zip(std::mem::take(&mut model.weights.storage));
         let all = old.filter(|(tensor, _)| is_kept(tensor.name())).chain(self.tensors);
         (graph.initializer, model.weights.storage) = all.unzip();
@@ -265,14 +273,14 @@ impl<'a> Steps<'_, 'a> {
         self.add("Cast", part, &[value], vec![int_attribute("to", i64::from(to.to_onnx()))])
     }
 
-    /// The logits of the first operator's experts, the lowest number for those of weight 0.
+    /// The logits of the first operator's experts, a very low number for those of weight 0.
     fn first_logits(&mut self, router: &str, first: &[u32], weights: &str, dtype: DType) -> String {
         let columns: Vec<i64> = first.iter().copied().map(i64::from).collect();
         let columns = self.ints("columns_of_first", &columns);
         let logits = self.gather("all_logits_of_first", router, &columns);
         let zero = self.float("zero", 0.0);
         let is_selected = self.add("Greater", "is_selected", &[weights, &zero], vec![]);
-        let lowest = self.float("lowest", UNSELECTED);
+        let lowest = self.float("lowest", unselected(dtype));
         let lowest = self.cast("unselected", &lowest, dtype);
         self.add("Where", "logits_of_first", &[&is_selected, &logits, &lowest], vec![])
     }
@@ -320,9 +328,7 @@ impl<'a> Steps<'_, 'a> {
         let output = self.name(part);
         for at in &mixture.sliced {
             let name = self.writer.graph.value(self.value_of(mixture, *at)).name.as_str();
-            let new = self.writer.fresh.name(&format!("{name}/{part}"));
-            self.writer.slices(name, experts, &new)?;
-            copy.input[*at] = new;
+            copy.input[*at] = self.writer.slices(name, experts, part)?;
         }
         set(&mut copy, int_attribute("k", mixture.active.min(experts.len() as u64) as i64));
         copy.name = Some(format!("{output}/{}", node.op_type()));

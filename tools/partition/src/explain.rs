@@ -28,6 +28,8 @@ pub struct RunExplanation {
 pub struct Alternative {
     /// The place, in both phases.
     pub place: Placement,
+    /// The slots of each GPU.
+    pub slots: Vec<u32>,
     /// The objective, milliseconds.
     pub objective_ms: f64,
     /// The budget that it exceeds there; `None` if it fits.
@@ -107,8 +109,8 @@ fn alternatives(
         let with_cuts = Problem { cuts: cuts(&placements), ..problem.clone() };
         let with_slots = |slots: Vec<u32>| {
             let over_budget = fits(&with_cuts, &placements, &slots, options.mechanisms).err();
-            let objective_ms = evaluate(&with_cuts, options, placements.clone(), slots).objective_ms;
-            Alternative { place: placement.decode, objective_ms, over_budget }
+            let objective_ms = evaluate(&with_cuts, options, placements.clone(), slots.clone()).objective_ms;
+            Alternative { place: placement.decode, slots, objective_ms, over_budget }
         };
         let all: Vec<Alternative> =
             possible_slots(problem, options, solution, placement).into_iter().map(with_slots).collect();

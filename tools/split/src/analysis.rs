@@ -2,7 +2,7 @@
 
 use crate::cli::SplitArgs;
 use crate::error::SplitError;
-use hpp_graph::{Block, ExpertCounts, written_out};
+use hpp_graph::{Block, ExpertCounts, whole_mixtures, written_out};
 use hpp_model::{Analysis, AnalysisOptions, ExpertComputation, ExpertsOnGpu, analyse_with};
 use hpp_onnx::QuantizeOptions;
 use hpp_schema::Activations;
@@ -48,7 +48,9 @@ pub fn analyse(
     }
     let Some(layers) = args.layers_with_host_experts() else { return Ok(analysis) };
     let has_experts = |block: &Block| ExpertCounts::of(&analysis.graph, block).is_some();
-    if !analysis.segmentation.blocks.iter().any(has_experts) && written_out(&analysis.graph).is_empty() {
+    let has_whole = || !whole_mixtures(&analysis.graph, &analysis.segmentation).is_empty();
+    if !analysis.segmentation.blocks.iter().any(has_experts) && written_out(&analysis.graph).is_empty() && !has_whole()
+    {
         let what = "--cpu-moe and --n-cpu-moe move experts to the CPU, and this model has no mixture of experts";
         return Err(SplitError::setting(what, "omit them; --gpu-layers and --assign place whole layers"));
     }

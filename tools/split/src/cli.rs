@@ -130,7 +130,7 @@ pub struct SplitArgs {
     #[arg(long, visible_alias = "n-gpu-layers", value_name = "N|all|auto", allow_negative_numbers = true)]
     pub gpu_layers: Option<LayerCount>,
     /// Place blocks by hand, such as `layers.0-11=gpu,layers.12=stream,head=cpu`; overrides all other placement
-    /// options but --cpu-moe and --n-cpu-moe. `stream` means `gpu0:stream`. Of two entries for a block the later counts. The planner
+    /// options but --cpu-moe, --n-cpu-moe and --gpu-experts. `stream` means `gpu0:stream`. Of two entries for a block the later counts. The planner
     /// places blocks without an entry; without `--vram` they stay on the CPU.
     #[arg(long, value_name = "BLOCKS=DEVICE,...")]
     pub assign: Option<Assign>,

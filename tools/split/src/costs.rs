@@ -116,7 +116,7 @@ impl Costs {
     pub fn check_origin(&self, analysis: &Analysis, allow_other_machine: bool) -> Result<(), InputErrors> {
         let CostBasis::Profile(profile, file) = &self.basis else { return Ok(()) };
         let mut errors = InputErrors::default();
-        match model_hash(&analysis.model) {
+        match model_hash(analysis.undivided_model()) {
             Ok(hash) => errors.require(
                 hash == profile.model.hash,
                 format!("{file} was measured of another model ({})", profile.model.name),

@@ -3,9 +3,30 @@
 use crate::amount::count;
 use crate::cli::{GpuExpertsArg, SplitArgs};
 use crate::error::SplitError;
+use crate::input_errors::InputErrors;
 use crate::request::PlanningRequest;
 use hpp_model::{Analysis, GpuExperts};
 use hpp_partition::{BlockPlacement, BlockSpec, DeviceId, Placement, gpu_layers, usage};
+
+/// Refuses options that leave nothing to divide, or with which a number of experts takes long to find.
+pub fn check(args: &SplitArgs, errors: &mut InputErrors) {
+    let Some(experts) = args.gpu_experts else { return };
+    errors.require(
+        args.n_cpu_moe != Some(0),
+        "--gpu-experts divides the experts of the layers that --n-cpu-moe names, and 0 are none",
+        "omit --n-cpu-moe to divide the experts of all layers",
+    );
+    errors.require(
+        experts != GpuExpertsArg::Count(0),
+        "--gpu-experts 0 keeps no expert on the GPU",
+        "give a larger number or `auto`; --cpu-moe computes all experts on the CPU",
+    );
+    errors.require(
+        experts != GpuExpertsArg::Auto || !args.quantize.takes_long(),
+        "--gpu-experts auto plans three times, and formats of weights that are chosen by measurements would be measured each time",
+        "give --gpu-experts the number that a --dry-run without --bits-budget and --calibration names",
+    );
+}
 
 /// Refuses a machine without a GPU.
 pub fn check_gpus(args: &SplitArgs, gpus: usize) -> Result<(), SplitError> {
@@ -18,9 +39,24 @@ pub fn check_gpus(args: &SplitArgs, gpus: usize) -> Result<(), SplitError> {
     ))
 }
 
+/// Refuses a manual placement that computes the GPU's experts on the CPU.
+pub fn refuse_on_host(args: &SplitArgs, blocks: &[BlockSpec], placements: &[BlockPlacement]) -> Result<(), SplitError> {
+    let is_on_host =
+        |(block, placement): &(&BlockSpec, &BlockPlacement)| block.needs_gpu && placement.computes_on_host();
+    let found = blocks.iter().zip(placements).find(is_on_host).filter(|_| args.experts_on_gpu().is_some());
+    let Some((block, _)) = found else { return Ok(()) };
+    let label = &block.label;
+    Err(SplitError::setting(
+        format!("--gpu-experts keeps experts of {label} on a GPU, and this placement computes {label} on the CPU"),
+        "use --gpu-layers all, or leave --gpu-layers, --assign and --planner out; beside --n-cpu-moe N, --gpu-experts divides the experts of the first N \
+         layers only",
+    ))
+}
+
 /// How many experts of each layer the GPUs hold beside the rest of the layers. `analysis` and `request` are with a divided model.
 pub fn fitting(analysis: &Analysis, request: &PlanningRequest) -> Fitting {
     let Some(divided) = &analysis.gpu_experts else { return Fitting::None };
+    let [smallest, largest] = divided.counts;
     let problem = &request.problem;
     let devices = gpu_layers(problem, u64::MAX);
     let place = |device: &DeviceId| match device {
@@ -40,8 +76,8 @@ pub fn fitting(analysis: &Analysis, request: &PlanningRequest) -> Fitting {
     });
     match i128::from(divided.experts) + more.min().unwrap_or(0) {
         experts if experts < 1 => Fitting::None,
-        experts if experts >= i128::from(divided.most) => Fitting::All,
-        experts => Fitting::Some(experts as u64),
+        experts if experts >= i128::from(largest) => Fitting::All,
+        experts => Fitting::Some((experts as u64).min(smallest - 1)),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::error::{NeededBudget, SplitError};
 use crate::group::{OwnPartition, group};
 use crate::predicted::PredictedTimes;
 use crate::request::{PlanningRequest, default_margin, with_default_margin};
-use crate::{split_mode, with_launches};
+use crate::{gpu_experts, split_mode, with_launches};
 use hpp_model::{DiskStreaming, PartitionSpec};
 use hpp_partition::{
     BlockPlacement, BlockSpec, DeviceId, EXPERT_WINDOW, ExpertMemory, KvHome, MemoryUsage, OverBudget, Phase,
@@ -176,6 +176,7 @@ pub fn place(request: &PlanningRequest, args: &SplitArgs) -> Result<Partitioning
     }
     partitioning.check(request)?;
     split_mode::refuse_moved_shards(request, &partitioning.solution.placements)?;
+    gpu_experts::refuse_on_host(args, &request.problem.blocks, &partitioning.solution.placements)?;
     refuse_split_kv(&request.problem.blocks, &partitioning.solution.placements, args.kv)?;
     refuse_too_many(&partitioning.partitions, args.max_partitions)?;
     Ok(partitioning)

@@ -2,7 +2,7 @@
 
 use crate::cli::{BitsArg, DraftArg, LayerCount, MechanismsArg, ObjectiveArg, QuantizeArgs, SplitArgs};
 use crate::input_errors::InputErrors;
-use crate::split_mode;
+use crate::{gpu_experts, split_mode};
 use hpp_schema::names_a_file;
 
 /// Largest batch: byte sizes of states and activations of a larger one may overflow 64 bits.
@@ -23,6 +23,7 @@ pub fn check(args: &SplitArgs) -> InputErrors {
     quantizing(args, &mut errors);
     drafting(args, &mut errors);
     split_mode::check(args, &mut errors);
+    gpu_experts::check(args, &mut errors);
     provider_options(args, &mut errors);
     errors
 }

@@ -22,7 +22,11 @@ pub fn check(args: &SplitArgs, errors: &mut InputErrors) {
         (args.assign.is_some(), "--assign", "places whole layers"),
         (planning.stream.is_some() || planning.requests_streaming(), "--stream or --mechanisms all", STREAMED),
         (planning.slots.is_some(), "--slots", STREAMED),
-        (args.layers_with_host_experts().is_some(), "--cpu-moe or --n-cpu-moe", "divides layers before their experts"),
+        (
+            args.layers_with_host_experts().is_some(),
+            "--cpu-moe, --n-cpu-moe or --gpu-experts",
+            "divides layers before their experts",
+        ),
         (args.movable, "--movable", "moves whole layers"),
         (args.active_neurons, "--active-neurons", "is for layers on the host"),
         (args.kv == KvHomeArg::Host, "--kv cpu", "copies caches to one GPU at a time"),

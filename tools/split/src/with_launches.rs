@@ -5,7 +5,8 @@ use crate::cli::SplitArgs;
 use crate::partitioning::{DecidedBy, Partitioning};
 use crate::request::PlanningRequest;
 use hpp_partition::{
-    BlockPlacement, Mechanisms, Options, Phase, Placement, RunExplanation, Solution, evaluate, explain_runs, plan,
+    Alternative, BlockPlacement, Mechanisms, Options, Phase, Placement, RunExplanation, Solution, evaluate,
+    explain_runs, plan,
 };
 
 /// Most runs of blocks that move to another place one after the other.
@@ -58,20 +59,22 @@ fn with_a_run_moved(request: &PlanningRequest, args: &SplitArgs, planned: &Parti
         run.blocks.clone().all(|block| request.problem.blocks[block].assigned.is_none()) && is_dynamic(&run.placement)
     };
     let alternatives = runs.iter().filter(is_free).flat_map(|run| run.elsewhere.iter().map(move |other| (run, other)));
-    let fitting =
-        alternatives.filter(|(_, other)| other.over_budget.is_none() && other.objective_ms < solution.objective_ms);
-    let (run, other) = fitting.min_by(|(_, a), (_, b)| a.objective_ms.total_cmp(&b.objective_ms))?;
-    let mut placements = solution.placements.clone();
-    placements[run.blocks.clone()].fill(BlockPlacement::both(other.place));
-    let streams = |gpu: usize| {
-        let of = |placement: &BlockPlacement| {
-            Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Streamed(gpu))
+    let is_better = |other: &Alternative| other.over_budget.is_none() && other.objective_ms < solution.objective_ms;
+    let mut better: Vec<(&RunExplanation, &Alternative)> = alternatives.filter(|(_, other)| is_better(other)).collect();
+    better.sort_by(|(_, a), (_, b)| a.objective_ms.total_cmp(&b.objective_ms));
+    better.into_iter().find_map(|(run, other)| {
+        let mut placements = solution.placements.clone();
+        placements[run.blocks.clone()].fill(BlockPlacement::both(other.place));
+        let streams = |gpu: usize| {
+            let of = |placement: &BlockPlacement| {
+                Phase::BOTH.iter().any(|phase| placement.in_phase(*phase) == Placement::Streamed(gpu))
+            };
+            placements.iter().any(of)
         };
-        placements.iter().any(of)
-    };
-    let slots = solution.slots.iter().enumerate().map(|(gpu, slots)| if streams(gpu) { *slots } else { 0 }).collect();
-    let moved = evaluate(&request.problem, &request.options, placements, slots);
-    faster(request, args, planned, moved)
+        let slots = other.slots.iter().enumerate().map(|(gpu, slots)| if streams(gpu) { *slots } else { 0 }).collect();
+        let moved = evaluate(&request.problem, &request.options, placements, slots);
+        faster(request, args, planned, moved)
+    })
 }
 
 /// Another solution cut into partitions, if it fits and takes less time than the planned one with the launches of all partitions.

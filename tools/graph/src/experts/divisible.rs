@@ -53,15 +53,18 @@ pub(super) fn leaves_out_unweighted(node: &Node) -> bool {
 
 fn divisible(graph: &Graph, block: &Block, id: NodeId) -> Option<DivisibleMixture> {
     let node = graph.node(id);
-    // `MoE` has no input for factors.
+    // `MoE` has no input for factors. Without normalisation the kernels differ: that of the CPU weighs selected experts by the softmax of their own
+    // logits all the same, that for CUDA by the softmax of all.
     let is_supported = node.op_type == "QMoE"
         && node.domain == "com.microsoft"
         && node.int("use_sparse_mixer").unwrap_or(0) == 0
+        && node.int("normalize_routing_weights") == Some(1)
         && node.inputs.get(AGGREGATION).copied().flatten().is_none();
     let router = node.inputs.get(ROUTER).copied().flatten().filter(|_| is_supported)?;
     let is_matrix = graph.value(router).shape.as_ref().is_some_and(|shape| shape.len() == 2);
-    let is_float = graph.value(router).dtype.is_some_and(|dtype| dtype.is_float());
-    let hidden_rank = graph.value(node.inputs[0]?).shape.as_ref()?.len();
+    let hidden = graph.value(node.inputs[DivisibleMixture::HIDDEN]?);
+    let router_type = graph.value(router).dtype.filter(|dtype| dtype.is_float());
+    let hidden_rank = hidden.shape.as_ref()?.len();
     let count = count(graph, node)?;
     let active = u64::try_from(node.int("k").unwrap_or(1)).ok()?;
     let sliced: Vec<usize> = (ROUTER + 1..node.inputs.len()).filter(|at| node.inputs[*at].is_some()).collect();
@@ -71,7 +74,8 @@ fn divisible(graph: &Graph, block: &Block, id: NodeId) -> Option<DivisibleMixtur
         graph.weight(id).filter(|weight| first == count && weight.bytes.is_multiple_of(count))
     };
     let is_possible = is_matrix
-        && is_float
+        && router_type.is_some()
+        && router_type == hidden.dtype
         && matches!(hidden_rank, 2 | 3)
         && (1..count).contains(&active)
         && sliced.iter().all(|at| is_sliced(at).is_some());

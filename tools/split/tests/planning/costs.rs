@@ -1,7 +1,7 @@
 //! Plans with costs from a machine file or a profile.
 
 use crate::support::{LLAMA, fixture, machine, places, planned, profile, split};
-use hpp_schema::{Plan, Profile};
+use hpp_schema::{CorpusStatistics, ExpertStatistics, Plan, Profile, Statistics};
 
 fn saved(dir: &tempfile::TempDir, profile: &Profile) -> String {
     let path = dir.path().join("profile.yaml");
@@ -65,6 +65,46 @@ fn a_profile_of_whole_layers_plans_experts_on_the_host() {
     assert!(places(&apart).contains("cpu:layers.0.experts gpu0:"), "{}", places(&apart));
     let [slowest, fastest, between] = [&on_host, &on_gpu, &apart].map(|plan| plan.predictions.decode_ms);
     assert!(fastest < between && between < slowest, "{fastest} {between} {slowest}");
+}
+
+/// The times of a layer are divided by the share of its selections that the GPU computes.
+#[test]
+fn the_experts_that_a_corpus_selected_most_stay_on_the_gpu() {
+    let dir = tempfile::tempdir().unwrap();
+    let name = "genai/gpt-oss-int4-cpu";
+    let mut counted = profile(name, 10.0, 1.0);
+    let layer = |layer: usize| ExpertStatistics {
+        block: format!("layers.{layer}"),
+        top_k: 2,
+        tokens: 50,
+        counts: vec![10, 20, 60, 10],
+        reuse_distances: vec![32, 32, 32, 0],
+        first_visits: 4,
+        oracle_hits: vec![0; 4],
+    };
+    counted.corpus = Some(CorpusStatistics {
+        hash: "0".repeat(64),
+        prompts_hash: None,
+        prompts_done: 1,
+        prompts_in_all: Some(1),
+        skipped: vec![],
+        skipped_in_all: 0,
+        statistics: Statistics { experts: (0..4).map(layer).collect(), ..Statistics::default() },
+    });
+    let (with, without) = (saved(&dir, &counted), dir.path().join("uncounted.yaml"));
+    std::fs::write(&without, profile(name, 10.0, 1.0).to_yaml().unwrap()).unwrap();
+    let run = |profile: &str, more: &[&str]| {
+        let model = fixture(name);
+        let options = ["--dry-run", "--json", "--profile", profile, "--vram", "8G", "--gpu-layers", "all"];
+        let done = split(&[&[model.to_str().unwrap()], &options[..], more].concat()).success();
+        (serde_json::from_str::<Plan>(&done.stdout).unwrap().predictions.decode_ms, done.stderr)
+    };
+    let (popular, said) = run(&with, &["--gpu-experts", "1"]);
+    assert!(said.contains("1 expert, those that the profile's corpus selected most; 60 %"), "{said}");
+    let (first, said) = run(without.to_str().unwrap(), &["--gpu-experts", "1"]);
+    assert!(said.contains("those that come first") && said.contains("; 25 %"), "{said}");
+    let (none, _) = run(&with, &["--cpu-moe"]);
+    assert!(popular < first && first < none, "{popular} {first} {none}");
 }
 
 #[test]

@@ -50,7 +50,8 @@ fn tolerance(args: &VerifyArgs, plan: &Plan, telemetry: &Telemetry) -> Tolerance
     let rounds_otherwise = plan.model.rounds_activations && (is_divided || off_cpu);
     let rounds = has_half || plan.model.rounds_whole_passes || rounds_otherwise;
     Tolerance(args.tolerance.unwrap_or(match (rounds, off_cpu) {
-        // Measured: up to 2.1e-2 by rows, and 9.5e-2 with random mixtures, where another level may select another expert.
+        // Another level may select another expert: measured 0.1 in float32 and 0.54 in float16 with random mixtures; 2.1e-2 by rows.
+        (true, _) if plan.model.rounds_activations && plan.model.gpu_experts.is_some() => 6e-1,
         (true, _) if plan.model.rounds_activations && is_divided => 1.5e-1,
         (true, _) => 2e-2,
         (false, true) => 1e-3,

@@ -171,6 +171,11 @@ fn tensor_table(what: &str, tensors: &[TensorResult]) -> String {
 
 fn first_difference(first: &FirstDifference) -> String {
     let mut out = String::from("\n");
+    if first.fusion_only == Some(true) && first.is_divided {
+        out.push_str("in one partition, the divided layers give the plan's logits bit for bit:\n");
+        out.push_str("only the order of sums differs from the unsplit model\n\n");
+        return out;
+    }
     let at = first.step.map_or(String::new(), |step| format!(" at step {step}"));
     let _ = match &first.boundary {
         Some(name) => writeln!(out, "first difference{at}: {name}, computed by {}", first.partition),
@@ -180,10 +185,7 @@ fn first_difference(first: &FirstDifference) -> String {
         out.push_str(&tensor_table("boundary", &first.boundaries));
         out.push('\n');
     }
-    if first.fusion_only == Some(true) && first.is_divided {
-        out.push_str("in one partition, the divided layers give the plan's logits bit for bit:\n");
-        out.push_str("only the order of sums differs from the unsplit model\n\n");
-    } else if first.fusion_only == Some(true) {
+    if first.fusion_only == Some(true) {
         out.push_str("with its boundaries as outputs, the unsplit model gives the plan's logits bit for bit:\n");
         out.push_str("only operators that ONNX Runtime fuses across the cuts differ\n\n");
     }
