@@ -269,7 +269,8 @@ pub struct RuntimeArgs {
     /// devices lists. Partitions on the host take those of the list that compute from host memory.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub providers: Vec<Provider>,
-    /// Size of the context in tokens, prompt and answer together, such as 4096 or 8k [default: the plan's].
+    /// Size of the context in tokens, prompt and answer together, such as 4096 or 8k [default: the plan's]. A prompt that fills it is answered
+    /// with one token.
     #[arg(long, short = 'c', visible_alias = "ctx-size", value_name = "N", value_parser = context)]
     pub context: Option<u64>,
     /// How to plan a model.

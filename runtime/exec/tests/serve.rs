@@ -397,6 +397,16 @@ fn echo_with_logprobs_reports_the_tokens_of_the_prompt() {
     let ended = json!({"prompt": "What is ownership?", "max_tokens": 40, "echo": true, "logprobs": 0});
     let ended = server.ok(path, &ended);
     assert_eq!(numbers(&ended, "tokens").len() as u64, ended["usage"]["total_tokens"].as_u64().unwrap(), "{ended}");
+    // The text of these tokens is empty.
+    let special = server.ok(path, &json!({"prompt": [1, 6], "max_tokens": 5, "echo": true, "logprobs": 0}));
+    assert_eq!(special["choices"][0]["finish_reason"], "stop");
+    assert_eq!(
+        numbers(&special, "tokens").len() as u64,
+        special["usage"]["total_tokens"].as_u64().unwrap(),
+        "{special}"
+    );
+    let ended_at_once = server.ok(path, &json!({"prompt": [1, 6], "max_tokens": 5, "logprobs": 0}));
+    assert_eq!(ended_at_once["choices"][0]["logprobs"]["tokens"], json!([]), "{ended_at_once}");
     // Where an end token ends nothing, it is an entry as any other.
     let beyond = json!({"prompt": "What is ownership?", "max_tokens": 60, "logprobs": 0, "ignore_eos": true});
     let beyond = server.ok(path, &beyond);

@@ -38,8 +38,10 @@ pub struct AnswerChoice {
     pub echo: String,
     /// Finds tool calls in the answer, if there are tools.
     pub calls: Option<ToolCallParser>,
-    /// Whether the probability of an end token is reported: if end tokens do not end the answer (`ignore_eos`), or if the answer begins with the
-    /// prompt, so that there is an entry for each token.
+    /// Whether probabilities are reported.
+    pub has_logprobs: bool,
+    /// Whether the probability of an end token is reported: if end tokens do not end the answer (`ignore_eos`), or if the prompt's tokens are
+    /// reported too, so that there is an entry for each token.
     pub reports_end_tokens: bool,
 }
 
@@ -70,7 +72,7 @@ impl Answers {
         let Self { model, format, id, created, each, choices } = self;
         let (mut written, mut usages) = (Vec::new(), Vec::new());
         for (index, choice) in choices.into_iter().enumerate() {
-            let AnswerChoice { mut events, echo, calls, reports_end_tokens } = choice;
+            let AnswerChoice { mut events, echo, calls, has_logprobs, reports_end_tokens } = choice;
             let mut scores = Vec::new();
             let mut offsets = format.offsets(&model, &echo);
             let generated = loop {
@@ -98,7 +100,7 @@ impl Answers {
             };
             usages.push(Some(generated.usage));
             let text = echo + generated.text.as_deref().unwrap_or("");
-            let logprobs = format.logprobs(&model, &scores);
+            let logprobs = if has_logprobs { format.logprobs(&model, &scores) } else { Value::Null };
             let (message, has_calls) = message(text.clone(), calls);
             let finish = finish_reason(&generated, has_calls);
             written.push(match format {
@@ -337,11 +339,8 @@ impl ApiFormat {
         (self == ApiFormat::Text).then(|| model.tokenizer().ok().map(|tokenizer| TextOffsets::new(tokenizer, echo)))?
     }
 
-    /// Probabilities of tokens; null if there are none.
+    /// Probabilities of tokens.
     fn logprobs(self, model: &ServedModel, tokens: &[ReportedToken]) -> Value {
-        if tokens.is_empty() {
-            return Value::Null;
-        }
         match self {
             ApiFormat::Chat => {
                 let entry = |scored: &Scored| {

@@ -410,8 +410,9 @@ impl Question {
                     self.model.prepare(prompt.clone(), &options).map_err(|error| error.about(format.prompt_field()))?;
                 submissions.push(submission);
                 let (echo, calls) = (echo.clone(), self.calls.clone());
-                let reports_end_tokens = !echo.is_empty() || options.ignore_eos;
-                choices.push(AnswerChoice { events, echo, calls, reports_end_tokens });
+                let reports_end_tokens = options.scores_prompt || options.ignore_eos;
+                let has_logprobs = options.top_logprobs.is_some();
+                choices.push(AnswerChoice { events, echo, calls, has_logprobs, reports_end_tokens });
             }
         }
         self.model.submit(submissions).await?;

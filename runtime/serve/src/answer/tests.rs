@@ -59,7 +59,7 @@ fn ended(completion_tokens: usize) -> AnswerChoice {
             _ => RequestEvent::Finished(Box::new(generated)),
         })
         .unwrap();
-    AnswerChoice { events, echo: String::new(), calls: None, reports_end_tokens: false }
+    AnswerChoice { events, echo: String::new(), calls: None, has_logprobs: false, reports_end_tokens: false }
 }
 
 /// An answer to such a prompt that fails after this many tokens.
@@ -70,7 +70,7 @@ fn failed_after(tokens: usize) -> AnswerChoice {
     let events_before = std::iter::once(RequestEvent::Started(usage)).chain((0..tokens).map(token));
     let all = events_before.chain([RequestEvent::Failed(ApiError::Timeout)]);
     all.for_each(|event| sender.send(event).unwrap());
-    AnswerChoice { events, echo: String::new(), calls: None, reports_end_tokens: false }
+    AnswerChoice { events, echo: String::new(), calls: None, has_logprobs: false, reports_end_tokens: false }
 }
 
 /// The usage at the end of a stream with these answers, two to each prompt.
