@@ -18,7 +18,8 @@ CONTEXT, PROMPT, NEW = 256, 64, 64
 
 
 def mixture(shop, provider):
-    """Decode speed: the planner's plan and llama.cpp's division of layers, over all experts on the host and over what its memory allows."""
+    """Decode speed: the planner's plan, llama.cpp's division of layers and a division of each layer's experts, over all experts on the host and over
+    what its memory allows."""
     if provider != "cuda":
         return [row("mixture", result=f"not run: {provider} computes QMoE wrongly")]
     shape = SMALL if shop.small else SHAPE
@@ -48,13 +49,22 @@ def mixture(shop, provider):
         answer = shop.exec_json("bench", where, "--prompt-tokens", PROMPT, "--new-tokens", NEW, "--runs", 1, "--providers", f"{provider},cpu")
         return on_device(answer, provider)
 
-    plans = {"planned": planned, "division": division, "experts": experts}
+    popular, said = plan("popular", "--gpu-experts", "auto", "--gpu-layers", "all")
+    # With activations of 8 bits the host's kernel divides each expert among all threads.
+    rounded = ("--int8-activations", "--gpu-layers", "all")
+    host_8, _ = plan("host-8", "--cpu-moe", *rounded)
+    popular_8, _ = plan("popular-8", "--gpu-experts", "auto", *rounded)
+
+    plans = {"planned": planned, "division": division, "experts": experts, "popular": popular, "experts-8": host_8, "popular-8": popular_8}
     runs = measure.in_turns(shop.rounds, **{side: lambda where=where: run(where) for side, where in plans.items()})
     speeds = {side: [answer["decode_tokens_per_second"]["median"] for answer in answers] for side, answers in runs.items()}
     what = f"mixture of {size / 1e9:.1f} GB, VRAM for a third, decode"
     divided = f"experts of {on_host} of {shape[LAYERS_AT]} layers on the CPU (--n-cpu-moe)"
     rows = [compared(f"{what}: {divided}, over all experts on the CPU", speeds["division"], speeds["experts"], 1.0, "tok/s"),
             compared(f"{what}: whole layers as planned without a profile, over all experts on the CPU", speeds["planned"], speeds["experts"], None, "tok/s")]
+    some = f"{said['model'].get('gpu_experts', 'no')} of {shape[EXPERTS_AT]} experts of each layer on the GPU (--gpu-experts), uniform routers"
+    rows += [compared(f"{what}: {some}, over all experts on the CPU", speeds["popular"], speeds["experts"], 1.0, "tok/s"),
+             compared(f"{what}: the same with activations of 8 bits", speeds["popular-8"], speeds["experts-8"], 1.0, "tok/s")]
     return rows + [arithmetic(f"{what}: {divided}", shape, size, on_host, speeds["division"])]
 
 
