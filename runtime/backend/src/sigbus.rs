@@ -92,7 +92,7 @@ extern "C" fn on_fault(signal: c_int, info: *mut libc::siginfo_t, context: *mut 
             b"\nerror: cannot read mapped weights from ".as_slice(),
             file,
             b": the file was truncated while it was mapped, or its disk failed. Output printed so far is correct\n",
-            b"hint: restore the file and run again, or make the plan again with hpp-split --force\n",
+            b"hint: restore the file and run again, or make the plan again: with hpp-split --force, or if you gave a model, by the same command\n",
         ] {
             write_all(part);
         }

@@ -266,11 +266,12 @@ impl EngineError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             EngineError::Plan { .. } => Some("make the plan again with hpp-split"),
-            EngineError::Files { .. } | EngineError::Mismatch { .. } => {
-                Some("restore the files, or make the plan again with hpp-split --force")
-            }
+            EngineError::Files { .. } | EngineError::Mismatch { .. } => Some(
+                "restore the files, or make the plan again: with hpp-split --force, or if you gave a model, by the same command",
+            ),
             EngineError::Changed { .. } => Some(
-                "restore the file and run again, or make the plan again with hpp-split --force if the change was meant",
+                "restore the file and run again, or if the change was meant, make the plan again: with hpp-split --force, or if you gave a model, by the same \
+                 command",
             ),
             EngineError::Load { source: BackendError::NoProvider { refused }, .. } => {
                 match refused.iter().any(|(provider, _)| *provider == Provider::CPU) {

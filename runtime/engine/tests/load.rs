@@ -175,7 +175,7 @@ fn a_partition_of_a_gpu_that_exceeds_host_memory_is_named() {
         "gpu_0 was planned for a GPU",
         "168 MiB of weights at once",
         "instead of the planned 150 MiB",
-        "without --vram",
+        "plan for this machine with --vram 0",
     ] {
         assert!(said.contains(part), "{part} in {said}");
     }

@@ -92,6 +92,15 @@ fn is_layer(block: &BlockSpec) -> bool {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assign(Vec<(String, Placement)>);
 
+impl Assign {
+    /// The first entry that names blocks of experts only, and a device other than the CPU.
+    pub fn experts_elsewhere(&self) -> Option<&str> {
+        let is_elsewhere =
+            |(blocks, place): &&(String, Placement)| blocks.ends_with(".experts") && *place != Placement::Cpu;
+        self.0.iter().find(is_elsewhere).map(|(blocks, _)| blocks.as_str())
+    }
+}
+
 /// Why an assignment is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AssignError {

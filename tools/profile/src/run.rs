@@ -5,6 +5,7 @@ use crate::child::{Launcher, Prober, RequestError};
 use crate::cli::{Cli, Command};
 use crate::corpus::Corpus;
 use crate::derive::{PHASES, phase_costs};
+use crate::doubt::doubts;
 use crate::effort::{Effort, last_level_cache};
 use crate::error::ProfileError;
 use crate::estimate::RooflineEstimator;
@@ -117,6 +118,9 @@ fn finish(cli: &Cli, measure: &ProfilingRun) -> Result<(), ProfileError> {
         page::write(path, measure.analysis, &measure.profile, &measure.estimate)?;
     }
     measure.store.finish(&measure.profile)?;
+    for doubt in doubts(&measure.profile) {
+        hpp_io::line_to_stderr(&format!("warning: {doubt}"));
+    }
     // Print the path of the profile even if writing the table to stdout fails.
     let shown = hpp_io::print_line(&match cli.json {
         true => serde_json::to_string_pretty(&measure.profile).unwrap_or_default(),

@@ -1,7 +1,6 @@
 //! The table that the command prints at the end.
 
 use crate::derive::{PHASES, phase_costs};
-use crate::doubt::doubts;
 use crate::hotness::{Evenness, HotnessVerdict, verdict};
 use crate::rates::planning_point;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
@@ -13,15 +12,12 @@ use std::fmt::Write as _;
 /// Text columns before the numeric columns.
 const TEXTS: usize = 3;
 
-/// Times of each class, the machine's rates, the corpus, warnings and the verdict on hotness.
+/// Times of each class, the machine's rates, the corpus and the verdict on hotness.
 pub fn summary(profile: &Profile) -> String {
     let mut text = format!("{}\n\n", costs(profile));
     machine(profile, &mut text);
     if let Some(corpus) = &profile.corpus {
         let _ = writeln!(text, "{}", of_corpus(corpus));
-    }
-    for doubt in doubts(profile) {
-        let _ = writeln!(text, "warning: {doubt}");
     }
     if let Some(verdict) = verdict(profile) {
         let _ = writeln!(text, "hotness of the layers{}", of_layers(&verdict));

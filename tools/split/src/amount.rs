@@ -5,9 +5,6 @@ pub const MEASURED: i32 = 3;
 /// Significant digits of estimates from shapes and assumed rates.
 pub const ESTIMATED: i32 = 2;
 
-/// The most significant digits that are computed exactly.
-const MOST: i32 = 12;
-
 /// `value` rounded to `significant` digits, without an exponent.
 pub fn digits(value: f64, significant: i32) -> String {
     if value == 0.0 || !value.is_finite() {
@@ -21,15 +18,22 @@ pub fn digits(value: f64, significant: i32) -> String {
     format!("{rounded:.*}", usize::try_from(decimals).unwrap_or(0))
 }
 
-/// `value` with at least `significant` digits, rounded down if it would otherwise not be shown as less than `limit`.
-/// Precondition: it is less.
-pub fn digits_below(value: f64, limit: f64, significant: i32) -> String {
-    let is_less = |text: &String| text.parse::<f64>().is_ok_and(|shown| shown < limit);
-    let more = (significant + 1..=MOST).map(|significant| {
-        let scale = 10f64.powi(significant - 1 - value.abs().log10().floor() as i32);
-        digits((value * scale).floor() / scale, significant)
-    });
-    std::iter::once(digits(value, significant)).chain(more).find(is_less).unwrap_or_else(|| value.to_string())
+/// `value` rounded down to `significant` digits.
+pub fn digits_down(value: f64, significant: i32) -> String {
+    digits(rounded(value, significant, f64::floor), significant)
+}
+
+/// A time rounded up to `significant` digits of its unit.
+pub fn time_up(ms: f64, significant: i32) -> String {
+    time(rounded(ms, significant, f64::ceil), significant)
+}
+
+fn rounded(value: f64, significant: i32, round: fn(f64) -> f64) -> f64 {
+    if value <= 0.0 {
+        return value;
+    }
+    let scale = 10f64.powi(significant - 1 - value.log10().floor() as i32);
+    round(value * scale) / scale
 }
 
 /// A time: milliseconds, or seconds from one second on.
@@ -74,20 +78,18 @@ mod tests {
         }
     }
 
+    /// A limit that is given back is met.
     #[test]
-    fn a_number_below_a_limit_is_shown_below_it() {
-        for (value, limit, text) in [
-            (110.96, 111.0, "110.9"),
-            (110.9, 111.0, "110.9"),
-            (110.99996, 111.0, "110.9"),
-            (110.96, 110.97, "110.9"),
-            (99.99, 100.0, "99.99"),
-            (12.347, 20.0, "12.3"),
-            (12.347, 12.35, "12.3"),
-            (123_456.7, 123_456.8, "123000"),
-            (0.0, 5.0, "0"),
-        ] {
-            assert_eq!(digits_below(value, limit, MEASURED), text, "{value}");
+    fn limits_are_rounded_to_the_safe_side() {
+        for (value, text) in
+            [(110.96, "110"), (2749.6, "2740"), (99.99, "99.9"), (12.347, "12.3"), (5.0, "5.00"), (0.0, "0")]
+        {
+            assert_eq!(digits_down(value, MEASURED), text, "{value}");
+        }
+        for (ms, text) in
+            [(7.931, "7.94 ms"), (0.1201, "0.121 ms"), (5.0, "5.00 ms"), (998.2, "999 ms"), (1234.0, "1.24 s")]
+        {
+            assert_eq!(time_up(ms, MEASURED), text, "{ms}");
         }
     }
 

@@ -127,14 +127,14 @@ fn refusal(request: &PlanningRequest, targets: Targets, tried: &[(Objective, Pre
     if let Some(target) = missed_speed {
         let what = format!(
             "--at-least {target} tokens/s is out of reach: the fastest plan is expected to reach {}",
-            amount::digits_below(fastest, target, MEASURED)
+            amount::digits_down(fastest, MEASURED)
         );
         add(what, Targets { max_first_token_ms: None, ..targets }, Objective::Decode);
     }
     if let Some(target) = missed_latency {
         let what = format!(
             "--first-token-within {target} ms is out of reach: the earliest is expected after {}",
-            amount::time(first, MEASURED)
+            amount::time_up(first, MEASURED)
         );
         add(what, Targets { min_tokens_per_s: None, ..targets }, Objective::Prefill);
     }

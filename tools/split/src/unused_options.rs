@@ -36,8 +36,15 @@ pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> 
             plan.partitions.len()
         )
     });
+    let kept = args.assign.as_ref().and_then(|assign| assign.experts_elsewhere());
+    let kept = kept.map(|blocks| {
+        format!(
+            "--assign {blocks} has no effect: --cpu-moe, --n-cpu-moe and --gpu-experts keep these experts on the CPU; without them, layers are \
+             placed whole"
+        )
+    });
     let given = unused.into_iter().filter(|(is_unused, ..)| *is_unused);
-    let notes = given.map(|(_, option, why)| format!("{option} has no effect: {why}")).chain(fewer);
+    let notes = given.map(|(_, option, why)| format!("{option} has no effect: {why}")).chain(fewer).chain(kept);
     let is_on_host = plan.budgets.vram.is_empty() && !computes_on_gpu;
     notes.chain(if is_on_host { unused_providers(args, plan) } else { vec![] }).collect()
 }

@@ -217,7 +217,7 @@ impl PromptReader {
         Ok((Self { path, lines, line: 0, ids, answered, numbers_lines: false, ahead: None }, total))
     }
 
-    /// Gives lines without an id their number as id, for callers that write no answers.
+    /// Gives lines without an id their number as id, for callers that write no answers; two lines may then have the same id.
     pub fn with_numbered_lines(self) -> Self {
         Self { numbers_lines: true, ..self }
     }
@@ -278,7 +278,7 @@ impl PromptReader {
                 return Err(self.bad(id, why));
             }
         };
-        if !self.ids.insert(job.id.clone()) {
+        if !self.numbers_lines && !self.ids.insert(job.id.clone()) {
             // With the id, the error would be a second answer of the line before.
             return Err(self.bad(None, format!("another line before has the id {}", job.id)));
         }
@@ -463,6 +463,16 @@ mod tests {
         assert_eq!(errors[2], None);
         // Its own mistake says more than its id.
         assert!(errors[3].is_some_and(|error| error.contains("wrong kind of value")), "{errors:?}");
+    }
+
+    #[test]
+    fn ids_need_not_differ_where_lines_are_numbered() {
+        let text = "{\"prompt\": \"a\"}\n{\"id\": 1, \"prompt\": \"b\"}\n{\"id\": 1, \"prompt\": \"c\"}\n";
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let mut prompts = PromptReader::open(file.path(), Answered::default()).unwrap().0.with_numbered_lines();
+        let jobs: Vec<_> = std::iter::from_fn(|| prompts.next_job().unwrap()).collect();
+        assert!(jobs.len() == 3 && jobs.iter().all(Result::is_ok));
     }
 
     #[test]

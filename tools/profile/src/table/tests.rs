@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::derive::derive;
+use crate::doubt::doubts;
 use crate::sample;
 use hpp_schema::{BandwidthCurve, BandwidthPoint, Provider, Statistics};
 
@@ -50,15 +51,15 @@ fn times_that_contradict_each_other_are_doubted() {
     let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
     sample::time_all(&mut profile, Provider::CPU, 2.0);
     derive(&mut profile);
-    assert!(!summary(&profile).contains("contradict"), "{}", summary(&profile));
+    assert!(!doubts(&profile).concat().contains("contradict"), "{:?}", doubts(&profile));
     let fit = profile.classes[1].providers[0].decode.fit.as_mut().unwrap();
     fit.worst_relative_error = 0.43;
     let block = profile.classes[1].block.clone();
-    let text = summary(&profile);
-    assert!(text.contains(&format!("warning: the times of {block} on cpu vary")), "{text}");
+    let text = doubts(&profile).concat();
+    assert!(text.contains(&format!("the times of {block} on cpu vary")), "{text}");
     // A block whose time is within the launch cost cannot be timed.
     profile.classes[1].providers[0].decode.points.iter_mut().for_each(|point| point.ms = Some(0.001));
-    assert!(!summary(&profile).contains("contradict"));
+    assert!(!doubts(&profile).concat().contains("contradict"));
 }
 
 #[test]
@@ -85,7 +86,7 @@ fn times_that_vary_from_run_to_run_are_doubted() {
     derive(&mut profile);
     let single = profile.classes[1].providers[0].decode.points[0].single.as_mut().unwrap();
     single.p90_ms = 64.0 * single.median_ms;
-    assert!(summary(&profile).contains("vary from run to run"), "{}", summary(&profile));
+    assert!(doubts(&profile).concat().contains("vary from run to run"), "{:?}", doubts(&profile));
 }
 
 /// A percentage of the median that is larger than 100 helps nobody.
@@ -106,8 +107,8 @@ fn layers_that_differ_much_have_no_percentage() {
     let verdict = text.lines().find(|line| line.starts_with("hotness")).unwrap();
     assert!(verdict.contains("cannot be told: layers seem to differ") && !verdict.contains('%'), "{verdict}");
     assert!(verdict.ends_with("--quick vary as much: profile without it, on an idle machine"), "{verdict}");
-    let warning = text.lines().find(|line| line.starts_with("warning")).unwrap();
-    assert!(warning.contains("--quick makes few runs"), "{warning}");
+    let doubts = doubts(&profile);
+    assert!(doubts.iter().any(|doubt| doubt.contains("--quick makes few runs")), "{doubts:?}");
 }
 
 #[test]
@@ -115,9 +116,9 @@ fn a_busy_machine_is_named_with_its_share() {
     let analysis = sample::analysis("genai/llama3-fp32-cpu");
     let mut profile = sample::profile(&analysis, sample::settings(&[Provider::CPU]));
     profile.others_cpu_share = Some(0.05);
-    assert!(!summary(&profile).contains("other programs"));
+    assert!(!doubts(&profile).concat().contains("other programs"));
     profile.others_cpu_share = Some(0.37);
-    assert!(summary(&profile).contains("other programs took 37 % of the CPU time"), "{}", summary(&profile));
+    assert!(doubts(&profile).concat().contains("other programs took 37 % of the CPU time"), "{:?}", doubts(&profile));
 }
 
 #[test]

@@ -183,7 +183,9 @@ fn refused_write_message(error: &BackendError, partial: &Path, takes: &str) -> O
 /// Why something could not be written, and what to do.
 fn no_room_message(why: &str, partial: &Path, takes: &str) -> String {
     let free = free_space(partial).map_or(String::new(), |free| format!("; {} are free there", ByteSize(free).human()));
-    format!("{why}{free}. {takes}: make room (or raise `ulimit -f`), or put the plan on another disk (hpp-split --out)")
+    format!(
+        "{why}{free}. {takes}: make room (or raise `ulimit -f`), or put the plan on another disk (hpp-split --out; --cache if you gave a model)"
+    )
 }
 
 /// Free bytes of the file system of a directory; asked for on Linux only.
