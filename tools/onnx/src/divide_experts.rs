@@ -170,7 +170,8 @@ impl<'a> Writer<'a> {
         let sum = steps.of_rank(mixture, hidden, sum);
         let scaled = steps.add("Mul", "scaled", &[&first_result, &sum], vec![]);
         let result = steps.operator(node, division, "result_of_others", &others, |copy| {
-            copy.input.resize(DivisibleMixture::AGGREGATION + 1, String::new());
+            let inputs = copy.input.len().max(DivisibleMixture::AGGREGATION + 1);
+            copy.input.resize(inputs, String::new());
             copy.input[DivisibleMixture::ROUTER] = of_others.clone();
             copy.input[DivisibleMixture::AGGREGATION] = of_others;
             set(copy, int_attribute("normalize_routing_weights", 0));
