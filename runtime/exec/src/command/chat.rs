@@ -32,7 +32,7 @@ use std::time::Duration;
 
 /// Longest wait until KV pages are written to disk, if the disk has no room for the conversation beside them.
 const PAGES_WRITTEN: Duration = Duration::from_secs(10);
-/// Bytes of a message that would not fit even if it were shorter.
+/// A message of fewer bytes is not worth shortening: the conversation before it fills the context.
 const SHORT_MESSAGE: usize = 100;
 const HELP: &str = "/reset  forget the conversation\n/help   show this\n/bye    leave (Ctrl-D and /exit do too)\n\
                     Ctrl-C  stops the answer";

@@ -160,7 +160,7 @@ fn read_texts(
             &format!("{} has no prompt that can be compared", path.display()),
             match left_out {
                 0 => "give one JSON object a line, such as {\"prompt\": \"...\"}",
-                _ => "give prompts that the context holds: divide a long text into several lines",
+                _ => "correct what the warnings name: divide a long text into several lines, each within the context",
             },
         )),
         false => Ok(texts),
