@@ -63,7 +63,7 @@ def best_gpu_layers(shop, model, machine, objective, of):
 
 def streaming_gain(shop):
     """The predicted gain of all mechanisms over the best contiguous --gpu-layers plan, on each preset: for a decoded token, and for an answer
-        of 512 prompt tokens and 128 new tokens."""
+    of 512 prompt tokens and 128 new tokens."""
     rows = []
     wishes = (("decode", "decode", "tok/s", lambda said: said["decode_tokens_per_second"]),
               ("answers", "mixed", "an hour", lambda said: 3.6e6 / (said["time_to_first_token_ms"] + ANSWER * said["decode_ms"])))

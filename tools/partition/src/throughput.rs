@@ -8,11 +8,12 @@
 //! schedule.
 
 use crate::memory::usage_with_cuts;
+use crate::plan::plan_roughly;
 use crate::{
     BlockPlacement, BlockSpec, Budget, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase,
     Placement, Problem, RowBatching, Solution, Workload,
 };
-use crate::{fits, plan, simulate};
+use crate::{fits, simulate};
 use hpp_schema::memory::{BINDING, RESERVE};
 
 /// Numbers of tokens of short passes, which verify drafts. Their times are known apart from those of passes of one token.
@@ -28,7 +29,7 @@ const LEAST_GAIN: f64 = 1.05;
 /// same experts, and several sequences need more of the cache. With random mixtures of 64 and 32 experts, two sequences gave 0.82 to 0.89 and
 /// 0.78 to 0.85 of the tokens per second of one sequence, where independent selections predict 1.07 (by hand, 2026-11-27).
 const LEAST_GAIN_OF_UNKNOWN_EXPERTS: f64 = 1.3;
-/// The search ends after this many successive numbers of sequences without a gain, because each takes as long as a plan.
+/// The search ends after this many successive numbers of sequences without a gain, because each is planned.
 const MOST_WITHOUT_GAIN: u32 = 2;
 /// A further sequence counts as free if a pass takes at most this times as long as with one.
 const MAX_FREE_SLOWDOWN: f64 = 1.1;
@@ -254,14 +255,14 @@ pub fn throughput(problem: &Problem, planned: u64, options: &Options, solution: 
     }
 }
 
-/// Plans for the number of sequences that gives most tokens per second. `problem` is for one sequence; returns the problem for that
-/// number, too. Fails if not even one sequence fits.
+/// The number of sequences that gives most tokens per second: the problem for that number, and a rough plan for it. `problem` is for one sequence.
+/// Fails if not even one sequence fits.
 pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem, Solution), OverBudget> {
     let mut best: Option<(Problem, Solution, f64)> = None;
     let mut without_gain = 0;
     for sequences in SEQUENCES {
         let many = problem.for_sequences(sequences);
-        let solution = match (plan(&many, options), &best) {
+        let solution = match (plan_roughly(&many, options), &best) {
             (Ok(solution), _) => solution,
             (Err(error), None) => return Err(error),
             (Err(_), Some(_)) => break,
@@ -316,7 +317,7 @@ fn largest_that_holds(most: u64, condition: impl Fn(u64) -> bool) -> u64 {
 mod tests {
     use super::*;
     use crate::cost::tests::{dense, problem};
-    use crate::{Budget, Mechanisms, Objective, Planner, evaluate};
+    use crate::{Budget, Mechanisms, Objective, Planner, evaluate, plan};
 
     const OPTIONS: Options =
         Options { planner: Planner::Exact, objective: Objective::Throughput, mechanisms: Mechanisms::All, slots: None };
