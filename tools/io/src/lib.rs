@@ -1,4 +1,4 @@
-//! What the three commands share: reads with a size limit, result files, stdout, logs, CPU time of other processes, hints, mistakes in JSON lines.
+//! What the three commands share: reads with a size limit, result files, temporary directories, stdout, logs, CPU time of other processes, hints, mistakes in JSON lines.
 //!
 //! One implementation, so that all output options handle devices, pipes and symbolic links in the same way. Does not
 //! know file formats or other crates of this workspace.
@@ -10,6 +10,7 @@ mod log;
 mod output_file;
 mod read;
 mod stdout;
+mod work_dir;
 
 pub use cpu_monitor::{CpuMonitor, CpuTime};
 pub use hub::hub_hint;
@@ -20,3 +21,4 @@ pub use output_file::{
 };
 pub use read::{read, read_text, read_text_from};
 pub use stdout::{StdoutError, is_full_disk, print_line, show, show_json};
+pub use work_dir::WorkDir;

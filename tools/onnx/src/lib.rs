@@ -31,7 +31,6 @@ mod virtual_file;
 pub mod walk;
 mod weight_source;
 mod weights;
-mod work_dir;
 mod write;
 mod zero_input;
 
@@ -66,6 +65,5 @@ pub use virtual_file::{VirtualFile, VirtualFiles};
 pub use weights::{
     EXPERTS_FILE, FileRange, NEURONS_FILE, QUANTIZED_FILE, ROWS_FILE, Storage, WeightError, WeightFile, Weights,
 };
-pub use work_dir::WorkDir;
 pub use write::{WriteError, encode, write_bytes, write_model};
 pub use zero_input::zero_input;

@@ -21,8 +21,8 @@ use crate::table::summary;
 use crate::taps::{self, Wanted};
 use crate::targets::{BlockFacts, RunBytes, facts, targets};
 use hpp_io::CpuMonitor;
+use hpp_io::WorkDir;
 use hpp_model::{Analysis, AnalysisOptions, LogitsMode, ThisHost, analyse_with, model_hash};
-use hpp_onnx::WorkDir;
 use hpp_schema::{Activations, Host, Profile, Provider, ProviderCosts};
 use std::path::Path;
 

@@ -1,7 +1,7 @@
 //! Second moments of the inputs of matrix products, in a file that an observer wrote while the model ran prompts.
 
 use super::compensate::Factor;
-use crate::work_dir::WorkDir;
+use hpp_io::WorkDir;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::fs::File;
