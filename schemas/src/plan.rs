@@ -123,6 +123,10 @@ pub struct SourceModel {
     /// may not; and where sums in another order differ in their last bit, that may decide between two levels.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub rounds_activations: bool,
+    /// The options of `hpp-split` that round weights or activations: `source` has them rounded too, and computes otherwise than the exported
+    /// model.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rounded_by: Vec<String>,
     /// What its operators and weights demand of CPU kernels.
     #[serde(default, skip_serializing_if = "HostKernels::is_default", serialize_with = "crate::dim::map_on_one_line")]
     pub host_kernels: HostKernels,

@@ -87,6 +87,7 @@ pub fn fallback_warnings(fallbacks: &[ProviderFallback], has_device: impl Fn(Pro
     }
     let line = |(what, mut names): (String, Vec<&str>)| {
         names.dedup();
+        names.sort_by_key(|name| numbered(name));
         format!("{} {} on {what}", listed(&names), if names.len() == 1 { "runs" } else { "run" })
     };
     failed.into_iter().chain(absent).map(line).collect()
@@ -114,6 +115,11 @@ mod tests {
         let all: Vec<ProviderFallback> = ["gpu_0", "gpu_1", "gpu_2", "gpu_3"].into_iter().flat_map(both).collect();
         let one = ["gpu_0 to gpu_3 run on the CPU: no usable GPU here (hpp-exec devices says why)"];
         assert_eq!(fallback_warnings(&all, |_| false), one);
+        let alternating = ["gpu_0", "cpu_0", "gpu_9", "cpu_1", "gpu_10", "cpu_2", "gpu_11"];
+        let all: Vec<ProviderFallback> = alternating.into_iter().flat_map(both).collect();
+        let lines =
+            ["cpu_0 to cpu_2, gpu_0, gpu_9 to gpu_11 run on the CPU: no usable GPU here (hpp-exec devices says why)"];
+        assert_eq!(fallback_warnings(&all, |_| false), lines);
         let only = [fallback("gpu_0", Provider::CUDA, "no library")];
         let lines = ["gpu_0 runs on the CPU: CUDA finds no usable GPU here (hpp-exec devices says why)"];
         assert_eq!(fallback_warnings(&only, |_| false), lines);

@@ -46,6 +46,7 @@ const ADVICE: hpp_cli::Advice = hpp_cli::Advice {
     habits: &[
         ("run", NO_SUBCOMMAND),
         ("chat", "write `hpp-exec MODEL --chat`"),
+        ("split", "hpp-split MODEL splits; hpp-exec MODEL plans and runs"),
         ("generate", NO_SUBCOMMAND),
         ("-m", "give the model without -m: hpp-exec MODEL -p \"...\", or hpp-exec serve MODEL"),
         ("--model", "give the model without --model: hpp-exec MODEL -p \"...\", or hpp-exec serve MODEL"),
@@ -128,6 +129,10 @@ pub struct RunArgs {
     pub inputs: Option<PathBuf>,
     /// Write the model's outputs here: for models that generate no text.
     #[arg(long, value_name = "OUT.npz", requires = "inputs")]
+    #[arg(conflicts_with_all = [
+        "chat", "system", "max_new", "stop", "ignore_eos", "json_schema", "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed",
+        "speculate", "draft", "draft_tokens", "logits", "embeddings", "session",
+    ])]
     pub outputs: Option<PathBuf>,
     /// Continue the conversation of this name and save it: its messages and their KV cache. With a prompt, answer that one message.
     #[arg(long, value_name = "NAME", value_parser = session_name)]
@@ -186,7 +191,7 @@ pub struct PromptArgs {
     /// continues the text on stdin.
     #[arg(long, short = 'p', value_name = "TEXT")]
     pub prompt: Option<String>,
-    /// File with the text to continue; `-` is stdin.
+    /// File with the text to continue; `-` is stdin, which is not read beside a file.
     #[arg(long, short = 'f', visible_alias = "file", value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
     /// Token ids to continue.

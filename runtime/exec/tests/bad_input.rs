@@ -433,6 +433,23 @@ fn exit_codes_distinguish_a_wrong_command_line_from_a_failure() {
     support::hpp_exec(["--nonsense"]).fails(2, &["--nonsense"]);
     let plan = PlanDir::new(LLAMA, 32);
     plan.run(&["--tokens", "1", "--inputs", "x.npz", "--outputs", "y.npz"]).fails(1, &["--outputs"]);
+    // Tensors in, tensors out: nothing is sampled, drafted or saved.
+    for option in [
+        &["--logits", "l.npy"][..],
+        &["--session", "s"],
+        &["--draft", "none"],
+        &["--draft-tokens", "3"],
+        &["--speculate", "ngram"],
+        &["--json-schema", "none.json"],
+        &["--temperature", "0.5"],
+        &["--chat"],
+        &["-n", "5"],
+        &["--stop", "x"],
+        &["--embeddings", "e.npy"],
+    ] {
+        let tensors = ["--inputs", "x.npz", "--outputs", "y.npz"];
+        plan.run(&[&tensors[..], option].concat()).fails(2, &["--outputs <OUT.npz>", "cannot be used with"]);
+    }
     plan.run(&["--tokens", "1", "--temperature", "-3"]).fails(2, &["--temperature"]);
     plan.run(&["--tokens", "1", "--seed", "-3"]).fails(2, &["--seed", "-1"]);
     plan.run(&["--tokens", "1", "--stop", ""]).fails(2, &["--stop", "empty"]);

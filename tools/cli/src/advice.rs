@@ -105,6 +105,13 @@ pub const OPTIONS_OF: [(&str, &[&str]); 3] = [
     ),
 ];
 
+/// The subcommands of each command. A test compares them with each command's `--help`.
+pub const SUBCOMMANDS_OF: [(&str, &[&str]); 3] = [
+    ("hpp-split", &["inspect"]),
+    ("hpp-exec", &["devices", "verify", "bench", "jobs", "serve"]),
+    ("hpp-profile", &["merge"]),
+];
+
 /// A word that users know from another program, and what to write instead.
 pub type Habit = (&'static str, &'static str);
 
@@ -264,6 +271,9 @@ fn mistyped_subcommand(command: &Command, arguments: &[String], habits: &[Habit]
     }
     if let Some((_, advice)) = habits.iter().find(|(word, _)| word == first) {
         return Some((*advice).to_owned());
+    }
+    if let Some((other, _)) = SUBCOMMANDS_OF.iter().find(|(_, subcommands)| subcommands.contains(&first.as_str())) {
+        return Some(format!("'{first}' is a subcommand of {other}: write `{other} {first} ...`"));
     }
     let nearest = nearest(first, names())?;
     Some(format!("there is no subcommand '{first}'; did you mean '{} {nearest}'?", command.get_name()))

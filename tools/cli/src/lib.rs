@@ -7,6 +7,6 @@ mod file_size_limit;
 pub mod shell_files;
 mod spellings;
 
-pub use advice::{Advice, Habit, OPTIONS_OF, nearest};
+pub use advice::{Advice, Habit, OPTIONS_OF, SUBCOMMANDS_OF, nearest};
 pub use file_size_limit::report_file_size_limit;
 pub use spellings::normalize_spellings;

@@ -194,8 +194,16 @@ fn model(decision: &Decision) -> SourceModel {
         gpu_experts: a.gpu_experts.as_ref().map(|experts| experts.experts),
         rounds_whole_passes: rounds_whole_passes(&a.graph),
         rounds_activations: rounds_to_8_bits(&a.graph),
+        rounded_by: rounded_by(a),
         host_kernels: host_kernels(a.model.proto()),
     }
+}
+
+/// The options that round weights or activations of this model.
+fn rounded_by(analysis: &Analysis) -> Vec<String> {
+    let rounds_activations = analysis.integer_operators.is_some_and(|count| count > 0);
+    let options = [(analysis.quantized.is_some(), "--quantize"), (rounds_activations, "--int8-activations")];
+    options.into_iter().filter(|(is_used, _)| *is_used).map(|(_, option)| option.to_owned()).collect()
 }
 
 /// Whether operators round the activations of all tokens of a pass with one scale.

@@ -162,7 +162,7 @@ impl<'a> CostSource<'a> {
     }
 
     /// The machine's rates, if known.
-    pub(crate) fn rates(&self) -> Option<&Machine> {
+    pub fn rates(&self) -> Option<&Machine> {
         match self {
             CostSource::Assumed => None,
             CostSource::Machine(machine) => Some(machine),

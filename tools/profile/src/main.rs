@@ -6,7 +6,11 @@ use hpp_profile::{Cli, run};
 use std::process::ExitCode;
 
 const ADVICE: Advice = Advice {
-    habits: &[("-m", "give the model without -m: hpp-profile MODEL")],
+    habits: &[
+        ("-m", "give the model without -m: hpp-profile MODEL"),
+        ("run", "profiling needs no subcommand: write `hpp-profile MODEL`"),
+        ("profile", "profiling needs no subcommand: write `hpp-profile MODEL`"),
+    ],
     second_word: "give one model; options begin with --",
 };
 

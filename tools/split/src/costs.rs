@@ -68,6 +68,13 @@ impl Costs {
         }
     }
 
+    /// The number of GPUs of the described or profiled machine; `None` where rates are assumed.
+    pub fn described_gpus(&self) -> Option<usize> {
+        let source = self.source();
+        let gpus = source.rates().map_or(0, |machine| machine.gpus.len());
+        (!self.is_assumed()).then_some(gpus)
+    }
+
     /// Whether a machine file describes a machine without a GPU.
     pub fn has_no_gpu(&self) -> bool {
         matches!(&self.basis, CostBasis::Machine(machine) if machine.gpus.is_empty())

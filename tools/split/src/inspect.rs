@@ -3,6 +3,7 @@
 use crate::cli::InspectArgs;
 use crate::error::SplitError;
 use crate::experts::notes_of_unknown_forms;
+use crate::operators;
 use crate::print::print_json;
 use crate::table::{blocks as blocks_of, table};
 use hpp_graph::{ExpertCounts, Fold, ValueId};
@@ -155,7 +156,7 @@ fn inspect(a: &Analysis) -> Result<Inspection, SplitError> {
         boundaries: boundaries(a),
         blocks,
         states: a.states.iter().map(|s| state(&s.state)).collect(),
-        notes: a.notes.iter().cloned().chain(notes_of_unknown_forms(a)).collect(),
+        notes: a.notes.iter().cloned().chain(notes_of_unknown_forms(a)).chain(operators::notes(a)).collect(),
     })
 }
 

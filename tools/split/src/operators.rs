@@ -21,8 +21,22 @@ pub fn check(analysis: &Analysis, allow: bool) -> Result<(), InputErrors> {
 
 /// Refuses operators without a CPU kernel in a model of which everything computes on the host.
 pub fn check_all_on_host(analysis: &Analysis, allow: bool) -> Result<(), InputErrors> {
-    let nodes = analysis.segmentation.blocks.iter().flat_map(|block| block.nodes.iter().copied());
-    if allow { Ok(()) } else { refuse_on_host(analysis, nodes) }
+    if allow { Ok(()) } else { refuse_on_host(analysis, nodes_of_blocks(analysis)) }
+}
+
+/// What [`check`] refuses, and what [`check_host`] refuses if it computes on the host, as notes.
+pub fn notes(analysis: &Analysis) -> Vec<String> {
+    let missing = machine_layouts(&analysis.model).into_iter().chain(unknown_operators(&analysis.model));
+    let missing: Vec<String> = missing.map(|line| format!("hpp-split will refuse this model: {line}")).collect();
+    if !missing.is_empty() {
+        return missing;
+    }
+    let without_kernel = without_cpu_kernel(&analysis.graph, nodes_of_blocks(analysis));
+    without_kernel.into_iter().map(|line| format!("hpp-split leaves this to a GPU: {line}")).collect()
+}
+
+fn nodes_of_blocks(analysis: &Analysis) -> impl Iterator<Item = NodeId> {
+    analysis.segmentation.blocks.iter().flat_map(|block| block.nodes.iter().copied())
 }
 
 /// Refuses operators that compute on the host and have no CPU kernel.

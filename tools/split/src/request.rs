@@ -312,7 +312,7 @@ pub fn local_machine(args: &SplitArgs, costs: &Costs) -> LocalMachine {
 }
 
 /// Notes on a prompt that does not fit the context, on budgets taken from this machine, on given budgets that exceed its free memory, and on planned GPUs that it lacks.
-pub fn notes(args: &SplitArgs, request: &PlanningRequest, kind: ModelKind) -> Vec<String> {
+pub fn notes(args: &SplitArgs, request: &PlanningRequest, costs: &Costs, kind: ModelKind) -> Vec<String> {
     let local = &request.local;
     let default_gpus = local.host.is_some() && uses_local_gpus(args);
     let mut notes: Vec<String> = local.note(args.ram.is_none(), default_gpus).into_iter().collect();
@@ -325,6 +325,7 @@ pub fn notes(args: &SplitArgs, request: &PlanningRequest, kind: ModelKind) -> Ve
         notes.extend(shortened_texts(args, request.scenario));
     }
     let (planned, found) = (request.problem.gpus.len(), local.gpus.len());
+    notes.extend(unused_gpus(args, planned, costs.described_gpus().unwrap_or(found)));
     if local.host.is_some() && planned > found {
         let found = if found == 0 { "no GPU".to_owned() } else { format!("{found} of {planned} GPUs") };
         notes.push(format!(
@@ -338,6 +339,13 @@ pub fn notes(args: &SplitArgs, request: &PlanningRequest, kind: ModelKind) -> Ve
         }
     }
     notes
+}
+
+/// The note on GPUs of the machine that the plan does not use because `--vram` has fewer sizes.
+fn unused_gpus(args: &SplitArgs, planned: usize, has: usize) -> Option<String> {
+    let size = args.vram.first().filter(|size| size.0 > 0 && args.planning.sweep_vram.is_none() && planned < has)?;
+    let all = vec![size.human().replace(' ', ""); has].join(",");
+    Some(format!("--vram uses {planned} of the machine's {has} GPUs; --vram {all} plans for all"))
 }
 
 /// The note on given lengths of prompt and answer that do not fit the context together.

@@ -261,7 +261,7 @@ fn print_notes(args: &SplitArgs, analysis: &Analysis, costs: &Costs, request: &P
             "note: the profile has whole layers: experts and the rest of a layer share its times by their bytes and operations"
         );
     }
-    let local = request::notes(args, request, analysis.kind);
+    let local = request::notes(args, request, costs, analysis.kind);
     let longest =
         analysis.config.context_length.filter(|longest| *longest > analysis.context && args.context.is_none());
     if let Some(longest) = longest {

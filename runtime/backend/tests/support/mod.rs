@@ -144,6 +144,7 @@ impl Recorded {
                 states: vec![],
                 gpu_experts: None,
                 rounds_activations: false,
+                rounded_by: vec![],
                 rounds_whole_passes: false,
                 tables_change_after: None,
                 weights_dir: ".".into(),

@@ -200,9 +200,14 @@ fn context(plan: &Plan, options: &EngineOptions, reporter: &dyn Reporter) -> Res
     match plan.model.context_length {
         _ if context == 0 => return Err(EngineError::Context { asked: 0, why: "it must hold a token".into() }),
         Some(most) if context > most => {
+            let usable = plan.model.longest_context().unwrap_or(most);
+            let tables = match usable < most {
+                true => format!(", and the plan's tables have {usable} positions"),
+                false => String::new(),
+            };
             return Err(EngineError::Context {
                 asked: context,
-                why: format!("the model was built for {most}; give -c {most} or less"),
+                why: format!("the model was built for {most}{tables}; give -c {usable} or less"),
             });
         }
         _ => {}

@@ -79,6 +79,12 @@ fn a_mistyped_subcommand_is_named() {
     assert!(!said("model --nonsense").contains("did you mean"));
 }
 
+#[test]
+fn a_subcommand_of_another_command_is_named() {
+    assert!(said("inspect m").contains("'inspect' is a subcommand of hpp-split: write `hpp-split inspect ...`"));
+    assert!(said("merge a b").contains("'merge' is a subcommand of hpp-profile"));
+}
+
 /// clap takes a single word for the model.
 #[test]
 fn a_single_word_that_names_no_path_is_compared_too() {

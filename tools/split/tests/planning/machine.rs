@@ -69,6 +69,23 @@ fn default_budgets_are_noted_in_one_line() {
     assert!(!here || most.stderr.contains("--ram 1000 TiB is more than this machine has free"), "{}", most.stderr);
 }
 
+/// One size for a machine of two GPUs plans for one of them, and says so.
+#[test]
+fn gpus_that_vram_leaves_out_are_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    let preset = std::fs::read_to_string(machine("rtx4060-laptop.yaml")).unwrap();
+    let (before, gpu) = preset.split_once("gpus:\n").unwrap();
+    let (gpu, after) = gpu.split_once("disk:").unwrap();
+    let two = dir.path().join("two.yaml");
+    std::fs::write(&two, format!("{before}gpus:\n{gpu}{gpu}disk:{after}")).unwrap();
+    let noted = |vram: &[&str]| {
+        let done = run(&[&["--machine", two.to_str().unwrap()], vram].concat()).success();
+        done.stderr.contains("note: --vram uses 1 of the machine's 2 GPUs; --vram 6MiB,6MiB plans for all")
+    };
+    assert!(noted(&["--vram", "6M"]));
+    assert!(!noted(&["--vram", "6MiB,6MiB"]) && !noted(&["--vram", "0"]) && !noted(&[]));
+}
+
 /// A script in place of hpp-exec that reports these devices.
 #[cfg(unix)]
 fn fake_exec(dir: &Path, text: &str) -> String {

@@ -77,10 +77,11 @@ pub fn run(plan: &PlanFile, prompts: &Path, args: &VerifyArgs, ctx: &mut Command
     }
     if against.is_none() {
         let source = plan.dir.join(&plan.plan.model.source);
-        // `whole.onnx` is a quantized plan's own unsplit model, with the quantized weights.
-        let other = match source.file_name().is_some_and(|name| name == "whole.onnx") {
-            true => "; --against MODEL compares with another one, such as the model before it was quantized",
-            false => "",
+        let other = match &plan.plan.model.rounded_by[..] {
+            [] => String::new(),
+            options => {
+                format!(", rounded by {} too; --against MODEL compares with the exported one", options.join(" and "))
+            }
         };
         ctx.console.info(&format!("compared with {}, the plan's unsplit model{other}", source.display()));
     }

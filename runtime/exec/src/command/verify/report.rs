@@ -16,6 +16,9 @@ pub struct Verdict {
     pub tolerance: Tolerance,
     /// The file of the unsplit model. For a quantized plan, its `whole.onnx` with the same quantized weights.
     pub unsplit_model: String,
+    /// The options of hpp-split that rounded the unsplit model too.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub rounded_by: Vec<String>,
     /// The plan's partitions and the provider that ran each.
     pub partitions: Vec<(String, String)>,
     /// The passes into which the plan divides the prompt; the unsplit model computes it in the same passes. Absent if it is one pass.
@@ -135,6 +138,13 @@ pub fn text(verdict: &Verdict) -> String {
             largest(verdict)
         ),
     };
+    if !verdict.rounded_by.is_empty() {
+        let _ = writeln!(
+            out,
+            "both are rounded by hpp-split {}; hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL compares with the exported model",
+            verdict.rounded_by.join(" ")
+        );
+    }
     out
 }
 
@@ -207,6 +217,7 @@ mod tests {
             bit_identical: true,
             tolerance: Tolerance(1e-4),
             unsplit_model: "model.onnx".to_owned(),
+            rounded_by: vec![],
             partitions: vec![("cpu_0".to_owned(), "cpu".to_owned())],
             prompt_passes: PromptPasses::of_prompt(tokens, 192),
             steps: vec![],
@@ -225,6 +236,13 @@ mod tests {
         assert!(of_text.ends_with("logits within tolerance (1e-4), largest max rel 1.000e-6\n"), "{of_text}");
         let outputs = text(&Verdict { bit_identical: false, within_tolerance: false, ..verdict(1) });
         assert!(outputs.contains("DIFFERENT: outputs beyond the tolerance"), "{outputs}");
+    }
+
+    #[test]
+    fn rounding_that_both_have_is_named() {
+        let rounded = text(&Verdict { rounded_by: vec!["--quantize".to_owned()], ..verdict(1) });
+        assert!(rounded.contains("both are rounded by hpp-split --quantize; hpp-exec verify PLAN --kl"), "{rounded}");
+        assert!(!text(&verdict(1)).contains("rounded"));
     }
 
     #[test]

@@ -55,6 +55,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
         bit_identical: differs.is_none(),
         tolerance,
         unsplit_model: plan.plan.model.source.clone(),
+        rounded_by: plan.plan.model.rounded_by.clone(),
         partitions: telemetry.stages.iter().map(|s| (s.partition.clone(), s.provider.name().to_owned())).collect(),
         prompt_passes,
         steps,

@@ -51,6 +51,7 @@ pub fn compare(plan: &PlanFile, args: &VerifyArgs, ctx: &CommandContext<'_>) -> 
         bit_identical,
         tolerance,
         unsplit_model: plan.plan.model.source.clone(),
+        rounded_by: plan.plan.model.rounded_by.clone(),
         partitions: of_plan
             .telemetry
             .stages
