@@ -47,9 +47,9 @@ fn a_control_groups_limit_that_falls_and_rises_is_followed_and_answers_stay_the_
     let server = Server::after(&group.join(), chat_plan(MODEL), &args);
     let expected: Vec<Value> = (0..4).map(|of| server.ok(TEXT, &request(of))).collect();
     let (pages, on_disk) = (of_model("hpp_kv_pages", ",tier=\"ram\""), of_model("hpp_kv_pages", ",tier=\"disk\""));
-    let given_up = of_model("hpp_memory_given_up_bytes", "");
+    let reclaimed = of_model("hpp_memory_reclaimed_bytes", "");
     server.wait_until(&on_disk, |pages| pages == 36.0);
-    assert!(server.metric(&pages) == 36.0 && server.metric(&given_up) == 0.0);
+    assert!(server.metric(&pages) == 36.0 && server.metric(&reclaimed) == 0.0);
     let models: Value = server.get("/v1/models").body_mut().read_json().unwrap();
     let needs = models["data"][0]["memory"]["host"].as_u64().unwrap();
 
@@ -57,7 +57,7 @@ fn a_control_groups_limit_that_falls_and_rises_is_followed_and_answers_stay_the_
         // An answer that runs while there is less and less memory.
         let long = scope.spawn(|| server.ok(TEXT, &request(9)));
         group.set_limit(PROCESS + needs - KV_RAM).expect("the server takes less than it may");
-        server.wait_until(&given_up, |bytes| bytes >= KV_RAM as f64);
+        server.wait_until(&reclaimed, |bytes| bytes >= KV_RAM as f64);
         server.wait_until(&pages, |pages| pages == 0.0);
         assert!(long.join().unwrap()["choices"][0]["text"].is_string());
     });
@@ -73,7 +73,7 @@ fn a_control_groups_limit_that_falls_and_rises_is_followed_and_answers_stay_the_
     assert_eq!(server.metric(&pages), 0.0);
 
     group.set_limit(2 << 30).unwrap();
-    server.wait_until(&given_up, |bytes| bytes == 0.0);
+    server.wait_until(&reclaimed, |bytes| bytes == 0.0);
     rounds("with more memory again");
     let last = server.ok(TEXT, &request(9));
     assert!(cached_tokens(&last) > 0, "{last}");

@@ -96,7 +96,7 @@ fn weights_stay_on_the_device_while_copies_are_slower_than_planned() {
     let lines = rig.lines();
     assert_eq!(lines.len(), 1, "{lines:?}");
     assert!(lines[0].contains("waits for copies") && lines[0].contains("stay on their device now"), "{lines:?}");
-    // Much later the planned residency is tried again, and given up again while copies are slow.
+    // Much later the planned residency is tried again, and abandoned again while copies are slow.
     rig.passes(400);
     let lines = rig.lines();
     assert!((3..=5).contains(&lines.len()) && lines[1].contains("are copied for each run again"), "{lines:?}");

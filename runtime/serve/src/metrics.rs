@@ -61,7 +61,7 @@ pub struct Metrics {
     idle_sequences: Family<Labels, Gauge>,
     state_bytes: Family<TierLabels, Gauge>,
     memory_limit: Family<MemoryLabels, Gauge>,
-    memory_given_up: Family<Labels, Gauge>,
+    memory_reclaimed: Family<Labels, Gauge>,
     slowdown: Family<Labels, Gauge<f64, AtomicU64>>,
     weight_bytes: Family<Labels, Counter>,
     first_token: Family<Labels, Histogram, fn() -> Histogram>,
@@ -145,8 +145,8 @@ pub struct ModelMetrics {
     pub states: StateMetrics,
     /// Host memory that all models together may take now, bytes. All models share this gauge.
     pub memory_limit: Gauge,
-    /// Host memory that the model has given up because the limit was lowered, bytes.
-    pub memory_given_up: Gauge,
+    /// Host memory that was reclaimed from the model because the limit was lowered, bytes.
+    pub memory_reclaimed: Gauge,
     /// Ratio of the time of recent passes to the planned time.
     pub slowdown: Gauge<f64, AtomicU64>,
     /// Weights read from disk or copied to a device, bytes.
@@ -198,7 +198,7 @@ impl Metrics {
             idle_sequences: Family::default(),
             state_bytes: Family::default(),
             memory_limit: Family::default(),
-            memory_given_up: Family::default(),
+            memory_reclaimed: Family::default(),
             slowdown: Family::default(),
             weight_bytes: Family::default(),
             first_token: Family::new_with_constructor(histogram),
@@ -239,9 +239,9 @@ impl Metrics {
         registry.register_with_unit("hpp_state", help, Unit::Bytes, state_bytes);
         let limit = this.memory_limit.clone();
         registry.register_with_unit("hpp_memory_limit", "Memory that all models may take now", Unit::Bytes, limit);
-        let given_up = this.memory_given_up.clone();
-        let help = "Host memory that a model does without because the limit was lowered";
-        registry.register_with_unit("hpp_memory_given_up", help, Unit::Bytes, given_up);
+        let reclaimed = this.memory_reclaimed.clone();
+        let help = "Host memory that was reclaimed from a model because the limit was lowered";
+        registry.register_with_unit("hpp_memory_reclaimed", help, Unit::Bytes, reclaimed);
         let help = "Time of recent passes over the planned time, or the usual time if the plan was not measured";
         registry.register("hpp_slowdown", help, this.slowdown.clone());
         let weight_bytes = this.weight_bytes.clone();
@@ -286,7 +286,7 @@ impl Metrics {
             idle_sequences: self.idle_sequences.get_or_create(&labels).clone(),
             states: StateMetrics { device: states("device"), ram: states("ram"), disk: states("disk") },
             memory_limit: self.memory_limit.get_or_create(&MemoryLabels { memory: "host".to_owned() }).clone(),
-            memory_given_up: self.memory_given_up.get_or_create(&labels).clone(),
+            memory_reclaimed: self.memory_reclaimed.get_or_create(&labels).clone(),
             slowdown: self.slowdown.get_or_create(&labels).clone(),
             weight_bytes: self.weight_bytes.get_or_create(&labels).clone(),
             first_token: self.first_token.get_or_create(&labels).clone(),

@@ -31,7 +31,7 @@ const ROUNDING: f32 = 0.05;
 const ROWS_CHECKED: u64 = 1;
 const ROWS_CHECKED_16_BIT: u64 = 256;
 
-/// Batching is given up once this many shapes were checked and batches of none of them may be used.
+/// Batching is disabled once this many shapes were checked and batches of none of them may be used.
 const MOST_FAILURES: usize = 3;
 
 static NO_EXTRA_INPUTS: BTreeMap<String, HostTensor> = BTreeMap::new();
@@ -198,7 +198,7 @@ impl<B: Backend> RowBatcher<B> {
         items: &[WorkItem<'_, B>],
         errors: &[Option<EngineError>],
     ) -> Result<usize, EngineError> {
-        let may_batch = self.mode != RowBatching::Off && !self.has_given_up() && runtime.taps.wanted.is_empty();
+        let may_batch = self.mode != RowBatching::Off && !self.is_disabled() && runtime.taps.wanted.is_empty();
         let Some(arena) = runtime.arena.as_ref().filter(|_| may_batch && items.len() > 1) else { return Ok(0) };
         let mut members: Vec<Member> = Vec::with_capacity(items.len());
         for (index, (item, error)) in items.iter().zip(errors).enumerate() {
@@ -246,7 +246,7 @@ impl<B: Backend> RowBatcher<B> {
         Ok(count)
     }
 
-    fn has_given_up(&self) -> bool {
+    fn is_disabled(&self) -> bool {
         self.checked.len() >= MOST_FAILURES && self.checked.values().all(|checked| *checked == Checked::Differs)
     }
 

@@ -18,7 +18,7 @@ const TRIAL_PASSES: u64 = 32;
 /// The reads ahead that no run has waited for, and how often earlier ones were right.
 #[derive(Debug)]
 pub(crate) struct ReadAhead {
-    /// Read ahead, and neither selected nor given up.
+    /// Read ahead, and neither selected nor discarded.
     pending: Vec<ExpertId>,
     /// The share of the last reads ahead that a run used.
     right: f64,
@@ -58,7 +58,7 @@ impl ReadAhead {
         was_read
     }
 
-    /// Gives up the experts that were read ahead for a stage and that its run does not use; returns them.
+    /// Discards the experts that were read ahead for a stage and that its run does not use; returns them.
     pub fn unused(&mut self, stage: StageId) -> Vec<ExpertId> {
         let unused: Vec<ExpertId> = self.pending.extract_if(.., |id| id.stage == stage).collect();
         unused.iter().for_each(|_| self.count_wrong());

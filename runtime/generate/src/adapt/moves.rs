@@ -1,5 +1,5 @@
 //! Decides which partition moves where when passes are slower than planned. One move is made at a time. It is kept only if passes become
-//! faster; else it is taken back and tried again ever more rarely. This module has no clock: windows of passes bring their times.
+//! faster; else it is undone and tried again ever more rarely. This module has no clock: windows of passes bring their times.
 
 use super::drift::Cause;
 use hpp_schema::{Plan, Residency};
@@ -10,7 +10,7 @@ const TRIAL_WINDOWS: u32 = 2;
 const GAIN: f64 = 0.95;
 /// Moving a partition back is kept if passes then take at most this many times the time.
 const LOSS: f64 = 1.05;
-/// The first number of windows until a move that failed is tried again, and of windows as planned until a move is taken back. Both numbers
+/// The first number of windows until a move that failed is tried again, and of windows as planned until a move is undone. Both numbers
 /// double each time, up to `LONGEST_WAIT`.
 const FIRST_WAIT: u32 = 16;
 const LONGEST_WAIT: u32 = 1 << 16;
@@ -55,7 +55,7 @@ impl std::fmt::Display for Move {
     }
 }
 
-/// A move that may help, and the one that takes it back.
+/// A move that may help, and the one that undoes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Candidate {
     /// What takes less time after it.
@@ -72,7 +72,7 @@ struct Candidate {
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     candidate: usize,
-    /// Whether it takes a move back.
+    /// Whether it undoes a move.
     is_back: bool,
     /// The slowdown before it.
     before: f64,
@@ -104,7 +104,7 @@ pub enum Why {
 pub struct Moves {
     candidates: Vec<Candidate>,
     trial: Option<Trial>,
-    /// Successive windows that were as planned, and how many must be before a move is taken back.
+    /// Successive windows that were as planned, and how many must be before a move is undone.
     calm: u32,
     calm_wait: u32,
 }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_that_does_not_help_is_taken_back_and_tried_ever_more_rarely() {
+    fn a_move_that_does_not_help_is_undone_and_tried_ever_more_rarely() {
         let changes = run(&mut moves(), 1000, |_| 2.0, |_| 2.1);
         assert_eq!(changes[1], (2, on("cpu")));
         assert!(changes.len() <= 2 * 7, "{changes:?}");

@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(of(401), [share(0, 3, 1000), share(0, 2, 0)]);
         assert_eq!(of(600), [share(0, 1, 1000), share(0, 1, 0)]);
         assert_eq!(of(700), [share(0, 1, 910), share(0, 1, 0)]);
-        assert_eq!(of(u64::MAX), [share(0, 1, 0), share(0, 1, 0)], "more cannot be given up");
+        assert_eq!(of(u64::MAX), [share(0, 1, 0), share(0, 1, 0)], "more cannot be released");
     }
 
     #[test]

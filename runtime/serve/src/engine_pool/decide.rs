@@ -133,7 +133,7 @@ fn leaving<'a, 'b>(loaded: &'b [Loaded<'a>], fits: impl Fn(&[&'b Loaded<'a>]) ->
 }
 
 /// The idle engine used longest ago, if the loaded engines exceed a lowered memory limit by more than their KV pages in RAM. The last engine is never
-/// unloaded: it gives up other memory instead.
+/// unloaded: it releases other memory instead.
 fn idle_engine_over_limit(engines: &[EngineFacts<'_>], excess: u64) -> Option<usize> {
     let loaded: Vec<Loaded> = engines.iter().enumerate().filter_map(Loaded::new).collect();
     let cheap = kv_page_bytes(loaded.iter().map(|engine| engines[engine.index].reclaimable));

@@ -3,7 +3,7 @@
 //! A request for a loaded engine goes into that engine's queue. A request for an unloaded one waits here until it is loaded, and counts toward the
 //! same limit; then all requests that wait for it are sent on in order of arrival. One thread decides what is loaded and unloaded ([`decide`]);
 //! requests and the threads of the engines wake it. Another thread asks the system every second how much memory it allows ([`HostLimit`]). If that
-//! falls, loaded engines give up KV pages in RAM, sequences and locked weights ([`shares`]).
+//! falls, loaded engines release KV pages in RAM, sequences and locked weights ([`shares`]).
 
 mod decide;
 mod memory;
@@ -95,7 +95,7 @@ pub struct EngineSource {
     pub name: String,
     /// What it needs of each memory.
     pub needs: MemoryNeeds,
-    /// The part of `needs` that the engine can give up while it is loaded.
+    /// The part of `needs` that can be reclaimed from the engine while it is loaded.
     pub reclaimable: Reclaimable,
     /// Its metrics.
     pub metrics: ModelMetrics,
@@ -404,7 +404,7 @@ impl Shared {
                 locked,
                 "{why}: the model keeps so much of what it can do without"
             );
-            source.metrics.memory_given_up.set(i64::try_from(after).unwrap_or(i64::MAX));
+            source.metrics.memory_reclaimed.set(i64::try_from(after).unwrap_or(i64::MAX));
             *share = now;
             queue.share(now);
         }
@@ -659,7 +659,7 @@ impl EngineEvents for PoolEvents {
         let mut state = self.pool.state();
         let entry = &mut state.engines[self.engine];
         self.pool.sources[self.engine].metrics.loaded.set(0);
-        self.pool.sources[self.engine].metrics.memory_given_up.set(0);
+        self.pool.sources[self.engine].metrics.memory_reclaimed.set(0);
         if let EntryStatus::Loading { .. } = entry.status {
             // The thread ended without reporting a result: it panicked.
             self.pool.load_failed(entry, self.engine, "the engine's thread ended while it loaded".into());

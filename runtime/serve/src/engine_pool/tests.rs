@@ -190,7 +190,7 @@ fn a_lowered_limit_takes_pages_from_engines_and_then_unloads_idle_ones() {
     let pool = EnginePool::start(vec![source("a"), source("b")], settings, Arc::default()).unwrap();
     pool.load(0).unwrap();
     pool.load(1).unwrap();
-    let reclaimed = |model: &str| metrics.model(model).memory_given_up.get();
+    let reclaimed = |model: &str| metrics.model(model).memory_reclaimed.get();
     let wait = |what: &str, is_so: &dyn Fn() -> bool| {
         let started = Instant::now();
         while !is_so() {
@@ -199,12 +199,12 @@ fn a_lowered_limit_takes_pages_from_engines_and_then_unloads_idle_ones() {
         }
     };
     allowed.store(1900, Ordering::SeqCst);
-    wait("both give up pages", &|| (reclaimed("a"), reclaimed("b")) == (50, 50));
+    wait("both release pages", &|| (reclaimed("a"), reclaimed("b")) == (50, 50));
     assert_eq!((pool.report(0).state, pool.report(1).state), (EngineState::Loaded, EngineState::Loaded));
-    // The excess is more than all pages: the engine used longest ago is unloaded, and the other gives up only its own part.
+    // The excess is more than all pages: the engine used longest ago is unloaded, and the other releases only its own part.
     allowed.store(900, Ordering::SeqCst);
     wait("a is unloaded", &|| pool.report(0).state == EngineState::Unloaded);
-    wait("b gives up pages", &|| (reclaimed("a"), reclaimed("b")) == (0, 100));
+    wait("b releases pages", &|| (reclaimed("a"), reclaimed("b")) == (0, 100));
     assert!(!pool.has_room_for(0));
     let (submission, mut events) = request(None);
     assert_eq!(outcome(pool.0.submit(1, vec![submission])), Ok(()));

@@ -12,7 +12,7 @@ const MOST_PROMPTS: usize = 8;
 const MOST_BYTES: usize = 64 << 10;
 /// Expected seconds of a prompt.
 const SECONDS: f64 = 1.0;
-/// The corpus is given up if this many first prompts all fail.
+/// The corpus is abandoned if this many first prompts all fail.
 const MOST_FIRST_FAILURES: u64 = 3;
 
 /// A corpus to run.
@@ -87,7 +87,7 @@ impl ProfilingRun<'_> {
         Ok(())
     }
 
-    /// Runs a batch of prompts. If it fails, runs each prompt alone, so that one prompt cannot fail the others. False if the corpus is given up.
+    /// Runs a batch of prompts. If it fails, runs each prompt alone, so that one prompt cannot fail the others. False if the corpus is abandoned.
     fn batch(&mut self, tapped: &Tapped, batch: Vec<Prompt>) -> Result<bool, ProfileError> {
         match self.observe(tapped, &batch)? {
             Ok(()) => self.taken(batch.len() as u64)?,
@@ -113,7 +113,7 @@ impl ProfilingRun<'_> {
         Ok(())
     }
 
-    /// Skips a prompt whose own request failed. False if the corpus is given up.
+    /// Skips a prompt whose own request failed. False if the corpus is abandoned.
     fn prompt_failed(&mut self, prompt: &Prompt, why: &str) -> Result<bool, ProfileError> {
         self.skip(prompt.line, why);
         self.taken(1)?;
@@ -123,7 +123,9 @@ impl ProfilingRun<'_> {
             .as_ref()
             .is_some_and(|corpus| corpus.statistics.prompts == 0 && corpus.prompts_done >= MOST_FIRST_FAILURES);
         if nothing_ran {
-            self.note(format!("the corpus was given up after {MOST_FIRST_FAILURES} prompts, none of which ran: {why}"));
+            self.note(format!(
+                "the corpus was abandoned after {MOST_FIRST_FAILURES} prompts, none of which ran: {why}"
+            ));
         }
         Ok(!nothing_ran)
     }

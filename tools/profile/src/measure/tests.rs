@@ -299,7 +299,7 @@ fn prompts_are_added_up_and_one_that_kills_costs_itself() {
 }
 
 #[test]
-fn a_corpus_that_never_runs_is_given_up() {
+fn a_corpus_that_never_runs_is_abandoned() {
     let bench = Bench::new("echo x >> asked; kill -KILL $$");
     let lines: Vec<String> = (0..100).map(|n| n.to_string()).collect();
     let corpus = bench.corpus(&lines.iter().map(String::as_str).collect::<Vec<_>>());
@@ -307,7 +307,7 @@ fn a_corpus_that_never_runs_is_given_up() {
     measure.corpus(&run(&corpus)).unwrap();
     let asked = std::fs::read_to_string(bench.dir.path().join("asked")).unwrap().lines().count();
     assert_eq!(asked, 4, "the first few together, then three by themselves");
-    assert!(measure.profile.notes.iter().any(|note| note.contains("given up")), "{:?}", measure.profile.notes);
+    assert!(measure.profile.notes.iter().any(|note| note.contains("abandoned")), "{:?}", measure.profile.notes);
 }
 
 #[test]

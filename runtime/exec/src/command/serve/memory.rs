@@ -64,7 +64,7 @@ pub(super) struct EngineNeeds {
     pub memory: MemoryNeeds,
     /// Sequences that `memory` has room for.
     pub sequences: u64,
-    /// The part of `memory` that the engine can give up while it is loaded.
+    /// The part of `memory` that can be reclaimed from the engine while it is loaded.
     pub reclaimable: Reclaimable,
 }
 
