@@ -55,8 +55,10 @@ pub(crate) fn create_session(
     reporter: &dyn Reporter,
     loading: &Loading,
 ) -> Result<SessionOfProvider, BackendError> {
-    let is_fallback =
-        spec.device.kind == DeviceKind::Gpu || spec.providers.first().is_some_and(|p| *p != Provider::CPU);
+    let is_fallback = match spec.providers.first() {
+        Some(preferred) => *preferred != Provider::CPU,
+        None => spec.device.kind == DeviceKind::Gpu,
+    };
     let mut order = spec.providers.to_vec();
     if !order.contains(&Provider::CPU) {
         order.push(Provider::CPU);

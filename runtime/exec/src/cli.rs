@@ -14,8 +14,8 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 pub use values::SeedArg;
 use values::{
-    above_zero, at_least_one, context, max_new, not_negative, probability, prompt_tokens, stop_text, temperature,
-    threads, token_id, top_k,
+    above_zero, at_least_one, context, host_name, max_new, not_negative, origin, probability, prompt_tokens, stop_text,
+    temperature, threads, token_id, top_k,
 };
 
 /// Run a language model that hpp-split has planned: generate text, chat, run on tensors, verify, benchmark.
@@ -508,11 +508,11 @@ pub struct ServeArgs {
     #[arg(long, default_value = "8M", value_name = "SIZE")]
     pub max_body: ByteSize,
     /// Origin of pages that may use this server from a browser, such as http://localhost:3000, or `*`; may be given several times.
-    #[arg(long, value_name = "ORIGIN")]
+    #[arg(long, value_name = "ORIGIN", value_parser = origin)]
     pub cors_origin: Vec<String>,
     /// Another name of this machine that requests may use, such as one in /etc/hosts; may be given several times. On a loopback address
     /// without a key, only localhost and loopback addresses are answered, so that no page can use the server under a name of its own.
-    #[arg(long, alias = "allow-host", value_name = "NAME")]
+    #[arg(long, alias = "allow-host", value_name = "NAME", value_parser = host_name)]
     pub allowed_host: Vec<String>,
     /// Most connections at a time; the longest idle one is closed for a new one.
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = at_least_one::<u32>)]
@@ -602,6 +602,7 @@ pub struct DevicesArgs {
 #[command(mut_arg("prompt", |prompt| prompt.help("Text that both models read; without any prompt option, random tokens from --seed")))]
 #[command(mut_arg("prompt_file", |file| file.help("File with the text that both models read; `-` is stdin")))]
 #[command(mut_arg("tokens", |tokens| tokens.help("Token ids that both models read")))]
+#[command(mut_arg("adapt", |adapt| adapt.hide(true)))]
 pub struct VerifyArgs {
     /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which hpp-split plans first.
     #[arg(value_name = "PLAN|MODEL")]
@@ -645,6 +646,7 @@ pub struct VerifyArgs {
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
+#[command(mut_arg("adapt", |adapt| adapt.hide(true)))]
 pub struct BenchArgs {
     /// A plan (plan.yaml or its directory), or a model (a directory or .onnx file), which hpp-split plans first.
     #[arg(value_name = "PLAN|MODEL")]

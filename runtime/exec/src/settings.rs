@@ -206,7 +206,7 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
     }
     if run.session.is_none() && run.kv.is_given() {
         let hint = "add --session NAME to keep a conversation and its KV cache, or leave the option out";
-        return Err(usage("--kv-dir and --kv-ram are for --session and for hpp-exec serve", hint));
+        return Err(usage("--kv-dir, --kv-ram and --kv-page are for --session and for hpp-exec serve", hint));
     }
     if run.session.is_some() {
         if !may_chat || run.embeddings.is_some() || matches!(prompt, PromptSource::Tokens(_)) {
@@ -239,6 +239,10 @@ impl PromptArgs {
         self.tokens.clone().map(PromptSource::Tokens)
     }
 }
+
+/// The warning about settings that greedy decoding does not use.
+pub const UNUSED_SAMPLING: &str =
+    "--top-k, --top-p, --min-p and --seed change nothing at temperature 0; give --temperature";
 
 impl SamplingArgs {
     /// Whether an option was given that has a meaning only if tokens are drawn at random.

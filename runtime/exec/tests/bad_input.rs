@@ -325,6 +325,8 @@ fn a_missing_provider_falls_back_with_a_warning_or_is_refused() {
     assert!(ran.stderr.contains("warning:") && ran.stderr.contains("CUDA"), "{}", ran.stderr);
     plan.run(&["--tokens", "1", "--strict"]).fails(1, &["CUDA", "hint:"]);
     plan.run(&["--tokens", "1", "--strict", "--providers", "cpu", "--max-new", "1"]).ok();
+    let prefers_cpu = PlanDir::new(LLAMA, 32).for_gpu(vec![Provider::CPU]);
+    prefers_cpu.run(&["--tokens", "1", "--strict", "--max-new", "1"]).ok();
 }
 
 #[test]
@@ -454,4 +456,10 @@ fn exit_codes_distinguish_a_wrong_command_line_from_a_failure() {
     plan.run(&["--tokens", "1", "--seed", "-3"]).fails(2, &["--seed", "-1"]);
     plan.run(&["--tokens", "1", "--stop", ""]).fails(2, &["--stop", "empty"]);
     plan.command("bench", &["--prompt-tokens", "30", "--new-tokens", "30"]).fails(1, &["context of 32"]);
+    let bench = plan.command("bench", &["-p", "4", "-n", "2", "-r", "1", "--adapt", "devices"]).ok();
+    assert!(bench.stderr.contains("--adapt has no effect"), "{}", bench.stderr);
+    plan.command("serve", &["--cors-origin", "localhost"]).fails(2, &["such as http://localhost:3000"]);
+    plan.command("serve", &["--cors-origin", "http://a.example/page"]).fails(2, &["such as http://localhost:3000"]);
+    plan.command("serve", &["--allowed-host", "http://box"]).fails(2, &["write the name alone"]);
+    plan.command("serve", &["--port", "x"]).fails(2, &["invalid value 'x' for '--port <N>': it is a whole number"]);
 }

@@ -98,6 +98,8 @@ fn answers_share_a_given_seed_and_have_seeds_of_their_own_with_minus_one() {
         jobs.by_id().values().map(|answer| answer["seed"].clone()).collect()
     };
     assert_eq!(seeds("5"), [json!(5), json!(5), json!(5)]);
+    let greedy = JobFiles::new("genai/llama3-fp32-cpu", &many(1)).run(&["--temperature", "0", "--seed", "5"]).ok();
+    assert!(greedy.stderr.contains("change nothing at temperature 0"), "{}", greedy.stderr);
     let new = seeds("-1");
     assert!(new[0] != new[1] && new[1] != new[2] && new[0] != new[2], "{new:?}");
 }

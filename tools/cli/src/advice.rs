@@ -128,9 +128,15 @@ impl Advice {
     /// Adds advice to the error where it can: for a negative value, a value near to a valid one, a mistyped subcommand, a second word, a habit, or
     /// an option of a subcommand or of another command. `arguments` are without the program name.
     pub fn explain(&self, error: clap::Error, command: &Command, arguments: &[String]) -> clap::Error {
-        use ErrorKind::{ArgumentConflict, InvalidSubcommand, InvalidValue, MissingRequiredArgument, UnknownArgument};
+        use ErrorKind::{
+            ArgumentConflict, InvalidSubcommand, InvalidValue, MissingRequiredArgument, UnknownArgument,
+            ValueValidation,
+        };
         if error.kind() == InvalidValue {
             return with_similar_values(error);
+        }
+        if let Some(why) = not_a_number(&error) {
+            return command.clone().error(ValueValidation, why);
         }
         if !matches!(error.kind(), ArgumentConflict | InvalidSubcommand | MissingRequiredArgument | UnknownArgument) {
             return error;
@@ -172,6 +178,22 @@ impl Advice {
 /// Says where to write a subcommand.
 fn write_first(command: &Command, subcommand: &str) -> String {
     format!("write the subcommand first, before its options: {} {subcommand}", command.get_name())
+}
+
+/// What to write instead of a value that the parsers of numbers refused; their own words say what they saw, not what to write.
+fn not_a_number(error: &clap::Error) -> Option<String> {
+    let kinds = [
+        (&["invalid digit found", "cannot parse integer"][..], "a whole number"),
+        (&["invalid float literal", "cannot parse float"][..], "a number"),
+    ];
+    let said = error.to_string();
+    let (_, kind) = kinds.iter().find(|(words, _)| words.iter().any(|word| said.contains(word)))?;
+    let text = |kind: ContextKind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    let (option, value) = (text(ContextKind::InvalidArg)?, text(ContextKind::InvalidValue)?);
+    Some(format!("invalid value '{value}' for '{option}': it is {kind}"))
 }
 
 /// The usage of a command, or of a subcommand of it.

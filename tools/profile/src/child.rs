@@ -32,7 +32,10 @@ impl ChildError {
             ChildError::Start { .. } | ChildError::Version { .. } => {
                 Some("put the hpp-exec of this version beside hpp-profile, or name it in HPP_EXEC")
             }
-            ChildError::NotReady { .. } => Some("`hpp-exec devices` says why"),
+            ChildError::NotReady { why, .. } if why.contains("it last said: error: invalid value") => {
+                Some("hpp-profile passes --threads, --ort-lib and --ep-lib on to hpp-exec: correct the value")
+            }
+            ChildError::NotReady { .. } => Some("`hpp-exec devices` with the same --ort-lib and --ep-lib says why"),
         }
     }
 }

@@ -4,6 +4,11 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use hpp_schema::{Provider, ProviderLibraryArg, ProviderOptionArg};
 use std::path::PathBuf;
 
+/// Parses a number of tokens.
+fn tokens(text: &str) -> Result<u64, String> {
+    hpp_cli::tokens(text).ok_or_else(|| "give a number of tokens, such as 512 or 2k (k is 1024)".to_owned())
+}
+
 /// Measure an ONNX model on this machine: the time of each part under each execution provider, the bandwidth of memory, links
 /// and disk, and statistics of a prompt corpus. Writes a profile for hpp-split --profile.
 #[derive(Clone, Debug, Parser)]
@@ -43,10 +48,10 @@ pub struct Cli {
     #[arg(long, value_name = "N")]
     pub max_prompts: Option<u64>,
     /// Context lengths at which decoding is measured [default: 16 to 2048 tokens, up to the model's context].
-    #[arg(long, value_name = "TOKENS,..", value_delimiter = ',')]
+    #[arg(long, value_name = "TOKENS,..", value_delimiter = ',', value_parser = tokens)]
     pub contexts: Vec<u64>,
     /// Prompt lengths at which prefill is measured [default: 16 to 2048 tokens, up to the model's context].
-    #[arg(long, value_name = "TOKENS,..", value_delimiter = ',')]
+    #[arg(long, value_name = "TOKENS,..", value_delimiter = ',', value_parser = tokens)]
     pub prefill_tokens: Vec<u64>,
     /// Fewer runs of fewer cases: takes half a minute to a few minutes.
     #[arg(long)]

@@ -193,11 +193,6 @@ fn choose(request: &PlanningRequest, args: &SplitArgs) -> Result<(Solution, Deci
         || matches!(args.gpu_layers, Some(LayerCount::Count(_)));
     let (solution, decided_by) = if is_counted {
         (counted_layers(request, args)?, DecidedBy::User)
-    } else if args.gpu_layers == Some(LayerCount::Auto) && problem.budget.vram.is_empty() {
-        return Err(SplitError::setting(
-            "--gpu-layers auto needs a VRAM budget",
-            "give --vram the size of the GPU's memory, such as 24G",
-        ));
     } else if named
         .as_ref()
         .is_some_and(|places| request.recorded_budgets.vram.is_empty() || places.iter().all(Option::is_some))

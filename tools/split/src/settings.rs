@@ -131,8 +131,7 @@ fn sweep(args: &SplitArgs, errors: &mut InputErrors) {
 
 fn without_gpus(args: &SplitArgs, errors: &mut InputErrors) {
     let excluded = args.vram.len() == 1 && args.vram[0].0 == 0;
-    let requested =
-        args.gpu_layers.is_some_and(|layers| layers != LayerCount::Count(0)) || args.planning.stream.is_some();
+    let requested = matches!(args.gpu_layers, Some(LayerCount::Count(1..))) || args.planning.stream.is_some();
     errors.require(
         !(excluded && requested),
         "--vram 0 plans without a GPU, and --gpu-layers or --stream requests one",

@@ -57,6 +57,9 @@ pub fn run(inputs: &PlanInputs, first: &PlanningRequest, range: VramRange, sourc
     if inputs.args.planning.explain {
         tell!("note: --explain has no effect: --sweep-vram writes no plan");
     }
+    if inputs.args.planning.trace.is_some() {
+        tell!("note: --trace has no effect: --sweep-vram writes no plan");
+    }
     let gpus = first.problem.gpus.len();
     let budgets = range.points();
     // A budget beyond the machine's is an error: it is known before planning, which may take minutes.

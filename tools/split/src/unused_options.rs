@@ -3,7 +3,7 @@
 use crate::cli::{CompressArg, ExpertsArg, KvHomeArg, SplitArgs};
 use hpp_graph::ExpertCounts;
 use hpp_model::Analysis;
-use hpp_schema::{Device, DeviceKind, Plan, Provider};
+use hpp_schema::{Device, DeviceKind, Partition, Plan, Provider};
 
 /// A sentence for each option that was given and has no effect, or less than asked.
 pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> {
@@ -43,8 +43,20 @@ pub fn notes(args: &SplitArgs, analysis: &Analysis, plan: &Plan) -> Vec<String> 
              placed whole"
         )
     });
+    let lists_cpu_only = |part: &&Partition| part.providers.iter().all(|provider| *provider == Provider::CPU);
+    let of_gpus = || plan.partitions.iter().filter(|part| part.device != "cpu");
+    let without_gpu = !planning.providers.is_empty() && of_gpus().any(|part| lists_cpu_only(&part));
+    let without_gpu = without_gpu.then(|| {
+        "--providers lists none that computes on a GPU: the partitions of GPUs will run on the CPU, in host memory, and the estimates do not \
+         know that; --vram 0 plans for the CPU"
+            .to_owned()
+    });
     let given = unused.into_iter().filter(|(is_unused, ..)| *is_unused);
-    let notes = given.map(|(_, option, why)| format!("{option} has no effect: {why}")).chain(fewer).chain(kept);
+    let notes = given
+        .map(|(_, option, why)| format!("{option} has no effect: {why}"))
+        .chain(fewer)
+        .chain(kept)
+        .chain(without_gpu);
     let is_on_host = plan.budgets.vram.is_empty() && !computes_on_gpu;
     notes.chain(if is_on_host { unused_providers(args, plan) } else { vec![] }).collect()
 }

@@ -1,19 +1,12 @@
 //! Reads the values of options.
 
+use hpp_cli::tokens;
 use hpp_generate::sampling::{SettingRange, new_seed};
 use std::str::FromStr;
 
 /// Parses a number of tokens: 4096 or 4k.
 pub fn context(text: &str) -> Result<u64, String> {
     tokens(text).filter(|tokens| *tokens > 0).ok_or_else(|| "write a number of tokens, such as 4096 or 4k".to_owned())
-}
-
-/// A number of tokens: `8192`, `8k`, `1M`.
-fn tokens(text: &str) -> Option<u64> {
-    let units = [(['k', 'K'], 1 << 10), (['m', 'M'], 1 << 20)];
-    let unit = units.into_iter().find_map(|(letters, unit)| Some((text.strip_suffix(letters)?, unit)));
-    let (number, unit) = unit.unwrap_or((text, 1));
-    number.trim().parse::<u64>().ok()?.checked_mul(unit)
 }
 
 pub fn max_new(text: &str) -> Result<u64, String> {
@@ -31,6 +24,24 @@ pub fn at_least_one<T: FromStr + PartialEq + Default>(text: &str) -> Result<T, S
 
 /// Most threads on machines with few processors: starting and ending a thousand took minutes on two.
 const MOST_THREADS: usize = 128;
+
+/// Parses the origin of web pages: a scheme, a host and perhaps a port, as browsers send it, or `*`. A `/` behind it is removed.
+pub fn origin(text: &str) -> Result<String, String> {
+    let origin = text.strip_suffix('/').unwrap_or(text);
+    let host = origin.split_once("://").map_or("", |(_, host)| host);
+    match origin == "*" || !host.is_empty() && !host.contains(['/', '?', '#', ' ']) {
+        true => Ok(origin.to_owned()),
+        false => Err("write scheme, host and port, such as http://localhost:3000, or `*`".to_owned()),
+    }
+}
+
+/// Parses the name of a host, without a scheme or port.
+pub fn host_name(text: &str) -> Result<String, String> {
+    match !text.is_empty() && !text.contains(['/', ':', ' ']) {
+        true => Ok(text.to_owned()),
+        false => Err("write the name alone, such as box.local, without http:// and port".to_owned()),
+    }
+}
 
 /// Parses a number of threads.
 pub fn threads(text: &str) -> Result<u16, String> {

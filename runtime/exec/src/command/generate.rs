@@ -17,7 +17,7 @@ use crate::prompt::PromptSource;
 use crate::report::disk::slow_disk_warning;
 use crate::report::{Bytes, RunReport, Timings, summary};
 use crate::runtime::OrtBackend;
-use crate::settings::GenerateSettings;
+use crate::settings::{GenerateSettings, UNUSED_SAMPLING};
 use crate::tensors::LogitsFile;
 use hpp_engine::EngineOptions;
 use hpp_generate::adapt::Adaptation;
@@ -56,7 +56,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     check_prompt(&prompt, context).map_err(|error| error.of_model_for(plan.plan.model.context_length))?;
     let request = request(settings, &plan, &encoder, prompt)?;
     if request.sampling.choice == SamplingMethod::Greedy && settings.run.answer.sampling.asks_for_random_choices() {
-        ctx.console.warn("--top-k, --top-p, --min-p and --seed change nothing at temperature 0; give --temperature");
+        ctx.console.warn(UNUSED_SAMPLING);
     }
     let inputs = ModelInputs { embeddings: open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?, extra };
     let logits = settings.run.logits.as_deref().map(LogitsFile::create).transpose()?;

@@ -25,7 +25,8 @@ impl KvArgs {
     pub fn is_given(&self) -> bool {
         let is_variable = |name, text: &OsStr| std::env::var_os(name).is_some_and(|set| set == text);
         let by_dir = self.kv_dir.as_ref().is_some_and(|dir| !is_variable("HPP_KV_DIR", dir.as_os_str()));
-        by_dir || (self.kv_ram.is_some() && std::env::var_os("HPP_KV_RAM").is_none())
+        let is_set = |name| std::env::var_os(name).is_some();
+        by_dir || self.kv_ram.is_some() && !is_set("HPP_KV_RAM") || self.kv_page.is_some() && !is_set("HPP_KV_PAGE")
     }
 
     /// Whether pages are saved on disk, for later processes.

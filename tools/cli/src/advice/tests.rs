@@ -17,6 +17,7 @@ fn command() -> Command {
     let serve = Command::new("serve")
         .args([ahead.clone(), on_time.clone()])
         .arg(Arg::new("port").long("port"))
+        .arg(Arg::new("workers").long("workers").value_parser(clap::value_parser!(u32)))
         .arg(Arg::new("wide").short('w').action(ArgAction::SetTrue));
     let verify = Command::new("verify").arg(Arg::new("plan"));
     Command::new("hpp-exec")
@@ -57,6 +58,17 @@ fn values_that_may_be_meant_are_named() {
     assert!(said("m --bits non").contains("a similar value exists: 'none'"));
     assert!(!said("m --bits lots").contains("similar"), "{}", said("m --bits lots"));
     assert!(said("m --bits lots").contains("[possible values: int4, int8, none]"));
+}
+
+#[test]
+fn what_is_no_number_is_answered_with_what_to_write() {
+    for value in ["8k", "x", "1.5"] {
+        let said = said(&format!("serve --workers {value}"));
+        assert!(
+            said.contains(&format!("invalid value '{value}' for '--workers <workers>': it is a whole number")),
+            "{said}"
+        );
+    }
 }
 
 /// After `--` the option would be taken for the model, which is never meant.

@@ -6,12 +6,7 @@ use std::str::FromStr;
 
 /// Parses a number of tokens: `8192`, or `8k` and `1M` with k for 1024 and M for its square, as context lengths are counted.
 pub fn tokens(text: &str) -> Result<u64, String> {
-    let error = || "give a number of tokens, such as 8192 or 8k (k is 1024)".to_owned();
-    let lower = text.trim().to_ascii_lowercase();
-    let units = [('k', 1 << 10), ('m', 1 << 20)];
-    let unit = units.into_iter().find_map(|(letter, unit)| Some((lower.strip_suffix(letter)?, unit)));
-    let (number, unit) = unit.unwrap_or((&lower, 1));
-    number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(error)
+    hpp_cli::tokens(text).ok_or_else(|| "give a number of tokens, such as 8192 or 8k (k is 1024)".to_owned())
 }
 
 /// `--gpu-layers` and `--stream`.

@@ -158,6 +158,21 @@ fn a_profile_that_is_not_complete_is_one_error() {
     done.refusal(&["measurements that are missing: 2", "classes.0.cpu.decode", "hpp-profile --resume"]);
 }
 
+/// A provider of the host without times in the profile is not used, and that is noted.
+#[test]
+fn a_provider_that_the_profile_did_not_measure_is_noted() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = saved(&dir, &profile(LLAMA, 2.0, 0.7));
+    let model = fixture(LLAMA);
+    let said = |providers: &str| {
+        split(&[model.to_str().unwrap(), "--dry-run", "--vram", "0", "--profile", &file, "--providers", providers])
+            .success()
+            .stderr
+    };
+    assert!(said("openvino,cpu").contains("--providers openvino has no effect: the profile has no times of it"));
+    assert!(!said("cpu").contains("no effect"));
+}
+
 #[test]
 fn the_same_input_gives_the_same_plan() {
     let dir = tempfile::tempdir().unwrap();

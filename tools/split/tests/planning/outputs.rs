@@ -362,6 +362,35 @@ fn providers_that_a_plan_without_gpus_does_not_list_are_named() {
     assert!(!said(&["--providers", "cpu"]).contains("no effect"));
 }
 
+/// A plan for a GPU whose providers all compute on the CPU is planned as asked, with a note.
+#[test]
+fn providers_without_one_for_the_gpu_are_noted() {
+    let said = |more: &[&str]| run(&[&["--dry-run", "--vram", "1G"], more].concat()).success().stderr;
+    let note = "note: --providers lists none that computes on a GPU";
+    assert!(said(&["--providers", "cpu"]).contains(note));
+    assert!(!said(&["--providers", "webgpu"]).contains(note) && !said(&[]).contains(note));
+}
+
+#[test]
+fn a_sweep_names_the_options_of_plans_that_it_does_not_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let trace = dir.path().join("trace.json");
+    let swept = run(&["--sweep-vram", "1M..2M:1M", "--explain", "--trace", trace.to_str().unwrap()]).success();
+    for option in ["--explain", "--trace"] {
+        assert!(swept.stderr.contains(&format!("note: {option} has no effect: --sweep-vram")), "{}", swept.stderr);
+    }
+    assert!(!trace.exists());
+}
+
+/// `auto` is the default, so it asks for no GPU.
+#[test]
+fn gpu_layers_auto_plans_as_without_the_option() {
+    for vram in [&["--vram", "0"][..], &["--vram", "3M"]] {
+        let planned = |more: &[&str]| run(&[&["--dry-run", "--json"], vram, more].concat()).success().stdout;
+        assert_eq!(planned(&["--gpu-layers", "auto"]), planned(&[]));
+    }
+}
+
 /// LongRoPE: an `If` on the length of the attention mask chooses the tables.
 #[test]
 fn a_model_that_changes_its_tables_is_planned_up_to_the_change() {

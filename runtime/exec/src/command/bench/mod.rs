@@ -8,7 +8,7 @@ mod weight_paths;
 use super::trace::TraceFile;
 use super::unsplit::unsplit;
 use super::{CommandContext, context_length, load_sequence, open_embeddings};
-use crate::cli::BenchArgs;
+use crate::cli::{AdaptArg, BenchArgs};
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::inputs::random_tokens;
@@ -38,6 +38,9 @@ struct BenchRun {
 
 /// Loads the plan, warms up, measures and prints.
 pub fn run(args: &BenchArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
+    if args.runtime.adapt == AdaptArg::Devices {
+        ctx.console.warn("--adapt has no effect: bench runs the plan as it is");
+    }
     let plan = PlanFile::open(&args.plan)?;
     check_language_model(&plan.plan)?;
     let room = PromptRoom {

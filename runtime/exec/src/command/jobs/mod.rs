@@ -17,7 +17,7 @@ use crate::json_schema::read_schema;
 use crate::numbers::{counted, rate};
 use crate::other_load::OtherLoad;
 use crate::runtime::OrtBackend;
-use crate::settings::DraftMethod;
+use crate::settings::{DraftMethod, UNUSED_SAMPLING};
 use hpp_engine::{EngineOptions, Telemetry};
 use hpp_generate::adapt::Adaptation;
 use hpp_generate::speculate::{Drafts, SpeculationStats};
@@ -80,6 +80,9 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         // Does not say how many lines were answered: some answers may belong to lines that have since been removed.
         let answers = counted(done as u64, "answer");
         ctx.console.info(&format!("{} has {answers} already: lines with one are skipped", args.output.display()));
+    }
+    if requests.is_greedy() && args.defaults.sampling.asks_for_random_choices() {
+        ctx.console.warn(UNUSED_SAMPLING);
     }
     let trace = TraceFile::create(args.trace.as_deref())?;
     let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES));

@@ -3,6 +3,7 @@
 use crate::cli::AnswerArgs;
 use crate::job_files::{Job, OneOrMany};
 use hpp_generate::grammar::{Grammar, GrammarCompiler, GrammarError, GrammarSource};
+use hpp_generate::sampling::SamplingMethod;
 use hpp_generate::text::{Message, Role, TextTokenizer, conversation};
 use hpp_generate::{GenerateError, GenerationRequest, PlanFile, PromptEncoder, PromptError, check_prompt};
 use hpp_schema::SamplingDefaults;
@@ -43,6 +44,11 @@ impl RequestMaker {
 
     fn compile(&self, source: &GrammarSource) -> Result<Grammar, GenerateError> {
         Ok(self.grammars.as_ref().ok_or(PromptError::NoTokenizer)?.compile(source)?)
+    }
+
+    /// Whether prompts without settings of their own get the most likely tokens.
+    pub fn is_greedy(&self) -> bool {
+        self.defaults.sampling.overrides().resolve(&self.authors).choice == SamplingMethod::Greedy
     }
 
     /// The tokenizer, if the plan has one.

@@ -12,7 +12,7 @@ mod sequences;
 mod tensors;
 
 use super::CommandContext;
-use crate::cli::VerifyArgs;
+use crate::cli::{AdaptArg, VerifyArgs};
 use crate::error::ExecError;
 use difference::Tolerance;
 use hpp_engine::Telemetry;
@@ -22,6 +22,9 @@ use hpp_schema::{DType, ModelKind, Partition, PartitionOutput, Plan, Provider};
 
 /// Compares and prints the result. Exit code 0 only if every difference is within the tolerance; `--kl` has no tolerance.
 pub fn run(args: &VerifyArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecError> {
+    if args.runtime.adapt == AdaptArg::Devices {
+        ctx.console.warn("--adapt has no effect: verify runs the plan as it is");
+    }
     let plan = PlanFile::open(&args.plan)?;
     if let Some(prompts) = &args.kl {
         return distributions::run(&plan, prompts, args, ctx);
