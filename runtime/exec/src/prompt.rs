@@ -72,10 +72,10 @@ impl PromptSource {
 }
 
 impl TextSource {
-    /// Reads a message: like [`read`](Self::read), but removes the line break at the end of a file or of piped text.
+    /// Reads a message: like [`read`](Self::read), but removes the line break at the end of a file or of piped text without a text behind it.
     pub fn read_message(&self) -> Result<String, PromptReadError> {
         let mut text = self.read()?;
-        if !matches!(self, TextSource::Argument(_)) && text.ends_with('\n') {
+        if matches!(self, TextSource::File(_) | TextSource::Stdin) && text.ends_with('\n') {
             text.pop();
             text.truncate(text.strip_suffix('\r').unwrap_or(&text).len());
         }

@@ -266,6 +266,14 @@ fn piped_text_goes_before_the_prompt() {
     assert_eq!(ids(piped(&plan, &[&prompt[..], &rest].concat(), "some notes")), direct);
     let alone = ids(plan.run(&[&prompt[..], &rest].concat()));
     assert_eq!(ids(piped(&plan, &[&prompt[..], &rest].concat(), "")), alone, "an empty pipe adds nothing");
+    let plan = PlanDir::new("genai/learned-llama-fp32-cpu", 64);
+    let line = ["-p", "What is ownership?\n", "--chat"];
+    let alone = ids(plan.run(&[&line[..], &rest].concat()));
+    assert_eq!(
+        ids(piped(&plan, &[&line[..], &rest].concat(), "")),
+        alone,
+        "nor does it take the line break of a message"
+    );
 }
 
 #[test]

@@ -38,9 +38,39 @@ impl TextOffsets {
     }
 
     fn push(&mut self, token: u32) -> usize {
-        let start = self.next;
+        let continues = self.detokenizer.holds_text();
         // A token that cannot be decoded ends the request with an error elsewhere.
-        self.next += self.detokenizer.push(token).map_or(0, |text| text.chars().count());
+        let text = self.detokenizer.push(token).unwrap_or_default();
+        // Bytes of earlier tokens that begin no character become replacement characters once this token does not continue them.
+        let replaced = text.chars().take_while(|c| continues && *c == char::REPLACEMENT_CHARACTER).count();
+        let start = self.next + replaced;
+        self.next += text.chars().count();
         start
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hpp_generate::text::SpecialTokens;
+    use std::path::Path;
+
+    fn tokenizer() -> TextTokenizer {
+        let models = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+        TextTokenizer::open(&models.join("genai/learned-llama-int4-cpu/tokenizer.json")).unwrap()
+    }
+
+    #[test]
+    fn a_token_after_bytes_that_are_no_character_begins_behind_their_replacement() {
+        let tokenizer = tokenizer();
+        let bytes = tokenizer.encode("\u{4f60}", SpecialTokens::Omit).unwrap();
+        let x = tokenizer.encode("x", SpecialTokens::Omit).unwrap();
+        assert!(bytes.len() == 3 && x.len() == 1, "{bytes:?} {x:?}");
+        let offsets = |tokens: &[u32]| {
+            let mut offsets = TextOffsets::new(&tokenizer, "");
+            tokens.iter().map(|token| offsets.answer_token(*token)).collect::<Vec<_>>()
+        };
+        assert_eq!(offsets(&[x[0], bytes[0], bytes[1], bytes[2], x[0]]), [0, 1, 1, 1, 2]);
+        assert_eq!(offsets(&[bytes[0], x[0], x[0]]), [0, 1, 2]);
     }
 }

@@ -276,6 +276,7 @@ pub fn analyse_with(path: &Path, options: AnalysisOptions<'_>) -> Result<Analysi
         let crossing = analysis.segmentation.boundaries.get(index).map(|boundary| boundary.values.len());
         debug!(block = block.label, class = ?block.class, nodes = block.nodes.len(), crossing, "block");
     }
+    let analysis = analysis.with_single_tokens_noted();
     Ok(if planned.is_none() { analysis.with_assumed_context() } else { analysis })
 }
 
@@ -587,6 +588,16 @@ impl Analysis {
         if self.kind != ModelKind::SingleRun {
             let tokens = self.context;
             self.notes.push(format!("the model does not declare a context length; planned for {tokens} tokens"));
+        }
+        self
+    }
+
+    /// Adds a note on a branch that takes single tokens.
+    fn with_single_tokens_noted(mut self) -> Self {
+        if self.takes_one_token() {
+            self.notes.push(
+                "the branch with a cache was exported for single tokens: a prompt is computed one token at a time, and tokens cannot be drafted".to_owned(),
+            );
         }
         self
     }

@@ -53,6 +53,11 @@ impl Detokenizer {
         Ok(piece)
     }
 
+    /// Whether the last tokens have text that was not returned yet: bytes that may begin a character.
+    pub fn holds_text(&self) -> bool {
+        self.window.len() > self.complete_len
+    }
+
     /// Ends the text and returns what was held back.
     pub fn finish(&mut self) -> Result<String, TokenizerError> {
         let text = self.tokenizer.decode(&self.window)?;
