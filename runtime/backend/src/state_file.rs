@@ -78,7 +78,13 @@ impl StateFile {
         let used_before = ranges.free.get_mut(&length).and_then(Vec::pop);
         let start = used_before.unwrap_or(ranges.end);
         let end = start.checked_add(length)?;
-        if let Err(error) = system::allocate(&self.file, start, length) {
+        let allocated = system::allocate(&self.file, start, length).or_else(|_| {
+            // Free ranges of other lengths may have the blocks that are missing.
+            let free = ranges.free.iter().flat_map(|(length, starts)| starts.iter().map(|start| (*start, *length)));
+            free.for_each(|(start, length)| drop(system::free(&self.file, start, length)));
+            system::allocate(&self.file, start, length)
+        });
+        if let Err(error) = allocated {
             // Some of its blocks may be allocated.
             let _ = system::free(&self.file, start, length);
             used_before.into_iter().for_each(|start| ranges.free.entry(length).or_default().push(start));

@@ -193,7 +193,9 @@ fn not_a_number(error: &clap::Error) -> Option<String> {
         _ => None,
     };
     let (option, value) = (text(ContextKind::InvalidArg)?, text(ContextKind::InvalidValue)?);
-    Some(format!("invalid value '{value}' for '{option}': it is {kind}"))
+    let is_negative = value.strip_prefix('-').is_some_and(|rest| rest.parse::<f64>().is_ok());
+    let why = if is_negative { "it must not be negative".to_owned() } else { format!("it is {kind}") };
+    Some(format!("invalid value '{value}' for '{option}': {why}"))
 }
 
 /// The usage of a command, or of a subcommand of it.

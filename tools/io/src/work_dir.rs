@@ -25,7 +25,6 @@ pub struct WorkDir {
 impl WorkDir {
     /// Creates a directory in `parent` whose name begins with `prefix`, and removes abandoned ones.
     pub fn new(parent: &Path, prefix: &str) -> io::Result<Self> {
-        remove_abandoned(parent, prefix);
         loop {
             let dir = tempfile::Builder::new().prefix(prefix).rand_bytes(SUFFIX).tempdir_in(parent)?;
             // Another process may remove the directory before it is locked; then create a new one.
@@ -35,6 +34,7 @@ impl WorkDir {
                 Ok(lock) => {
                     let locked = lock.lock().is_ok();
                     if dir.path().join(LOCK).exists() {
+                        remove_abandoned(parent, prefix, dir.path());
                         return Ok(WorkDir { dir, _lock: locked.then_some(lock) });
                     }
                 }
@@ -48,14 +48,18 @@ impl WorkDir {
     }
 }
 
-/// Removes abandoned directories of this prefix. Ignores errors: the next call tries again.
-fn remove_abandoned(parent: &Path, prefix: &str) {
+/// Removes abandoned directories of this prefix that belong to the owner of `own`, a directory in use. Ignores errors: the next call tries again.
+fn remove_abandoned(parent: &Path, prefix: &str, own: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let suffix = name.to_str().and_then(|name| name.strip_prefix(prefix));
         let is_ours =
             suffix.is_some_and(|suffix| suffix.len() == SUFFIX && suffix.bytes().all(|b| b.is_ascii_alphanumeric()));
-        if !is_ours || !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+        if !is_ours
+            || entry.path() == own
+            || !have_one_owner(&entry.path(), own)
+            || !entry.file_type().is_ok_and(|kind| kind.is_dir())
+        {
             continue;
         }
         let lock = File::options().write(true).create(true).truncate(false).open(entry.path().join(LOCK));
@@ -65,6 +69,20 @@ fn remove_abandoned(parent: &Path, prefix: &str) {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// Whether two directories belong to the same user. In a shared directory others may place files that block or redirect who opens them.
+#[cfg(unix)]
+fn have_one_owner(a: &Path, b: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    let owner = |path: &Path| fs::symlink_metadata(path).map(|found| found.uid()).ok();
+    owner(a).is_some() && owner(a) == owner(b)
+}
+
+/// Whether two directories belong to the same user: temporary directories do here.
+#[cfg(not(unix))]
+fn have_one_owner(_: &Path, _: &Path) -> bool {
+    true
 }
 
 #[cfg(test)]

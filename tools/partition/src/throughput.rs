@@ -8,12 +8,12 @@
 //! schedule.
 
 use crate::memory::usage_with_cuts;
-use crate::plan::plan_roughly;
+use crate::plan::{plan_from, plan_roughly};
 use crate::{
     BlockPlacement, BlockSpec, Budget, Cost, FilledState, GpuCosts, GrowingState, Options, OverBudget, Phase,
     Placement, Problem, RowBatching, Solution, Workload,
 };
-use crate::{fits, simulate};
+use crate::{fits, plan, simulate};
 use hpp_schema::memory::{BINDING, RESERVE};
 
 /// Numbers of tokens of short passes, which verify drafts. Their times are known apart from those of passes of one token.
@@ -255,8 +255,8 @@ pub fn throughput(problem: &Problem, planned: u64, options: &Options, solution: 
     }
 }
 
-/// The number of sequences that gives most tokens per second: the problem for that number, and a rough plan for it. `problem` is for one sequence.
-/// Fails if not even one sequence fits.
+/// Plans for the number of sequences that gives most tokens per second, by rough plans. `problem` is for one sequence; returns the problem for that
+/// number, too. Fails if not even one sequence fits.
 pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem, Solution), OverBudget> {
     let mut best: Option<(Problem, Solution, f64)> = None;
     let mut without_gain = 0;
@@ -264,7 +264,7 @@ pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem,
         let many = problem.for_sequences(sequences);
         let solution = match (plan_roughly(&many, options), &best) {
             (Ok(solution), _) => solution,
-            (Err(error), None) => return Err(error),
+            (Err(_), None) => plan(&many, options)?,
             (Err(_), Some(_)) => break,
         };
         let rate = tokens_per_second(&many, solution.prefill_ms, solution.decode_ms);
@@ -278,7 +278,9 @@ pub fn plan_throughput(problem: &Problem, options: &Options) -> Result<(Problem,
             break;
         }
     }
-    let (problem, solution, _) = best.expect("one sequence was planned");
+    let (problem, rough, _) = best.expect("one sequence was planned");
+    // Plans of other places of states are compared with this one.
+    let solution = plan_from(&problem, options, &[&rough])?;
     Ok((problem, solution))
 }
 
@@ -317,7 +319,7 @@ fn largest_that_holds(most: u64, condition: impl Fn(u64) -> bool) -> u64 {
 mod tests {
     use super::*;
     use crate::cost::tests::{dense, problem};
-    use crate::{Budget, Mechanisms, Objective, Planner, evaluate, plan};
+    use crate::{Budget, Mechanisms, Objective, Planner, evaluate};
 
     const OPTIONS: Options =
         Options { planner: Planner::Exact, objective: Objective::Throughput, mechanisms: Mechanisms::All, slots: None };

@@ -24,15 +24,17 @@ pub fn check_all_on_host(analysis: &Analysis, allow: bool) -> Result<(), InputEr
     if allow { Ok(()) } else { refuse_on_host(analysis, nodes_of_blocks(analysis)) }
 }
 
-/// What [`check`] refuses, and what [`check_host`] refuses if it computes on the host, as notes.
+/// What [`check`] refuses, and what [`check_host`] refuses on the host, as notes.
 pub fn notes(analysis: &Analysis) -> Vec<String> {
     let missing = machine_layouts(&analysis.model).into_iter().chain(unknown_operators(&analysis.model));
-    let missing: Vec<String> = missing.map(|line| format!("hpp-split will refuse this model: {line}")).collect();
+    let missing: Vec<String> = missing
+        .map(|line| format!("hpp-split will refuse this model without --allow-unknown-operators: {line}"))
+        .collect();
     if !missing.is_empty() {
         return missing;
     }
     let without_kernel = without_cpu_kernel(&analysis.graph, nodes_of_blocks(analysis));
-    without_kernel.into_iter().map(|line| format!("hpp-split leaves this to a GPU: {line}")).collect()
+    without_kernel.into_iter().map(|line| format!("this needs a GPU: {line}")).collect()
 }
 
 fn nodes_of_blocks(analysis: &Analysis) -> impl Iterator<Item = NodeId> {

@@ -343,8 +343,11 @@ pub fn notes(args: &SplitArgs, request: &PlanningRequest, costs: &Costs, kind: M
 
 /// The note on GPUs of the machine that the plan does not use because `--vram` has fewer sizes.
 fn unused_gpus(args: &SplitArgs, planned: usize, has: usize) -> Option<String> {
-    let size = args.vram.first().filter(|size| size.0 > 0 && args.planning.sweep_vram.is_none() && planned < has)?;
-    let all = vec![size.human().replace(' ', ""); has].join(",");
+    let wants_gpus = args.vram.iter().any(|size| size.0 > 0) && args.gpu_layers != Some(LayerCount::Count(0));
+    if !wants_gpus || args.planning.sweep_vram.is_some() || planned >= has {
+        return None;
+    }
+    let all = vec!["SIZE"; has].join(",");
     Some(format!("--vram uses {planned} of the machine's {has} GPUs; --vram {all} plans for all"))
 }
 

@@ -2,7 +2,7 @@
 
 use hpp_schema::{PROVIDER_FACTS, Profile, Provider};
 
-/// A sentence for each provider that neither HPP's table nor the profile has, and for each of the host that the profile did not measure.
+/// A sentence for each provider that neither HPP's table nor the profile has.
 pub fn notes(providers: &[Provider], profile: Option<&Profile>) -> Vec<String> {
     let known: Vec<Provider> = PROVIDER_FACTS.iter().filter_map(|facts| facts.provider).collect();
     let known: Vec<&str> = known.iter().map(Provider::id).collect();
@@ -18,17 +18,7 @@ pub fn notes(providers: &[Provider], profile: Option<&Profile>) -> Vec<String> {
             known.join(", ")
         )
     };
-    let unmeasured = |provider: &&Provider| {
-        provider.uses_host_memory()
-            && **provider != Provider::CPU
-            && provider.facts().provider.is_some()
-            && profile.is_some_and(|p| !p.settings.providers.contains(provider))
-    };
-    let not_measured = providers.iter().filter(unmeasured).map(|provider| {
-        let name = provider.id();
-        format!("--providers {name} has no effect: the profile has no times of it (hpp-profile --providers cpu,{name} measures them)")
-    });
-    unknown.map(note).chain(not_measured).collect()
+    unknown.map(note).collect()
 }
 
 #[cfg(test)]

@@ -75,8 +75,11 @@ fn unused_providers(args: &SplitArgs, plan: &Plan) -> Vec<String> {
         true => "the plan is for no GPU",
         false => "the plan is for no GPU; --vram SIZE plans for one, also where it is not here",
     };
-    let for_host = if planning.profile.is_some() { vec![] } else { for_host };
-    let lists = [(for_gpus, why), (for_host, "on the host only a --profile with its times chooses a provider")];
+    let why_not_on_host = match planning.profile.is_some() {
+        true => "on the host the times of the profile decide, and it has none of it, or slower ones",
+        false => "on the host only a --profile with its times chooses a provider",
+    };
+    let lists = [(for_gpus, why), (for_host, why_not_on_host)];
     let note = |(providers, why): (Vec<Provider>, &str)| {
         let names: Vec<&str> = providers.iter().map(Provider::id).collect();
         (!names.is_empty()).then(|| format!("--providers {} has no effect: {why}", names.join(",")))

@@ -25,19 +25,21 @@ pub fn at_least_one<T: FromStr + PartialEq + Default>(text: &str) -> Result<T, S
 /// Most threads on machines with few processors: starting and ending a thousand took minutes on two.
 const MOST_THREADS: usize = 128;
 
-/// Parses the origin of web pages: a scheme, a host and perhaps a port, as browsers send it, or `*`. A `/` behind it is removed.
+/// Parses the origin of web pages: a scheme, a host and perhaps a port, as browsers send it, `null` (pages from files), or `*`. A `/` behind it is removed.
 pub fn origin(text: &str) -> Result<String, String> {
     let origin = text.strip_suffix('/').unwrap_or(text);
     let host = origin.split_once("://").map_or("", |(_, host)| host);
-    match origin == "*" || !host.is_empty() && !host.contains(['/', '?', '#', ' ']) {
+    match matches!(origin, "*" | "null") || !host.is_empty() && !host.contains(['/', '?', '#', ' ']) {
         true => Ok(origin.to_owned()),
         false => Err("write scheme, host and port, such as http://localhost:3000, or `*`".to_owned()),
     }
 }
 
-/// Parses the name of a host, without a scheme or port.
+/// Parses the name of a host, or an address (of IPv6 in brackets), without a scheme or port.
 pub fn host_name(text: &str) -> Result<String, String> {
-    match !text.is_empty() && !text.contains(['/', ':', ' ']) {
+    let in_brackets = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let is_address = in_brackets.is_some_and(|text| text.parse::<std::net::Ipv6Addr>().is_ok());
+    match is_address || !text.is_empty() && !text.contains(['/', ':', ' ']) {
         true => Ok(text.to_owned()),
         false => Err("write the name alone, such as box.local, without http:// and port".to_owned()),
     }

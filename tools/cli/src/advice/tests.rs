@@ -17,7 +17,7 @@ fn command() -> Command {
     let serve = Command::new("serve")
         .args([ahead.clone(), on_time.clone()])
         .arg(Arg::new("port").long("port"))
-        .arg(Arg::new("workers").long("workers").value_parser(clap::value_parser!(u32)))
+        .arg(Arg::new("workers").long("workers").value_parser(clap::value_parser!(u64)))
         .arg(Arg::new("wide").short('w').action(ArgAction::SetTrue));
     let verify = Command::new("verify").arg(Arg::new("plan"));
     Command::new("hpp-exec")
@@ -62,6 +62,7 @@ fn values_that_may_be_meant_are_named() {
 
 #[test]
 fn what_is_no_number_is_answered_with_what_to_write() {
+    assert!(said("serve --workers=-1").contains("for '--workers <workers>': it must not be negative"));
     for value in ["8k", "x", "1.5"] {
         let said = said(&format!("serve --workers {value}"));
         assert!(

@@ -169,7 +169,10 @@ fn a_provider_that_the_profile_did_not_measure_is_noted() {
             .success()
             .stderr
     };
-    assert!(said("openvino,cpu").contains("--providers openvino has no effect: the profile has no times of it"));
+    assert!(
+        said("openvino,cpu")
+            .contains("--providers openvino has no effect: on the host the times of the profile decide")
+    );
     assert!(!said("cpu").contains("no effect"));
 }
 

@@ -80,7 +80,7 @@ fn gpus_that_vram_leaves_out_are_noted() {
     std::fs::write(&two, format!("{before}gpus:\n{gpu}{gpu}disk:{after}")).unwrap();
     let noted = |vram: &[&str]| {
         let done = run(&[&["--machine", two.to_str().unwrap()], vram].concat()).success();
-        done.stderr.contains("note: --vram uses 1 of the machine's 2 GPUs; --vram 6MiB,6MiB plans for all")
+        done.stderr.contains("note: --vram uses 1 of the machine's 2 GPUs; --vram SIZE,SIZE plans for all")
     };
     assert!(noted(&["--vram", "6M"]));
     assert!(!noted(&["--vram", "6MiB,6MiB"]) && !noted(&["--vram", "0"]) && !noted(&[]));

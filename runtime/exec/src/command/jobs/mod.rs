@@ -82,7 +82,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
         ctx.console.info(&format!("{} has {answers} already: lines with one are skipped", args.output.display()));
     }
     if requests.is_greedy() && args.defaults.sampling.asks_for_random_choices() {
-        ctx.console.warn(UNUSED_SAMPLING);
+        ctx.console.warn(&format!("for lines without a temperature of their own, {UNUSED_SAMPLING}"));
     }
     let trace = TraceFile::create(args.trace.as_deref())?;
     let wanted = args.max_sequences.unwrap_or_else(|| planned_sequences(&plan.plan, DEFAULT_SEQUENCES));
