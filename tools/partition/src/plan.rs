@@ -18,7 +18,7 @@ const PROOF_GAP: f64 = 1e-6;
 /// How much a plan may cost to find.
 #[derive(Clone, Copy, PartialEq)]
 enum Effort {
-    /// One number of slots, no start placements from plans for one phase: about a sixth of the time.
+    /// One search instead of six: one number of slots, and no start placements from plans for one phase.
     Rough,
     /// Everything.
     Full,
@@ -34,8 +34,8 @@ pub(crate) fn plan_from(problem: &Problem, options: &Options, known: &[&Solution
     Ok(best_from(problem, options, known, 1, Effort::Full)?.remove(0))
 }
 
-/// A placement found with one search, to compare problems with each other. Many blocks take about a sixth of the time of [`plan`], and the
-/// placement may be worse. Fails where [`plan`] does, and seldom where it does not.
+/// A placement found with one search if there are many blocks, to compare problems with each other. It may be worse than that of [`plan`].
+/// Fails where [`plan`] does, and seldom where it does not.
 pub(crate) fn plan_roughly(problem: &Problem, options: &Options) -> Result<Solution, OverBudget> {
     Ok(best_from(problem, options, &[], 1, Effort::Rough)?.remove(0))
 }
@@ -110,23 +110,11 @@ fn exact(
     count: usize,
     effort: Effort,
 ) -> Option<SearchResult> {
-    match host_holds_any_placement(problem) {
-        true => {
-            let budget = Budget { ram: None, ..problem.budget.clone() };
-            exact_as_given(&Problem { budget, ..problem.clone() }, options, known, count, effort)
-        }
-        false => exact_as_given(problem, options, known, count, effort),
-    }
-}
-
-/// [`exact`], with the constraints of the problem.
-fn exact_as_given(
-    problem: &Problem,
-    options: &Options,
-    known: &[&Solution],
-    count: usize,
-    effort: Effort,
-) -> Option<SearchResult> {
+    let without_ram = host_holds_any_placement(problem).then(|| {
+        let budget = Budget { ram: None, ..problem.budget.clone() };
+        Problem { budget, ..problem.clone() }
+    });
+    let problem = without_ram.as_ref().unwrap_or(problem);
     let weights = weights(problem, options.objective);
     let allowed = allowed(problem, options, weights);
     if let Some(all) = few_choices::all(problem, &allowed).filter(|_| !options.mechanisms.streams()) {
