@@ -550,14 +550,14 @@ pub struct KvArgs {
     /// directory [default: none; with --session, `hpp` in the user's data directory].
     #[arg(long, value_name = "DIR", env = "HPP_KV_DIR")]
     pub kv_dir: Option<PathBuf>,
-    /// Most bytes in --kv-dir for all models together; 0 saves nothing there.
-    #[arg(long, value_name = "SIZE", default_value = "16G", env = "HPP_KV_DISK")]
-    pub kv_disk: ByteSize,
+    /// Most bytes in --kv-dir for all models together; 0 saves nothing there [default: 16G].
+    #[arg(long, value_name = "SIZE", env = "HPP_KV_DISK")]
+    pub kv_disk: Option<ByteSize>,
     /// Eviction policy: `lru` evicts the least recently used pages first, `priority` those of the least important requests, `hybrid`
-    /// those that are rarely used and cheap to compute again.
-    #[arg(long, value_name = "POLICY", default_value = "hybrid", env = "HPP_KV_POLICY")]
+    /// those that are rarely used and cheap to compute again [default: hybrid].
+    #[arg(long, value_name = "POLICY", env = "HPP_KV_POLICY")]
     #[arg(value_parser = <EvictionPolicy as std::str::FromStr>::from_str)]
-    pub kv_policy: EvictionPolicy,
+    pub kv_policy: Option<EvictionPolicy>,
     /// Tokens per page, the unit of saving, and per chunk of a prompt [default: 128, or the plan's prefill_chunk if that is smaller].
     #[arg(long, value_name = "TOKENS", env = "HPP_KV_PAGE")]
     #[arg(value_parser = clap::value_parser!(u64).range(16..=4096))]

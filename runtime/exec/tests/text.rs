@@ -394,8 +394,10 @@ fn a_draft_length_without_drafts_and_a_kv_directory_that_is_a_file_are_pointed_o
     let drafted = plan.run(&[&one[..], &["--speculate", "ngram"]].concat()).ok();
     assert!(!drafted.stderr.contains("no effect"), "{}", drafted.stderr);
     let forgotten = plan.run(&["-p", "What", "-n", "1", "--kv-dir", "kv"]);
-    forgotten.fails(1, &["--kv-dir, --kv-ram and --kv-page are for --session", "hint: add --session NAME"]);
-    plan.run(&["-p", "What", "-n", "1", "--kv-page", "64"]).fails(1, &["--kv-page are for --session"]);
+    forgotten.fails(1, &["--kv-policy and --kv-page are for --session", "hint: add --session NAME"]);
+    for (option, value) in [("--kv-page", "64"), ("--kv-disk", "1G"), ("--kv-policy", "lru")] {
+        plan.run(&["-p", "What", "-n", "1", option, value]).fails(1, &["--kv-page are for --session"]);
+    }
     let kv = plan.file("kv-told");
     let untold = plan
         .run(&["--session", "told", "--kv-dir", kv.to_str().unwrap(), "--system", "Be kind", "-p", "What", "-n", "1"])

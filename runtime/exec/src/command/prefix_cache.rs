@@ -5,7 +5,7 @@ use crate::console::Console;
 use crate::error::ExecError;
 use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
 use hpp_engine::{Engine, StageTelemetry};
-use hpp_generate::kv::{DiskSettings, Fingerprint, PageBytes, PageStoreError};
+use hpp_generate::kv::{DiskSettings, EvictionPolicy, Fingerprint, PageBytes, PageStoreError};
 use hpp_generate::{PrefixCache, PrefixCacheSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
 use std::ffi::OsStr;
@@ -17,6 +17,8 @@ const DEFAULT_PAGE_TOKENS: u64 = 128;
 const SHARE_OF_LIMIT: u64 = 20;
 /// Divisor of the free memory that gives the part for KV pages if there is no limit.
 const SHARE_OF_FREE: u64 = 10;
+/// Most bytes on disk for the pages of all models by default.
+const MOST_DISK: u64 = 16 << 30;
 /// Most bytes of RAM for pages by default.
 const MOST_RAM: u64 = 4 << 30;
 
@@ -25,13 +27,23 @@ impl KvArgs {
     pub fn is_given(&self) -> bool {
         let is_variable = |name, text: &OsStr| std::env::var_os(name).is_some_and(|set| set == text);
         let by_dir = self.kv_dir.as_ref().is_some_and(|dir| !is_variable("HPP_KV_DIR", dir.as_os_str()));
-        let is_set = |name| std::env::var_os(name).is_some();
-        by_dir || self.kv_ram.is_some() && !is_set("HPP_KV_RAM") || self.kv_page.is_some() && !is_set("HPP_KV_PAGE")
+        let others = [
+            (self.kv_ram.is_some(), "HPP_KV_RAM"),
+            (self.kv_disk.is_some(), "HPP_KV_DISK"),
+            (self.kv_policy.is_some(), "HPP_KV_POLICY"),
+            (self.kv_page.is_some(), "HPP_KV_PAGE"),
+        ];
+        by_dir || others.into_iter().any(|(is_given, name)| is_given && std::env::var_os(name).is_none())
     }
 
     /// Whether pages are saved on disk, for later processes.
     pub fn saves_on_disk(&self) -> bool {
-        self.kv_dir.is_some() && self.kv_disk.0 > 0 && self.kv_ram.is_none_or(|ram| ram.0 > 0)
+        self.kv_dir.is_some() && self.disk() > 0 && self.kv_ram.is_none_or(|ram| ram.0 > 0)
+    }
+
+    /// Most bytes on disk for the pages of all models.
+    fn disk(&self) -> u64 {
+        self.kv_disk.map_or(MOST_DISK, |asked| asked.0)
     }
 
     /// Bytes of RAM for pages.
@@ -72,6 +84,9 @@ pub fn open_cache(
             "--kv-page {wanted} is more than the plan's passes take (prefill_chunk): pages have {page_tokens} tokens"
         ));
     }
+    if args.kv_dir.is_none() && args.kv_disk.is_some_and(|disk| disk.0 > 0) {
+        console.warn("--kv-disk has no effect: pages are saved on disk only with --kv-dir");
+    }
     let ram = args.ram(plan);
     let Some(layout) = engine.page_layout(page_tokens) else {
         if args.kv_dir.is_some() {
@@ -91,16 +106,13 @@ pub fn open_cache(
         tracing::debug!(ram, page, "no RAM for KV pages");
         return Ok(None);
     }
-    let disk = args.kv_dir.clone().filter(|_| args.kv_disk.0 > 0).map(|directory| DiskSettings {
-        directory,
-        bytes: args.kv_disk.0,
-        share: args.kv_disk.0 / models.max(1),
-    });
+    let (directory, bytes) = (args.kv_dir.clone().filter(|_| args.disk() > 0), args.disk());
+    let disk = directory.map(|directory| DiskSettings { directory, bytes, share: bytes / models.max(1) });
     let settings = PrefixCacheSettings {
         page_tokens: usize::try_from(page_tokens).unwrap_or(usize::MAX),
         ram,
         disk,
-        policy: args.kv_policy,
+        policy: args.kv_policy.unwrap_or(EvictionPolicy::Hybrid),
         fingerprint: fingerprint(engine, plan, runtime, page_tokens, console)?,
     };
     let cache = PrefixCache::open(engine, settings, wake)?;
