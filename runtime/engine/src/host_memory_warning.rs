@@ -1,17 +1,19 @@
 //! Compares the host memory that a plan needs with what is free.
 
+use crate::weights::budget::{is_on_host, largest_experts, planned_expert_cache};
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency, State};
+use hpp_schema::{ByteSize, Partition, Plan, Residency, State};
 
 /// What may be missing without a warning: a control group also counts the kernel's memory, such as page tables, against its limit.
 const TOLERANCE: u64 = 4 << 20;
 
-/// Bytes of host memory that a plan needs at least: an engine whose process is limited to less than planned locks fewer of the weights that are
-/// read from disk, and says so.
-pub fn least_needed(plan: &Plan) -> u64 {
+/// Bytes of host memory that a plan needs at least with this many sequences: an engine whose process is limited to less than planned keeps fewer
+/// of the weights that are read from disk or streamed to GPUs in memory, and says so.
+pub fn least_needed(plan: &Plan, sequences: u64) -> u64 {
     let streamed = plan.partitions.iter().filter(|partition| partition.residency == Residency::Streamed);
     let locked = streamed.filter_map(|partition| partition.bytes.locked).map(|locked| locked.0);
-    locked.fold(needed(plan, plan.budgets.batch), u64::saturating_sub)
+    let cache = planned_expert_cache(plan).saturating_sub(largest_experts(plan));
+    locked.chain([cache]).fold(without_streamed_to_gpus(plan, sequences), u64::saturating_sub)
 }
 
 /// A warning if less than the plan needs is free. `free` is the number of bytes that a process can still allocate.
@@ -54,8 +56,19 @@ pub fn budget_warning(plan: &Plan) -> Option<String> {
 /// weights read from disk, the cache of experts, states (for states on disk, their window), activations and the process itself; and as many of the weights streamed to GPUs as the
 /// plan's budget has room for.
 pub fn needed(plan: &Plan, sequences: u64) -> u64 {
-    let hosts: Vec<&str> = plan.devices.iter().filter(|d| d.kind == DeviceKind::Cpu).map(|d| d.name.as_str()).collect();
-    let on_host = |device: &str| hosts.contains(&device);
+    let streams_to_gpu = |partition: &&Partition| {
+        let mut variants = partition.variants();
+        variants.any(|variant| !is_on_host(plan, variant.device) && variant.residency == Residency::Streamed)
+    };
+    let streamed = plan.partitions.iter().filter(streams_to_gpu).map(|partition| partition.bytes.weights.0);
+    let required = without_streamed_to_gpus(plan, sequences);
+    let room = plan.budgets.ram.map_or(u64::MAX, |ram| ram.0.saturating_sub(required));
+    required.saturating_add(streamed.fold(0, u64::saturating_add).min(room))
+}
+
+/// [`needed`] without the weights that are streamed to GPUs.
+fn without_streamed_to_gpus(plan: &Plan, sequences: u64) -> u64 {
+    let on_host = |device: &str| is_on_host(plan, device);
     let sum = |bytes: &mut dyn Iterator<Item = u64>| bytes.fold(0, u64::saturating_add);
     let resident_weights = |partition: &Partition| {
         let on_host = partition.variants().find(|variant| on_host(variant.device));
@@ -64,9 +77,6 @@ pub fn needed(plan: &Plan, sequences: u64) -> u64 {
             Some(Residency::Streamed) => partition.bytes.locked.map_or(0, |locked| locked.0),
             Some(Residency::Mapped) | None => 0,
         }
-    };
-    let streams_to_gpu = |partition: &&Partition| {
-        partition.variants().any(|variant| !on_host(variant.device) && variant.residency == Residency::Streamed)
     };
     let computed_on_host = plan.partitions.iter().filter(|partition| on_host(&partition.device));
     let states = plan.states.iter().filter(|state| on_host(&state.device) && !state.on_disk).map(State::memory);
@@ -82,16 +92,13 @@ pub fn needed(plan: &Plan, sequences: u64) -> u64 {
         computed_on_host.map(|partition| partition.bytes.workspace.0).max().unwrap_or(0),
         PROCESS,
     ];
-    let required = sum(&mut parts.into_iter());
-    let streamed = sum(&mut plan.partitions.iter().filter(streams_to_gpu).map(|partition| partition.bytes.weights.0));
-    let room = plan.budgets.ram.map_or(u64::MAX, |ram| ram.0.saturating_sub(required));
-    required.saturating_add(streamed.min(room))
+    sum(&mut parts.into_iter())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hpp_schema::{OwnDraft, Whole};
+    use hpp_schema::{DeviceKind, OwnDraft, Whole};
 
     fn plan() -> Plan {
         let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));

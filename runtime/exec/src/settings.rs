@@ -206,7 +206,10 @@ fn resolve_run(mut run: RunArgs) -> Result<Task, ExecError> {
     }
     if run.session.is_none() && run.kv.is_given() {
         let hint = "add --session NAME to keep a conversation and its KV cache, or leave the option out";
-        return Err(usage("--kv-dir, --kv-ram, --kv-disk, --kv-policy and --kv-page are for --session and for hpp-exec serve", hint));
+        return Err(usage(
+            "--kv-dir, --kv-ram, --kv-disk, --kv-policy and --kv-page are for --session and for hpp-exec serve",
+            hint,
+        ));
     }
     if run.session.is_some() {
         if !may_chat || run.embeddings.is_some() || matches!(prompt, PromptSource::Tokens(_)) {

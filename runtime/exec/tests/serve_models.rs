@@ -96,6 +96,22 @@ fn models_take_turns_where_memory_holds_one() {
     support::hpp_exec(["serve", &path, "--memory", "10M"]).fails(1, &["--memory 10 MiB is less than the 64 MiB"]);
 }
 
+/// KV pages that the user asks for come on top of what a model needs, also if its plan has a limit of its own; their usual share does not.
+#[test]
+fn kv_pages_count_although_the_plan_has_a_limit() {
+    let mut plan = PlanDir::new(MODEL, 64);
+    plan.plan.budgets.ram = Some(ByteSize(200 << 20));
+    plan.save();
+    let path = plan.path().display().to_string();
+    let serve = |memory: &str, pages: &str| {
+        support::hpp_exec(["serve", &path, "--port", "0", "--memory", memory, "--kv-ram", pages])
+    };
+    serve("200M", "1G")
+        .fails(1, &["needs about 1.", "1 GiB of it for KV pages", "--memory allows 200 MiB", "less --kv-ram"]);
+    let too_little = serve("200M", "8K");
+    too_little.fails(1, &["the KV store may take 8K, and one page has", "with 0"]);
+}
+
 #[test]
 fn a_model_whose_gpu_is_missing_counts_as_host_memory() {
     // Says that it is large, so that only its weights matter.

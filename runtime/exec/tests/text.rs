@@ -403,6 +403,15 @@ fn a_draft_length_without_drafts_and_a_kv_directory_that_is_a_file_are_pointed_o
         .run(&["--session", "told", "--kv-dir", kv.to_str().unwrap(), "--system", "Be kind", "-p", "What", "-n", "1"])
         .ok();
     assert!(untold.stderr.contains("--system has no effect: this model has no chat template"), "{}", untold.stderr);
+    let characters = || {
+        let more = ["--session", "told", "--kv-dir", kv.to_str().unwrap(), "-p", "What", "-n", "1"];
+        let said = plan.run(&more).ok().stderr;
+        let (_, rest) = said.split_once("continuing the conversation after ").expect("it continues");
+        let (count, _) = rest.split_once(" characters").expect("text has no messages");
+        count.parse::<usize>().unwrap()
+    };
+    let (first, second) = (characters(), characters());
+    assert!(first >= 4 && second >= first + 4, "{first}, then {second}");
     let file = plan.file("a-file");
     std::fs::write(&file, "").unwrap();
     let taken = file.to_str().unwrap();

@@ -19,7 +19,8 @@ pub enum PageStoreError {
     InUse(PathBuf),
     /// The limit is smaller than a page.
     #[error(
-        "the KV store may take {limit} bytes, and one page has {page}: allow more with --kv-ram or --kv-disk, or turn the tier off with 0"
+        "the KV store may take {}, and one page has {}: allow more with --kv-ram or --kv-disk, or turn the tier off with 0",
+        kib(*.limit), kib(*.page)
     )]
     TooSmall {
         /// Bytes that the tier may take.
@@ -38,4 +39,9 @@ pub enum PageStoreError {
     /// A thread could not be started.
     #[error("cannot start a thread of the KV store")]
     Thread(#[source] io::Error),
+}
+
+/// A size in the notation of --kv-ram, rounded up.
+fn kib(bytes: u64) -> String {
+    format!("{}K", bytes.div_ceil(1 << 10))
 }

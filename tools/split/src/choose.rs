@@ -19,10 +19,12 @@ use std::panic::resume_unwind;
 /// A plan with shorter passes must take less time by at least this share.
 const LEAST_GAIN: f64 = 1e-6;
 
-/// Passes shorter than [`MIN_CHUNK`] are planned only if an estimate gains at least this share: kernels take longer for each token of a short pass,
-/// which estimates do not know. Passes of 32 tokens took 5 % (int4) and 15 % (float32) more than those of 192, passes of 64 up to 4 % (16 layers, hidden
+/// Passes shorter than [`MIN_CHUNK`] are planned only if an estimate gains at least this share: kernels take longer for each token of a short pass
+/// of a prompt, which estimates do not know. Passes of 32 tokens took 5 % (int4) and 15 % (float32) more than those of 192, passes of 64 up to 4 % (16 layers, hidden
 /// size 512, two threads of an idle AMD EPYC, by hand, 2026-11-27, three rounds).
 const LEAST_GAIN_OF_SHORTEST: f64 = 0.05;
+/// [`LEAST_GAIN_OF_SHORTEST`] if only generated tokens count, whose passes stay the same. Less is not worth slower prompts.
+const LEAST_DECODE_GAIN_OF_SHORTEST: f64 = 0.01;
 
 /// KV caches go to disk only if a token then takes less time by this share. A smaller gain is not certain: reads of the caches are priced
 /// at one rate for every disk. It also costs row batching, which states on disk exclude.
@@ -216,7 +218,7 @@ impl PlanInputs<'_> {
             let long: Vec<u64> = longest.shorter_passes(MIN_CHUNK).collect();
             let short: Vec<u64> = longest.shorter_passes(LEAST_CHUNK).filter(|pass| *pass < MIN_CHUNK).collect();
             shorter.extend(self.fastest_of(&long, limits, 0.0, &mut estimate)?);
-            shorter.extend(self.fastest_of(&short, limits, LEAST_GAIN_OF_SHORTEST, &mut estimate)?);
+            shorter.extend(self.fastest_of(&short, limits, least_gain_of_shortest(&longest), &mut estimate)?);
         }
         Ok(Candidates { longest, shorter, estimate })
     }
@@ -380,6 +382,14 @@ struct Candidates {
     shorter: Vec<PlanningRequest>,
     /// The fastest of them by the estimates.
     estimate: Estimate,
+}
+
+/// The share that passes shorter than [`MIN_CHUNK`] must gain.
+fn least_gain_of_shortest(request: &PlanningRequest) -> f64 {
+    match request.options.objective {
+        Objective::Decode => LEAST_DECODE_GAIN_OF_SHORTEST,
+        Objective::Prefill | Objective::Mixed | Objective::Throughput => LEAST_GAIN_OF_SHORTEST,
+    }
 }
 
 /// Places the blocks: for several sequences, if the objective is their throughput.

@@ -108,10 +108,11 @@ fn above(path: &str) -> String {
     if path == "." { "..".to_owned() } else { format!("../{path}") }
 }
 
-/// Sets the model that the draft is compared with, and the draft's tokenizer, to those of the plan.
+/// Sets the model that the draft is compared with, what rounds that model, and the draft's tokenizer, to those of the plan.
 fn set_paths(own: &mut Plan, plan: &Plan) {
     own.model.source = above(&plan.model.source);
     own.model.weights_dir = above(&plan.model.weights_dir);
+    own.model.rounded_by.clone_from(&plan.model.rounded_by);
     let has_branch = plan.model.inputs.iter().any(|input| input.role.is_of_source_only());
     own.model.inputs.retain(|input| has_branch || !input.role.is_of_source_only());
     own.generation = plan.generation.clone().map(|generation| {

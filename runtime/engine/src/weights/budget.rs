@@ -330,7 +330,7 @@ pub(super) fn planned_locked(partition: &Partition) -> u64 {
 }
 
 /// The memory for experts that the plan has; 0 if none are read by demand.
-pub(super) fn planned_expert_cache(plan: &Plan) -> u64 {
+pub(crate) fn planned_expert_cache(plan: &Plan) -> u64 {
     plan.devices.iter().filter_map(|device| device.expert_cache).map(|cache| cache.0).sum()
 }
 

@@ -72,8 +72,8 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
                 hint: "use another --session name with this model".to_owned(),
             });
         }
-        let messages = transcript.resume(said);
-        ctx.console.info(&format!("continuing the conversation after {}", counted(messages as u64, "message")));
+        let said_before = transcript.resume(said);
+        ctx.console.info(&format!("continuing the conversation after {said_before}"));
     }
     let context = context_length(&plan, &settings.run.runtime);
     let file = session.map(|session| session.file);
@@ -204,19 +204,19 @@ impl Transcript {
         }
     }
 
-    /// Continues a saved conversation. Returns the number of its messages, without the system message.
-    fn resume(&mut self, said: &Conversation) -> usize {
+    /// Continues a saved conversation. Returns its length for people: messages without the system message, or characters of text.
+    fn resume(&mut self, said: &Conversation) -> String {
         match self {
             Transcript::Messages { system, messages } => {
                 let is_system = |message: &&Message| message.role == Role::System;
                 // A system message of the command line replaces that of the session.
                 *system = system.take().or_else(|| said.messages.first().filter(is_system).cloned());
                 *messages = said.messages.iter().filter(|message| message.role != Role::System).cloned().collect();
-                messages.len()
+                counted(messages.len() as u64, "message")
             }
             Transcript::Text(text) => {
                 text.clone_from(&said.text);
-                usize::from(!text.is_empty())
+                counted(text.chars().count() as u64, "character")
             }
         }
     }

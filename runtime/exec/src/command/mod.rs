@@ -149,7 +149,7 @@ fn warn_of_memory(plan: &Plan, here: &Plan, console: &Console) {
     let free = available_memory().map(|free| free.saturating_add(resident_memory()));
     let free = free.into_iter().chain(memory_limit()).min();
     let is_limited_to_it = free.is_some() && free == memory_limit();
-    if is_limited_to_it && free.is_some_and(|free| least_host_memory_needed(plan) <= free) {
+    if is_limited_to_it && free.is_some_and(|free| least_host_memory_needed(plan, plan.budgets.batch) <= free) {
         return;
     }
     if let Some(warning) = host_memory_warning(plan, free) {

@@ -30,6 +30,11 @@ fn a_draft_is_a_plan_inside_the_plan_and_maps_the_models_own_embedding() {
         assert_eq!(planned.to_yaml().unwrap(), plan.to_yaml().unwrap(), "{options:?}: a dry run gives the same plan");
         let draft = plan.draft.as_ref().unwrap();
         assert_eq!((draft.plan.as_str(), draft.bits), ("draft/plan.yaml", 4));
+        // The model that it is compared with is the exported one.
+        assert_eq!(
+            (own.model.source.clone(), own.model.rounded_by.clone()),
+            (format!("../{}", plan.model.source), vec![])
+        );
         let [table, rest] = &own.partitions[..] else { panic!("{:?}", own.partitions) };
         assert_eq!((table.residency, table.weights_dir.as_str()), (Residency::Mapped, shared), "{options:?}");
         assert_eq!((rest.residency, rest.weights_dir.as_str()), (Residency::Resident, "."), "{options:?}");

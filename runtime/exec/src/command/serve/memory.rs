@@ -1,6 +1,7 @@
 //! The memory of all models that are served together, and how much of it each needs: from plans, before anything is loaded.
 
 use crate::cli::ServeArgs;
+use crate::command::prefix_cache::within_plan;
 use crate::command::sequences::planned_sequences;
 use crate::error::ExecError;
 use crate::runtime::allowed_memory;
@@ -83,17 +84,17 @@ impl EngineNeeds {
             let states = sequences.saturating_mul(context).div_ceil(plan.budgets.context.max(1));
             let needed =
                 host_memory_needed(plan, states).saturating_add(pages).saturating_add(draft_memory(plan, sequences));
-            // The engine never takes more than the limit that its plan was made for.
-            plan.budgets.ram.map_or(needed, |ram| needed.min(ram.0)).saturating_sub(PROCESS)
+            within_plan(plan, needed, pages.saturating_add(draft_memory(plan, 1))).saturating_sub(PROCESS)
         };
         let host = |sequences: u64| host_beside(kv, sequences);
         let limit = budget.memory.host;
         let (one, per_sequence) = (host(1), host(2).saturating_sub(host(1)));
         if budget.is_given && one > limit {
-            let needed =
-                sufficient(|memory| host_beside(args.kv.ram_of(plan, ByteSize(memory.saturating_add(PROCESS))), 1));
-            let pages = needed - host_beside(0, 1);
-            return Err(BeyondLimit { name: name.to_owned(), needed, pages, limit, planned: plan.budgets.ram });
+            let pages_of = |memory: u64| args.kv.ram_of(plan, ByteSize(memory.saturating_add(PROCESS)));
+            let needed = sufficient(|memory| host_beside(pages_of(memory), 1));
+            let (pages, without_pages) = (pages_of(needed), host_beside(0, 1));
+            let (name, planned) = (name.to_owned(), plan.budgets.ram);
+            return Err(BeyondLimit { name, needed, pages, without_pages, limit, planned });
         }
         let fitting = limit.saturating_sub(one).checked_div(per_sequence).map_or(wanted, |more| more.saturating_add(1));
         let sequences = if budget.is_given { fitting.clamp(1, wanted) } else { wanted };
@@ -132,6 +133,8 @@ pub(super) struct BeyondLimit {
     needed: u64,
     /// The part of `needed` for KV pages, bytes.
     pages: u64,
+    /// Bytes of host memory beside the process without KV pages.
+    without_pages: u64,
     /// The limit, bytes beside the process.
     limit: u64,
     /// The limit that the plan was made for.
@@ -141,7 +144,7 @@ pub(super) struct BeyondLimit {
 impl BeyondLimit {
     /// The error for the first of these models; its hint suffices for all. `None` if there are none.
     pub fn error(models: &[BeyondLimit]) -> Option<ExecError> {
-        let BeyondLimit { name, needed, pages, limit, planned } = models.first()?;
+        let BeyondLimit { name, needed, pages, limit, planned, .. } = models.first()?;
         let human = |bytes: u64| ByteSize(bytes.saturating_add(PROCESS)).human_rounded_up();
         let (needs, most) = (human(*needed), ByteSize(limit.saturating_add(PROCESS)).human());
         let has_pages = |model: &BeyondLimit| model.pages >= 1 << 20;
@@ -150,9 +153,8 @@ impl BeyondLimit {
             Some(ram) => format!(", planned for {}", ram.human()),
             None => String::new(),
         };
-        let fits_without_pages =
-            |model: &BeyondLimit| has_pages(model) && model.needed.saturating_sub(model.pages) <= *limit;
-        let fewer = if models.iter().all(fits_without_pages) { ", give less --kv-ram" } else { "" };
+        let fits_without_pages = |model: &BeyondLimit| has_pages(model) && model.without_pages <= *limit;
+        let fewer = if models.iter().all(fits_without_pages) { ", give less --kv-ram (0 for no KV pages)" } else { "" };
         let all = models.iter().map(|model| model.needed).max().unwrap_or(*needed);
         let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
         Some(ExecError::Usage {
@@ -219,6 +221,7 @@ mod tests {
             name: name.into(),
             needed: mib << 20,
             pages: 0,
+            without_pages: mib << 20,
             limit: 0,
             planned: None,
         };
