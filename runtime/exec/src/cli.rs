@@ -161,7 +161,8 @@ pub struct AnswerArgs {
     /// Put the prompt into the model's chat template as the user's turn.
     #[arg(long)]
     pub chat: bool,
-    /// System message for the chat template. In `jobs`, prompts are then chats without --chat, too.
+    /// System message for the chat template. In `jobs`, prompts are then chats without --chat, too, and `messages` without a
+    /// system message get this one; lines of `tokens` stay as they are.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
     /// Generate at most N tokens; -1 is no limit [default: until the model ends the text or the context is full].

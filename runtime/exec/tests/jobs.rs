@@ -51,6 +51,30 @@ impl JobFiles {
     }
 }
 
+/// `--system` is the system message of all lines with a chat template, unless they have one of their own.
+#[test]
+fn a_system_message_of_the_command_is_for_messages_too() {
+    let question = json!({"role": "user", "content": "What is Vec?"});
+    let own = json!({"role": "system", "content": "You are a poet."});
+    let lines = [
+        json!({"id": "prompt", "prompt": "What is Vec?", "max_new": 1}),
+        json!({"id": "messages", "messages": [question], "max_new": 1}),
+        json!({"id": "own", "messages": [own, question], "max_new": 1}),
+        json!({"id": "tokens", "tokens": [1, 2, 3], "max_new": 1}),
+    ];
+    let lines = lines.map(|line| line.to_string()).join("\n");
+    let plan = support::server::chat_plan(support::server::MODEL);
+    let (prompts, answers) = (plan.file("prompts.jsonl"), plan.file("answers.jsonl"));
+    std::fs::write(&prompts, lines).unwrap();
+    let files = JobFiles { plan, prompts, answers };
+    files.run(&["--system", "You are a careful and very brief assistant."]).ok();
+    let answers = files.by_id();
+    let tokens = |id: &str| answers[&format!("\"{id}\"")]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(tokens("messages"), tokens("prompt"));
+    assert_ne!(tokens("own"), tokens("messages"));
+    assert_eq!(tokens("tokens"), 3);
+}
+
 #[test]
 fn jobs_give_the_answers_of_single_runs() {
     let lines = [
@@ -246,6 +270,18 @@ fn files_that_hold_something_else_are_refused_and_kept() {
     let files = nowhere;
     let same = JobFiles { answers: files.prompts.clone(), prompts: files.prompts.clone(), plan: files.plan };
     same.run(&[]).fails(1, &["the same file"]);
+    // A timeline is written at the end and would replace the answers.
+    let new = same.plan.file("new.jsonl");
+    let traced = JobFiles { answers: new.clone(), prompts: same.prompts.clone(), plan: same.plan };
+    let link = traced.plan.file("link.jsonl");
+    std::os::unix::fs::symlink(&new, &link).unwrap();
+    for trace in [&new, &link] {
+        traced
+            .run(&["--trace", trace.to_str().unwrap()])
+            .fails(1, &["--out and --trace name the same file", "--trace"]);
+        assert!(!new.exists());
+    }
+    let same = traced;
     let missing = JobFiles { prompts: "/no/prompts.jsonl".into(), answers: same.plan.file("other"), plan: same.plan };
     missing.run(&[]).fails(1, &["cannot read prompts from /no/prompts.jsonl", "one JSON object a line"]);
     let pipe = JobFiles { prompts: "/dev/null".into(), ..missing };

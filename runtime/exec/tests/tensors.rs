@@ -23,7 +23,7 @@ fn recorded_inputs_give_recorded_outputs() {
         write_npz(&inputs, &inputs_of(&plan)).unwrap();
         let args = ["--inputs", inputs.to_str().unwrap(), "--outputs", outputs.to_str().unwrap(), "--json"];
         let same = ["--inputs", inputs.to_str().unwrap(), "--outputs", inputs.to_str().unwrap()];
-        plan.run(&same).fails(1, &["the inputs and the outputs are the same file", "--outputs"]);
+        plan.run(&same).fails(1, &["--inputs and --outputs name the same file", "--outputs"]);
         let report = plan.run(&args).ok().json();
         let got = read_npz(&outputs).unwrap();
         let want = part(&plan, "output/");

@@ -64,6 +64,8 @@ fn embeddings_are_looked_up_for_models_that_take_them() {
     let plan = PlanDir::new("genai/llama3-fp32-cpu-noembed", 64);
     let (prompt, table) = (plan.prompt(), plan.file("embed_tokens.npy"));
     let table = ["--embeddings", table.to_str().unwrap()];
+    let over_itself = [&["--tokens", &*prompt, "--logits", table[1]], &table[..]].concat();
+    plan.run(&over_itself).fails(1, &["--embeddings and --logits name the same file"]);
     plan.run(&["--tokens", &prompt]).fails(1, &["takes embeddings", "--embeddings"]);
     plan.command("serve", &["--port", "0"]).fails(1, &["takes embeddings instead of token ids, and cannot be served"]);
     let ran =

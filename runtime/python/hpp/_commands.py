@@ -48,6 +48,8 @@ def split(
         HppError: the model cannot be read, nothing fits, or the directory has a plan already (`force=True` replaces it).
     """
     refuse(options, ["dry_run", "sweep_vram"], "hpp-split", "writes no plan")
+    if options.get("machine") == "list":
+        raise HppError("hpp-split --machine list writes no plan", hint="run it in a shell; it lists the presets")
     arguments = [os.fspath(model), *flags({"vram": vram, "ram": ram, "out": out, **options})]
     stdout, lines = run("hpp-split", arguments, progress)
     notes = [line for line in lines if line.startswith("note: ")]

@@ -253,6 +253,8 @@ class OnLearnedModel(unittest.TestCase):
             hpp.split(LEARNED, no_such_option=True)
         with self.assertRaisesRegex(hpp.HppError, "writes no plan"):
             hpp.split(LEARNED, dry_run=True)
+        with self.assertRaisesRegex(hpp.HppError, "writes no plan"):
+            hpp.split(LEARNED, machine="list")
         with self.assertRaises(hpp.HppError) as caught:
             hpp.profile(self.directory / "no-model", progress=False)
         self.assertTrue(str(caught.exception))

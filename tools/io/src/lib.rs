@@ -17,7 +17,8 @@ pub use hub::hub_hint;
 pub use json_line::json_line_mistake;
 pub use log::{LogFilterError, line_to_stderr, log_to};
 pub use output_file::{
-    FileWriteError, OutputFile, check_creatable, check_replaceable, is_stream, resolve_link, write_file, write_file_as,
+    FileWriteError, OutputFile, check_creatable, check_replaceable, is_same_file, is_stream, resolve_link, write_file,
+    write_file_as,
 };
 pub use read::{read, read_text, read_text_from};
 pub use stdout::{StdoutError, is_full_disk, print_line, show, show_json};

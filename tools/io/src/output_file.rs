@@ -127,6 +127,17 @@ pub fn resolve_link(path: &Path) -> io::Result<PathBuf> {
     Err(io::Error::other("too many symbolic links lead from one to the next"))
 }
 
+/// Whether both paths lead to one file, which may not exist yet. Devices and pipes are never one file: each may be written twice.
+pub fn is_same_file(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| {
+        let at = resolve_link(path).ok()?;
+        let is_file = fs::metadata(&at).map_or(true, |metadata| metadata.is_file());
+        let name = at.file_name().filter(|_| is_file)?;
+        Some(directory(&at).canonicalize().ok()?.join(name))
+    };
+    real(a).is_some_and(|a| real(b) == Some(a))
+}
+
 fn sink(path: &Path) -> io::Result<Sink> {
     match destination(path)? {
         Destination::Stream(into) => Ok(Sink::Stream { collected: tempfile::tempfile()?, into: into.open(path)? }),
@@ -296,6 +307,26 @@ mod tests {
     use super::*;
     #[cfg(unix)]
     use std::process::Command;
+
+    #[cfg(unix)]
+    #[test]
+    fn paths_to_one_file_are_the_same_file_before_it_exists_too() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("sub")).unwrap();
+        let path = |name: &str| dir.path().join(name);
+        std::os::unix::fs::symlink(path("a"), path("link")).unwrap();
+        for exists in [false, true] {
+            if exists {
+                fs::write(path("a"), "").unwrap();
+            }
+            for other in ["a", "./a", "sub/../a", "link"] {
+                assert!(is_same_file(&path("a"), &path(other)) && is_same_file(&path(other), &path("a")), "{other}");
+            }
+            assert!(!is_same_file(&path("a"), &path("b")) && !is_same_file(&path("a"), &path("sub/a")));
+        }
+        assert!(!is_same_file(Path::new("/dev/null"), Path::new("/dev/null")));
+        assert!(is_same_file(Path::new("no-such-file"), Path::new("./no-such-file")));
+    }
 
     #[test]
     fn a_file_of_another_kind_is_not_replaced() {

@@ -124,14 +124,24 @@ fn is_layer(label: &str) -> bool {
 fn decides(profile: &Profile) -> Vec<String> {
     let weights = profile.model.weight_bytes;
     let mut lines = vec![format!("every layer gains the same: it matters how many are on a device, not which ones")];
-    lines.push(format!("bytes: each token reads up to {} of weights", weights.human()));
+    lines.push(format!(
+        "bytes: {} of weights; a token reads them except table rows and experts that it does not select",
+        weights.human()
+    ));
     if let Some(machine) = &profile.machine.rates {
         let ms = |bytes: ByteSize, gb_per_s: f64| bytes.0 as f64 / gb_per_s / 1e6;
         let host = machine.cpu.memory_gb_per_s;
-        lines.push(format!("bandwidth: {:.1} ms of it from host memory at {host:.1} GB/s", ms(weights, host)));
+        lines.push(format!(
+            "bandwidth: {:.1} ms to read all of them from host memory at {host:.1} GB/s",
+            ms(weights, host)
+        ));
         for gpu in &machine.gpus {
             let link = gpu.link.to_device_gb_per_s;
-            lines.push(format!("{}: {:.1} ms over its link at {link:.1} GB/s", gpu.name, ms(weights, link)));
+            lines.push(format!(
+                "{}: {:.1} ms to copy all of them over its link at {link:.1} GB/s",
+                gpu.name,
+                ms(weights, link)
+            ));
             lines.push(format!(
                 "crossings: each costs {:.0} us and a launch of {:.0} us",
                 gpu.link.latency_us, gpu.launch_us

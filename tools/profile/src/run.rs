@@ -165,6 +165,10 @@ fn refuse_unmeasured(profile: &Profile) -> Result<(), ProfileError> {
 fn previous_profile(cli: &Cli, store: &Store) -> Result<Option<Profile>, ProfileError> {
     store.check_creatable()?;
     if let Some(report) = &cli.report {
+        if hpp_io::is_same_file(report, store.path()) {
+            let message = format!("--out and --report name the same file, {}", report.display());
+            return Err(ProfileError::setting(message, "give another file to --report"));
+        }
         check_writable(report, page::START)?;
     }
     if cli.resume {

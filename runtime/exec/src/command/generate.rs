@@ -4,7 +4,7 @@ use super::adaptation::{BesideEngine, adaptation};
 use super::drafts::DraftChoice;
 use super::{
     BLANK_PROMPT, CommandContext, PromptFormat, context_length, load_engine, open_embeddings, open_extra_inputs,
-    prompt_tokens,
+    prompt_tokens, refuse_same_file,
 };
 use crate::cli::AnswerArgs;
 use crate::console::Console;
@@ -59,6 +59,9 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
         ctx.console.warn(UNUSED_SAMPLING);
     }
     let inputs = ModelInputs { embeddings: open_embeddings(&plan.plan, settings.run.embeddings.as_deref())?, extra };
+    if let Some(logits) = &settings.run.logits {
+        refuse_same_file(("--logits", logits), ("--embeddings", settings.run.embeddings.as_deref()))?;
+    }
     let logits = settings.run.logits.as_deref().map(LogitsFile::create).transpose()?;
 
     let other_load = OtherLoad::start();

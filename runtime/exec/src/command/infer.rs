@@ -1,6 +1,6 @@
 //! `hpp-exec PLAN --inputs in.npz --outputs out.npz`: runs a model that keeps no state once on named tensors.
 
-use super::CommandContext;
+use super::{CommandContext, refuse_same_file};
 use crate::error::ExecError;
 use crate::inputs::{InputsError, check_inputs, different_sizes};
 use crate::numbers::millis;
@@ -14,7 +14,6 @@ use hpp_generate::PlanFile;
 use hpp_io::show_json;
 use hpp_schema::{Budgets, DType, ModelInput, ModelKind, Plan};
 use serde::Serialize;
-use std::path::Path;
 use std::time::Instant;
 
 /// The object that `--json` prints.
@@ -40,13 +39,7 @@ pub fn run(settings: &InferSettings, ctx: &mut CommandContext<'_>) -> Result<u8,
     if plan.plan.model.kind == ModelKind::Decoder {
         return Err(InputsError::GeneratesText.into());
     }
-    let real = |path: &Path| std::fs::canonicalize(path).ok();
-    if real(&settings.inputs).is_some_and(|inputs| real(&settings.outputs) == Some(inputs)) {
-        return Err(ExecError::Usage {
-            message: format!("the inputs and the outputs are the same file, {}", settings.inputs.display()),
-            hint: "give another file to --outputs".to_owned(),
-        });
-    }
+    refuse_same_file(("--outputs", &settings.outputs), ("--inputs", Some(&settings.inputs)))?;
     check_npz(&settings.outputs)?;
     let expected = inputs_of_one_run(&plan.plan);
     let tensors = read_npz(&settings.inputs)?;

@@ -101,6 +101,15 @@ fn load_engine(
     Ok(engine)
 }
 
+/// Refuses to write a file that another option of the same command names too. Options with their paths.
+fn refuse_same_file(written: (&str, &Path), other: (&str, Option<&Path>)) -> Result<(), ExecError> {
+    if !other.1.is_some_and(|other| hpp_io::is_same_file(written.1, other)) {
+        return Ok(());
+    }
+    let message = format!("{} and {} name the same file, {}", other.0, written.0, written.1.display());
+    Err(ExecError::Usage { message, hint: format!("give another file to {}", written.0) })
+}
+
 /// Returns `loaded`, unless Ctrl-C or another signal requested a stop meanwhile. Then it says so and returns the error `LoadInterrupted`, which is
 /// not printed.
 fn unless_interrupted<T>(

@@ -114,12 +114,10 @@ impl Answers {
     /// Opens or creates the file, and reads which prompts are answered. Removes an answer at the end that is incomplete.
     pub fn open(path: &Path, prompts: &Path) -> Result<(Self, Answered), AnswersError> {
         let failed = |source| AnswersError::Write { path: path.to_owned(), source };
-        let is_same =
-            |path: &Path| path.canonicalize().is_ok_and(|path| prompts.canonicalize().is_ok_and(|p| p == path));
         if path == Path::new("-") {
             return Err(AnswersError::Stdout);
         }
-        if is_same(path) {
+        if hpp_io::is_same_file(path, prompts) {
             return Err(AnswersError::SameFile { path: path.to_owned() });
         }
         // Reading from a pipe to find earlier answers would wait forever.

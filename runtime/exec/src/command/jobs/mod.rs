@@ -8,7 +8,7 @@ use super::adaptation::{BesideEngine, adaptation};
 use super::drafts::DraftChoice;
 use super::sequences::{fitting_sequences, planned_sequences};
 use super::trace::TraceFile;
-use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
+use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs, refuse_same_file};
 use crate::cli::{JobsArgs, SpeculateArg};
 use crate::error::ExecError;
 use crate::interrupt::INTERRUPTED;
@@ -45,6 +45,9 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     check_language_model(&plan.plan)?;
     // A wrong path is refused before the file of answers is created.
     PromptReader::check(&args.input).map_err(|source| ExecError::Prompts { path: args.input.clone(), source })?;
+    if let Some(trace) = &args.trace {
+        refuse_same_file(("--trace", trace), ("--out", Some(&args.output)))?;
+    }
     let (answers, answered) = Answers::open(&args.output, &args.input)?;
     let (done, errors) = (answered.count(), answered.errors);
     let counts =

@@ -94,7 +94,12 @@ impl RequestMaker {
             return Ok(tokens);
         }
         if let Some(messages) = job.messages {
-            return self.encoder.encode_conversation(&conversation(&messages)?);
+            let messages = conversation(&messages)?;
+            let has_system = messages.first().is_some_and(|message| message.role == Role::System);
+            let system = self.defaults.system.as_ref().filter(|_| !has_system);
+            let system = system.map(|text| Message::new(Role::System, text.as_str()));
+            let messages: Vec<Message> = system.into_iter().chain(messages).collect();
+            return self.encoder.encode_conversation(&messages);
         }
         let text = job.prompt.ok_or(PromptError::Empty)?;
         let system = job.system.or_else(|| self.defaults.system.clone());
