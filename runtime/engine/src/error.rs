@@ -287,6 +287,10 @@ impl EngineError {
             EngineError::Load { source: BackendError::Runtime { cause, .. }, .. } if lacks_file(cause) => Some(
                 "`hpp-exec verify` also runs the unsplit model: restore its files, weights included, where they were when it was split",
             ),
+            EngineError::Load { source: BackendError::Runtime { .. }, .. } => Some(
+                "ONNX Runtime refuses the unsplit model, which is loaded to compare with: run where the model's GPU is, or export it again for this \
+                 device (hpp-split MODEL --vram 0 says what the CPU lacks)",
+            ),
             EngineError::Run { .. } if self.missing_row().is_some() => Some(
                 "a number of the inputs has no row in one of the model's tables: a token id that the vocabulary lacks, or more tokens than \
                  there are positions",
@@ -354,7 +358,7 @@ mod tests {
             EngineError::Load { partition: partition.into(), file: "x.onnx".into(), source }.hint()
         };
         assert!(hint("cpu_0", "Type Error").unwrap().contains("hpp-exec verify PLAN"));
-        assert_eq!(hint(WHOLE, "Type Error"), None);
+        assert!(hint(WHOLE, "Type Error").unwrap().contains("export it again"));
         let missing = "External data path does not exist: m/model.onnx.data";
         assert!(hint(WHOLE, missing).unwrap().contains("restore its files, weights included"));
     }

@@ -7,8 +7,17 @@ use hpp_schema::{ByteSize, Partition, Plan, Residency, State};
 /// What may be missing without a warning: a control group also counts the kernel's memory, such as page tables, against its limit.
 const TOLERANCE: u64 = 4 << 20;
 
-/// Bytes of host memory that a plan needs at least with this many sequences: an engine whose process is limited to less than planned keeps fewer
-/// of the weights that are read from disk or streamed to GPUs in memory, and says so.
+/// Bytes of host memory that a plan needs in a process that is limited to less than planned. The engine then locks fewer of the weights that the
+/// host reads from disk, and says so; without such weights it does not see the process's limit.
+pub fn least_needed_in_smaller_process(plan: &Plan) -> u64 {
+    let reads =
+        |partition: &Partition| partition.residency == Residency::Streamed && is_on_host(plan, &partition.device);
+    let of_sequences = if plan.partitions.iter().any(reads) { least_needed } else { needed };
+    of_sequences(plan, plan.budgets.batch)
+}
+
+/// Bytes of host memory that a plan needs at least with this many sequences: to keep to the plan's limit, the engine keeps fewer of the weights
+/// that are read from disk or streamed to GPUs in memory.
 pub fn least_needed(plan: &Plan, sequences: u64) -> u64 {
     let streamed = plan.partitions.iter().filter(|partition| partition.residency == Residency::Streamed);
     let locked = streamed.filter_map(|partition| partition.bytes.locked).map(|locked| locked.0);

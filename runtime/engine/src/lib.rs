@@ -33,8 +33,8 @@ pub use clock::since_start;
 pub use engine::Engine;
 pub use error::{BackendError, EngineError};
 pub use host_memory_warning::{
-    budget_warning, least_needed as least_host_memory_needed, needed as host_memory_needed,
-    warning as host_memory_warning,
+    budget_warning, least_needed as least_host_memory_needed, least_needed_in_smaller_process,
+    needed as host_memory_needed, warning as host_memory_warning,
 };
 pub use options::{EngineOptions, RowBatching, Verify, WeightReads};
 pub use partition_bench::{CacheFlusher, PartitionBench, RunTimes};

@@ -60,6 +60,7 @@ fn a_system_message_of_the_command_is_for_messages_too() {
         json!({"id": "prompt", "prompt": "What is Vec?", "max_new": 1}),
         json!({"id": "messages", "messages": [question], "max_new": 1}),
         json!({"id": "own", "messages": [own, question], "max_new": 1}),
+        json!({"id": "own later", "messages": [question, own, question], "max_new": 1}),
         json!({"id": "tokens", "tokens": [1, 2, 3], "max_new": 1}),
     ];
     let lines = lines.map(|line| line.to_string()).join("\n");
@@ -72,6 +73,7 @@ fn a_system_message_of_the_command_is_for_messages_too() {
     let tokens = |id: &str| answers[&format!("\"{id}\"")]["prompt_tokens"].as_u64().unwrap();
     assert_eq!(tokens("messages"), tokens("prompt"));
     assert_ne!(tokens("own"), tokens("messages"));
+    assert!(tokens("own later") < tokens("own") + tokens("messages"), "one system message");
     assert_eq!(tokens("tokens"), 3);
 }
 

@@ -20,7 +20,7 @@ pub enum PageStoreError {
     /// The limit is smaller than a page.
     #[error(
         "the KV store may take {}, and one page has {}: allow more with --kv-ram or --kv-disk, or turn the tier off with 0",
-        kib(*.limit), kib(*.page)
+        kib(*.limit), kib(.page.saturating_add(KIB - 1))
     )]
     TooSmall {
         /// Bytes that the tier may take.
@@ -41,7 +41,9 @@ pub enum PageStoreError {
     Thread(#[source] io::Error),
 }
 
-/// A size in the notation of --kv-ram, rounded up.
+const KIB: u64 = 1 << 10;
+
+/// A size in the notation of --kv-ram, rounded down.
 fn kib(bytes: u64) -> String {
-    format!("{}K", bytes.div_ceil(1 << 10))
+    format!("{}K", bytes / KIB)
 }

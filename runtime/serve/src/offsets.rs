@@ -10,15 +10,18 @@ pub struct TextOffsets {
     /// Characters of the prompt that the answer begins with.
     echo: usize,
     is_in_answer: bool,
-    /// Characters before the next token.
-    next: usize,
+    /// Characters that the detokenizer returned.
+    returned: usize,
+    /// The last bytes of the tokens so far, if they begin a character.
+    incomplete: Vec<u8>,
 }
 
 impl TextOffsets {
     /// Starts at the beginning of an answer that begins with the text `echo`.
     pub fn new(tokenizer: &TextTokenizer, echo: &str) -> Self {
         let detokenizer = Detokenizer::new(tokenizer.clone());
-        Self { tokenizer: tokenizer.clone(), detokenizer, echo: echo.chars().count(), is_in_answer: false, next: 0 }
+        let (echo, incomplete) = (echo.chars().count(), Vec::new());
+        Self { tokenizer: tokenizer.clone(), detokenizer, echo, is_in_answer: false, returned: 0, incomplete }
     }
 
     /// Where a token of the prompt begins, at most at the end of the prompt's text: that text may differ from the text of its tokens, but the answer
@@ -32,27 +35,45 @@ impl TextOffsets {
         if !self.is_in_answer {
             self.is_in_answer = true;
             self.detokenizer = Detokenizer::new(self.tokenizer.clone());
-            self.next = self.echo;
+            self.returned = self.echo;
+            self.incomplete.clear();
         }
         self.push(token)
     }
 
     fn push(&mut self, token: u32) -> usize {
-        let continues = self.detokenizer.holds_text();
+        let before = self.returned + self.detokenizer.held_characters();
+        let bytes = if self.tokenizer.has_text(token) { self.tokenizer.token_bytes(token) } else { vec![] };
+        let continues = self.continues(&bytes);
         // A token that cannot be decoded ends the request with an error elsewhere.
-        let text = self.detokenizer.push(token).unwrap_or_default();
-        // Bytes of earlier tokens that begin no character become replacement characters once this token does not continue them.
-        let replaced = text.chars().take_while(|c| continues && *c == char::REPLACEMENT_CHARACTER).count();
-        let start = self.next + replaced;
-        self.next += text.chars().count();
-        start
+        self.returned += self.detokenizer.push(token).unwrap_or_default().chars().count();
+        self.incomplete.extend(bytes);
+        self.incomplete = incomplete_end(&self.incomplete).to_vec();
+        before.saturating_sub(usize::from(continues))
     }
+
+    /// Whether a token of these bytes begins inside the last character.
+    fn continues(&self, bytes: &[u8]) -> bool {
+        let joined = [&self.incomplete, bytes.get(..1).unwrap_or_default()].concat();
+        let is_part_of_character =
+            || str::from_utf8(&joined).map_or_else(|error| error.error_len().is_none(), |_| true);
+        !self.incomplete.is_empty() && is_part_of_character()
+    }
+}
+
+/// The bytes at the end that begin a character and do not complete it.
+fn incomplete_end(mut bytes: &[u8]) -> &[u8] {
+    while let Err(error) = str::from_utf8(bytes) {
+        let Some(invalid) = error.error_len() else { return &bytes[error.valid_up_to()..] };
+        bytes = &bytes[error.valid_up_to() + invalid..];
+    }
+    &[]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hpp_generate::text::SpecialTokens;
+    use hpp_generate::text::{SpecialTokens, TokenBytes};
     use std::path::Path;
 
     fn tokenizer() -> TextTokenizer {
@@ -72,5 +93,33 @@ mod tests {
         };
         assert_eq!(offsets(&[x[0], bytes[0], bytes[1], bytes[2], x[0]]), [0, 1, 1, 1, 2]);
         assert_eq!(offsets(&[bytes[0], x[0], x[0]]), [0, 1, 2]);
+    }
+
+    /// One token per byte. Bytes that are no character are one replacement character each; a character after them has one offset.
+    #[test]
+    fn each_byte_that_is_no_character_has_its_own_offset() {
+        let tokenizer = tokenizer();
+        let vocabulary = tokenizer.vocabulary_bytes().unwrap().tokens;
+        let token =
+            |byte: u8| vocabulary.iter().position(|bytes| *bytes == TokenBytes::Text(vec![byte])).unwrap() as u32;
+        let offsets = |bytes: &[u8]| {
+            let mut offsets = TextOffsets::new(&tokenizer, "");
+            bytes.iter().map(|byte| offsets.answer_token(token(*byte))).collect::<Vec<_>>()
+        };
+        let cases: [(&[u8], &[usize]); 7] = [
+            (b"W\xE2\x82\xACW", &[0, 1, 1, 1, 2]),
+            (b"W\xE2\x82W", &[0, 1, 1, 2]),
+            (b"W\xA8\xC8W", &[0, 1, 2, 3]),
+            (b"W\xA8\xE2\x82\xACW", &[0, 1, 2, 2, 2, 3]),
+            (b"W\xE2\xC3\xA9W", &[0, 1, 2, 2, 3]),
+            (b"W\xA8\xA8\xA8\xA8\xA8W", &[0, 1, 2, 3, 4, 5, 6]),
+            (b"\xFA\xA8\xC8W", &[0, 1, 2, 3]),
+        ];
+        for (bytes, expected) in cases {
+            assert_eq!(offsets(bytes), expected, "{bytes:x?}");
+            // The offset after all bytes is the length of the text.
+            let text: String = String::from_utf8_lossy(bytes).into_owned();
+            assert_eq!(text.chars().count(), expected.last().unwrap() + 1);
+        }
     }
 }

@@ -6,6 +6,7 @@ mod chat;
 mod devices;
 mod drafts;
 mod generate;
+mod host_need;
 mod infer;
 mod jobs;
 mod prefix_cache;
@@ -28,7 +29,7 @@ use crate::settings::Task;
 use crate::tensors::{read_npy, read_npz};
 use hpp_engine::{
     Engine, EngineOptions, NamedTensors, budget_warning, host_memory_needed, host_memory_warning,
-    least_host_memory_needed,
+    least_needed_in_smaller_process,
 };
 use hpp_generate::text::{Message, Role};
 use hpp_generate::{EmbeddingTable, ModelInputs, PlanFile, PromptEncoder, PromptError, SingleSequence};
@@ -103,7 +104,8 @@ fn load_engine(
 
 /// Refuses to write a file that another option of the same command names too. Options with their paths.
 fn refuse_same_file(written: (&str, &Path), other: (&str, Option<&Path>)) -> Result<(), ExecError> {
-    if !other.1.is_some_and(|other| hpp_io::is_same_file(written.1, other)) {
+    let is_same = |other| written.1 != Path::new("-") && hpp_io::is_same_file(written.1, other);
+    if !other.1.is_some_and(is_same) {
         return Ok(());
     }
     let message = format!("{} and {} name the same file, {}", other.0, written.0, written.1.display());
@@ -158,7 +160,7 @@ fn warn_of_memory(plan: &Plan, here: &Plan, console: &Console) {
     let free = available_memory().map(|free| free.saturating_add(resident_memory()));
     let free = free.into_iter().chain(memory_limit()).min();
     let is_limited_to_it = free.is_some() && free == memory_limit();
-    if is_limited_to_it && free.is_some_and(|free| least_host_memory_needed(plan, plan.budgets.batch) <= free) {
+    if is_limited_to_it && free.is_some_and(|free| least_needed_in_smaller_process(plan) <= free) {
         return;
     }
     if let Some(warning) = host_memory_warning(plan, free) {

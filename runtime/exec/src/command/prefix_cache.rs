@@ -1,10 +1,11 @@
 //! Opens the cache of KV pages of an engine: its size, its directory, and the fingerprint of everything that decides its bits.
 
 use crate::cli::{KvArgs, RuntimeArgs};
+use crate::command::host_need::{SHARE_OF_LIMIT, least_beside_pages, within_plan};
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
-use hpp_engine::{Engine, StageTelemetry, host_memory_needed, least_host_memory_needed};
+use hpp_engine::{Engine, StageTelemetry, host_memory_needed};
 use hpp_generate::kv::{DiskSettings, EvictionPolicy, Fingerprint, PageBytes, PageStoreError};
 use hpp_generate::{PrefixCache, PrefixCacheSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
@@ -13,8 +14,6 @@ use std::sync::Arc;
 
 /// Tokens per page if the user gives no number.
 const DEFAULT_PAGE_TOKENS: u64 = 128;
-/// Divisor of a host memory limit, the plan's or that of all models, that gives the part for KV pages.
-const SHARE_OF_LIMIT: u64 = 20;
 /// Divisor of the free memory that gives the part for KV pages if there is no limit.
 const SHARE_OF_FREE: u64 = 10;
 /// Most bytes on disk for the pages of all models by default.
@@ -67,27 +66,26 @@ fn default_ram(limits: [Option<ByteSize>; 2], free: u64) -> u64 {
     share.min(MOST_RAM)
 }
 
-/// Bytes of host memory that a model takes at most if it needs `needed` bytes, `beside` of them for KV pages and drafts. To keep to the limit
-/// that its plan was made for, the engine keeps fewer weights in memory and runs fewer sequences. Beyond it goes what then still does not fit, apart
-/// from the pages' usual share, for which the estimates in plans leave room.
-pub fn within_plan(plan: &Plan, needed: u64, beside: u64) -> u64 {
-    let Some(ram) = plan.budgets.ram else { return needed };
-    let least = least_host_memory_needed(plan, 1).saturating_add(beside.saturating_sub(ram.0 / SHARE_OF_LIMIT));
-    needed.min(ram.0.max(least))
-}
-
 /// A warning if the KV pages that the user asked for take more memory than the plan was made for.
-fn warning_of_pages(plan: &Plan, args: &KvArgs) -> Option<String> {
-    let (ram, pages) = plan.budgets.ram.zip(args.kv_ram)?;
-    let most = within_plan(plan, host_memory_needed(plan, 1).saturating_add(pages.0), pages.0);
-    (most > ram.0).then(|| {
+fn warning_of_pages(
+    engine: &Engine<OrtBackend>,
+    plan: &Plan,
+    runtime: &RuntimeArgs,
+    args: &KvArgs,
+) -> Result<Option<String>, ExecError> {
+    let Some((ram, ByteSize(pages))) = plan.budgets.ram.zip(args.kv_ram) else { return Ok(None) };
+    let here = OnnxRuntime::open_and_plan_on_this_machine(plan, runtime)?;
+    let states = engine.context().div_ceil(plan.budgets.context.max(1));
+    let needed = host_memory_needed(&here, states).saturating_add(pages);
+    let most = within_plan(plan.budgets.ram, needed, least_beside_pages(plan, &here, states), pages);
+    Ok((most > ram.0).then(|| {
         format!(
             "with --kv-ram {} this model takes up to {} of host memory, and its plan was made for {} (hpp-split --ram)",
-            pages.human(),
+            ByteSize(pages).human(),
             ByteSize(most).human(),
             ram.human()
         )
-    })
+    }))
 }
 
 /// Opens the cache of an engine. The process has `models` models. `None` if pages have no RAM, or if the model's states cannot be saved.
@@ -131,7 +129,7 @@ pub fn open_cache(
     }
     let (directory, bytes) = (args.kv_dir.clone().filter(|_| args.disk() > 0), args.disk());
     let disk = directory.map(|directory| DiskSettings { directory, bytes, share: bytes / models.max(1) });
-    if let Some(warning) = warning_of_pages(plan, args) {
+    if let Some(warning) = warning_of_pages(engine, plan, runtime, args)? {
         console.warn(&warning);
     }
     let settings = PrefixCacheSettings {
@@ -189,35 +187,5 @@ mod tests {
         assert_eq!((default_ram([mib(400), None], 0), default_ram([None, mib(400)], 0)), (20 << 20, 20 << 20));
         assert_eq!(default_ram([None, None], 800 << 20), 80 << 20);
         assert_eq!(default_ram([None, None], 1 << 40), MOST_RAM);
-    }
-
-    /// Pages of the usual share change nothing: the engine keeps to the plan's limit. What is beyond the share is taken beside what the engine needs
-    /// at least.
-    #[test]
-    fn pages_beyond_their_share_count_beside_what_the_model_needs_at_least() {
-        let mut plan =
-            Plan::from_yaml(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml")))
-                .unwrap();
-        let (needed, gib) = (host_memory_needed(&plan, 1), 1u64 << 30);
-        plan.budgets.ram = None;
-        assert_eq!(within_plan(&plan, needed + gib, gib), needed + gib);
-        let ram = needed + 100;
-        plan.budgets.ram = Some(ByteSize(ram));
-        let least = least_host_memory_needed(&plan, 1);
-        assert!(least <= needed && needed <= ram);
-        let (share, pages) = (ram / SHARE_OF_LIMIT, 2 * ram);
-        assert_eq!(within_plan(&plan, needed + 50, 50), needed + 50);
-        assert_eq!(within_plan(&plan, needed + share, share), ram);
-        assert_eq!(within_plan(&plan, needed + pages, pages), least + pages - share);
-        let args = |pages| KvArgs {
-            kv_ram: Some(ByteSize(pages)),
-            kv_dir: None,
-            kv_disk: None,
-            kv_policy: None,
-            kv_page: None,
-            limit: None,
-        };
-        assert_eq!(warning_of_pages(&plan, &args(share)), None);
-        assert!(warning_of_pages(&plan, &args(pages)).is_some_and(|warning| warning.contains("(hpp-split --ram)")));
     }
 }

@@ -59,14 +59,14 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
     for (name, plan) in plans {
         let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
         let before_models = *before_models.get_or_insert_with(resident_memory);
-        let needs =
-            match EngineNeeds::new(&name, &runtime.plan_on_this_machine(&plan.plan, &args.runtime), args, &budget) {
-                Ok(needs) => needs,
-                Err(beyond) => {
-                    too_large.push(beyond);
-                    continue;
-                }
-            };
+        let here = runtime.plan_on_this_machine(&plan.plan, &args.runtime);
+        let needs = match EngineNeeds::new(&name, &plan.plan, &here, args, &budget) {
+            Ok(needs) => needs,
+            Err(beyond) => {
+                too_large.push(beyond);
+                continue;
+            }
+        };
         settings.push(model_settings(&name, &plan, args)?);
         if let Some(warning) = settings.last().and_then(without_text_or_chat) {
             ctx.console.warn(&warning);

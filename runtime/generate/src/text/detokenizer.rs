@@ -28,12 +28,14 @@ pub struct Detokenizer {
     returned: usize,
     /// Length of `window` when all of its text had been returned.
     complete_len: usize,
+    /// Characters of the window's text that were not returned yet.
+    held: usize,
 }
 
 impl Detokenizer {
     /// A detokenizer at the start of a text.
     pub fn new(tokenizer: TextTokenizer) -> Self {
-        Self { tokenizer, window: vec![], returned: 0, complete_len: 0 }
+        Self { tokenizer, window: vec![], returned: 0, complete_len: 0, held: 0 }
     }
 
     /// Adds a token and returns the text that no later token can change; often empty.
@@ -45,6 +47,7 @@ impl Detokenizer {
         let text = self.tokenizer.decode(&self.window)?;
         let stable = self.stable_bytes(&text);
         let piece = self.take(&text, stable);
+        self.held = text[stable..].chars().count();
         if stable == text.len() {
             self.move_window()?;
         } else if self.window.len() >= LONGEST_WINDOW {
@@ -53,9 +56,9 @@ impl Detokenizer {
         Ok(piece)
     }
 
-    /// Whether the last tokens have text that was not returned yet: bytes that may begin a character.
-    pub fn holds_text(&self) -> bool {
-        self.window.len() > self.complete_len
+    /// Characters of the tokens so far that were not returned yet, each U+FFFD: bytes that are no character or may begin one.
+    pub fn held_characters(&self) -> usize {
+        self.held
     }
 
     /// Ends the text and returns what was held back.
@@ -63,7 +66,7 @@ impl Detokenizer {
         let text = self.tokenizer.decode(&self.window)?;
         let rest = self.take(&text, text.len());
         self.window.clear();
-        (self.returned, self.complete_len) = (0, 0);
+        (self.returned, self.complete_len, self.held) = (0, 0, 0);
         Ok(rest)
     }
 

@@ -95,7 +95,7 @@ impl RequestMaker {
         }
         if let Some(messages) = job.messages {
             let messages = conversation(&messages)?;
-            let has_system = messages.first().is_some_and(|message| message.role == Role::System);
+            let has_system = messages.iter().any(|message| message.role == Role::System);
             let system = self.defaults.system.as_ref().filter(|_| !has_system);
             let system = system.map(|text| Message::new(Role::System, text.as_str()));
             let messages: Vec<Message> = system.into_iter().chain(messages).collect();

@@ -1,7 +1,7 @@
 //! The memory of all models that are served together, and how much of it each needs: from plans, before anything is loaded.
 
 use crate::cli::ServeArgs;
-use crate::command::prefix_cache::within_plan;
+use crate::command::host_need::{least_beside_pages, within_plan};
 use crate::command::sequences::planned_sequences;
 use crate::error::ExecError;
 use crate::runtime::allowed_memory;
@@ -70,21 +70,28 @@ pub(super) struct EngineNeeds {
 }
 
 impl EngineNeeds {
-    /// The needs of a plan as it runs on this machine. Counts as many of the wanted sequences as the budget has room for, at least one.
+    /// The needs of a plan. `here`: the plan as it runs on this machine. Counts as many of the wanted sequences as the budget has room for, at least
+    /// one.
     ///
     /// # Errors
     /// The user gave a limit of host memory, and the plan alone needs more.
-    pub fn new(name: &str, plan: &Plan, args: &ServeArgs, budget: &MemoryBudget) -> Result<Self, BeyondLimit> {
-        let planned = || planned_sequences(plan, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES);
+    pub fn new(
+        name: &str,
+        plan: &Plan,
+        here: &Plan,
+        args: &ServeArgs,
+        budget: &MemoryBudget,
+    ) -> Result<Self, BeyondLimit> {
+        let planned = || planned_sequences(here, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES);
         let wanted = args.max_sequences.unwrap_or_else(planned).max(1);
         let kv = args.kv.ram(plan);
         let context = args.runtime.context.unwrap_or(plan.budgets.context);
+        // Plans count states as long as their context; another context is converted.
+        let states = |sequences: u64| sequences.saturating_mul(context).div_ceil(plan.budgets.context.max(1));
+        let least = least_beside_pages(plan, here, states(1)).saturating_add(draft_memory(plan, 1));
         let host_beside = |pages: u64, sequences: u64| {
-            // `host_memory_needed` counts states as long as the plan's context; another context is converted.
-            let states = sequences.saturating_mul(context).div_ceil(plan.budgets.context.max(1));
-            let needed =
-                host_memory_needed(plan, states).saturating_add(pages).saturating_add(draft_memory(plan, sequences));
-            within_plan(plan, needed, pages.saturating_add(draft_memory(plan, 1))).saturating_sub(PROCESS)
+            let needed = host_memory_needed(here, states(sequences)).saturating_add(draft_memory(plan, sequences));
+            within_plan(plan.budgets.ram, needed.saturating_add(pages), least, pages).saturating_sub(PROCESS)
         };
         let host = |sequences: u64| host_beside(kv, sequences);
         let limit = budget.memory.host;
@@ -98,8 +105,8 @@ impl EngineNeeds {
         }
         let fitting = limit.saturating_sub(one).checked_div(per_sequence).map_or(wanted, |more| more.saturating_add(1));
         let sequences = if budget.is_given { fitting.clamp(1, wanted) } else { wanted };
-        let reclaimable = Reclaimable { kv, sequences, sequence: per_sequence, locked: locked_on_host(plan) };
-        let memory = MemoryNeeds { host: host(sequences), devices: device_needs(plan) };
+        let reclaimable = Reclaimable { kv, sequences, sequence: per_sequence, locked: locked_on_host(here) };
+        let memory = MemoryNeeds { host: host(sequences), devices: device_needs(here) };
         Ok(EngineNeeds { memory, sequences, reclaimable })
     }
 }
@@ -147,9 +154,9 @@ impl BeyondLimit {
         let BeyondLimit { name, needed, pages, limit, planned, .. } = models.first()?;
         let human = |bytes: u64| ByteSize(bytes.saturating_add(PROCESS)).human_rounded_up();
         let (needs, most) = (human(*needed), ByteSize(limit.saturating_add(PROCESS)).human());
-        let has_pages = |model: &BeyondLimit| model.pages >= 1 << 20;
+        let has_pages = |model: &BeyondLimit| model.needed.saturating_sub(model.without_pages) >= 1 << 20;
         let of_it = match planned {
-            _ if has_pages(&models[0]) => format!(", {} of it for KV pages (--kv-ram)", ByteSize(*pages).human()),
+            _ if has_pages(&models[0]) => format!(", up to {} of it for KV pages (--kv-ram)", ByteSize(*pages).human()),
             Some(ram) => format!(", planned for {}", ram.human()),
             None => String::new(),
         };
