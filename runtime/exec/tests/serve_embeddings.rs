@@ -100,6 +100,10 @@ fn what_has_no_embedding_is_refused_by_name() {
     assert_eq!(answered(), 0.0, "nothing was computed for them");
     assert_eq!(embed(&server, &json!("x")).len(), 1, "and it goes on");
     assert_eq!(answered(), 1.0);
+    // Its scores are those of the last token of a pass.
+    let scored = json!({"prompt": [1, 2, 3], "max_tokens": 0, "echo": true, "logprobs": 1});
+    let (status, error) = server.refused("/v1/completions", &scored);
+    assert_eq!((status, &error["param"]), (400, &json!("echo")), "{error}");
     let without = Server::new(&[]);
     let (status, error) = without.refused(PATH, &json!({"input": "x"}));
     assert_eq!((status, &error["param"]), (400, &json!("model")));

@@ -31,6 +31,8 @@ pub struct ModelSettings {
     pub context: u64,
     /// Where the plan wants its weights.
     pub placement: Vec<WeightPlacement>,
+    /// Whether the model gives scores for each token of a pass, not for the last one only.
+    pub scores_all_positions: bool,
     /// Whether the model has hidden states as an output. Embeddings are made from them.
     pub gives_hidden_states: bool,
     /// Numbers of a hidden state, if the model declares it.
@@ -231,7 +233,8 @@ impl ServedModel {
     /// Checks a request and turns it into one for the engine. The answer is cancelled when the receiver is dropped.
     ///
     /// # Errors
-    /// The prompt does not fit the context, an option is out of range, or stop texts are given to a model without a tokenizer.
+    /// The prompt does not fit the context, an option is out of range, stop texts are given to a model without a tokenizer, or scores of the prompt
+    /// are wanted from a model that does not give them.
     pub fn prepare(
         &self,
         prompt: Vec<u32>,
@@ -242,6 +245,11 @@ impl ServedModel {
             .map_err(|error| ApiError::Invalid { message: error.to_string(), param: None })?;
         if let Err((name, expected)) = options.sampling.check() {
             return Err(ApiError::field(name, format!("`{name}` must be {expected}")));
+        }
+        if options.scores_prompt && !settings.scores_all_positions {
+            let why = "`echo` with `logprobs` needs scores for each token of the prompt, and this model gives those of the last token of a pass only: \
+                       leave one of them out";
+            return Err(ApiError::field("echo", why));
         }
         if !options.stop.is_empty() {
             self.tokenizer().map_err(|error| error.about("stop"))?;

@@ -336,11 +336,11 @@ impl<'a> PlanWriter<'a> {
         Ok(())
     }
 
-    /// Copies the configuration of a quantized model, so that its `whole.onnx` can be profiled and split like any model.
+    /// Copies the configuration of a model beside its own `whole.onnx`, so that this can be profiled and split like any model.
     fn add_config(&mut self) -> Result<(), SplitError> {
         let dir = &self.analysis.config.dir;
         let present = CONFIG_FILES.into_iter().map(|name| (name, dir.join(name))).filter(|(_, path)| path.is_file());
-        let copied = present.filter(|_| self.analysis.quantized.is_some());
+        let copied = present.filter(|_| self.has_own_whole);
         for (name, path) in copied.collect::<Vec<_>>() {
             self.destination.copy(name, &path)?;
         }

@@ -63,6 +63,9 @@ fn measuring(done: u64, total: u64) -> String {
 
 /// How to measure what quantizing changes.
 pub const MEASURE: &str = "what that changes: hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL";
+/// [`MEASURE`] for models that generate no text.
+pub const MEASURE_TENSORS: &str =
+    "what that changes: run hpp-exec PLAN and hpp-exec MODEL with the same --inputs, and compare what --outputs names";
 
 fn format_text(format: BlockFormat, count: usize) -> String {
     let BlockFormat { bits, block_size, asymmetric, scale } = format;

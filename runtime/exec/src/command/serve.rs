@@ -203,6 +203,7 @@ fn model_settings(name: &str, plan: &PlanFile, args: &ServeArgs) -> Result<Model
         eos_token_ids: generation.eos_token_ids,
         context: context_length(plan, &args.runtime),
         placement: planned_placement(&plan.plan),
+        scores_all_positions: !plan.plan.model.gives_one_position(),
         gives_hidden_states: hidden_states.is_some(),
         hidden_size: hidden_states.and_then(|output| output.shape.last()?.as_fixed()),
         encoder: PromptEncoder::open(plan, true)?,

@@ -26,6 +26,7 @@ pub(crate) fn model(tokenizer: &Value, context: u64) -> ServedModel {
         eos_token_ids: vec![],
         context,
         placement: vec![],
+        scores_all_positions: true,
         gives_hidden_states: false,
         hidden_size: None,
     };

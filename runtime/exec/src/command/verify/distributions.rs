@@ -98,6 +98,12 @@ fn check(plan: &Plan) -> Result<(), ExecError> {
     if plan.model.inputs.iter().any(|input| input.role == InputRole::Embeddings) {
         return Err(usage("--kl feeds token ids, and this model takes embeddings", "verify it without --kl"));
     }
+    if plan.model.gives_one_position() {
+        return Err(usage(
+            "--kl compares the scores of each token of a prompt, and this model gives those of the last token of a pass only",
+            "verify it without --kl, or export it with the scores of all tokens",
+        ));
+    }
     Ok(())
 }
 
