@@ -1,7 +1,7 @@
 //! Opens the cache of KV pages of an engine: its size, its directory, and the fingerprint of everything that decides its bits.
 
 use crate::cli::{KvArgs, RuntimeArgs};
-use crate::command::host_need::{SHARE_OF_LIMIT, least_beside_pages, within_plan};
+use crate::command::host_need::{least_beside_pages, room_for_pages, within_plan};
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
@@ -14,6 +14,8 @@ use std::sync::Arc;
 
 /// Tokens per page if the user gives no number.
 const DEFAULT_PAGE_TOKENS: u64 = 128;
+/// Divisor of a host memory limit, the plan's or that of all models, that gives the part for KV pages.
+const SHARE_OF_LIMIT: u64 = 20;
 /// Divisor of the free memory that gives the part for KV pages if there is no limit.
 const SHARE_OF_FREE: u64 = 10;
 /// Most bytes on disk for the pages of all models by default.
@@ -50,20 +52,22 @@ impl KvArgs {
         match (self.kv_ram, self.limit) {
             (Some(asked), _) => asked.0,
             (None, Some(all)) => self.ram_of(plan, all),
-            (None, None) => default_ram([plan.budgets.ram, None], available_memory().unwrap_or(0)),
+            (None, None) => default_ram(plan, None, available_memory().unwrap_or(0)),
         }
     }
 
     /// Bytes of RAM for pages if all models together may take `all`.
     pub fn ram_of(&self, plan: &Plan, all: ByteSize) -> u64 {
-        self.kv_ram.map_or_else(|| default_ram([plan.budgets.ram, Some(all)], 0), |asked| asked.0)
+        self.kv_ram.map_or_else(|| default_ram(plan, Some(all), 0), |asked| asked.0)
     }
 }
 
-/// Bytes of RAM for pages: a share of the smaller limit of host memory, or of the free memory if there is no limit.
-fn default_ram(limits: [Option<ByteSize>; 2], free: u64) -> u64 {
-    let share = limits.into_iter().flatten().min().map_or(free / SHARE_OF_FREE, |limit| limit.0 / SHARE_OF_LIMIT);
-    share.min(MOST_RAM)
+/// Bytes of RAM for pages: a share of the smaller limit of host memory, the plan's or that of all models, or of the free memory if there is no
+/// limit. At most what the plan's limit leaves.
+fn default_ram(plan: &Plan, all: Option<ByteSize>, free: u64) -> u64 {
+    let limit = plan.budgets.ram.into_iter().chain(all).min();
+    let share = limit.map_or(free / SHARE_OF_FREE, |limit| limit.0 / SHARE_OF_LIMIT);
+    share.min(MOST_RAM).min(room_for_pages(plan).unwrap_or(u64::MAX))
 }
 
 /// A warning if the KV pages that the user asked for take more memory than the plan was made for.
@@ -124,7 +128,13 @@ pub fn open_cache(
         if is_asked {
             return Err(PageStoreError::TooSmall { limit: ram, page }.into());
         }
-        tracing::debug!(ram, page, "no RAM for KV pages");
+        if plan.budgets.ram.is_some() {
+            console.info(&format!(
+                "note: no KV pages are kept: one takes {}, and they have {} of the plan's host memory (1/20 of it at most); --kv-ram allows more",
+                ByteSize(page).human(),
+                ByteSize(ram).human()
+            ));
+        }
         return Ok(None);
     }
     let (directory, bytes) = (args.kv_dir.clone().filter(|_| args.disk() > 0), args.disk());
@@ -182,10 +192,19 @@ mod tests {
     #[test]
     fn pages_take_a_share_of_the_smaller_limit_or_of_the_free_memory() {
         let mib = |mib: u64| Some(ByteSize(mib << 20));
-        assert_eq!(default_ram([mib(20_000), mib(400)], 1 << 40), 20 << 20);
-        assert_eq!(default_ram([mib(400), mib(20_000)], 1 << 40), 20 << 20);
-        assert_eq!((default_ram([mib(400), None], 0), default_ram([None, mib(400)], 0)), (20 << 20, 20 << 20));
-        assert_eq!(default_ram([None, None], 800 << 20), 80 << 20);
-        assert_eq!(default_ram([None, None], 1 << 40), MOST_RAM);
+        let mut plan =
+            Plan::from_yaml(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml")))
+                .unwrap();
+        let mut default = |of_plan: Option<ByteSize>, all, free| {
+            plan.budgets.ram = of_plan;
+            default_ram(&plan, all, free)
+        };
+        assert_eq!(default(mib(20_000), mib(400), 1 << 40), 20 << 20);
+        assert_eq!(default(mib(400), mib(20_000), 1 << 40), 20 << 20);
+        assert_eq!((default(mib(400), None, 0), default(None, mib(400), 0)), (20 << 20, 20 << 20));
+        assert_eq!(default(None, None, 800 << 20), 80 << 20);
+        assert_eq!(default(None, None, 1 << 40), MOST_RAM);
+        // A plan that fills its limit leaves less.
+        assert!(default(mib(65), None, 0) < 2 << 20);
     }
 }
