@@ -287,9 +287,9 @@ impl EngineError {
             EngineError::Load { source: BackendError::Runtime { cause, .. }, .. } if lacks_file(cause) => Some(
                 "`hpp-exec verify` also runs the unsplit model: restore its files, weights included, where they were when it was split",
             ),
-            EngineError::Load { source: BackendError::Runtime { .. }, .. } => Some(
-                "ONNX Runtime refuses the unsplit model, which is loaded to compare with: run where the model's GPU is, or export it again for this \
-                 device (hpp-split MODEL --vram 0 says what the CPU lacks)",
+            EngineError::Load { source: BackendError::Runtime { cause, .. }, .. } if has_no_kernel(cause) => Some(
+                "the unsplit model is always loaded on the CPU, and ONNX Runtime refuses it there (hpp-split MODEL --vram 0 says what the CPU lacks): \
+                 compare with an export for the CPU, with hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL",
             ),
             EngineError::Run { .. } if self.missing_row().is_some() => Some(
                 "a number of the inputs has no row in one of the model's tables: a token id that the vocabulary lacks, or more tokens than \
@@ -341,6 +341,11 @@ fn lacks_file(cause: &str) -> bool {
     ["External data path", "No such file"].iter().any(|words| cause.contains(words))
 }
 
+/// Whether ONNX Runtime's message says that it has no kernel for an operator or for its types.
+fn has_no_kernel(cause: &str) -> bool {
+    ["Could not find an implementation", "Type Error"].iter().any(|words| cause.contains(words))
+}
+
 fn list(refused: &[(Provider, String)]) -> String {
     let lines: Vec<String> = refused.iter().map(|(provider, why)| format!("{}: {why}", provider.name())).collect();
     lines.join("; ")
@@ -358,7 +363,8 @@ mod tests {
             EngineError::Load { partition: partition.into(), file: "x.onnx".into(), source }.hint()
         };
         assert!(hint("cpu_0", "Type Error").unwrap().contains("hpp-exec verify PLAN"));
-        assert!(hint(WHOLE, "Type Error").unwrap().contains("export it again"));
+        assert!(hint(WHOLE, "Type Error").unwrap().contains("an export for the CPU"));
+        assert_eq!(hint(WHOLE, "std::bad_alloc"), None);
         let missing = "External data path does not exist: m/model.onnx.data";
         assert!(hint(WHOLE, missing).unwrap().contains("restore its files, weights included"));
     }

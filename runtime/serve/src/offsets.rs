@@ -14,6 +14,8 @@ pub struct TextOffsets {
     returned: usize,
     /// The last bytes of the tokens so far, if they begin a character.
     incomplete: Vec<u8>,
+    /// Where that character begins.
+    incomplete_at: usize,
 }
 
 impl TextOffsets {
@@ -21,7 +23,15 @@ impl TextOffsets {
     pub fn new(tokenizer: &TextTokenizer, echo: &str) -> Self {
         let detokenizer = Detokenizer::new(tokenizer.clone());
         let (echo, incomplete) = (echo.chars().count(), Vec::new());
-        Self { tokenizer: tokenizer.clone(), detokenizer, echo, is_in_answer: false, returned: 0, incomplete }
+        Self {
+            tokenizer: tokenizer.clone(),
+            detokenizer,
+            echo,
+            is_in_answer: false,
+            returned: 0,
+            incomplete,
+            incomplete_at: 0,
+        }
     }
 
     /// Where a token of the prompt begins, at most at the end of the prompt's text: that text may differ from the text of its tokens, but the answer
@@ -45,11 +55,18 @@ impl TextOffsets {
         let before = self.returned + self.detokenizer.held_characters();
         let bytes = if self.tokenizer.has_text(token) { self.tokenizer.token_bytes(token) } else { vec![] };
         let continues = self.continues(&bytes);
+        let start = if continues { self.incomplete_at } else { before };
+        let joined = self.incomplete.len() + bytes.len();
         // A token that cannot be decoded ends the request with an error elsewhere.
         self.returned += self.detokenizer.push(token).unwrap_or_default().chars().count();
         self.incomplete.extend(bytes);
         self.incomplete = incomplete_end(&self.incomplete).to_vec();
-        before.saturating_sub(usize::from(continues))
+        let is_still_incomplete = continues && self.incomplete.len() == joined;
+        if !is_still_incomplete {
+            // The character began in this token, which holds it back as one replacement character.
+            self.incomplete_at = (self.returned + self.detokenizer.held_characters()).saturating_sub(1);
+        }
+        start
     }
 
     /// Whether a token of these bytes begins inside the last character.
@@ -74,6 +91,7 @@ fn incomplete_end(mut bytes: &[u8]) -> &[u8] {
 mod tests {
     use super::*;
     use hpp_generate::text::{SpecialTokens, TokenBytes};
+    use serde_json::{Value, json};
     use std::path::Path;
 
     fn tokenizer() -> TextTokenizer {
@@ -93,6 +111,33 @@ mod tests {
         };
         assert_eq!(offsets(&[x[0], bytes[0], bytes[1], bytes[2], x[0]]), [0, 1, 1, 1, 2]);
         assert_eq!(offsets(&[bytes[0], x[0], x[0]]), [0, 1, 2]);
+    }
+
+    /// The decoder of a byte-fallback vocabulary replaces each byte that is no character by itself, and two bytes of a character by two.
+    #[test]
+    fn bytes_of_a_byte_fallback_vocabulary_have_the_offset_of_their_character() {
+        let vocabulary: serde_json::Map<String, Value> = (0..256u32)
+            .map(|byte| (format!("<0x{byte:02X}>"), json!(byte)))
+            .chain([("b".to_owned(), json!(256)), ("\u{2581}a".to_owned(), json!(257))])
+            .collect();
+        let file = json!({
+            "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+            "decoder": {"type": "Sequence", "decoders": [
+                {"type": "Replace", "pattern": {"String": "\u{2581}"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}
+            ]},
+            "model": {"type": "BPE", "byte_fallback": true, "unk_token": null, "vocab": vocabulary, "merges": []}
+        });
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("tokenizer.json"), file.to_string()).unwrap();
+        let tokenizer = TextTokenizer::open(&dir.path().join("tokenizer.json")).unwrap();
+        let offsets = |tokens: &[u32]| {
+            let mut offsets = TextOffsets::new(&tokenizer, "");
+            tokens.iter().map(|token| offsets.answer_token(*token)).collect::<Vec<_>>()
+        };
+        assert_eq!(offsets(&[256, 0xE2, 0x82, 0xAC, 256]), [0, 1, 1, 1, 2]);
+        assert_eq!(offsets(&[256, 0xF0, 0x9F, 0x98, 0x80, 256]), [0, 1, 1, 1, 1, 2]);
+        assert_eq!(offsets(&[256, 0xE2, 0x82, 256, 256]), [0, 1, 1, 3, 4]);
+        assert_eq!(offsets(&[0xA8, 0xC8, 256]), [0, 1, 2]);
     }
 
     /// One token per byte. Bytes that are no character are one replacement character each; a character after them has one offset.

@@ -4,7 +4,7 @@ use crate::error::SplitError;
 use crate::lines::Lines;
 use hpp_model::{Analysis, quantization_candidates, quantization_formats};
 use hpp_onnx::{BlockFormat, Candidates, QuantizeOptions, QuantizeSummary, ScaleRule};
-use hpp_schema::ByteSize;
+use hpp_schema::{ByteSize, InputRole, ModelKind, gives_one_position};
 use std::collections::BTreeMap;
 
 /// `quantizing 29 weights to 4 bits (blocks of 32): 7.1 MiB -> 1.1 MiB`, and what is left. Weights are read later, when they are written.
@@ -62,10 +62,18 @@ fn measuring(done: u64, total: u64) -> String {
 }
 
 /// How to measure what quantizing changes.
-pub const MEASURE: &str = "what that changes: hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL";
-/// [`MEASURE`] for models that generate no text.
-pub const MEASURE_TENSORS: &str =
-    "what that changes: run hpp-exec PLAN and hpp-exec MODEL with the same --inputs, and compare what --outputs names";
+pub fn how_to_measure(analysis: &Analysis) -> &'static str {
+    let takes_embeddings = analysis.inputs.iter().any(|input| input.role == InputRole::Embeddings);
+    match analysis.kind {
+        ModelKind::SingleRun => {
+            "what that changes: run hpp-exec PLAN and hpp-exec MODEL with the same --inputs, and compare what --outputs names"
+        }
+        _ if takes_embeddings || gives_one_position(&analysis.outputs) => {
+            "what that changes: run hpp-exec PLAN and hpp-exec MODEL with the same prompts and --logits FILE.npy, and compare the files"
+        }
+        _ => "what that changes: hpp-exec verify PLAN --kl PROMPTS.jsonl --against MODEL",
+    }
+}
 
 fn format_text(format: BlockFormat, count: usize) -> String {
     let BlockFormat { bits, block_size, asymmetric, scale } = format;

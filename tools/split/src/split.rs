@@ -24,7 +24,7 @@ use hpp_graph::{Block, PartitionGraph};
 use hpp_model::{Analysis, ExpertComputation, faulty_blocks, has_paged_caches};
 use hpp_onnx::QuantizeOptions;
 use hpp_partition::{BlockPlacement, Placement, useless_gpus};
-use hpp_schema::{ByteSize, ModelKind, Plan, Provider, TRACE_START};
+use hpp_schema::{ByteSize, Plan, Provider, TRACE_START};
 use std::path::{Path, PathBuf};
 
 /// Splits a model as the arguments say.
@@ -100,8 +100,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if !args.dry_run {
         print::location(&out_dir, &plan);
         if analysis.quantized.is_some() || !analysis.activations().are_exported() {
-            let is_text = analysis.kind != ModelKind::SingleRun;
-            tell!("{}", if is_text { quantize::MEASURE } else { quantize::MEASURE_TENSORS });
+            tell!("{}", quantize::how_to_measure(analysis));
         }
     }
     Ok(printed?)

@@ -75,7 +75,8 @@ impl HostMemoryBudget {
         let process_limit = backend.memory_limit();
         let whole = plan.budgets.ram.map(|ram| ram.0.saturating_add(options.others));
         let tightest_limit = whole.into_iter().chain(process_limit).min();
-        let fits_host = tightest_limit.is_none_or(|limit| limit.saturating_sub(options.others) >= all_on_host(plan));
+        let fits_host =
+            tightest_limit.is_none_or(|limit| holds_all_on_host(plan, limit.saturating_sub(options.others)));
         let gpu_fallback =
             if is_read && !fits_host { WeightResidency::ReadFromDisk } else { WeightResidency::InMemory };
         let from_disk = |partition: &Partition| is_streamed(partition) && is_on_host(plan, &partition.device);
@@ -311,6 +312,12 @@ fn fallen_back<'a>(plan: &'a Plan, is_fallback: &[bool]) -> Vec<&'a Partition> {
 fn activations(plan: &Plan, fallen_back: &[&Partition]) -> u64 {
     let counts = |partition: &&Partition| !fallen_back.is_empty() || is_on_host(plan, &partition.device);
     plan.partitions.iter().filter(counts).map(|partition| partition.bytes.workspace.0).max().unwrap_or(0)
+}
+
+/// Whether a limit of host memory, bytes, holds the whole plan. If not, weights that were planned for a GPU and fell back to the host are read from
+/// disk.
+pub fn holds_all_on_host(plan: &Plan, limit: u64) -> bool {
+    limit >= all_on_host(plan)
 }
 
 /// Bytes of host memory that the whole plan would take there: an estimate. The layout of 4-bit kernels takes about a fifth more

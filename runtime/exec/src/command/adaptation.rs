@@ -1,7 +1,7 @@
 //! The adaptation of a command's engine: which memory it follows, and where its messages go.
 
 use super::drafts::DraftChoice;
-use super::host_need::{least_beside_pages, within_plan};
+use super::host_need::HostNeed;
 use crate::cli::{AdaptArg, RuntimeArgs};
 use crate::console::Console;
 use crate::error::ExecError;
@@ -50,10 +50,9 @@ pub fn adaptation(
     let plan = engine.plan();
     // Partitions of a missing GPU count as host memory.
     let here = OnnxRuntime::open_and_plan_on_this_machine(plan, args)?;
-    let states = |sequences: u64| sequences.saturating_mul(engine.context()).div_ceil(plan.budgets.context.max(1));
-    let needed = host_memory_needed(&here, states(sequences)).saturating_add(kv).saturating_add(draft);
-    let least = least_beside_pages(plan, &here, states(1)).saturating_add(draft);
-    let needed = within_plan(plan.budgets.ram, needed, least, kv).saturating_add(draft_on_top);
+    let states = sequences.saturating_mul(engine.context()).div_ceil(plan.budgets.context.max(1));
+    let needed = host_memory_needed(&here, states).saturating_add(kv).saturating_add(draft);
+    let needed = HostNeed::new(plan, &here, engine.context(), draft).taken(needed, kv).saturating_add(draft_on_top);
     let sequence = engine.host_state_bytes().saturating_add(draft_sequence);
     let reclaimable = Reclaimable { kv, sequences, sequence, locked: engine.locked().1 };
     Ok(Some(adaptation.follow_memory(HostMemory { needed, reclaimable, allowed: Box::new(allowed_memory) })))

@@ -3,7 +3,8 @@
 use super::adaptation::{BesideEngine, adaptation};
 use super::drafts::DraftChoice;
 use super::generate::{request, warn_of_unknown_tokens};
-use super::prefix_cache::open_cache;
+use super::host_need::HostNeed;
+use super::prefix_cache::{CacheSettings, open_cache, warning_of_pages};
 use super::session::{Conversation, SessionFile, directory};
 use super::{BLANK_PROMPT, CommandContext, context_length, load_engine, open_embeddings};
 use crate::cli::KvArgs;
@@ -12,7 +13,7 @@ use crate::interrupt::INTERRUPTED;
 use crate::numbers::{counted, rate};
 use crate::prompt::PromptSource;
 use crate::report::Timings;
-use crate::runtime::OrtBackend;
+use crate::runtime::{OnnxRuntime, OrtBackend};
 use crate::settings::GenerateSettings;
 use hpp_engine::EngineOptions;
 use hpp_generate::kv::PageStoreError;
@@ -138,21 +139,35 @@ fn load(
     let args = &settings.run.runtime;
     // Within one process a conversation continues on its sequence. Saved pages serve the next process only, which finds those on disk.
     let session = session.filter(|session| session.kv.saves_on_disk());
-    let kv = session.map_or(0, |session| session.kv.ram(&plan.plan));
+    let kv = match session {
+        None => 0,
+        Some(session) => {
+            let here = OnnxRuntime::open_and_plan_on_this_machine(&plan.plan, args)?;
+            let need = HostNeed::new(&plan.plan, &here, context_length(plan, args), draft.memory());
+            let pages = session.kv.ram(&need);
+            if let Some(warning) = session.kv.kv_ram.and_then(|_| warning_of_pages(&need, pages)) {
+                ctx.console.warn(&warning);
+            }
+            pages
+        }
+    };
     let options = EngineOptions { reserved: draft.memory().saturating_add(kv), ..args.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, args, options, ctx.console, ctx.interrupt)?;
     let mut chunk = prompt_chunk(&engine);
     let cache = match session {
         None => None,
-        Some(session) => match open_cache(&engine, &plan.plan, args, &session.kv, 1, || {}, ctx.console) {
-            Err(ExecError::Store(
-                error @ (PageStoreError::InUse(_) | PageStoreError::TooSmall { .. } | PageStoreError::Full { .. }),
-            )) => {
-                ctx.console.warn(&format!("{error}; until then the conversation is computed anew at each start"));
-                None
+        Some(session) => {
+            let settings = CacheSettings { args: &session.kv, ram: kv, models: 1 };
+            match open_cache(&engine, &plan.plan, args, settings, || {}, ctx.console) {
+                Err(ExecError::Store(
+                    error @ (PageStoreError::InUse(_) | PageStoreError::TooSmall { .. } | PageStoreError::Full { .. }),
+                )) => {
+                    ctx.console.warn(&format!("{error}; until then the conversation is computed anew at each start"));
+                    None
+                }
+                cache => cache?,
             }
-            cache => cache?,
-        },
+        }
     };
     let beside = BesideEngine::new(draft, 1, kv, args)?;
     let adaptation = adaptation(&engine, beside, args, ctx.console)?;

@@ -1,34 +1,58 @@
 //! How much host memory a model takes if its plan was made for a limit.
 
-use hpp_engine::{host_memory_needed, least_host_memory_needed};
-use hpp_schema::{ByteSize, Plan};
+use crate::runtime::memory_limit;
+use hpp_engine::{holds_all_on_host, least_host_memory_needed};
+use hpp_schema::{Plan, Residency};
 
-/// Bytes of host memory that `states` sequences need at least, without KV pages, if the engine keeps as few weights in memory as it can. `here`: the
-/// plan as it runs on this machine, where the host computes partitions of missing GPUs. Their weights stay in memory only if the plan's limit holds
-/// them.
-pub fn least_beside_pages(plan: &Plan, here: &Plan, states: u64) -> u64 {
-    let holds_all = plan.budgets.ram.is_none_or(|ram| host_memory_needed(here, states) <= ram.0);
-    least_host_memory_needed(if holds_all { here } else { plan }, states)
+/// The least host memory of a model beside its KV pages.
+#[derive(Clone, Copy, Debug)]
+pub struct HostNeed {
+    /// Bytes of host memory that the plan was made for.
+    pub limit: Option<u64>,
+    /// Bytes that one sequence and the plan's own draft need at least, if the engine keeps as few weights in memory as it can.
+    pub least: u64,
 }
 
-/// Bytes of a plan's limit that are left for KV pages beside what the engine needs at least for one sequence and the plan's own draft; `None` without
-/// a limit.
-pub fn room_for_pages(plan: &Plan) -> Option<u64> {
-    let draft = plan.draft.as_ref().map_or(0, |draft| draft.host_memory.0);
-    let least = least_host_memory_needed(plan, 1).saturating_add(draft);
-    plan.budgets.ram.map(|ram| ram.0.saturating_sub(least))
+impl HostNeed {
+    /// The need of `plan` with sequences of `context` tokens and `draft` bytes for its draft. `here`: the plan as it runs on this machine, where the
+    /// host computes partitions of missing GPUs.
+    pub fn new(plan: &Plan, here: &Plan, context: u64, draft: u64) -> Self {
+        let limit = plan.budgets.ram.map(|ram| ram.0);
+        let tightest = limit.map(|limit| memory_limit().map_or(limit, |process| process.min(limit)));
+        // Plans count states as long as their context; another context is converted.
+        let least = least_host_memory_needed(here, context.div_ceil(plan.budgets.context.max(1)));
+        let read_from_disk = match tightest.is_none_or(|limit| holds_all_on_host(plan, limit)) {
+            true => 0,
+            false => weights_of_missing_gpus(plan, here),
+        };
+        HostNeed { limit, least: least.saturating_sub(read_from_disk).saturating_add(draft) }
+    }
+
+    /// Bytes of the limit that are left for KV pages; `None` without a limit.
+    pub fn room_for_pages(&self) -> Option<u64> {
+        self.limit.map(|limit| limit.saturating_sub(self.least))
+    }
+
+    /// Bytes of host memory that the model takes at most if it needs `needed` bytes, `pages` of them for KV pages. To keep to the limit, the engine
+    /// keeps fewer weights in memory and runs fewer sequences.
+    pub fn taken(&self, needed: u64, pages: u64) -> u64 {
+        self.limit.map_or(needed, |limit| needed.min(limit.max(self.least.saturating_add(pages))))
+    }
 }
 
-/// Bytes of host memory that a model takes at most if it needs `needed` bytes, `pages` of them for KV pages, and its plan was made for `ram`. To keep
-/// to this limit, the engine keeps fewer weights in memory and runs fewer sequences, but it needs `least` bytes beside the pages.
-pub fn within_plan(ram: Option<ByteSize>, needed: u64, least: u64, pages: u64) -> u64 {
-    ram.map_or(needed, |ram| needed.min(ram.0.max(least.saturating_add(pages))))
+/// Bytes of weights of missing GPUs that need not stay in host memory: all but those of the largest partition, which a run needs at once.
+fn weights_of_missing_gpus(plan: &Plan, here: &Plan) -> u64 {
+    let pairs = plan.partitions.iter().zip(&here.partitions);
+    let moved = pairs.filter(|(planned, here)| planned.device != here.device && here.residency == Residency::Resident);
+    let weights: Vec<u64> = moved.map(|(_, here)| here.bytes.weights.0).collect();
+    let all = weights.iter().copied().fold(0, u64::saturating_add);
+    all.saturating_sub(weights.into_iter().max().unwrap_or(0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hpp_schema::Residency;
+    use hpp_schema::ByteSize;
 
     fn plan() -> Plan {
         let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
@@ -37,8 +61,8 @@ mod tests {
 
     #[test]
     fn pages_go_beyond_the_limit_only_where_the_rest_leaves_no_room() {
-        let taken = |needed, least, pages| within_plan(Some(ByteSize(400)), needed, least, pages);
-        assert_eq!(within_plan(None, 1000, 50, 900), 1000);
+        let taken = |needed, least, pages| HostNeed { limit: Some(400), least }.taken(needed, pages);
+        assert_eq!(HostNeed { limit: None, least: 50 }.taken(1000, 900), 1000);
         // Fewer weights in memory make room.
         assert_eq!([taken(300, 100, 50), taken(450, 100, 50), taken(700, 100, 300)], [300, 400, 400]);
         // Weights that must stay leave room for a part of the pages.
@@ -48,26 +72,34 @@ mod tests {
 
     #[test]
     fn pages_get_what_the_limit_leaves() {
-        let mut plan = plan();
-        plan.budgets.ram = None;
-        assert_eq!(room_for_pages(&plan), None);
-        let least = least_host_memory_needed(&plan, 1);
-        plan.budgets.ram = Some(ByteSize(least + 100));
-        assert_eq!(room_for_pages(&plan), Some(100));
-        plan.budgets.ram = Some(ByteSize(least - 1));
-        assert_eq!(room_for_pages(&plan), Some(0));
+        let room = |limit, least| HostNeed { limit, least }.room_for_pages();
+        assert_eq!([room(None, 5), room(Some(400), 300), room(Some(400), 500)], [None, Some(100), Some(0)]);
     }
 
     #[test]
-    fn weights_of_a_missing_gpu_can_be_read_from_disk_if_the_limit_does_not_hold_them() {
+    fn a_longer_context_and_a_draft_need_more() {
+        let plan = plan();
+        let least = |context, draft| HostNeed::new(&plan, &plan, context, draft).least;
+        let context = plan.budgets.context;
+        let states = least_host_memory_needed(&plan, 3) - least_host_memory_needed(&plan, 1);
+        assert!(states > 0);
+        assert_eq!(least(3 * context, 7), least(context, 0) + states + 7);
+    }
+
+    #[test]
+    fn weights_of_missing_gpus_are_read_from_disk_if_the_limit_does_not_hold_them() {
         let (mut plan, mut here) = (plan(), plan());
-        let moved = here.partitions.first_mut().unwrap();
-        (moved.device, moved.residency) = ("cpu".to_owned(), Residency::Resident);
-        moved.bytes.weights.0 += 1 << 40;
-        plan.budgets.ram = Some(ByteSize(1 << 39));
-        assert!(host_memory_needed(&here, 1) > 1 << 40);
-        assert_eq!(least_beside_pages(&plan, &here, 1), least_host_memory_needed(&plan, 1));
-        plan.budgets.ram = Some(ByteSize(1 << 41));
-        assert!(least_beside_pages(&plan, &here, 1) > 1 << 40);
+        for (planned, moved) in plan.partitions.iter_mut().zip(&mut here.partitions) {
+            (planned.device, planned.bytes.weights) = ("gpu0".to_owned(), ByteSize(100 << 30));
+            (moved.device, moved.residency) = ("cpu".to_owned(), Residency::Resident);
+            moved.bytes.weights = ByteSize(100 << 30);
+        }
+        let mut least = |limit: u64| {
+            plan.budgets.ram = Some(ByteSize(limit));
+            HostNeed::new(&plan, &here, plan.budgets.context, 0).least
+        };
+        let partitions = here.partitions.len() as u64;
+        assert!(partitions > 1 && least_host_memory_needed(&here, 1) > partitions * (100 << 30));
+        assert_eq!(least(1 << 30), least_host_memory_needed(&here, 1) - (partitions - 1) * (100 << 30));
     }
 }

@@ -1,11 +1,11 @@
 //! Opens the cache of KV pages of an engine: its size, its directory, and the fingerprint of everything that decides its bits.
 
 use crate::cli::{KvArgs, RuntimeArgs};
-use crate::command::host_need::{least_beside_pages, room_for_pages, within_plan};
+use crate::command::host_need::HostNeed;
 use crate::console::Console;
 use crate::error::ExecError;
 use crate::runtime::{OnnxRuntime, OrtBackend, available_memory};
-use hpp_engine::{Engine, StageTelemetry, host_memory_needed};
+use hpp_engine::{Engine, StageTelemetry};
 use hpp_generate::kv::{DiskSettings, EvictionPolicy, Fingerprint, PageBytes, PageStoreError};
 use hpp_generate::{PrefixCache, PrefixCacheSettings};
 use hpp_schema::{ByteSize, Plan, Seal};
@@ -47,58 +47,58 @@ impl KvArgs {
         self.kv_disk.map_or(MOST_DISK, |asked| asked.0)
     }
 
-    /// Bytes of RAM for pages.
-    pub fn ram(&self, plan: &Plan) -> u64 {
-        match (self.kv_ram, self.limit) {
-            (Some(asked), _) => asked.0,
-            (None, Some(all)) => self.ram_of(plan, all),
-            (None, None) => default_ram(plan, None, available_memory().unwrap_or(0)),
+    /// Bytes of RAM for pages of a model with this need.
+    pub fn ram(&self, need: &HostNeed) -> u64 {
+        match self.limit {
+            _ if self.kv_ram.is_some() => self.kv_ram.map_or(0, |asked| asked.0),
+            Some(all) => self.ram_of(need, all),
+            None => default_ram(need, None, available_memory().unwrap_or(0)),
         }
     }
 
     /// Bytes of RAM for pages if all models together may take `all`.
-    pub fn ram_of(&self, plan: &Plan, all: ByteSize) -> u64 {
-        self.kv_ram.map_or_else(|| default_ram(plan, Some(all), 0), |asked| asked.0)
+    pub fn ram_of(&self, need: &HostNeed, all: ByteSize) -> u64 {
+        self.kv_ram.map_or_else(|| default_ram(need, Some(all), 0), |asked| asked.0)
     }
 }
 
 /// Bytes of RAM for pages: a share of the smaller limit of host memory, the plan's or that of all models, or of the free memory if there is no
 /// limit. At most what the plan's limit leaves.
-fn default_ram(plan: &Plan, all: Option<ByteSize>, free: u64) -> u64 {
-    let limit = plan.budgets.ram.into_iter().chain(all).min();
-    let share = limit.map_or(free / SHARE_OF_FREE, |limit| limit.0 / SHARE_OF_LIMIT);
-    share.min(MOST_RAM).min(room_for_pages(plan).unwrap_or(u64::MAX))
+fn default_ram(need: &HostNeed, all: Option<ByteSize>, free: u64) -> u64 {
+    let limit = need.limit.into_iter().chain(all.map(|all| all.0)).min();
+    let share = limit.map_or(free / SHARE_OF_FREE, |limit| limit / SHARE_OF_LIMIT);
+    share.min(MOST_RAM).min(need.room_for_pages().unwrap_or(u64::MAX))
 }
 
-/// A warning if the KV pages that the user asked for take more memory than the plan was made for.
-fn warning_of_pages(
-    engine: &Engine<OrtBackend>,
-    plan: &Plan,
-    runtime: &RuntimeArgs,
-    args: &KvArgs,
-) -> Result<Option<String>, ExecError> {
-    let Some((ram, ByteSize(pages))) = plan.budgets.ram.zip(args.kv_ram) else { return Ok(None) };
-    let here = OnnxRuntime::open_and_plan_on_this_machine(plan, runtime)?;
-    let states = engine.context().div_ceil(plan.budgets.context.max(1));
-    let needed = host_memory_needed(&here, states).saturating_add(pages);
-    let most = within_plan(plan.budgets.ram, needed, least_beside_pages(plan, &here, states), pages);
-    Ok((most > ram.0).then(|| {
+/// A warning if `pages` bytes of KV pages, which the user asked for, take more memory than the plan was made for.
+pub fn warning_of_pages(need: &HostNeed, pages: u64) -> Option<String> {
+    let (limit, most) = (need.limit?, need.taken(u64::MAX, pages));
+    (most > limit).then(|| {
         format!(
             "with --kv-ram {} this model takes up to {} of host memory, and its plan was made for {} (hpp-split --ram)",
             ByteSize(pages).human(),
             ByteSize(most).human(),
-            ram.human()
+            ByteSize(limit).human()
         )
-    }))
+    })
 }
 
-/// Opens the cache of an engine. The process has `models` models. `None` if pages have no RAM, or if the model's states cannot be saved.
+/// What opening a cache needs beside the engine.
+pub struct CacheSettings<'a> {
+    /// The options of the command line.
+    pub args: &'a KvArgs,
+    /// Bytes of RAM for pages ([`KvArgs::ram`]).
+    pub ram: u64,
+    /// Models of the process.
+    pub models: u64,
+}
+
+/// Opens the cache of an engine. `None` if pages have no RAM, or if the model's states cannot be saved.
 pub fn open_cache(
     engine: &Engine<OrtBackend>,
     plan: &Plan,
     runtime: &RuntimeArgs,
-    args: &KvArgs,
-    models: u64,
+    CacheSettings { args, ram, models }: CacheSettings<'_>,
     wake: impl Fn() + Send + Sync + 'static,
     console: &Arc<Console>,
 ) -> Result<Option<PrefixCache>, ExecError> {
@@ -112,7 +112,6 @@ pub fn open_cache(
     if args.kv_dir.is_none() && args.kv_disk.is_some_and(|disk| disk.0 > 0) {
         console.warn("--kv-disk has no effect: pages are saved on disk only with --kv-dir");
     }
-    let ram = args.ram(plan);
     let Some(layout) = engine.page_layout(page_tokens) else {
         if args.kv_dir.is_some() {
             console.warn("this model's states cannot be saved: --kv-dir has no effect");
@@ -120,28 +119,18 @@ pub fn open_cache(
         return Ok(None);
     };
     let page = PageBytes::memory_for(usize::try_from(layout.bytes()).unwrap_or(usize::MAX));
-    let is_asked = args.kv_dir.is_some() || args.kv_ram.is_some();
     if args.kv_ram.is_some_and(|ram| ram.0 == 0) {
         return Ok(None);
     }
     if ram < page {
-        if is_asked {
+        if args.kv_ram.is_some() {
             return Err(PageStoreError::TooSmall { limit: ram, page }.into());
         }
-        if plan.budgets.ram.is_some() {
-            console.info(&format!(
-                "note: no KV pages are kept: one takes {}, and they have {} of the plan's host memory (1/20 of it at most); --kv-ram allows more",
-                ByteSize(page).human(),
-                ByteSize(ram).human()
-            ));
-        }
+        console.warn(&without_pages(ram, page, args));
         return Ok(None);
     }
     let (directory, bytes) = (args.kv_dir.clone().filter(|_| args.disk() > 0), args.disk());
     let disk = directory.map(|directory| DiskSettings { directory, bytes, share: bytes / models.max(1) });
-    if let Some(warning) = warning_of_pages(engine, plan, runtime, args)? {
-        console.warn(&warning);
-    }
     let settings = PrefixCacheSettings {
         page_tokens: usize::try_from(page_tokens).unwrap_or(usize::MAX),
         ram,
@@ -155,6 +144,17 @@ pub fn open_cache(
         tracing::info!(ram, page, page_tokens, on_disk = stats.disk_pages, "cache of KV pages");
     }
     Ok(cache)
+}
+
+/// Says why no pages are kept: one takes `page` bytes, and all of them may take `ram` by default.
+fn without_pages(ram: u64, page: u64, args: &KvArgs) -> String {
+    let on_disk = if args.kv_dir.is_some() { ", on disk neither" } else { "" };
+    format!(
+        "no KV pages are kept{on_disk}: one takes {}, and all of them may take {} (a part of the memory limit, at most what the model leaves of it); \
+         --kv-ram allows more",
+        ByteSize(page).human(),
+        ByteSize(ram).human()
+    )
 }
 
 /// Hashes everything but the tokens that decides the bits of states.
@@ -192,19 +192,23 @@ mod tests {
     #[test]
     fn pages_take_a_share_of_the_smaller_limit_or_of_the_free_memory() {
         let mib = |mib: u64| Some(ByteSize(mib << 20));
-        let mut plan =
-            Plan::from_yaml(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml")))
-                .unwrap();
-        let mut default = |of_plan: Option<ByteSize>, all, free| {
-            plan.budgets.ram = of_plan;
-            default_ram(&plan, all, free)
+        let default = |of_plan: Option<ByteSize>, all, free| {
+            default_ram(&HostNeed { limit: of_plan.map(|limit| limit.0), least: 64 << 20 }, all, free)
         };
         assert_eq!(default(mib(20_000), mib(400), 1 << 40), 20 << 20);
         assert_eq!(default(mib(400), mib(20_000), 1 << 40), 20 << 20);
         assert_eq!((default(mib(400), None, 0), default(None, mib(400), 0)), (20 << 20, 20 << 20));
         assert_eq!(default(None, None, 800 << 20), 80 << 20);
         assert_eq!(default(None, None, 1 << 40), MOST_RAM);
-        // A plan that fills its limit leaves less.
-        assert!(default(mib(65), None, 0) < 2 << 20);
+        // A model that fills its limit leaves less.
+        assert_eq!((default(mib(66), None, 0), default(mib(60), None, 0)), (2 << 20, 0));
+    }
+
+    #[test]
+    fn pages_beyond_the_plans_limit_get_a_warning() {
+        let warning = |limit, pages: u64| warning_of_pages(&HostNeed { limit, least: 300 << 20 }, pages << 20);
+        assert_eq!([warning(None, 1000), warning(Some(400 << 20), 100)], [None, None]);
+        let warning = warning(Some(400 << 20), 150).unwrap();
+        assert!(warning.contains("--kv-ram 150 MiB") && warning.contains("up to 450 MiB"), "{warning}");
     }
 }

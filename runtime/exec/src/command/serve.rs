@@ -5,7 +5,7 @@ mod placement;
 
 use super::adaptation::pass_time_adaptation;
 use super::drafts::DraftChoice;
-use super::prefix_cache::open_cache;
+use super::prefix_cache::{CacheSettings, open_cache, warning_of_pages};
 use super::sequences::fitting_sequences;
 use super::{CommandContext, context_length, load_engine, open_embeddings, open_extra_inputs};
 use crate::cli::{KvArgs, NamedPlan, ServeArgs, SpeculateArg};
@@ -73,11 +73,16 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         }
         // A draft that cannot be used is refused here, before models are loaded.
         draft_choice(&plan, args, ctx.console)?;
+        let pages = needs.reclaimable.kv;
+        if let Some(warning) = args.kv.kv_ram.and_then(|_| warning_of_pages(&needs.least, pages)) {
+            ctx.console.warn(&warning);
+        }
         let loader = ModelLoader {
             tokenizer: settings.last().and_then(|settings| settings.encoder.tokenizer.clone()),
             plan,
             args: args.clone(),
             sequences: needs.sequences,
+            pages,
             console: Arc::clone(ctx.console),
             interrupt: ctx.interrupt.clone(),
             is_starting: Arc::clone(&starting),
@@ -256,6 +261,8 @@ struct ModelLoader {
     args: ServeArgs,
     /// Most sequences, as many as the memory budget has room for.
     sequences: u64,
+    /// Bytes of RAM for KV pages.
+    pages: u64,
     tokenizer: Option<TextTokenizer>,
     console: Arc<Console>,
     interrupt: Interrupt,
@@ -295,7 +302,7 @@ impl ModelLoader {
         let options = EngineOptions {
             sequences: Some(self.sequences),
             row_batching: args.batch.engine_option(),
-            reserved: args.kv.ram(&plan.plan).saturating_add(draft.shared_memory()),
+            reserved: self.pages.saturating_add(draft.shared_memory()),
             reserved_per_sequence: draft.sequence_memory().saturating_add(kept_logits_bytes(&plan.plan.model)),
             others,
             cancel: Some(cancel),
@@ -306,7 +313,8 @@ impl ModelLoader {
             if self.is_starting.load(Ordering::SeqCst) { self.interrupt.clone() } else { Interrupt::never() };
         let engine = load_engine(&plan.plan, &plan.dir, runtime, options, console, &interrupt)?;
         let max_sequences = fitting_sequences(&engine, self.sequences, asked.is_some(), console);
-        let cache = open_cache(&engine, &plan.plan, runtime, &args.kv, args.plans.len() as u64, wake, console)?;
+        let settings = CacheSettings { args: &args.kv, ram: self.pages, models: args.plans.len() as u64 };
+        let cache = open_cache(&engine, &plan.plan, runtime, settings, wake, console)?;
         let placement = loaded_placement(&engine);
         let name = plan.plan.model.name.clone();
         let report = Box::new(move |line: &str| tracing::warn!(model = name, "{line}"));

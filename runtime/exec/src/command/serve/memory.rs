@@ -1,7 +1,7 @@
 //! The memory of all models that are served together, and how much of it each needs: from plans, before anything is loaded.
 
 use crate::cli::ServeArgs;
-use crate::command::host_need::{least_beside_pages, within_plan};
+use crate::command::host_need::HostNeed;
 use crate::command::sequences::planned_sequences;
 use crate::error::ExecError;
 use crate::runtime::allowed_memory;
@@ -65,6 +65,8 @@ pub(super) struct EngineNeeds {
     pub memory: MemoryNeeds,
     /// Sequences that `memory` has room for.
     pub sequences: u64,
+    /// The least host memory beside KV pages.
+    pub least: HostNeed,
     /// The part of `memory` that can be reclaimed from the engine while it is loaded.
     pub reclaimable: Reclaimable,
 }
@@ -84,20 +86,20 @@ impl EngineNeeds {
     ) -> Result<Self, BeyondLimit> {
         let planned = || planned_sequences(here, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES);
         let wanted = args.max_sequences.unwrap_or_else(planned).max(1);
-        let kv = args.kv.ram(plan);
         let context = args.runtime.context.unwrap_or(plan.budgets.context);
         // Plans count states as long as their context; another context is converted.
         let states = |sequences: u64| sequences.saturating_mul(context).div_ceil(plan.budgets.context.max(1));
-        let least = least_beside_pages(plan, here, states(1)).saturating_add(draft_memory(plan, 1));
+        let least = HostNeed::new(plan, here, context, draft_memory(plan, 1));
+        let kv = args.kv.ram(&least);
         let host_beside = |pages: u64, sequences: u64| {
             let needed = host_memory_needed(here, states(sequences)).saturating_add(draft_memory(plan, sequences));
-            within_plan(plan.budgets.ram, needed.saturating_add(pages), least, pages).saturating_sub(PROCESS)
+            least.taken(needed.saturating_add(pages), pages).saturating_sub(PROCESS)
         };
         let host = |sequences: u64| host_beside(kv, sequences);
         let limit = budget.memory.host;
         let (one, per_sequence) = (host(1), host(2).saturating_sub(host(1)));
         if budget.is_given && one > limit {
-            let pages_of = |memory: u64| args.kv.ram_of(plan, ByteSize(memory.saturating_add(PROCESS)));
+            let pages_of = |memory: u64| args.kv.ram_of(&least, ByteSize(memory.saturating_add(PROCESS)));
             let needed = sufficient(|memory| host_beside(pages_of(memory), 1));
             let (pages, without_pages) = (pages_of(needed), host_beside(0, 1));
             let (name, planned) = (name.to_owned(), plan.budgets.ram);
@@ -107,7 +109,7 @@ impl EngineNeeds {
         let sequences = if budget.is_given { fitting.clamp(1, wanted) } else { wanted };
         let reclaimable = Reclaimable { kv, sequences, sequence: per_sequence, locked: locked_on_host(here) };
         let memory = MemoryNeeds { host: host(sequences), devices: device_needs(here) };
-        Ok(EngineNeeds { memory, sequences, reclaimable })
+        Ok(EngineNeeds { memory, sequences, least, reclaimable })
     }
 }
 
