@@ -39,7 +39,7 @@ fn divide_evenly(blocks: &[BlockSpec], runs: &[Range<usize>], count: usize) -> V
         }))
         .collect();
     let run_start: Vec<usize> = runs.iter().flat_map(|run| run.clone().map(|_| run.start)).collect();
-    // By the end of the last range: the smallest sum of `ranges` ranges.
+    // By the block where the last range ends: the smallest sum of squares with as many ranges as there were rounds.
     let mut least = vec![f64::INFINITY; blocks.len() + 1];
     least[0] = 0.0;
     // By number of ranges less one and by end: where the last range starts.
