@@ -110,6 +110,15 @@ fn kv_pages_count_although_the_plan_has_a_limit() {
         .fails(1, &["needs about 1.", "1 GiB of it for KV pages", "--memory allows 200 MiB", "less --kv-ram"]);
     let too_little = serve("200M", "8K");
     too_little.fails(1, &["the KV store may take 8K, and one page has", "with 0"]);
+    // The first model is accepted with a warning; the second ends the command before anything is loaded.
+    let mut other = PlanDir::new(OTHER, 64);
+    other.plan.partitions[0].bytes.weights = ByteSize(8 << 30);
+    other.save();
+    let (a, b) = (format!("a={path}"), format!("b={}", other.path().display()));
+    let both = |pages: &str| support::hpp_exec(["serve", &a, &b, "--port", "0", "--memory", "4G", "--kv-ram", pages]);
+    both("1G")
+        .fails(1, &["warning: with --kv-ram 1 GiB this model takes up to 1.", "made for 200 MiB", "b needs about"]);
+    assert!(!both("1M").fails(1, &["b needs about"]).stderr.contains("warning: with --kv-ram"));
 }
 
 #[test]
@@ -121,7 +130,11 @@ fn a_model_whose_gpu_is_missing_counts_as_host_memory() {
         plan.save();
         plan
     };
-    for plan in [large(), large().for_gpu(vec![Provider::CUDA])] {
+    // Its one partition must be in memory as a whole, whatever the plan allows.
+    let mut with_limit = large().for_gpu(vec![Provider::CUDA]);
+    with_limit.plan.budgets.ram = Some(ByteSize(200 << 20));
+    with_limit.save();
+    for plan in [large(), large().for_gpu(vec![Provider::CUDA]), with_limit] {
         let path = plan.path().display().to_string();
         let too_little = support::hpp_exec(["serve", &path, "--port", "0", "--memory", "500M", "--kv-ram", "1M"]);
         too_little.fails(1, &["needs about 1.0", "GiB", "--memory allows 500 MiB"]);

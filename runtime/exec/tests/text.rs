@@ -4,6 +4,7 @@ mod support;
 
 use hpp_exec::tensors::{LogitsFile, read_npy};
 use hpp_generate::text::TextTokenizer;
+use hpp_schema::ByteSize;
 use serde_json::json;
 use std::io::Write;
 use std::process::Stdio;
@@ -484,4 +485,38 @@ fn a_session_goes_on_in_another_process() {
     say("talk", "x").fails(1, &["cannot use the session"]);
     say("../talk", "x").fails(2, &["a name has 1 to 64 letters"]);
     plan.run(&["--session", "a", "--json", "-p", "x"]).fails(1, &["--session keeps a conversation of text", "hint:"]);
+}
+
+#[test]
+fn a_session_says_what_kv_pages_take_beyond_the_memory_limit_of_the_plan() {
+    let mut plan = PlanDir::new("genai/learned-llama-fp32-cpu", 512);
+    plan.plan.generation.as_mut().unwrap().chat_template = Some("chat_template.jinja".into());
+    let dir = tempfile::tempdir().unwrap();
+    let mut say = |limit: u64, args: &[&str]| {
+        plan.plan.budgets.ram = Some(ByteSize(limit));
+        plan.save();
+        let args: Vec<&str> = ["--session", "talk", "--kv-dir", dir.path().to_str().unwrap(), "-n", "2", "-p", "Why?"]
+            .iter()
+            .chain(args)
+            .copied()
+            .collect();
+        plan.run(&args).ok().stderr
+    };
+    let pages = ["--kv-ram", "300M"];
+    let said = say(200 << 20, &pages);
+    assert!(
+        said.contains("warning: with --kv-ram 300 MiB this model takes up to") && said.contains("made for 200 MiB"),
+        "{said}"
+    );
+    let is_silent = |said: &str| !said.contains("--kv-ram") && said.contains(" of the conversation reused");
+    for (limit, args) in [(2 << 30, &pages[..]), (200 << 20, &[])] {
+        let said = say(limit, args);
+        assert!(is_silent(&said), "{said}");
+    }
+    // The weights alone take more: by default there are no pages, and the conversation goes on.
+    let said = say(1 << 20, &[]);
+    assert!(
+        said.contains("no KV pages are kept, on disk neither: one takes") && said.contains("--kv-ram allows more"),
+        "{said}"
+    );
 }
