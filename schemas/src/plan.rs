@@ -389,6 +389,13 @@ impl Plan {
         files.into_values().try_fold(slots, u64::checked_add)
     }
 
+    /// The plan with sequences of `context` tokens: its states take the memory that they then have.
+    pub fn for_context(&self, context: u64) -> Self {
+        let planned = self.budgets.context;
+        let states = self.states.iter().map(|state| state.for_context(planned, context)).collect();
+        Plan { budgets: Budgets { context, ..self.budgets.clone() }, states, ..self.clone() }
+    }
+
     /// Bytes of host memory for states on disk; 0 without such states.
     pub fn state_window(&self) -> u64 {
         let mut by_partition: BTreeMap<&str, u64> = BTreeMap::new();

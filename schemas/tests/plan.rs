@@ -2,7 +2,7 @@
 
 use hpp_schema::{
     ByteSize, DType, DeviceKind, ModelKind, OutputUse, Plan, PlanError, Seal, Severity, SourceModel, State,
-    WeightInput, Whole, plan_json_schema,
+    StateUpdate, WeightInput, Whole, plan_json_schema,
 };
 use proptest::prelude::*;
 
@@ -29,6 +29,26 @@ fn a_model_that_runs_once_takes_and_gives_its_states() {
     plan.model.kind = ModelKind::SingleRun;
     assert_eq!(names(&plan), ["input_ids", "attention_mask", "past.0.key", "past.1.key"]);
     assert_eq!(plan.result_names().collect::<Vec<_>>(), ["logits", "present.0.key", "present.1.key"]);
+}
+
+/// Bytes at half and at three halves of the planned context.
+#[test]
+fn states_take_the_memory_of_another_context() {
+    let mut plan = plan();
+    let sliding = |capacity| StateUpdate::Sliding { axis: 2, capacity };
+    let others =
+        [StateUpdate::Replace, sliding(16), sliding(48), sliding(1000), StateUpdate::InPlace { axis: 2, capacity: 16 }];
+    let others = others.map(|update| State { update, ..plan.states[0].clone() });
+    plan.states.extend(others);
+    let at = |context: u64| {
+        let plan = plan.for_context(context);
+        assert_eq!(plan.budgets.context, context);
+        plan.states.iter().map(|state| state.bytes.0 >> 10).collect::<Vec<u64>>()
+    };
+    assert_eq!(at(64), [8; 7]);
+    assert_eq!(at(32), [4, 4, 8, 8, 5, 4, 8], "a window of 48 of 64 tokens takes 32 of 48");
+    assert_eq!(at(96), [12, 12, 8, 8, 8, 12, 8], "a window of 1000 tokens takes 96 of 64");
+    assert_eq!(plan.for_context(96).states[1].update, StateUpdate::Append { axis: 2, capacity: 96 });
 }
 
 #[test]

@@ -541,7 +541,7 @@ pub struct ServeArgs {
 }
 
 /// Where the KV caches of prompts are kept after their sequences end, for later prompts with the same prefix.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct KvArgs {
     /// RAM for saved KV caches; 0 disables saving, also on disk [default: 5 % of the plan's --ram or of --memory, the smaller, at most what the plan leaves of its --ram; else 10 % of the free memory; at most 4G].

@@ -82,10 +82,11 @@ impl OnnxRuntime {
         &self.backend
     }
 
-    /// A plan as it runs on this machine: with the arguments' providers, and on the host where a GPU is missing.
+    /// A plan as it runs on this machine: with the arguments' providers and context, and on the host where a GPU is missing.
     pub fn plan_on_this_machine(&self, plan: &Plan, args: &RuntimeArgs) -> Plan {
         let finds = |provider: Provider, device: &Device| self.backend.finds_device(provider, device);
-        without_missing_gpus(&with_providers(plan, &args.providers), finds)
+        let here = without_missing_gpus(&with_providers(plan, &args.providers), finds);
+        args.context.map_or_else(|| here.clone(), |context| here.for_context(context))
     }
 
     /// [`plan_on_this_machine`](Self::plan_on_this_machine) if ONNX Runtime is not open for the plan. Prints nothing and does not touch the cache of compiled models.

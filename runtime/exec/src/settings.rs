@@ -282,17 +282,22 @@ impl RuntimeArgs {
             fallback: if strict { Fallback::Refuse } else { Fallback::Report },
             context: self.context,
             verify: if self.verify_weights { Verify::Full } else { Verify::Default },
-            weights: match self.weights {
-                _ if self.no_prefetch => WeightReads::OnDemand,
-                WeightReadsArg::Prefetch => WeightReads::Prefetch,
-                WeightReadsArg::OnDemand => WeightReads::OnDemand,
-                WeightReadsArg::Mapped => WeightReads::Mapped,
-            },
+            weights: self.weight_reads(),
             pinned: self.pinned.map(|size| size.0),
             slots_on_host: self.slots_on_host,
             poison_slots: self.poison_slots,
             state_dir: self.state_dir.clone(),
             ..EngineOptions::default()
+        }
+    }
+
+    /// How weights on the host that the plan streams are read.
+    pub fn weight_reads(&self) -> WeightReads {
+        match self.weights {
+            _ if self.no_prefetch => WeightReads::OnDemand,
+            WeightReadsArg::Prefetch => WeightReads::Prefetch,
+            WeightReadsArg::OnDemand => WeightReads::OnDemand,
+            WeightReadsArg::Mapped => WeightReads::Mapped,
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::metrics::ModelMetrics;
 use crate::weight_placement::WeightPlacement;
 use embed::Embedding;
 use hpp_engine::{Backend, CancelHandle};
-use hpp_generate::adapt::{Adaptation, EngineShare};
+use hpp_generate::adapt::{Adaptation, EngineShare, Reclaimable};
 use hpp_generate::kv::LoadTicket;
 use hpp_generate::speculate::Drafts;
 use hpp_generate::text::TextTokenizer;
@@ -46,14 +46,22 @@ const IDLE_CHECK: Duration = Duration::from_millis(200);
 pub struct LoadedEngine<B: Backend> {
     /// The engine, without requests.
     pub batch: Batch<B>,
-    /// Most sequences with states: running and kept.
-    pub max_sequences: usize,
+    /// The host memory that can be reclaimed from it. Its sequences are the most with states, running and kept.
+    pub reclaimable: Reclaimable,
     /// Turns tokens into text.
     pub tokenizer: Option<TextTokenizer>,
     /// How requests draft tokens in speculative decoding.
     pub drafts: Drafts<B>,
     /// Where its weights lie.
     pub placement: Vec<WeightPlacement>,
+}
+
+/// What a pool learns of an engine once it is loaded.
+pub(crate) struct LoadReport {
+    /// Where its weights lie.
+    pub placement: Vec<WeightPlacement>,
+    /// The host memory that can be reclaimed from it.
+    pub reclaimable: Reclaimable,
 }
 
 /// Wakes the thread of an engine.
@@ -104,8 +112,8 @@ impl Drop for EngineQueue {
 
 /// Receives the events of an engine's thread. The thread itself calls every method.
 pub(crate) trait EngineEvents: Send + 'static {
-    /// The engine is loaded with its weights in these places, or why it is not.
-    fn loaded(&self, result: Result<Vec<WeightPlacement>, LoadError>);
+    /// The engine is loaded, or why it is not.
+    fn loaded(&self, result: Result<LoadReport, LoadError>);
     /// Every request is answered.
     fn idle(&self);
     /// The engine cannot go on. The thread takes no more requests, ends those it has, and frees the engine.
@@ -177,15 +185,16 @@ pub(crate) fn start<B: Backend + 'static>(
             Some(cache) => cache.page_tokens(),
             None => engine.batch.prompt_chunk().min(DEFAULT_CHUNK_TOKENS),
         };
-        let LoadedEngine { batch, max_sequences, tokenizer, drafts, placement } = engine;
-        guard.events.loaded(Ok(placement));
+        let LoadedEngine { batch, reclaimable, tokenizer, drafts, placement } = engine;
+        guard.events.loaded(Ok(LoadReport { placement, reclaimable }));
+        let max_sequences = usize::try_from(reclaimable.sequences).unwrap_or(usize::MAX).max(1);
         let thread = EngineThread {
             batch,
             tokenizer,
             drafts,
             chunk_tokens,
-            max_sequences: max_sequences.max(1),
-            most_sequences: max_sequences.max(1),
+            max_sequences,
+            most_sequences: max_sequences,
             kv_ram: None,
             inbox,
             is_closed: false,

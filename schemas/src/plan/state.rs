@@ -46,6 +46,23 @@ impl State {
             StateUpdate::InPlace { .. } | StateUpdate::ReadOnly => self.bytes.0,
         }
     }
+
+    /// The state in sequences of `context` tokens, of a plan for `planned` tokens. Its bytes change with its tokens.
+    pub fn for_context(&self, planned: u64, context: u64) -> Self {
+        let update = self.update.for_context(planned, context);
+        let tokens = |update: StateUpdate, context: u64| match update {
+            StateUpdate::Sliding { capacity, .. } => Some(capacity.min(context)),
+            other => other.tokens().map(|(_, capacity)| capacity),
+        };
+        let bytes = match tokens(self.update, planned).zip(tokens(update, context)) {
+            Some((before, after)) => {
+                let bytes = (u128::from(self.bytes.0) * u128::from(after)).div_ceil(u128::from(before.max(1)));
+                u64::try_from(bytes).unwrap_or(u64::MAX)
+            }
+            None => self.bytes.0,
+        };
+        State { update, bytes: ByteSize(bytes), ..self.clone() }
+    }
 }
 
 /// How a state's `present` relates to its `past`.
@@ -81,6 +98,18 @@ pub enum StateUpdate {
 }
 
 impl StateUpdate {
+    /// The update in sequences of `context` tokens, of a plan for `planned` tokens. Buffers planned for the whole context scale with it; smaller ones
+    /// are sliding windows and keep their size. A window that the graph keeps itself holds at most the context.
+    pub fn for_context(self, planned: u64, context: u64) -> Self {
+        let scale = |capacity: u64| if capacity == planned { context } else { capacity };
+        match self {
+            StateUpdate::InPlace { axis, capacity } => StateUpdate::InPlace { axis, capacity: scale(capacity) },
+            StateUpdate::Append { axis, capacity } => StateUpdate::Append { axis, capacity: scale(capacity) },
+            StateUpdate::Sliding { axis, capacity } => StateUpdate::Sliding { axis, capacity: capacity.min(context) },
+            other @ (StateUpdate::Replace | StateUpdate::ReadOnly) => other,
+        }
+    }
+
     /// The axis of tokens and the most tokens along it; `None` for a state whose shape does not depend on tokens.
     pub fn tokens(self) -> Option<(usize, u64)> {
         match self {

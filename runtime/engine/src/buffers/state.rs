@@ -31,8 +31,7 @@ pub(crate) struct StateLayout {
 }
 
 impl StateLayout {
-    /// The layout for a context of `context` tokens where the plan was made for `planned`. Buffers planned for the whole context
-    /// scale with it; smaller ones are sliding windows and keep their size.
+    /// The layout for a context of `context` tokens where the plan was made for `planned` ([`StateUpdate::for_context`]).
     pub fn new(
         state: &State,
         symbols: &SymbolTable,
@@ -40,20 +39,8 @@ impl StateLayout {
         context: u64,
         memory: MemoryId,
     ) -> Result<Self, EngineError> {
-        let scale = |capacity: u64| if capacity == planned { context } else { capacity };
-        let (update, capacity) = match state.update {
-            StateUpdate::InPlace { axis, capacity } => {
-                (StateUpdate::InPlace { axis, capacity: scale(capacity) }, scale(capacity))
-            }
-            StateUpdate::Append { axis, capacity } => {
-                (StateUpdate::Append { axis, capacity: scale(capacity) }, scale(capacity))
-            }
-            StateUpdate::Sliding { axis, capacity } => {
-                let capacity = capacity.min(context);
-                (StateUpdate::Sliding { axis, capacity }, capacity)
-            }
-            other => (other, 0),
-        };
+        let update = state.update.for_context(planned, context);
+        let capacity = update.tokens().map_or(0, |(_, capacity)| capacity);
         let full = match update {
             StateUpdate::ReadOnly => Some(Dims::new()),
             _ => symbols.state_dims(state, capacity),

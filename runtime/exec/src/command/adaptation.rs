@@ -28,8 +28,14 @@ pub struct BesideEngine {
 
 impl BesideEngine {
     /// The memory of a command with this draft, this many sequences and `kv` bytes of saved KV pages.
-    pub fn new(draft: &DraftChoice, sequences: u64, kv: u64, args: &RuntimeArgs) -> Result<Self, ExecError> {
-        let draft_on_top = draft.memory_on_top(sequences, args)?;
+    pub fn new(
+        draft: &DraftChoice,
+        plan: &Plan,
+        sequences: u64,
+        kv: u64,
+        args: &RuntimeArgs,
+    ) -> Result<Self, ExecError> {
+        let draft_on_top = draft.memory_on_top(plan, sequences, args)?;
         let draft_sequence = draft.sequence_memory();
         let draft = draft.shared_memory().saturating_add(sequences.saturating_mul(draft_sequence));
         Ok(BesideEngine { sequences, kv, draft, draft_on_top, draft_sequence })
@@ -50,9 +56,9 @@ pub fn adaptation(
     let plan = engine.plan();
     // Partitions of a missing GPU count as host memory.
     let here = OnnxRuntime::open_and_plan_on_this_machine(plan, args)?;
-    let states = sequences.saturating_mul(engine.context()).div_ceil(plan.budgets.context.max(1));
-    let needed = host_memory_needed(&here, states).saturating_add(kv).saturating_add(draft);
-    let needed = HostNeed::new(plan, &here, engine.context(), draft).taken(needed, kv).saturating_add(draft_on_top);
+    let needed = host_memory_needed(&here, sequences).saturating_add(kv).saturating_add(draft);
+    let least = HostNeed::new(plan, &here, args.weight_reads(), draft);
+    let needed = least.taken(needed, kv).saturating_add(draft_on_top);
     let sequence = engine.host_state_bytes().saturating_add(draft_sequence);
     let reclaimable = Reclaimable { kv, sequences, sequence, locked: engine.locked().1 };
     Ok(Some(adaptation.follow_memory(HostMemory { needed, reclaimable, allowed: Box::new(allowed_memory) })))

@@ -143,7 +143,7 @@ fn load(
         None => 0,
         Some(session) => {
             let here = OnnxRuntime::open_and_plan_on_this_machine(&plan.plan, args)?;
-            let need = HostNeed::new(&plan.plan, &here, context_length(plan, args), draft.memory());
+            let need = HostNeed::new(&plan.plan, &here, args.weight_reads(), draft.memory());
             let pages = session.kv.ram(&need);
             if let Some(warning) = session.kv.kv_ram.and_then(|_| warning_of_pages(&need, pages)) {
                 ctx.console.warn(&warning);
@@ -169,7 +169,8 @@ fn load(
             }
         }
     };
-    let beside = BesideEngine::new(draft, 1, kv, args)?;
+    let kept = if cache.is_some() { kv } else { 0 };
+    let beside = BesideEngine::new(draft, &plan.plan, 1, kept, args)?;
     let adaptation = adaptation(&engine, beside, args, ctx.console)?;
     let mut sequence = SingleSequence::new(engine, inputs);
     adaptation.into_iter().for_each(|adaptation| sequence.adapt(adaptation));

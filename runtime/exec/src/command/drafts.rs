@@ -125,14 +125,14 @@ impl DraftChoice {
         draft.sequence_memory
     }
 
-    /// Bytes of host memory that a draft model takes on top of the plan's limit. Includes its partitions on GPUs that are missing here.
-    pub fn memory_on_top(&self, sequences: u64, args: &RuntimeArgs) -> Result<u64, ExecError> {
-        let plan = match self {
+    /// Bytes of host memory that a draft model takes on top of the limit of `plan`, the verifying model's. Includes its partitions on GPUs that are
+    /// missing here.
+    pub fn memory_on_top(&self, plan: &Plan, sequences: u64, args: &RuntimeArgs) -> Result<u64, ExecError> {
+        let draft = match self {
             DraftChoice::Model(draft) if draft.memory == 0 => &draft.file.plan,
             DraftChoice::None | DraftChoice::Ngram | DraftChoice::Model(_) => return Ok(0),
         };
-        let args = &RuntimeArgs { providers: draft_providers(plan, args), ..args.clone() };
-        let mut here = OnnxRuntime::open_and_plan_on_this_machine(plan, args)?;
+        let mut here = OnnxRuntime::open_and_plan_on_this_machine(draft, &draft_args(draft, plan, args))?;
         // Drafts use the tokenizer of the model that verifies. The tokenizer is most of `heap`, so `heap` is left out.
         here.devices.iter_mut().for_each(|device| device.heap = None);
         Ok(host_memory_needed(&here, sequences).saturating_sub(PROCESS))
@@ -154,14 +154,18 @@ impl DraftChoice {
             DraftChoice::Ngram => return Ok(Drafts { origin: DraftOrigin::Ngram(Rc::default()), length }),
             DraftChoice::Model(draft) => draft.file,
         };
-        let providers = draft_providers(&file.plan, args);
-        let context = Some(draft_context(&file.plan, plan, args.context));
-        let args = &RuntimeArgs { context, providers, ..args.clone() };
+        let args = &draft_args(&file.plan, plan, args);
         let options = EngineOptions { sequences: Some(sequences as u64), lock_weights, ..args.engine_options() };
         let engine = load_engine(&file.plan, &file.dir, args, options, console, interrupt)?;
         let model = DraftModel::new(engine, sequences);
         Ok(Drafts { origin: DraftOrigin::Model(Rc::new(RefCell::new(model))), length })
     }
+}
+
+/// The options for the draft model of `plan`.
+fn draft_args(draft_plan: &Plan, plan: &Plan, args: &RuntimeArgs) -> RuntimeArgs {
+    let context = Some(draft_context(draft_plan, plan, args.context));
+    RuntimeArgs { context, providers: draft_providers(draft_plan, args), ..args.clone() }
 }
 
 /// The value of `--providers` for a draft model: empty, which means the plan's own, if no partition of the draft would try any of the user's

@@ -71,7 +71,7 @@ pub fn run(settings: &GenerateSettings, ctx: &mut CommandContext<'_>) -> Result<
     let draft = DraftChoice::open(&settings.draft_method, &plan, &encoder, ctx.console)?;
     let options = EngineOptions { reserved: draft.memory(), ..args.engine_options() };
     let engine = load_engine(&plan.plan, &plan.dir, args, options, ctx.console, ctx.interrupt)?;
-    let beside = BesideEngine::new(&draft, 1, 0, args)?;
+    let beside = BesideEngine::new(&draft, &plan.plan, 1, 0, args)?;
     let adaptation = adaptation(&engine, beside, args, ctx.console)?;
     let mut sequence = SingleSequence::new(engine, inputs);
     adaptation.into_iter().for_each(|adaptation| sequence.adapt(adaptation));

@@ -1,31 +1,30 @@
 //! How much host memory a model takes if its plan was made for a limit.
 
 use crate::runtime::memory_limit;
-use hpp_engine::{holds_all_on_host, least_host_memory_needed};
+use hpp_engine::{WeightReads, holds_all_on_host, least_host_memory_needed};
 use hpp_schema::{Plan, Residency};
 
 /// The least host memory of a model beside its KV pages.
 #[derive(Clone, Copy, Debug)]
 pub struct HostNeed {
     /// Bytes of host memory that the plan was made for.
+    pub planned: Option<u64>,
+    /// Bytes that the engine keeps to: `planned`, or less where this process may use less.
     pub limit: Option<u64>,
     /// Bytes that one sequence and the plan's own draft need at least, if the engine keeps as few weights in memory as it can.
     pub least: u64,
 }
 
 impl HostNeed {
-    /// The need of `plan` with sequences of `context` tokens and `draft` bytes for its draft. `here`: the plan as it runs on this machine, where the
-    /// host computes partitions of missing GPUs.
-    pub fn new(plan: &Plan, here: &Plan, context: u64, draft: u64) -> Self {
-        let limit = plan.budgets.ram.map(|ram| ram.0);
-        let tightest = limit.map(|limit| memory_limit().map_or(limit, |process| process.min(limit)));
-        // Plans count states as long as their context; another context is converted.
-        let least = least_host_memory_needed(here, context.div_ceil(plan.budgets.context.max(1)));
-        let read_from_disk = match tightest.is_none_or(|limit| holds_all_on_host(plan, limit)) {
-            true => 0,
-            false => weights_of_missing_gpus(plan, here),
-        };
-        HostNeed { limit, least: least.saturating_sub(read_from_disk).saturating_add(draft) }
+    /// The need of `plan` with `draft` bytes for its draft. `here`: the plan as it runs on this machine, with the context of this run and with
+    /// partitions of missing GPUs on the host.
+    pub fn new(plan: &Plan, here: &Plan, reads: WeightReads, draft: u64) -> Self {
+        let planned = plan.budgets.ram.map(|ram| ram.0);
+        let limit = planned.map(|planned| memory_limit().map_or(planned, |process| process.min(planned)));
+        let reads_missing = reads != WeightReads::Mapped && limit.is_some_and(|limit| !holds_all_on_host(plan, limit));
+        let read_from_disk = if reads_missing { weights_of_missing_gpus(plan, here) } else { 0 };
+        let least = least_host_memory_needed(here, 1).saturating_sub(read_from_disk).saturating_add(draft);
+        HostNeed { planned, limit, least }
     }
 
     /// Bytes of the limit that are left for KV pages; `None` without a limit.
@@ -61,8 +60,9 @@ mod tests {
 
     #[test]
     fn pages_go_beyond_the_limit_only_where_the_rest_leaves_no_room() {
-        let taken = |needed, least, pages| HostNeed { limit: Some(400), least }.taken(needed, pages);
-        assert_eq!(HostNeed { limit: None, least: 50 }.taken(1000, 900), 1000);
+        let need = |limit: Option<u64>, least: u64| HostNeed { planned: limit, limit, least };
+        let taken = |needed, least, pages| need(Some(400), least).taken(needed, pages);
+        assert_eq!(need(None, 50).taken(1000, 900), 1000);
         // Fewer weights in memory make room.
         assert_eq!([taken(300, 100, 50), taken(450, 100, 50), taken(700, 100, 300)], [300, 400, 400]);
         // Weights that must stay leave room for a part of the pages.
@@ -72,18 +72,19 @@ mod tests {
 
     #[test]
     fn pages_get_what_the_limit_leaves() {
-        let room = |limit, least| HostNeed { limit, least }.room_for_pages();
+        let room = |limit, least| HostNeed { planned: Some(1000), limit, least }.room_for_pages();
         assert_eq!([room(None, 5), room(Some(400), 300), room(Some(400), 500)], [None, Some(100), Some(0)]);
     }
 
     #[test]
-    fn a_longer_context_and_a_draft_need_more() {
-        let plan = plan();
-        let least = |context, draft| HostNeed::new(&plan, &plan, context, draft).least;
-        let context = plan.budgets.context;
-        let states = least_host_memory_needed(&plan, 3) - least_host_memory_needed(&plan, 1);
-        assert!(states > 0);
-        assert_eq!(least(3 * context, 7), least(context, 0) + states + 7);
+    fn a_draft_needs_more_and_the_limit_of_the_process_counts() {
+        let mut plan = plan();
+        let least = |draft| HostNeed::new(&plan, &plan, WeightReads::default(), draft).least;
+        assert_eq!(least(7), least(0) + 7);
+        plan.budgets.ram = Some(ByteSize(u64::MAX / 2));
+        let need = HostNeed::new(&plan, &plan, WeightReads::default(), 0);
+        assert_eq!(need.planned, Some(u64::MAX / 2));
+        assert_eq!(need.limit, memory_limit().or(need.planned));
     }
 
     #[test]
@@ -94,12 +95,14 @@ mod tests {
             (moved.device, moved.residency) = ("cpu".to_owned(), Residency::Resident);
             moved.bytes.weights = ByteSize(100 << 30);
         }
-        let mut least = |limit: u64| {
+        let mut least = |limit: u64, reads: WeightReads| {
             plan.budgets.ram = Some(ByteSize(limit));
-            HostNeed::new(&plan, &here, plan.budgets.context, 0).least
+            HostNeed::new(&plan, &here, reads, 0).least
         };
         let partitions = here.partitions.len() as u64;
         assert!(partitions > 1 && least_host_memory_needed(&here, 1) > partitions * (100 << 30));
-        assert_eq!(least(1 << 30), least_host_memory_needed(&here, 1) - (partitions - 1) * (100 << 30));
+        let from_disk = least_host_memory_needed(&here, 1) - (partitions - 1) * (100 << 30);
+        assert_eq!(least(1 << 30, WeightReads::Prefetch), from_disk);
+        assert_eq!(least(1 << 30, WeightReads::Mapped), least_host_memory_needed(&here, 1), "all stay in memory");
     }
 }

@@ -62,24 +62,24 @@ impl KvArgs {
     }
 }
 
-/// Bytes of RAM for pages: a share of the smaller limit of host memory, the plan's or that of all models, or of the free memory if there is no
-/// limit. At most what the plan's limit leaves.
+/// Bytes of RAM for pages: a share of the smaller limit of host memory, the model's or that of all models, or of the free memory if there is no
+/// limit. At most what the model's limit leaves.
 fn default_ram(need: &HostNeed, all: Option<ByteSize>, free: u64) -> u64 {
     let limit = need.limit.into_iter().chain(all.map(|all| all.0)).min();
     let share = limit.map_or(free / SHARE_OF_FREE, |limit| limit / SHARE_OF_LIMIT);
     share.min(MOST_RAM).min(need.room_for_pages().unwrap_or(u64::MAX))
 }
 
-/// A warning if `pages` bytes of KV pages, which the user asked for, take more memory than the plan was made for.
+/// A warning if `pages` bytes of KV pages, which the user asked for, take more memory than the plan was made for, or than this process may use.
 pub fn warning_of_pages(need: &HostNeed, pages: u64) -> Option<String> {
     let (limit, most) = (need.limit?, need.taken(u64::MAX, pages));
     (most > limit).then(|| {
-        format!(
-            "with --kv-ram {} this model takes up to {} of host memory, and its plan was made for {} (hpp-split --ram)",
-            ByteSize(pages).human(),
-            ByteSize(most).human(),
-            ByteSize(limit).human()
-        )
+        let [pages, most, human] = [pages, most, limit].map(|bytes| ByteSize(bytes).human());
+        let limit = match need.planned {
+            Some(planned) if limit < planned => format!("this process may use {human}"),
+            _ => format!("its plan was made for {human} (hpp-split --ram)"),
+        };
+        format!("with --kv-ram {pages} this model takes up to {most} of host memory, and {limit}")
     })
 }
 
@@ -152,7 +152,7 @@ fn without_pages(ram: u64, page: u64, args: &KvArgs) -> String {
     format!(
         "no KV pages are kept{on_disk}: one takes {}, and all of them may take {} (a part of the memory limit, at most what the model leaves of it); \
          --kv-ram allows more",
-        ByteSize(page).human(),
+        ByteSize(page).human_rounded_up(),
         ByteSize(ram).human()
     )
 }
@@ -193,7 +193,8 @@ mod tests {
     fn pages_take_a_share_of_the_smaller_limit_or_of_the_free_memory() {
         let mib = |mib: u64| Some(ByteSize(mib << 20));
         let default = |of_plan: Option<ByteSize>, all, free| {
-            default_ram(&HostNeed { limit: of_plan.map(|limit| limit.0), least: 64 << 20 }, all, free)
+            let limit = of_plan.map(|limit| limit.0);
+            default_ram(&HostNeed { planned: limit, limit, least: 64 << 20 }, all, free)
         };
         assert_eq!(default(mib(20_000), mib(400), 1 << 40), 20 << 20);
         assert_eq!(default(mib(400), mib(20_000), 1 << 40), 20 << 20);
@@ -206,9 +207,26 @@ mod tests {
 
     #[test]
     fn pages_beyond_the_plans_limit_get_a_warning() {
-        let warning = |limit, pages: u64| warning_of_pages(&HostNeed { limit, least: 300 << 20 }, pages << 20);
-        assert_eq!([warning(None, 1000), warning(Some(400 << 20), 100)], [None, None]);
-        let warning = warning(Some(400 << 20), 150).unwrap();
-        assert!(warning.contains("--kv-ram 150 MiB") && warning.contains("up to 450 MiB"), "{warning}");
+        let warning =
+            |planned, limit, pages: u64| warning_of_pages(&HostNeed { planned, limit, least: 300 << 20 }, pages << 20);
+        let planned = Some(400 << 20);
+        assert_eq!([warning(None, None, 1000), warning(planned, planned, 100)], [None, None]);
+        let of_plan = warning(planned, planned, 150).unwrap();
+        assert!(of_plan.contains("--kv-ram 150 MiB") && of_plan.contains("up to 450 MiB"), "{of_plan}");
+        assert!(of_plan.contains("its plan was made for 400 MiB"), "{of_plan}");
+        let of_process = warning(planned, Some(380 << 20), 100).unwrap();
+        assert!(
+            of_process.contains("up to 400 MiB") && of_process.contains("this process may use 380 MiB"),
+            "{of_process}"
+        );
+    }
+
+    /// With as much as the message names, there is room for a page.
+    #[test]
+    fn the_named_size_of_a_page_suffices() {
+        let page = (16 << 20) + 4096;
+        let said = without_pages(0, page, &KvArgs::default());
+        let size = said.split("one takes ").nth(1).unwrap().split(',').next().unwrap();
+        assert!(ByteSize::typed(&size.replace(' ', "")).unwrap().0 >= page, "{said}");
     }
 }

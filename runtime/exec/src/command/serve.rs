@@ -16,6 +16,7 @@ use crate::numbers::counted;
 use crate::runtime::{OnnxRuntime, OrtBackend, resident_memory};
 use crate::settings::DraftMethod;
 use hpp_engine::EngineOptions;
+use hpp_generate::adapt::Reclaimable;
 use hpp_generate::text::TextTokenizer;
 use hpp_generate::{
     Batch, ModelInputs, PlanFile, PromptEncoder, check_language_model, hidden_states_output, kept_logits_bytes,
@@ -60,21 +61,20 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         let runtime = OnnxRuntime::open_for(&plan.plan, &args.runtime, ctx.console)?;
         let before_models = *before_models.get_or_insert_with(resident_memory);
         let here = runtime.plan_on_this_machine(&plan.plan, &args.runtime);
-        let needs = match EngineNeeds::new(&name, &plan.plan, &here, args, &budget) {
+        settings.push(model_settings(&name, &plan, args)?);
+        if let Some(warning) = settings.last().and_then(without_text_or_chat) {
+            ctx.console.warn(&warning);
+        }
+        // A draft that cannot be used is refused here, before models are loaded.
+        let draft = draft_choice(&plan, args, ctx.console)?;
+        let needs = match EngineNeeds::new(&name, &plan.plan, &here, &draft, args, &budget) {
             Ok(needs) => needs,
             Err(beyond) => {
                 too_large.push(beyond);
                 continue;
             }
         };
-        settings.push(model_settings(&name, &plan, args)?);
-        if let Some(warning) = settings.last().and_then(without_text_or_chat) {
-            ctx.console.warn(&warning);
-        }
-        // A draft that cannot be used is refused here, before models are loaded.
-        draft_choice(&plan, args, ctx.console)?;
-        let pages = needs.reclaimable.kv;
-        if let Some(warning) = args.kv.kv_ram.and_then(|_| warning_of_pages(&needs.least, pages)) {
+        if let Some(warning) = args.kv.kv_ram.and_then(|_| warning_of_pages(&needs.least, needs.pages)) {
             ctx.console.warn(&warning);
         }
         let loader = ModelLoader {
@@ -82,7 +82,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
             plan,
             args: args.clone(),
             sequences: needs.sequences,
-            pages,
+            pages: needs.pages,
             console: Arc::clone(ctx.console),
             interrupt: ctx.interrupt.clone(),
             is_starting: Arc::clone(&starting),
@@ -90,7 +90,7 @@ pub fn run(args: &ServeArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErr
         };
         let metrics = metrics.model(&name);
         let load = Arc::new(move |context| loader.load(context).map_err(LoadError::from));
-        sources.push(EngineSource::new(name, needs.memory, needs.reclaimable, metrics, load));
+        sources.push(EngineSource::new(name, needs.memory, metrics, load));
     }
     if let Some(error) = BeyondLimit::error(&too_large) {
         return Err(error);
@@ -319,11 +319,17 @@ impl ModelLoader {
         let name = plan.plan.model.name.clone();
         let report = Box::new(move |line: &str| tracing::warn!(model = name, "{line}"));
         let adaptation = pass_time_adaptation(&plan.plan, runtime, report);
+        let reclaimable = Reclaimable {
+            kv: if cache.is_some() { self.pages } else { 0 },
+            sequences: max_sequences as u64,
+            sequence: engine.host_state_bytes().saturating_add(draft.sequence_memory()),
+            locked: engine.locked().1,
+        };
         let mut batch = Batch::new(engine, model_inputs(&plan.plan)?);
         adaptation.into_iter().for_each(|adaptation| batch.adapt(adaptation));
         cache.into_iter().for_each(|cache| batch.save_in(cache));
         let drafts = draft.load(&plan.plan, max_sequences, runtime, console, &interrupt)?;
-        Ok(LoadedEngine { batch, max_sequences, tokenizer: self.tokenizer.clone(), drafts, placement })
+        Ok(LoadedEngine { batch, reclaimable, tokenizer: self.tokenizer.clone(), drafts, placement })
     }
 }
 

@@ -16,7 +16,7 @@ pub use drift::{Cause, Drift, DriftDetector, PassObservation, PredictedTimes, Wi
 pub use limit::{AllowedMemoryFn, HostLimit, MEMORY_INTERVAL};
 pub use memory::HostMemory;
 pub use moves::{Decision, Devices, Move, Moves, Why};
-pub use share::{EngineShare, Reclaimable, kv_page_bytes, shares};
+pub use share::{EngineShare, Reclaimable, shares};
 
 use drift::{AS_PLANNED, SLOWER};
 use hpp_engine::{Backend, Engine, EngineError};

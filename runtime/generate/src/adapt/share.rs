@@ -38,11 +38,6 @@ impl Reclaimable {
     }
 }
 
-/// Bytes of KV pages in RAM, which are reclaimed before an engine is unloaded: pages on disk are read again later, others computed again.
-pub fn kv_page_bytes<'a>(engines: impl IntoIterator<Item = &'a Reclaimable>) -> u64 {
-    engines.into_iter().map(|engine| engine.kv).fold(0, u64::saturating_add)
-}
-
 /// The shares of engines from which `excess` bytes are reclaimed in all, as far as possible: KV pages first, then sequences, whose states are saved in
 /// pages or computed again, and last locked weights, which then cost every pass a read.
 pub fn shares(engines: &[Reclaimable], excess: u64) -> Vec<EngineShare> {

@@ -1,7 +1,6 @@
 //! Decides which engine is loaded or unloaded next: first for waiting requests, in their order; then unloads engines that have been idle for long.
 
 use super::memory::MemoryNeeds;
-use hpp_generate::adapt::{Reclaimable, kv_page_bytes};
 use std::time::{Duration, Instant};
 
 /// How long a request waits for the memory of busy engines. After that, these engines get no more requests.
@@ -12,7 +11,8 @@ pub(super) const DRAIN_DELAY: Duration = Duration::from_secs(10);
 pub(super) struct EngineFacts<'a> {
     pub status: EngineStatus,
     pub needs: &'a MemoryNeeds,
-    pub reclaimable: &'a Reclaimable,
+    /// Bytes of KV pages in RAM, which are reclaimed before an engine is unloaded: pages on disk are read again later, others computed again.
+    pub kv: u64,
     /// When the first request that waits for this engine to be loaded arrived.
     pub wanted_since: Option<Instant>,
 }
@@ -136,7 +136,7 @@ fn leaving<'a, 'b>(loaded: &'b [Loaded<'a>], fits: impl Fn(&[&'b Loaded<'a>]) ->
 /// unloaded: it releases other memory instead.
 fn idle_engine_over_limit(engines: &[EngineFacts<'_>], excess: u64) -> Option<usize> {
     let loaded: Vec<Loaded> = engines.iter().enumerate().filter_map(Loaded::new).collect();
-    let cheap = kv_page_bytes(loaded.iter().map(|engine| engines[engine.index].reclaimable));
+    let cheap = loaded.iter().map(|engine| engines[engine.index].kv).fold(0, u64::saturating_add);
     if excess <= cheap || loaded.len() < 2 {
         return None;
     }
@@ -193,17 +193,14 @@ mod tests {
 
         /// Like `decide`, after the limit was lowered from 10 to `limit`. Half of each engine's bytes are KV pages.
         fn decide_with(&self, engines: &[(EngineStatus, u64, Option<u64>)], limit: u64, now: u64) -> Decision {
-            let reclaimable: Vec<Reclaimable> =
-                engines.iter().map(|(_, bytes, _)| Reclaimable { kv: bytes / 2, ..Reclaimable::default() }).collect();
             let loaded = engines.iter().filter(|(status, ..)| *status != UNLOADED);
             let taken: u64 = loaded.map(|(_, bytes, _)| bytes).sum();
             let room = MemoryRoom { budget: super::tests::needs(limit), excess: taken.min(10).saturating_sub(limit) };
             let needs: Vec<MemoryNeeds> = engines.iter().map(|(_, bytes, _)| needs(*bytes)).collect();
-            let memory = needs.iter().zip(&reclaimable);
-            let facts = engines.iter().zip(memory).map(|((status, _, wanted), (needs, reclaimable))| EngineFacts {
+            let facts = engines.iter().zip(&needs).map(|((status, bytes, wanted), needs)| EngineFacts {
                 status: *status,
                 needs,
-                reclaimable,
+                kv: bytes / 2,
                 wanted_since: wanted.map(|seconds| self.at(seconds)),
             });
             let facts: Vec<EngineFacts<'_>> = facts.collect();

@@ -13,7 +13,8 @@ mod tests;
 pub use memory::MemoryNeeds;
 
 use crate::engine_thread::{
-    EngineEvents, EngineQueue, EngineSetup, LoadError, LoadFn, Occupancy, QueuePlace, Queued, Submission, start,
+    EngineEvents, EngineQueue, EngineSetup, LoadError, LoadFn, LoadReport, Occupancy, QueuePlace, Queued, Submission,
+    start,
 };
 use crate::error::ApiError;
 use crate::metrics::ModelMetrics;
@@ -95,8 +96,6 @@ pub struct EngineSource {
     pub name: String,
     /// What it needs of each memory.
     pub needs: MemoryNeeds,
-    /// The part of `needs` that can be reclaimed from the engine while it is loaded.
-    pub reclaimable: Reclaimable,
     /// Its metrics.
     pub metrics: ModelMetrics,
     launch: Box<Launch>,
@@ -107,12 +106,11 @@ impl EngineSource {
     pub fn new<B: Backend + 'static>(
         name: String,
         needs: MemoryNeeds,
-        reclaimable: Reclaimable,
         metrics: ModelMetrics,
         load: Arc<LoadFn<B>>,
     ) -> Self {
         let launch = Box::new(move |setup, events| start(Arc::clone(&load), setup, events));
-        EngineSource { name, needs, reclaimable, metrics, launch }
+        EngineSource { name, needs, metrics, launch }
     }
 }
 
@@ -173,6 +171,8 @@ enum EntryStatus {
         queue: EngineQueue,
         last_used: Instant,
         is_draining: bool,
+        /// The part of its memory that can be reclaimed.
+        reclaimable: Reclaimable,
         /// What the engine was last told that it may take.
         share: EngineShare,
     },
@@ -360,8 +360,11 @@ impl Shared {
                     EngineStatus::Loaded { is_idle: queue.is_idle(), is_draining: *is_draining, last_used: *last_used }
                 }
             };
-            let (needs, reclaimable) = (&source.needs, &source.reclaimable);
-            EngineFacts { status, needs, reclaimable, wanted_since: requested.into_iter().chain(wanted).min() }
+            let kv = match &entry.status {
+                EntryStatus::Loaded { reclaimable, .. } => reclaimable.kv,
+                EntryStatus::Unloaded | EntryStatus::Loading { .. } | EntryStatus::Unloading => 0,
+            };
+            EngineFacts { status, needs: &source.needs, kv, wanted_since: requested.into_iter().chain(wanted).min() }
         });
         facts.collect()
     }
@@ -383,16 +386,16 @@ impl Shared {
         let room = self.room(state);
         let loaded =
             state.engines.iter_mut().zip(&self.sources).filter_map(|(entry, source)| match &mut entry.status {
-                EntryStatus::Loaded { queue, share, .. } => Some((queue, share, source)),
+                EntryStatus::Loaded { queue, share, reclaimable, .. } => Some((queue, share, *reclaimable, source)),
                 EntryStatus::Unloaded | EntryStatus::Loading { .. } | EntryStatus::Unloading => None,
             });
         let loaded: Vec<_> = loaded.collect();
-        let reclaimable: Vec<Reclaimable> = loaded.iter().map(|(_, _, source)| source.reclaimable).collect();
-        for ((queue, share, source), now) in loaded.into_iter().zip(shares(&reclaimable, room.excess)) {
+        let reclaimable: Vec<Reclaimable> = loaded.iter().map(|(_, _, reclaimable, _)| *reclaimable).collect();
+        for ((queue, share, reclaimable, source), now) in loaded.into_iter().zip(shares(&reclaimable, room.excess)) {
             if *share == now {
                 continue;
             }
-            let (before, after) = (source.reclaimable.reclaimed(share), source.reclaimable.reclaimed(&now));
+            let (before, after) = (reclaimable.reclaimed(share), reclaimable.reclaimed(&now));
             let why = if after > before { "less memory is allowed" } else { "more memory is allowed" };
             let EngineShare { kv, sequences, locked } = now;
             tracing::warn!(
@@ -613,17 +616,17 @@ pub(crate) struct PoolEvents {
 }
 
 impl EngineEvents for PoolEvents {
-    fn loaded(&self, result: Result<Vec<WeightPlacement>, LoadError>) {
+    fn loaded(&self, result: Result<LoadReport, LoadError>) {
         let metrics = &self.pool.sources[self.engine].metrics;
         let mut state = self.pool.state();
         let entry = &mut state.engines[self.engine];
         match (std::mem::take(&mut entry.status), result) {
-            (EntryStatus::Loading { queue, since, .. }, Ok(placement)) => {
+            (EntryStatus::Loading { queue, since, .. }, Ok(LoadReport { placement, reclaimable })) => {
                 metrics.loads.inc();
                 metrics.load_seconds.inc_by(since.elapsed().as_secs_f64());
                 metrics.loaded.set(1);
-                let share = self.pool.sources[self.engine].reclaimable.all();
-                entry.status = EntryStatus::Loaded { queue, last_used: Instant::now(), is_draining: false, share };
+                let (last_used, share) = (Instant::now(), reclaimable.all());
+                entry.status = EntryStatus::Loaded { queue, last_used, is_draining: false, reclaimable, share };
                 entry.error = None;
                 entry.placement = Some(placement);
                 entry.send_on();

@@ -16,8 +16,7 @@ fn pool(load: impl Fn(LoadContext) -> Loaded + Send + Sync + 'static) -> EngineP
 
 fn pool_counted_by(metrics: &Metrics, load: impl Fn(LoadContext) -> Loaded + Send + Sync + 'static) -> EnginePool {
     let metrics = metrics.model("m");
-    let source =
-        EngineSource::new("m".to_owned(), MemoryNeeds::default(), Reclaimable::default(), metrics, Arc::new(load));
+    let source = EngineSource::new("m".to_owned(), MemoryNeeds::default(), metrics, Arc::new(load));
     let settings = PoolSettings { budget: MemoryNeeds::default(), allowed: None, idle_timeout: None, queue: 2 };
     EnginePool::start(vec![source], settings, Arc::default()).unwrap()
 }
@@ -177,8 +176,8 @@ fn a_lowered_limit_takes_pages_from_engines_and_then_unloads_idle_ones() {
     let source = |name: &str| {
         let needs = MemoryNeeds { host: 1000, ..MemoryNeeds::default() };
         let reclaimable = Reclaimable { kv: 300, sequences: 8, sequence: 10, locked: 0 };
-        let load = |_| Ok(crate::engine_thread::tests::load_toy());
-        EngineSource::new(name.to_owned(), needs, reclaimable, metrics.model(name), Arc::new(load))
+        let load = move |_| Ok(LoadedEngine { reclaimable, ..crate::engine_thread::tests::load_toy() });
+        EngineSource::new(name.to_owned(), needs, metrics.model(name), Arc::new(load))
     };
     let reads = Arc::clone(&allowed);
     let settings = PoolSettings {

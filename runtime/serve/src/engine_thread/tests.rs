@@ -24,7 +24,7 @@ const CHUNK: usize = 4;
 struct Ignored;
 
 impl EngineEvents for Ignored {
-    fn loaded(&self, result: Result<Vec<WeightPlacement>, LoadError>) {
+    fn loaded(&self, result: Result<LoadReport, LoadError>) {
         result.unwrap();
     }
 
@@ -52,12 +52,13 @@ impl ToyThread {
     }
 
     /// A thread with this many sequences.
-    fn start_with(sequences: usize, waits: fn(&[usize]) -> bool, drafts: fn() -> Drafts<MockBackend>) -> Self {
+    fn start_with(sequences: u64, waits: fn(&[usize]) -> bool, drafts: fn() -> Drafts<MockBackend>) -> Self {
         let (runs, gate) = (Arc::<Mutex<Vec<usize>>>::default(), Arc::new(Barrier::new(2)));
         let (recorded, meets) = (Arc::clone(&runs), Arc::clone(&gate));
         let load = move |_| {
             let toy = load(Arc::clone(&recorded), Arc::clone(&meets), waits);
-            Ok(LoadedEngine { max_sequences: sequences, drafts: drafts(), ..toy })
+            let reclaimable = Reclaimable { sequences, ..toy.reclaimable };
+            Ok(LoadedEngine { reclaimable, drafts: drafts(), ..toy })
         };
         ToyThread { runs, ..Self::start_loading(load, gate) }
     }
@@ -240,7 +241,8 @@ fn load_from(toy: &toy::Toy, on_run: impl Fn(usize) + 'static) -> LoadedEngine<M
     let cache = PrefixCache::open(&engine, settings, || {}).unwrap().expect("its states can be saved");
     let mut batch = Batch::new(engine, ModelInputs::default());
     batch.save_in(cache);
-    LoadedEngine { batch, max_sequences: 8, tokenizer: None, drafts: Drafts::default(), placement: vec![] }
+    let reclaimable = Reclaimable { sequences: 8, ..Reclaimable::default() };
+    LoadedEngine { batch, reclaimable, tokenizer: None, drafts: Drafts::default(), placement: vec![] }
 }
 
 /// Waits for the end of a request, and returns the tokens of its answer.

@@ -104,7 +104,7 @@ pub fn run(args: &JobsArgs, ctx: &mut CommandContext<'_>) -> Result<u8, ExecErro
     ctx.interrupt.request_stop_on_signal();
     let engine = load_engine(&plan.plan, &plan.dir, &args.runtime, options, ctx.console, ctx.interrupt)?;
     let sequences = fitting_sequences(&engine, wanted.min(total as u64), args.max_sequences.is_some(), ctx.console);
-    let beside = BesideEngine::new(&draft, sequences as u64, 0, &args.runtime)?;
+    let beside = BesideEngine::new(&draft, &plan.plan, sequences as u64, 0, &args.runtime)?;
     let adaptation = adaptation(&engine, beside, &args.runtime, ctx.console)?;
     let drafts = draft.load(&plan.plan, sequences, &args.runtime, ctx.console, ctx.interrupt)?;
     let mut batch = Batch::new(engine, inputs);

@@ -1,15 +1,15 @@
 //! The memory of all models that are served together, and how much of it each needs: from plans, before anything is loaded.
 
 use crate::cli::ServeArgs;
+use crate::command::drafts::DraftChoice;
 use crate::command::host_need::HostNeed;
 use crate::command::sequences::planned_sequences;
 use crate::error::ExecError;
 use crate::runtime::allowed_memory;
 use hpp_engine::{host_memory_needed, listed};
 use hpp_generate::PlanFile;
-use hpp_generate::adapt::Reclaimable;
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{ByteSize, DeviceKind, OwnDraft, Partition, Plan, Residency};
+use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency};
 use hpp_serve::MemoryNeeds;
 use std::collections::BTreeMap;
 
@@ -67,13 +67,13 @@ pub(super) struct EngineNeeds {
     pub sequences: u64,
     /// The least host memory beside KV pages.
     pub least: HostNeed,
-    /// The part of `memory` that can be reclaimed from the engine while it is loaded.
-    pub reclaimable: Reclaimable,
+    /// Bytes of RAM for KV pages.
+    pub pages: u64,
 }
 
 impl EngineNeeds {
-    /// The needs of a plan. `here`: the plan as it runs on this machine. Counts as many of the wanted sequences as the budget has room for, at least
-    /// one.
+    /// The needs of a plan with this draft. `here`: the plan as it runs on this machine. Counts as many of the wanted sequences as the budget has room
+    /// for, at least one.
     ///
     /// # Errors
     /// The user gave a limit of host memory, and the plan alone needs more.
@@ -81,45 +81,55 @@ impl EngineNeeds {
         name: &str,
         plan: &Plan,
         here: &Plan,
+        draft: &DraftChoice,
         args: &ServeArgs,
         budget: &MemoryBudget,
     ) -> Result<Self, BeyondLimit> {
         let planned = || planned_sequences(here, DEFAULT_SEQUENCES).max(DEFAULT_SEQUENCES);
         let wanted = args.max_sequences.unwrap_or_else(planned).max(1);
-        let context = args.runtime.context.unwrap_or(plan.budgets.context);
-        // Plans count states as long as their context; another context is converted.
-        let states = |sequences: u64| sequences.saturating_mul(context).div_ceil(plan.budgets.context.max(1));
-        let least = HostNeed::new(plan, here, context, draft_memory(plan, 1));
-        let kv = args.kv.ram(&least);
+        let least = HostNeed::new(plan, here, args.runtime.weight_reads(), draft.memory());
+        let pages = args.kv.ram(&least);
+        let unused = memory_of_unused_draft(plan, draft);
         let host_beside = |pages: u64, sequences: u64| {
-            let needed = host_memory_needed(here, states(sequences)).saturating_add(draft_memory(plan, sequences));
-            least.taken(needed.saturating_add(pages), pages).saturating_sub(PROCESS)
+            let drafting = draft.shared_memory().saturating_add(draft.sequence_memory().saturating_mul(sequences));
+            let parts = [drafting, unused, pages];
+            let needed = parts.into_iter().fold(host_memory_needed(here, sequences), u64::saturating_add);
+            least.taken(needed, pages).saturating_sub(PROCESS)
         };
-        let host = |sequences: u64| host_beside(kv, sequences);
+        let host = |sequences: u64| host_beside(pages, sequences);
         let limit = budget.memory.host;
-        let (one, per_sequence) = (host(1), host(2).saturating_sub(host(1)));
-        if budget.is_given && one > limit {
+        if budget.is_given && host(1) > limit {
             let pages_of = |memory: u64| args.kv.ram_of(&least, ByteSize(memory.saturating_add(PROCESS)));
             let needed = sufficient(|memory| host_beside(pages_of(memory), 1));
             let (pages, without_pages) = (pages_of(needed), host_beside(0, 1));
             let (name, planned) = (name.to_owned(), plan.budgets.ram);
             return Err(BeyondLimit { name, needed, pages, without_pages, limit, planned });
         }
-        let fitting = limit.saturating_sub(one).checked_div(per_sequence).map_or(wanted, |more| more.saturating_add(1));
-        let sequences = if budget.is_given { fitting.clamp(1, wanted) } else { wanted };
-        let reclaimable = Reclaimable { kv, sequences, sequence: per_sequence, locked: locked_on_host(here) };
+        let sequences = if budget.is_given { most(wanted, |sequences| host(sequences) <= limit) } else { wanted };
         let memory = MemoryNeeds { host: host(sequences), devices: device_needs(here) };
-        Ok(EngineNeeds { memory, sequences, least, reclaimable })
+        Ok(EngineNeeds { memory, sequences, least, pages })
     }
 }
 
-/// Bytes of host memory for the plan's own draft. A server that does not use it locks more weights instead.
-fn draft_memory(plan: &Plan, sequences: u64) -> u64 {
-    let of_draft = |draft: &OwnDraft| {
-        let further = sequences.saturating_sub(1).saturating_mul(draft.sequence_memory.0);
-        draft.host_memory.0.saturating_add(further)
-    };
-    plan.draft.as_ref().map_or(0, of_draft)
+/// Bytes of host memory that the plan has for a draft which this server does not use: the engine locks more weights there, if it reads weights from
+/// disk.
+fn memory_of_unused_draft(plan: &Plan, draft: &DraftChoice) -> u64 {
+    let planned = plan.draft.as_ref().filter(|_| draft.memory() == 0 && locks_weights(plan));
+    planned.map_or(0, |planned| planned.host_memory.0)
+}
+
+/// The largest number up to `wanted` that `fits`, at least 1. What fits a number fits all smaller ones.
+fn most(wanted: u64, fits: impl Fn(u64) -> bool) -> u64 {
+    let (mut most, mut beyond) = (1, wanted.saturating_add(1).max(2));
+    while beyond - most > 1 {
+        let middle = most + (beyond - most) / 2;
+        if fits(middle) {
+            most = middle;
+        } else {
+            beyond = middle;
+        }
+    }
+    most
 }
 
 /// The smallest memory M, bytes beside the process, with `needed(M) <= M`. The need grows with M because KV pages take a share of M by default.
@@ -179,15 +189,10 @@ impl BeyondLimit {
     }
 }
 
-/// Bytes of weights that the plan locks in host memory. The engine can unlock them and read them from disk in each pass instead.
-fn locked_on_host(plan: &Plan) -> u64 {
-    let hosts: Vec<&str> =
-        plan.devices.iter().filter(|device| device.kind == DeviceKind::Cpu).map(|device| &*device.name).collect();
-    let streamed = plan
-        .partitions
-        .iter()
-        .filter(|partition| partition.residency == Residency::Streamed && hosts.contains(&&*partition.device));
-    streamed.filter_map(|partition| partition.bytes.locked).map(|locked| locked.0).fold(0, u64::saturating_add)
+/// Whether the engine reads weights on the host from disk and locks as many of them in memory as its limit allows.
+fn locks_weights(plan: &Plan) -> bool {
+    let is_host = |name: &str| plan.devices.iter().any(|d| d.name == name && d.kind == DeviceKind::Cpu);
+    plan.partitions.iter().any(|partition| partition.residency == Residency::Streamed && is_host(&partition.device))
 }
 
 /// Bytes on each GPU: weights, slots for streamed ones, states and the largest workspace.
@@ -210,17 +215,62 @@ fn device_needs(plan: &Plan) -> BTreeMap<String, u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser;
+    use hpp_schema::OwnDraft;
+
+    fn plan() -> Plan {
+        let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
+        Plan::from_yaml(plan).unwrap()
+    }
 
     #[test]
-    fn the_memory_of_a_plans_own_draft_counts_for_each_sequence() {
-        let mut plan =
-            Plan::from_yaml(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml")))
-                .unwrap();
-        assert_eq!(draft_memory(&plan, 3), 0);
+    fn a_draft_that_is_not_used_leaves_its_memory_to_weights_that_are_read_from_disk() {
+        let mut plan = plan();
         let (plan_file, bits) = ("draft/plan.yaml".into(), 4);
         plan.draft =
             Some(OwnDraft { plan: plan_file, bits, host_memory: ByteSize(100), sequence_memory: ByteSize(10) });
-        assert_eq!([draft_memory(&plan, 1), draft_memory(&plan, 3)], [100, 120]);
+        plan.partitions.iter_mut().for_each(|partition| partition.residency = Residency::Resident);
+        assert_eq!(memory_of_unused_draft(&plan, &DraftChoice::None), 0);
+        let host = plan.partitions.iter_mut().find(|partition| partition.device == "cpu").unwrap();
+        host.residency = Residency::Streamed;
+        assert_eq!(memory_of_unused_draft(&plan, &DraftChoice::None), 100);
+        plan.draft = None;
+        assert_eq!(memory_of_unused_draft(&plan, &DraftChoice::None), 0);
+    }
+
+    #[test]
+    fn as_many_sequences_as_fit_run_at_least_one() {
+        for wanted in 1..=20 {
+            for fitting in 0..=wanted + 1 {
+                assert_eq!(most(wanted, |sequences| sequences <= fitting), fitting.clamp(1, wanted));
+            }
+        }
+        assert_eq!([most(0, |_| true), most(u64::MAX, |sequences| sequences <= 7)], [1, 7]);
+    }
+
+    /// The memory of each sequence counts also if its context is shorter than planned.
+    #[test]
+    fn sequences_share_the_memory_that_is_given() {
+        let mut plan = plan();
+        plan.budgets.ram = None;
+        let context = plan.budgets.context;
+        let needs = |context: u64, memory: u64| {
+            let memory = memory.to_string();
+            let line = ["hpp-exec", "serve", "plan", "--memory", &memory, "--kv-ram", "0", "--max-sequences", "8"];
+            let Some(crate::cli::Command::Serve(args)) = crate::cli::Cli::parse_from(line).command else { panic!() };
+            let budget = memory_budget(&[], &args).unwrap();
+            EngineNeeds::new("m", &plan, &plan.for_context(context), &DraftChoice::None, &args, &budget).map_err(drop)
+        };
+        for context in [context, context / 2, context / 2 * 3] {
+            let here = plan.for_context(context);
+            let of = |sequences: u64| host_memory_needed(&here, sequences);
+            assert!(of(2) > of(1));
+            for fitting in [1, 3, 8] {
+                let needs = needs(context, of(fitting)).unwrap();
+                assert_eq!((needs.sequences, needs.memory.host + PROCESS), (fitting, of(fitting)), "{context}");
+            }
+            assert!(needs(context, of(1) - 1).is_err());
+        }
     }
 
     /// With the memory that the hint names, no other model is refused.
