@@ -52,6 +52,12 @@ pub fn difference(ms: f64, significant: i32) -> String {
     format!("{sign}{}", time(ms.abs(), significant))
 }
 
+/// A number with its sign.
+pub fn signed(value: f64, significant: i32) -> String {
+    let sign = if value < 0.0 { '-' } else { '+' };
+    format!("{sign}{}", digits(value.abs(), significant))
+}
+
 /// `1 layer`, `2 layers`.
 pub fn count(number: usize, what: &str) -> String {
     format!("{number} {what}{}", if number == 1 { "" } else { "s" })

@@ -3,8 +3,9 @@
 
 use crate::amount::{self, MEASURED};
 use crate::analysis::analyse;
-use crate::choose::{Chosen, PlanInputs};
+use crate::choose::PlanInputs;
 use crate::error::SplitError;
+use crate::expected::Expected;
 use crate::expert_report::ExpertReport;
 use crate::neurons::{NeuronReport, NeuronsInMemory};
 use crate::partitioning::Partitioning;
@@ -13,7 +14,7 @@ use crate::reason::{difference, is_rounding, place_name};
 use crate::request::{PlanningRequest, computation};
 use crate::table;
 use hpp_onnx::QuantizeOptions;
-use hpp_partition::{BlockPlacement, DeviceId, Phase, RunExplanation, Solution, bottleneck, explain_runs};
+use hpp_partition::{BlockPlacement, DeviceId, Phase, RunExplanation, Throughput, bottleneck, explain_runs};
 use hpp_schema::{ModelKind, Plan};
 use serde::Serialize;
 
@@ -59,10 +60,13 @@ struct PartitionReason {
     elsewhere: Vec<String>,
 }
 
-/// The effect of one change, as differences in milliseconds.
+/// The effect of one change, as differences. Times are those of one sequence alone.
 #[derive(Debug, Serialize)]
 struct WhatIf {
     what: String,
+    /// Change of the tokens per second of all sequences together; for the throughput objective.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens_per_second_change: Option<f64>,
     /// Change of the milliseconds per token; negative if they become less.
     #[serde(skip_serializing_if = "Option::is_none")]
     decode_ms_change: Option<f64>,
@@ -78,14 +82,27 @@ struct WhatIf {
 }
 
 impl WhatIf {
-    /// A change without an effect.
-    fn nothing(what: String) -> Self {
+    /// A change of the plan `now` without an effect.
+    fn nothing(what: String, now: &Expected) -> Self {
         WhatIf {
             what,
+            tokens_per_second_change: now.throughput.as_ref().map(|_| 0.0),
             decode_ms_change: Some(0.0),
             time_to_first_token_ms_change: Some(0.0),
             answer_ms_change: Some(0.0),
             refused: None,
+        }
+    }
+
+    /// No plan has this change.
+    fn refused(what: String, why: String) -> Self {
+        WhatIf {
+            what,
+            tokens_per_second_change: None,
+            decode_ms_change: None,
+            time_to_first_token_ms_change: None,
+            answer_ms_change: None,
+            refused: Some(why),
         }
     }
 }
@@ -94,7 +111,7 @@ impl WhatIf {
 /// more memory are relative to it.
 pub fn explain(
     inputs: &PlanInputs,
-    planned: &Solution,
+    planned: &Partitioning,
     request: &PlanningRequest,
     partitioning: &Partitioning,
     quantize: Option<&QuantizeOptions>,
@@ -106,8 +123,9 @@ pub fn explain(
     let runs = explain_runs(&problem, &request.options, solution, &cuts);
     let (mut scarce, mut changes) = (vec![], vec![]);
     if !partitioning.is_manual() {
-        (scarce, changes) = more_memory(inputs, request, planned)?;
-        changes.extend(other_context(inputs, request, planned, quantize)?);
+        let expected = Expected::of(request, planned);
+        (scarce, changes) = more_memory(inputs, request, &expected)?;
+        changes.extend(other_context(inputs, request, &expected, quantize)?);
     }
     let now = solution.objective_ms;
     let bottleneck = |phase: Phase| bottleneck(&problem, solution, phase).to_string();
@@ -143,7 +161,7 @@ fn reason(request: &PlanningRequest, run: &RunExplanation, now: f64) -> Partitio
 fn more_memory(
     inputs: &PlanInputs,
     request: &PlanningRequest,
-    now: &Solution,
+    now: &Expected,
 ) -> Result<(Vec<DeviceId>, Vec<WhatIf>), SplitError> {
     let budget = &request.problem.budget;
     let more_vram = |gpu: usize| {
@@ -155,71 +173,65 @@ fn more_memory(
     let other = (0..budget.vram.len()).map(more_vram).chain(budget.ram.map(more_ram));
     let (mut scarce, mut changes) = (Vec::new(), Vec::new());
     for (device, what, vram, ram) in other {
-        let then = inputs.with_memory(vram, ram, |inputs| inputs.choose());
-        let is_faster_by = |part: f64| {
-            let then = then.as_ref().map(|then| then.partitioning.solution.objective_ms);
-            then.is_ok_and(|then| then < now.objective_ms * (1.0 - part))
-        };
+        let then = inputs
+            .with_memory(vram, ram, |inputs| inputs.choose())
+            .map(|then| Expected::of(&then.request, &then.partitioning));
+        let is_faster_by =
+            |part: f64| then.as_ref().is_ok_and(|then| then.objective_ms < now.objective_ms * (1.0 - part));
         if is_faster_by(NEGLIGIBLE) {
             scarce.push(device);
         }
         // Longer passes, which the planner takes where they fit, can seem slower.
         let longer_passes = then.as_ref().ok().filter(|_| !is_faster_by(0.0)).and_then(|then| {
-            let [tokens, before] = [&then.request, request].map(|request| request.scenario.prefill_chunk);
-            let is_slower = then.partitioning.solution.objective_ms > now.objective_ms * (1.0 + NEGLIGIBLE);
+            let (tokens, before) = (then.longest_pass, now.longest_pass);
+            let is_slower = then.objective_ms > now.objective_ms * (1.0 + NEGLIGIBLE);
             (is_slower && tokens > before)
                 .then(|| format!("{what}, whose plan has passes of {tokens} tokens instead of {before}"))
         });
         let stays = then.is_ok() && !is_faster_by(0.0);
         changes.push(match longer_passes {
-            None if stays => WhatIf::nothing(what),
-            longer_passes => what_if(longer_passes.unwrap_or(what), then, request, now)?,
+            None if stays => WhatIf::nothing(what, now),
+            longer_passes => what_if(longer_passes.unwrap_or(what), then, now)?,
         });
     }
     Ok((scarce, changes))
 }
 
 /// The effect of planning with other inputs.
-fn what_if(
-    what: String,
-    then: Result<Chosen, SplitError>,
-    request: &PlanningRequest,
-    now: &Solution,
-) -> Result<WhatIf, SplitError> {
-    let ms = |then: f64, now: f64| if is_rounding(then - now, now) { 0.0 } else { round(then - now) };
-    let nothing = WhatIf {
-        what,
-        decode_ms_change: None,
-        time_to_first_token_ms_change: None,
-        answer_ms_change: None,
-        refused: None,
-    };
+fn what_if(mut what: String, then: Result<Expected, SplitError>, now: &Expected) -> Result<WhatIf, SplitError> {
+    let change = |then: f64, now: f64| if is_rounding(then - now, now) { 0.0 } else { round(then - now) };
     match then {
-        Ok(Chosen { request: request_then, partitioning, .. }) => {
-            let then = &partitioning.solution;
-            let answer_ms =
-                |of: &PlanningRequest, times: &Solution| of.problem.load.answer_ms(times.prefill_ms, times.decode_ms);
+        Ok(then) => {
+            let together = then.throughput.as_ref().zip(now.throughput.as_ref());
+            if let Some((then, now)) = together.filter(|(then, now)| then.sequences != now.sequences) {
+                what += &format!(", for {} together instead of {}", sequences(then.sequences), now.sequences);
+            }
+            let rate = |(then, now): (&Throughput, &Throughput)| change(then.tokens_per_second, now.tokens_per_second);
             Ok(WhatIf {
-                decode_ms_change: Some(ms(then.decode_ms, now.decode_ms)),
-                time_to_first_token_ms_change: Some(ms(then.prefill_ms, now.prefill_ms)),
-                answer_ms_change: Some(ms(answer_ms(&request_then, then), answer_ms(request, now))),
-                ..nothing
+                what,
+                tokens_per_second_change: together.map(rate),
+                decode_ms_change: Some(change(then.alone.decode_ms, now.alone.decode_ms)),
+                time_to_first_token_ms_change: Some(change(then.alone.prefill_ms, now.alone.prefill_ms)),
+                answer_ms_change: Some(change(then.answer_ms, now.answer_ms)),
+                refused: None,
             })
         }
-        Err(SplitError::OverBudget { source, .. }) => Ok(WhatIf { refused: Some(source.to_string()), ..nothing }),
+        Err(SplitError::OverBudget { source, .. }) => Ok(WhatIf::refused(what, source.to_string())),
         // Only the budgets differ from those of the plan: the machine of the profile or of the description has no more.
-        Err(SplitError::InputErrors(_)) => {
-            Ok(WhatIf { refused: Some("this machine has no more".to_owned()), ..nothing })
-        }
+        Err(SplitError::InputErrors(_)) => Ok(WhatIf::refused(what, "this machine has no more".to_owned())),
         Err(error) => Err(error),
     }
+}
+
+fn sequences(number: u64) -> String {
+    amount::count(usize::try_from(number).unwrap_or(usize::MAX), "sequence")
 }
 
 /// The effect of twice the context length, or of half of it where the model does not support more.
 fn other_context(
     inputs: &PlanInputs,
     request: &PlanningRequest,
-    now: &Solution,
+    now: &Expected,
     quantize: Option<&QuantizeOptions>,
 ) -> Result<Option<WhatIf>, SplitError> {
     let analysis = inputs.analysis;
@@ -232,7 +244,9 @@ fn other_context(
     let computation = computation(inputs.args, inputs.costs, inputs.local);
     let other = analyse(analysis.model.path(), Some(other), inputs.args, quantize, computation)?;
     let other_inputs = PlanInputs { analysis: &other, alternative: None, ..*inputs };
-    let then = other_inputs.with_memory(vec![], None, |inputs| inputs.choose());
+    let then = other_inputs
+        .with_memory(vec![], None, |inputs| inputs.choose())
+        .map(|then| Expected::of(&then.request, &then.partitioning));
     let mut what = format!("{} tokens of context instead of {}", other.context, analysis.context);
     let [before, after] = [request.scenario, other_inputs.request(inputs.limits())?.scenario];
     if (before.prompt, before.new_tokens) != (after.prompt, after.new_tokens) {
@@ -242,7 +256,7 @@ fn other_context(
         }
         what += ")";
     }
-    what_if(what, then, request, now).map(Some)
+    what_if(what, then, now).map(Some)
 }
 
 /// The explanation as text.
@@ -274,7 +288,12 @@ fn line(change: &WhatIf) -> String {
         (None, Some((decode, first))) => {
             let answer =
                 change.answer_ms_change.map_or(String::new(), |answer| format!(", whole answer {}", ms(answer)));
-            format!("{}: per token {}, to the first token {}{answer}", change.what, ms(decode), ms(first))
+            let together = change.tokens_per_second_change.map_or(String::new(), |rate| match rate {
+                0.0 => "no change in tokens/s; one alone: ".to_owned(),
+                rate => format!("{} tokens/s; one alone: ", amount::signed(rate, MEASURED)),
+            });
+            let (what, decode, first) = (&change.what, ms(decode), ms(first));
+            format!("{what}: {together}per token {decode}, to the first token {first}{answer}")
         }
         (None, None) => format!("{}: nothing fits", change.what),
     }

@@ -19,6 +19,7 @@ mod destination;
 mod draft_files;
 mod error;
 mod exec;
+mod expected;
 mod expert_report;
 mod experts;
 mod explain;

@@ -347,6 +347,16 @@ impl Partitioning {
         self
     }
 
+    /// Times of one sequence alone. The solution of a plan for several sequences has the times of all of them together.
+    pub fn times_alone(&self, request: &PlanningRequest) -> PredictedTimes {
+        if request.single.is_none() || self.is_measured {
+            return PredictedTimes::of(&self.solution);
+        }
+        let Solution { placements, slots, .. } = &self.solution;
+        let alone = evaluate(&self.single_problem(request), &request.options, placements.clone(), slots.clone());
+        PredictedTimes::of(&alone)
+    }
+
     /// This placement with measured times as its prediction, and without a bound.
     pub fn with_measured_times(mut self, request: &PlanningRequest, times: PredictedTimes) -> Self {
         let objective_ms = times.objective_ms(request.options.objective, &request.problem.load);

@@ -61,7 +61,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
     if is_alternative {
         tell!("note: {}", written_out::NOTE);
     }
-    let planned = partitioning.solution.clone();
+    let planned = partitioning.clone();
     let (partitioning, trials) = match args.planning.refine {
         Some(tokens) => refine(&mut request, args, analysis, tokens, &out_dir)?,
         None => (partitioning, vec![]),
@@ -82,7 +82,7 @@ pub fn run(args: &SplitArgs) -> Result<(), SplitError> {
         tell!("note: {}", kv_on_disk_note(&request));
     }
     if let Some(ms) = with_kv_on_disk_ms {
-        tell!("note: {}", kv_in_memory_note(ms, planned.decode_ms));
+        tell!("note: {}", kv_in_memory_note(ms, planned.solution.decode_ms));
     }
     unused_options::notes(args, analysis, &plan).iter().for_each(|note| tell!("note: {note}"));
     if let Some(path) = &args.planning.trace {

@@ -120,11 +120,7 @@ fn predictions(
     source: String,
 ) -> Predictions {
     let objective = request.options.objective;
-    let Solution { placements, slots, .. } = &partitioning.solution;
-    let planned = PredictedTimes::of(&partitioning.solution);
-    let single = evaluate(&partitioning.single_problem(request), &request.options, placements.clone(), slots.clone());
-    let times =
-        if request.single.is_some() && !partitioning.is_measured { PredictedTimes::of(&single) } else { planned };
+    let (planned, times) = (PredictedTimes::of(&partitioning.solution), partitioning.times_alone(request));
     let scenario = request.scenario;
     let achieved = || Achieved {
         kind: match objective {

@@ -2,7 +2,7 @@
 
 use crate::support::{LLAMA, copied, fixture, machine, places, planned, split};
 use hpp_schema::{Plan, Predictions, Residency, Severity, WeightInput};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
 
 fn run(more: &[&str]) -> crate::support::Done {
@@ -103,6 +103,40 @@ fn an_explanation_agrees_with_the_plans_it_speaks_of() {
         let (said, is) = (change["answer_ms_change"].as_f64().unwrap(), answer_ms(&plan.predictions) - answer_ms(&now));
         assert!((said - is).abs() < 0.002 * answer_ms(&now), "{what}, whole answer: {said} said, {is} planned");
     }
+}
+
+/// With the throughput objective, the tokens per second of all sequences are compared, and the times of one alone.
+#[test]
+fn an_explanation_of_throughput_agrees_with_the_plans_it_speaks_of() {
+    let with = |ram: &str, context: &str, more: &[&str]| {
+        let model = fixture("genai/learned-llama-fp32-cpu");
+        let args = [model.to_str().unwrap(), "--dry-run", "--json", "--objective", "throughput"];
+        let args = [&args[..], &["--ram", ram, "--context", context], more].concat();
+        split(&args).success().json()
+    };
+    let predictions = |json: &Value| serde_json::from_value::<Predictions>(json["predictions"].clone()).unwrap();
+    let said = with("76M", "128", &["--explain"]);
+    let now = predictions(&said["plan"]);
+    let sequences = |predictions: &Predictions| predictions.throughput.as_ref().unwrap().sequences;
+    let ram = format!("{}", (76 << 20) + (1u64 << 30));
+    for (what, plan) in [("more RAM", with(&ram, "128", &[])), ("256 tokens of", with("76M", "256", &[]))] {
+        let then = predictions(&plan);
+        let changes = said["explanation"]["changes"].as_array().unwrap();
+        let change = changes.iter().find(|change| change["what"].as_str().unwrap().contains(what)).unwrap();
+        let rate = |predictions: &Predictions| predictions.throughput.as_ref().unwrap().tokens_per_second;
+        for (name, of) in [
+            ("tokens_per_second_change", &rate as &dyn Fn(&Predictions) -> f64),
+            ("decode_ms_change", &|predictions| predictions.decode_ms),
+            ("time_to_first_token_ms_change", &|predictions| predictions.time_to_first_token_ms),
+        ] {
+            let (said, is) = (change[name].as_f64().unwrap(), of(&then) - of(&now));
+            assert!((said - is).abs() < 0.002 * of(&now), "{what}, {name}: {said} said, {is} planned");
+        }
+        let names = format!("for {} sequences together instead of {}", sequences(&then), sequences(&now));
+        assert_eq!(change["what"].as_str().unwrap().contains(&names), sequences(&then) != sequences(&now), "{change}");
+    }
+    assert!(sequences(&now) < sequences(&predictions(&with(&ram, "128", &[]))));
+    assert_eq!(said["explanation"]["scarce"], json!(["cpu"]));
 }
 
 /// The planner keeps layers with states off the host, and streams their weights where they do not fit.
