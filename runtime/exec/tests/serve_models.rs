@@ -121,6 +121,27 @@ fn kv_pages_count_although_the_plan_has_a_limit() {
     assert!(!both("1M").fails(1, &["b needs about"]).stderr.contains("warning: with --kv-ram"));
 }
 
+/// States count as long as the context of the server, not as long as planned.
+#[test]
+fn a_shorter_context_takes_less_memory() {
+    let mut long = PlanDir::new(MODEL, 512);
+    long.plan.states.iter_mut().for_each(|state| state.bytes = ByteSize(1 << 30));
+    long.save();
+    let mut large = PlanDir::new(OTHER, 64);
+    large.plan.partitions[0].bytes.weights = ByteSize(1 << 40);
+    large.save();
+    let (long, large) = (format!("long={}", long.path().display()), format!("large={}", large.path().display()));
+    let states = PlanDir::new(MODEL, 512).plan.states.len() as u64;
+    let memory = format!("{}", (states + 1) << 28);
+    // The command ends because of the second model, before anything is loaded.
+    let serve = |context: &str| {
+        let args = ["--port", "0", "--memory", &memory, "--kv-ram", "0", "--context", context];
+        support::hpp_exec([&["serve", &long, &large][..], &args].concat())
+    };
+    serve("512").fails(1, &["error: long needs about"]);
+    serve("64").fails(1, &["error: large needs about"]);
+}
+
 #[test]
 fn a_model_whose_gpu_is_missing_counts_as_host_memory() {
     // Says that it is large, so that only its weights matter.
