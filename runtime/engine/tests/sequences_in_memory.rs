@@ -21,6 +21,15 @@ const LANE: u64 = CHUNK * (8 + 8 + 4 * 4 + 16 * 4) + 2 * (16 << 10);
 /// How many of 100 sequences fit in `room` bytes of host memory. `room` is given the bytes of one sequence's states, `reserve` all bytes of one
 /// sequence.
 fn fitting(room: impl Fn(u64) -> u64, reserve: impl Fn(u64) -> EngineOptions) -> u64 {
+    fitting_in(|_, room| room, room, reserve)
+}
+
+/// Like [`fitting`], in a plan whose limit of host memory is `plan_limit` of the backend and of the limit that leaves that room.
+fn fitting_in(
+    plan_limit: impl Fn(&MockBackend, u64) -> u64,
+    room: impl Fn(u64) -> u64,
+    reserve: impl Fn(u64) -> EngineOptions,
+) -> u64 {
     let part = || ChainPart { states: 3, ..ChainPart::new(None, Rc::new(|_| Duration::ZERO)) };
     let chain = Chain { parts: vec![part(), part()], prefill_chunk: Some(CHUNK), ..Chain::default() };
     let (dir, backend) = (tempfile::tempdir().unwrap(), MockBackend::new());
@@ -30,7 +39,8 @@ fn fitting(room: impl Fn(u64) -> u64, reserve: impl Fn(u64) -> EngineOptions) ->
     assert!(states > 0);
     backend.set_resident(RESIDENT);
     let workspace = plan.partitions.iter().map(|partition| partition.bytes.workspace.0).max().unwrap();
-    plan.budgets.ram = Some(ByteSize(RESIDENT + RESERVE + workspace + room(states)));
+    let limit = plan_limit(&backend, RESIDENT + RESERVE + workspace + room(states));
+    plan.budgets.ram = Some(ByteSize(limit));
     let options = EngineOptions { sequences: Some(100), ..reserve(states + LANE) };
     Engine::load(&plan, dir.path(), &backend, options, &Silent).unwrap().max_sequences()
 }
@@ -50,6 +60,16 @@ fn what_the_caller_takes_is_reserved_for_the_sequences_that_fit_not_for_those_wa
     assert_eq!(fitting(room_for(12), |one| options(6 * one, one)), 3);
     assert_eq!(fitting(room_for(12), |one| options(20 * one, one)), 1, "one always runs");
     assert_eq!(fitting(room_for(500), |one| options(0, one)), 100);
+}
+
+/// Also where all weights stay in memory.
+#[test]
+fn a_process_that_may_use_less_than_planned_has_room_for_fewer_sequences() {
+    let in_smaller_process = |backend: &MockBackend, limit: u64| {
+        backend.limit_memory(limit);
+        10 * limit
+    };
+    assert_eq!(fitting_in(in_smaller_process, room_for(12), |_| EngineOptions::default()), 12);
 }
 
 #[test]

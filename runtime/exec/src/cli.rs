@@ -544,7 +544,7 @@ pub struct ServeArgs {
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "KV cache")]
 pub struct KvArgs {
-    /// RAM for saved KV caches; 0 disables saving, also on disk [default: 5 % of the plan's --ram or of --memory, the smaller, at most what the plan leaves of its --ram; else 10 % of the free memory; at most 4G].
+    /// RAM for saved KV caches; 0 disables saving, also on disk [default: 5 % of the plan's --ram (of what this process may use, if that is less) or of --memory, the smaller, at most what the model leaves of the former; else 10 % of the free memory; at most 4G].
     #[arg(long, value_name = "SIZE", env = "HPP_KV_RAM")]
     pub kv_ram: Option<ByteSize>,
     /// Also save KV caches in this directory, so that they survive a restart. They reveal the prompts to anyone who can read the

@@ -3,8 +3,9 @@
 use crate::partitioning::Partitioning;
 use crate::predicted::PredictedTimes;
 use crate::request::PlanningRequest;
-use crate::unwritten_plan::throughput_of;
+use crate::unwritten_plan::predicted_throughput;
 use hpp_partition::{Objective, Throughput};
+use hpp_schema::ModelKind;
 
 /// What a plan is expected to give.
 pub struct Expected {
@@ -21,12 +22,13 @@ pub struct Expected {
 }
 
 impl Expected {
-    /// What a placement is expected to give.
-    pub fn of(request: &PlanningRequest, partitioning: &Partitioning) -> Self {
+    /// What a placement of a model is expected to give.
+    pub fn of(request: &PlanningRequest, kind: ModelKind, partitioning: &Partitioning) -> Self {
         let alone = partitioning.times_alone(request);
         let is_for_many = request.options.objective == Objective::Throughput && !partitioning.is_manual();
-        let throughput = is_for_many.then(|| throughput_of(request, partitioning));
-        let ms_per_token = throughput.as_ref().map(|throughput| 1e3 / throughput.tokens_per_second);
+        let throughput = is_for_many.then(|| predicted_throughput(request, kind, partitioning)).flatten();
+        let rate = throughput.as_ref().map(|throughput| throughput.tokens_per_second).filter(|rate| *rate > 0.0);
+        let ms_per_token = rate.map(|rate| 1e3 / rate);
         Expected {
             alone,
             answer_ms: request.single().load.answer_ms(alone.prefill_ms, alone.decode_ms),

@@ -25,6 +25,9 @@ const NEGLIGIBLE: f64 = 1e-3;
 /// The explanation, as `--json` adds it to the plan.
 #[derive(Debug, Serialize)]
 pub struct ExplanationReport {
+    /// Whether the model runs once: it has no tokens.
+    #[serde(skip)]
+    runs_once: bool,
     /// In the order of blocks.
     partitions: Vec<PartitionReason>,
     /// What bounds the speed.
@@ -123,13 +126,14 @@ pub fn explain(
     let runs = explain_runs(&problem, &request.options, solution, &cuts);
     let (mut scarce, mut changes) = (vec![], vec![]);
     if !partitioning.is_manual() {
-        let expected = Expected::of(request, planned);
+        let expected = Expected::of(request, inputs.analysis.kind, planned);
         (scarce, changes) = more_memory(inputs, request, &expected)?;
         changes.extend(other_context(inputs, request, &expected, quantize)?);
     }
     let now = solution.objective_ms;
     let bottleneck = |phase: Phase| bottleneck(&problem, solution, phase).to_string();
     Ok(ExplanationReport {
+        runs_once: inputs.analysis.kind == ModelKind::SingleRun,
         partitions: runs.iter().map(|run| reason(request, run, now)).collect(),
         bottlenecks: Bottlenecks { decode: bottleneck(Phase::Decode), prefill: bottleneck(Phase::Prefill) },
         scarce: scarce.iter().map(DeviceId::to_string).collect(),
@@ -175,7 +179,7 @@ fn more_memory(
     for (device, what, vram, ram) in other {
         let then = inputs
             .with_memory(vram, ram, |inputs| inputs.choose())
-            .map(|then| Expected::of(&then.request, &then.partitioning));
+            .map(|then| Expected::of(&then.request, inputs.analysis.kind, &then.partitioning));
         let is_faster_by =
             |part: f64| then.as_ref().is_ok_and(|then| then.objective_ms < now.objective_ms * (1.0 - part));
         if is_faster_by(NEGLIGIBLE) {
@@ -246,7 +250,7 @@ fn other_context(
     let other_inputs = PlanInputs { analysis: &other, alternative: None, ..*inputs };
     let then = other_inputs
         .with_memory(vec![], None, |inputs| inputs.choose())
-        .map(|then| Expected::of(&then.request, &then.partitioning));
+        .map(|then| Expected::of(&then.request, analysis.kind, &then.partitioning));
     let mut what = format!("{} tokens of context instead of {}", other.context, analysis.context);
     let [before, after] = [request.scenario, other_inputs.request(inputs.limits())?.scenario];
     if (before.prompt, before.new_tokens) != (after.prompt, after.new_tokens) {
@@ -267,24 +271,28 @@ pub fn text(report: &ExplanationReport) -> String {
         lines.extend(partition.elsewhere.iter().map(|other| format!("    {other}")));
     }
     let Bottlenecks { decode, prefill } = &report.bottlenecks;
-    lines.push(format!("bottleneck while decoding: {decode}; in the prompt: {prefill}"));
+    lines.push(match report.runs_once {
+        true => format!("bottleneck: {prefill}"),
+        false => format!("bottleneck while decoding: {decode}; in the prompt: {prefill}"),
+    });
     if !report.scarce.is_empty() {
         lines.push(format!("more memory on {} would make the plan faster", report.scarce.join(", ")));
     }
-    lines.extend(report.changes.iter().map(line));
+    lines.extend(report.changes.iter().map(|change| line(change, report.runs_once)));
     lines.extend(report.neurons.iter().map(NeuronReport::text));
     lines.extend(report.neurons_in_memory.iter().map(NeuronsInMemory::text));
     lines.extend(report.experts.iter().map(ExpertReport::text));
     lines.join("\n")
 }
 
-fn line(change: &WhatIf) -> String {
+fn line(change: &WhatIf, runs_once: bool) -> String {
     let ms = |value: f64| match value {
         0.0 => "no change".to_owned(),
         value => amount::difference(value, MEASURED),
     };
     match (&change.refused, change.decode_ms_change.zip(change.time_to_first_token_ms_change)) {
         (Some(why), _) => format!("{}: {why}", change.what),
+        (None, Some((_, run))) if runs_once => format!("{}: per run {}", change.what, ms(run)),
         (None, Some((decode, first))) => {
             let answer =
                 change.answer_ms_change.map_or(String::new(), |answer| format!(", whole answer {}", ms(answer)));

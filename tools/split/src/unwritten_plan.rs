@@ -36,10 +36,7 @@ pub fn unwritten_plan(
     operators::check_host(analysis, &partitioning, &parts, request.allow_unknown_operators)?;
     let divided = divide(request, analysis, &partitioning, parts)?;
     let reasons = reasons(request, &partitioning);
-    // In a pass of several sequences each sequence has tensors of its own. Times of tensors with several rows say nothing
-    // about that.
-    let throughput = (analysis.kind == ModelKind::Decoder && request.scenario.batch == 1)
-        .then(|| throughput_of(request, &partitioning));
+    let throughput = predicted_throughput(request, analysis.kind, &partitioning);
     let plan = assemble(&Decision {
         analysis,
         blocks: &request.single().blocks,
@@ -80,6 +77,16 @@ fn cut_around_states(
             None => return Ok((partitioning, parts)),
         }
     }
+}
+
+/// What the partitions give with several sequences, if the model can run them. In a pass of several sequences each sequence has tensors of its own:
+/// times of tensors with several rows say nothing about that.
+pub fn predicted_throughput(
+    request: &PlanningRequest,
+    kind: ModelKind,
+    partitioning: &Partitioning,
+) -> Option<Throughput> {
+    (kind == ModelKind::Decoder && request.scenario.batch == 1).then(|| throughput_of(request, partitioning))
 }
 
 /// What the partitions give with several sequences.
@@ -143,11 +150,11 @@ fn predictions(
         new_tokens: scenario.new_tokens,
         limit: Some(bottlenecks(request, partitioning)),
         objective: (!partitioning.is_manual()).then(achieved),
-        throughput: throughput.as_ref().map(predicted_throughput),
+        throughput: throughput.as_ref().map(recorded_throughput),
     }
 }
 
-fn predicted_throughput(throughput: &Throughput) -> PredictedThroughput {
+fn recorded_throughput(throughput: &Throughput) -> PredictedThroughput {
     let pass = |pass: &PassTime| PredictedPass { sequences: pass.sequences, tokens: pass.tokens, ms: round(pass.ms) };
     PredictedThroughput {
         sequences: throughput.sequences,

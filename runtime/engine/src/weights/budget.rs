@@ -32,7 +32,8 @@ pub(crate) struct HostMemoryBudget {
     reserved: u64,
     /// Bytes that the caller takes for each sequence.
     reserved_per_sequence: u64,
-    /// The plan's limit plus what other engines of this process take, bytes.
+    /// The plan's limit plus what other engines of this process take, bytes; without streamed partitions at most the process's limit. `None` if
+    /// the plan has no limit.
     planned: Option<u64>,
 }
 
@@ -85,7 +86,7 @@ impl HostMemoryBudget {
         let is_less = |(planned, limit): &(u64, u64)| limit < planned && !is_rounded_down(*planned, *limit);
         let Some((planned, limit)) = planned.zip(process_limit).filter(is_less) else {
             let limit = planned.or(tightest_limit.filter(|_| gpu_fallback == WeightResidency::ReadFromDisk));
-            let planned = whole;
+            let planned = whole.and(tightest_limit);
             return Ok(HostMemoryBudget {
                 reads,
                 limit,

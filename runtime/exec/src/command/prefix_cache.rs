@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Tokens per page if the user gives no number.
 const DEFAULT_PAGE_TOKENS: u64 = 128;
-/// Divisor of a host memory limit, the plan's or that of all models, that gives the part for KV pages.
+/// Divisor of a host memory limit, the model's ([`HostNeed::limit`]) or that of all models, that gives the part for KV pages.
 const SHARE_OF_LIMIT: u64 = 20;
 /// Divisor of the free memory that gives the part for KV pages if there is no limit.
 const SHARE_OF_FREE: u64 = 10;

@@ -320,7 +320,8 @@ impl ModelLoader {
         let report = Box::new(move |line: &str| tracing::warn!(model = name, "{line}"));
         let adaptation = pass_time_adaptation(&plan.plan, runtime, report);
         let reclaimable = Reclaimable {
-            kv: if cache.is_some() { self.pages } else { 0 },
+            // Counted in what the model needs, also where it has no cache.
+            kv: self.pages,
             sequences: max_sequences as u64,
             sequence: engine.host_state_bytes().saturating_add(draft.sequence_memory()),
             locked: engine.locked().1,

@@ -139,6 +139,24 @@ fn an_explanation_of_throughput_agrees_with_the_plans_it_speaks_of() {
     assert_eq!(said["explanation"]["scarce"], json!(["cpu"]));
 }
 
+/// A model that runs once has no tokens per second: the time of its run is compared, whatever the objective.
+#[test]
+fn an_explanation_of_a_model_that_runs_once_compares_its_time() {
+    let model = fixture("optimum/bert");
+    let args = [model.to_str().unwrap(), "--dry-run", "--explain", "--vram", "300K", "--margin", "0"];
+    let explained = |objective| {
+        let args = [&args[..], &["--json", "--objective", objective]].concat();
+        let changes = split(&args).success().json()["explanation"].clone();
+        (changes["scarce"].clone(), changes["changes"][0].clone())
+    };
+    let text = split(&args).success().stdout;
+    assert!(text.contains("1 GiB more VRAM on gpu0: per run -") && text.contains("\nbottleneck: compute"), "{text}");
+    let (scarce, change) = explained("throughput");
+    assert!(change["time_to_first_token_ms_change"].as_f64().unwrap() < 0.0, "{change}");
+    assert_eq!(change["tokens_per_second_change"], Value::Null);
+    assert_eq!((scarce, change), explained("mixed"));
+}
+
 /// The planner keeps layers with states off the host, and streams their weights where they do not fit.
 #[test]
 fn caches_that_must_be_on_the_gpu_keep_their_layers_there() {
