@@ -79,6 +79,10 @@ struct WhatIf {
     /// Change of the time of the whole answer: the prompt and all new tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     answer_ms_change: Option<f64>,
+    /// The share by which a better plan for the present memory may be faster than this plan, where the change gains less: then the gain may be due to
+    /// the search.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    less_than_gap: Option<f64>,
     /// Why there is no plan with this change.
     #[serde(skip_serializing_if = "Option::is_none")]
     refused: Option<String>,
@@ -93,6 +97,7 @@ impl WhatIf {
             decode_ms_change: Some(0.0),
             time_to_first_token_ms_change: Some(0.0),
             answer_ms_change: Some(0.0),
+            less_than_gap: None,
             refused: None,
         }
     }
@@ -105,6 +110,7 @@ impl WhatIf {
             decode_ms_change: None,
             time_to_first_token_ms_change: None,
             answer_ms_change: None,
+            less_than_gap: None,
             refused: Some(why),
         }
     }
@@ -195,7 +201,10 @@ fn more_memory(
         let stays = then.is_ok() && !is_faster_by(0.0);
         changes.push(match longer_passes {
             None if stays => WhatIf::nothing(what, now),
-            longer_passes => what_if(longer_passes.unwrap_or(what), then, now)?,
+            longer_passes => {
+                let less_than_gap = then.as_ref().ok().and_then(|then| now.gap_beyond(then)).map(round);
+                WhatIf { less_than_gap, ..what_if(longer_passes.unwrap_or(what), then, now)? }
+            }
         });
     }
     Ok((scarce, changes))
@@ -217,6 +226,7 @@ fn what_if(mut what: String, then: Result<Expected, SplitError>, now: &Expected)
                 decode_ms_change: Some(change(then.alone.decode_ms, now.alone.decode_ms)),
                 time_to_first_token_ms_change: Some(change(then.alone.prefill_ms, now.alone.prefill_ms)),
                 answer_ms_change: Some(change(then.answer_ms, now.answer_ms)),
+                less_than_gap: None,
                 refused: None,
             })
         }
@@ -285,14 +295,26 @@ pub fn text(report: &ExplanationReport) -> String {
     lines.join("\n")
 }
 
+/// A share in per cent.
+fn percent(share: f64) -> String {
+    amount::digits(100.0 * share, MEASURED)
+}
+
 fn line(change: &WhatIf, runs_once: bool) -> String {
     let ms = |value: f64| match value {
         0.0 => "no change".to_owned(),
         value => amount::difference(value, MEASURED),
     };
+    let doubt = change.less_than_gap.map_or(String::new(), |gap| {
+        let most = match gap < 1.0 {
+            true => format!("a plan for the present memory may be up to {} % faster than this one", percent(gap)),
+            false => "no lower bound was computed for this plan".to_owned(),
+        };
+        format!("; the search may have missed this for the present memory: {most}")
+    });
     match (&change.refused, change.decode_ms_change.zip(change.time_to_first_token_ms_change)) {
         (Some(why), _) => format!("{}: {why}", change.what),
-        (None, Some((_, run))) if runs_once => format!("{}: per run {}", change.what, ms(run)),
+        (None, Some((_, run))) if runs_once => format!("{}: per run {}{doubt}", change.what, ms(run)),
         (None, Some((decode, first))) => {
             let answer =
                 change.answer_ms_change.map_or(String::new(), |answer| format!(", whole answer {}", ms(answer)));
@@ -301,8 +323,33 @@ fn line(change: &WhatIf, runs_once: bool) -> String {
                 rate => format!("{} tokens/s; one alone: ", amount::signed(rate, MEASURED)),
             });
             let (what, decode, first) = (&change.what, ms(decode), ms(first));
-            format!("{what}: {together}per token {decode}, to the first token {first}{answer}")
+            format!("{what}: {together}per token {decode}, to the first token {first}{answer}{doubt}")
         }
         (None, None) => format!("{}: nothing fits", change.what),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gain_that_may_be_due_to_the_search_says_so() {
+        let change = |less_than_gap| WhatIf {
+            what: "1 GiB more RAM".to_owned(),
+            tokens_per_second_change: None,
+            decode_ms_change: Some(-2.0),
+            time_to_first_token_ms_change: Some(0.0),
+            answer_ms_change: Some(-250.0),
+            less_than_gap,
+            refused: None,
+        };
+        let said = |less_than_gap| line(&change(less_than_gap), false);
+        let plain = "1 GiB more RAM: per token -2.00 ms, to the first token no change, whole answer -250 ms";
+        assert_eq!(said(None), plain);
+        assert!(
+            said(Some(0.066)).starts_with(plain) && said(Some(0.066)).ends_with("up to 6.60 % faster than this one")
+        );
+        assert!(said(Some(1.0)).ends_with("no lower bound was computed for this plan"));
     }
 }
