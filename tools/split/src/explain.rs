@@ -217,7 +217,10 @@ fn what_if(mut what: String, then: Result<Expected, SplitError>, now: &Expected)
         Ok(then) => {
             let together = then.throughput.as_ref().zip(now.throughput.as_ref());
             if let Some((then, now)) = together.filter(|(then, now)| then.sequences != now.sequences) {
-                what += &format!(", for {} together instead of {}", sequences(then.sequences), now.sequences);
+                what += &match then.sequences {
+                    1 => format!(", for one sequence at a time instead of {} together", now.sequences),
+                    many => format!(", for {many} sequences together instead of {}", now.sequences),
+                };
             }
             let rate = |(then, now): (&Throughput, &Throughput)| change(then.tokens_per_second, now.tokens_per_second);
             Ok(WhatIf {
@@ -235,10 +238,6 @@ fn what_if(mut what: String, then: Result<Expected, SplitError>, now: &Expected)
         Err(SplitError::InputErrors(_)) => Ok(WhatIf::refused(what, "this machine has no more".to_owned())),
         Err(error) => Err(error),
     }
-}
-
-fn sequences(number: u64) -> String {
-    amount::count(usize::try_from(number).unwrap_or(usize::MAX), "sequence")
 }
 
 /// The effect of twice the context length, or of half of it where the model does not support more.
