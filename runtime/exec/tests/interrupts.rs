@@ -28,7 +28,7 @@ fn interrupt(child: &Child) {
 fn loaded(child: &mut Child) -> impl Read + use<> {
     let (mut text, mut byte) = (String::new(), [0]);
     let mut stderr = child.stderr.take().unwrap();
-    while !text.contains("session loaded") {
+    while !text.contains("plan loaded") {
         stderr.read_exact(&mut byte).unwrap();
         text.push(char::from(byte[0]));
     }
