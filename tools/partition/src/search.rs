@@ -28,7 +28,7 @@ pub(crate) const MAX_STEPS: usize = 1_000_000;
 const MAX_CLIMB_EVALUATIONS: usize = 12_000;
 /// Number of placements to improve.
 const STARTS: usize = 4;
-/// Number of placements with full GPUs to improve, of each kind.
+/// Number of placements with full GPUs to improve.
 const FULL_STARTS: usize = 2;
 /// Maximum number of evaluations of the local search from one placement.
 const MAX_IMPROVE_EVALUATIONS: usize = 1500;
@@ -109,12 +109,11 @@ pub(crate) fn search(
     let starts: Vec<ScoredPlacement> = evaluator.best().iter().take(STARTS).cloned().collect();
     improve_each(&mut evaluator, allowed, starts, bound);
     if evaluator.best().first().is_none_or(|best| best.score.objective > bound * (1.0 + SMALL_GAP)) {
-        for full in full_gpus(problem, &evaluator.goal, allowed) {
-            let mut starts: Vec<_> = full.iter().filter_map(|placements| evaluator.evaluate(placements)).collect();
-            starts.sort_by(ScoredPlacement::order);
-            starts.truncate(FULL_STARTS);
-            improve_each(&mut evaluator, allowed, starts, bound);
-        }
+        let full = full_gpus(problem, &evaluator.goal, allowed);
+        let mut starts: Vec<_> = full.iter().filter_map(|placements| evaluator.evaluate(placements)).collect();
+        starts.sort_by(ScoredPlacement::order);
+        starts.truncate(FULL_STARTS);
+        improve_each(&mut evaluator, allowed, starts, bound);
     }
     let is_exhausted = problem.blocks.len() <= FEW_BLOCKS && exhaust(&mut evaluator, allowed, steps, known_ms);
     if is_exhausted {
