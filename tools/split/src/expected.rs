@@ -40,6 +40,7 @@ impl Expected {
             longest_pass: request.scenario.prefill_chunk,
         }
     }
+
     /// [`gap`](Self::gap) if the plan `then` gains less: the search may have missed a plan as fast as `then`.
     pub fn gap_beyond(&self, then: &Expected) -> Option<f64> {
         let is_faster = then.objective_ms < self.objective_ms;
