@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The resident set of the process once sessions are loaded, bytes.
-const RESIDENT: u64 = 50 << 20;
+/// The resident set of the process once sessions are loaded, bytes. A limit above it holds the whole plan.
+const RESIDENT: u64 = 100 << 20;
 /// What the engine leaves free, bytes.
 const RESERVE: u64 = 5 << 20;
 
