@@ -1,6 +1,6 @@
 //! Compares the host memory that a plan needs with what is free.
 
-use crate::weights::budget::{is_on_host, largest_experts, planned_expert_cache};
+use crate::weights::budget::{is_on_host, largest_experts, planned_expert_cache, streams_on_host};
 use hpp_schema::memory::PROCESS;
 use hpp_schema::{ByteSize, Partition, Plan, Residency, State};
 
@@ -10,9 +10,7 @@ const TOLERANCE: u64 = 4 << 20;
 /// Bytes of host memory that a plan needs in a process that is limited to less than planned. The engine then locks fewer of the weights that the
 /// host reads from disk, and says so; without such weights it does not see the process's limit.
 pub fn least_needed_in_smaller_process(plan: &Plan) -> u64 {
-    let reads =
-        |partition: &Partition| partition.residency == Residency::Streamed && is_on_host(plan, &partition.device);
-    let of_sequences = if plan.partitions.iter().any(reads) { least_needed } else { needed };
+    let of_sequences = if streams_on_host(plan) { least_needed } else { needed };
     of_sequences(plan, plan.budgets.batch)
 }
 

@@ -47,4 +47,4 @@ pub use reporter::{ProviderFallback, Reporter, Silent, fallback_warnings, listed
 pub use runtime::{LogitRows, NamedTensors, PageLayout, PageToSave, Sequence, StepInput, WorkItem};
 pub use telemetry::{Counter, PassTelemetry, Phase, StageTelemetry, Telemetry};
 pub use tensor::{HostTensor, Logits};
-pub use weights::budget::holds_all_on_host;
+pub use weights::budget::{holds_all_on_host, streams_on_host};

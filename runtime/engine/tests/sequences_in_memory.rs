@@ -24,7 +24,7 @@ fn fitting(room: impl Fn(u64) -> u64, reserve: impl Fn(u64) -> EngineOptions) ->
     fitting_in(|_, room| room, room, reserve)
 }
 
-/// Like [`fitting`], in a plan whose limit of host memory is `plan_limit` of the backend and of the limit that leaves that room.
+/// Like [`fitting`]. `plan_limit` returns the plan's limit of host memory; it is given the backend and the limit that leaves this room.
 fn fitting_in(
     plan_limit: impl Fn(&MockBackend, u64) -> u64,
     room: impl Fn(u64) -> u64,

@@ -86,7 +86,10 @@ impl OnnxRuntime {
     pub fn plan_on_this_machine(&self, plan: &Plan, args: &RuntimeArgs) -> Plan {
         let finds = |provider: Provider, device: &Device| self.backend.finds_device(provider, device);
         let here = without_missing_gpus(&with_providers(plan, &args.providers), finds);
-        args.context.map_or_else(|| here.clone(), |context| here.for_context(context))
+        match args.context {
+            Some(context) => here.for_context(context),
+            None => here,
+        }
     }
 
     /// [`plan_on_this_machine`](Self::plan_on_this_machine) if ONNX Runtime is not open for the plan. Prints nothing and does not touch the cache of compiled models.

@@ -80,8 +80,7 @@ impl HostMemoryBudget {
             tightest_limit.is_none_or(|limit| holds_all_on_host(plan, limit.saturating_sub(options.others)));
         let gpu_fallback =
             if is_read && !fits_host { WeightResidency::ReadFromDisk } else { WeightResidency::InMemory };
-        let from_disk = |partition: &Partition| is_streamed(partition) && is_on_host(plan, &partition.device);
-        let streams = is_read && plan.partitions.iter().any(from_disk);
+        let streams = is_read && streams_on_host(plan);
         let planned = whole.filter(|_| streams);
         let is_less = |(planned, limit): &(u64, u64)| limit < planned && !is_rounded_down(*planned, *limit);
         let Some((planned, limit)) = planned.zip(process_limit).filter(is_less) else {
@@ -313,6 +312,11 @@ fn fallen_back<'a>(plan: &'a Plan, is_fallback: &[bool]) -> Vec<&'a Partition> {
 fn activations(plan: &Plan, fallen_back: &[&Partition]) -> u64 {
     let counts = |partition: &&Partition| !fallen_back.is_empty() || is_on_host(plan, &partition.device);
     plan.partitions.iter().filter(counts).map(|partition| partition.bytes.workspace.0).max().unwrap_or(0)
+}
+
+/// Whether the host reads weights of a partition from disk, and locks as many of them in memory as the limit allows.
+pub fn streams_on_host(plan: &Plan) -> bool {
+    plan.partitions.iter().any(|partition| is_streamed(partition) && is_on_host(plan, &partition.device))
 }
 
 /// Whether a limit of host memory, bytes, holds the whole plan. If not, weights that were planned for a GPU and fell back to the host are read from

@@ -6,10 +6,10 @@ use crate::command::host_need::HostNeed;
 use crate::command::sequences::planned_sequences;
 use crate::error::ExecError;
 use crate::runtime::allowed_memory;
-use hpp_engine::{host_memory_needed, listed};
+use hpp_engine::{host_memory_needed, listed, streams_on_host};
 use hpp_generate::PlanFile;
 use hpp_schema::memory::PROCESS;
-use hpp_schema::{ByteSize, DeviceKind, Partition, Plan, Residency};
+use hpp_schema::{ByteSize, DeviceKind, Partition, Plan};
 use hpp_serve::MemoryNeeds;
 use std::collections::BTreeMap;
 
@@ -114,7 +114,7 @@ impl EngineNeeds {
 /// Bytes of host memory that the plan has for a draft which this server does not use: the engine locks more weights there, if it reads weights from
 /// disk.
 fn memory_of_unused_draft(plan: &Plan, draft: &DraftChoice) -> u64 {
-    let planned = plan.draft.as_ref().filter(|_| draft.memory() == 0 && locks_weights(plan));
+    let planned = plan.draft.as_ref().filter(|_| draft.memory() == 0 && streams_on_host(plan));
     planned.map_or(0, |planned| planned.host_memory.0)
 }
 
@@ -189,12 +189,6 @@ impl BeyondLimit {
     }
 }
 
-/// Whether the engine reads weights on the host from disk and locks as many of them in memory as its limit allows.
-fn locks_weights(plan: &Plan) -> bool {
-    let is_host = |name: &str| plan.devices.iter().any(|d| d.name == name && d.kind == DeviceKind::Cpu);
-    plan.partitions.iter().any(|partition| partition.residency == Residency::Streamed && is_host(&partition.device))
-}
-
 /// Bytes on each GPU: weights, slots for streamed ones, states and the largest workspace.
 fn device_needs(plan: &Plan) -> BTreeMap<String, u64> {
     let gpus = plan.devices.iter().filter(|device| device.kind != DeviceKind::Cpu);
@@ -216,11 +210,20 @@ fn device_needs(plan: &Plan) -> BTreeMap<String, u64> {
 mod tests {
     use super::*;
     use clap::Parser;
-    use hpp_schema::OwnDraft;
+    use hpp_schema::{OwnDraft, Residency};
 
     fn plan() -> Plan {
         let plan = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../schemas/tests/plan.yaml"));
         Plan::from_yaml(plan).unwrap()
+    }
+
+    /// The needs of eight sequences without KV pages and drafts, with `memory` bytes for all models.
+    fn needs(plan: &Plan, here: &Plan, memory: u64) -> Result<EngineNeeds, ()> {
+        let memory = memory.to_string();
+        let line = ["hpp-exec", "serve", "plan", "--memory", &memory, "--kv-ram", "0", "--max-sequences", "8"];
+        let Some(crate::cli::Command::Serve(args)) = crate::cli::Cli::parse_from(line).command else { panic!() };
+        let budget = memory_budget(&[], &args).unwrap();
+        EngineNeeds::new("m", plan, here, &DraftChoice::None, &args, &budget).map_err(drop)
     }
 
     #[test]
@@ -234,8 +237,12 @@ mod tests {
         let host = plan.partitions.iter_mut().find(|partition| partition.device == "cpu").unwrap();
         host.residency = Residency::Streamed;
         assert_eq!(memory_of_unused_draft(&plan, &DraftChoice::None), 100);
+        plan.budgets.ram = None;
+        let host = |plan: &Plan| needs(plan, plan, 1 << 40).unwrap().memory.host;
+        let with_draft = host(&plan);
         plan.draft = None;
         assert_eq!(memory_of_unused_draft(&plan, &DraftChoice::None), 0);
+        assert_eq!(with_draft, host(&plan) + 100);
     }
 
     #[test]
@@ -254,22 +261,15 @@ mod tests {
         let mut plan = plan();
         plan.budgets.ram = None;
         let context = plan.budgets.context;
-        let needs = |context: u64, memory: u64| {
-            let memory = memory.to_string();
-            let line = ["hpp-exec", "serve", "plan", "--memory", &memory, "--kv-ram", "0", "--max-sequences", "8"];
-            let Some(crate::cli::Command::Serve(args)) = crate::cli::Cli::parse_from(line).command else { panic!() };
-            let budget = memory_budget(&[], &args).unwrap();
-            EngineNeeds::new("m", &plan, &plan.for_context(context), &DraftChoice::None, &args, &budget).map_err(drop)
-        };
         for context in [context, context / 2, context / 2 * 3] {
             let here = plan.for_context(context);
             let of = |sequences: u64| host_memory_needed(&here, sequences);
             assert!(of(2) > of(1));
             for fitting in [1, 3, 8] {
-                let needs = needs(context, of(fitting)).unwrap();
+                let needs = needs(&plan, &here, of(fitting)).unwrap();
                 assert_eq!((needs.sequences, needs.memory.host + PROCESS), (fitting, of(fitting)), "{context}");
             }
-            assert!(needs(context, of(1) - 1).is_err());
+            assert!(needs(&plan, &here, of(1) - 1).is_err());
         }
     }
 
